@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def main(argv: list[str]) -> int:
-    """Run the role of the first word: `agent`, `supervise FOLDER`, `guard FOLDER`, or `--selftest`."""
+    """Run the role of the first word: `agent`, `facts`, `supervise FOLDER`, `guard FOLDER`, or `--selftest`."""
     from orchestrator.core.jobdir import ownership
 
     ownership.close_to_others()
@@ -31,6 +31,10 @@ def main(argv: list[str]) -> int:
             gc.freeze()
             gc.enable()
             return keeper.main(agent.run_agent)
+        case ["facts"]:
+            from orchestrator.agent.checks import launch
+
+            return launch.main()
         case ["supervise", folder]:
             return _supervise(Path(folder))
         case ["guard", folder]:
@@ -40,7 +44,10 @@ def main(argv: list[str]) -> int:
         case ["--selftest"]:
             return _selftest()
         case _:
-            print("usage: orch.pyz agent | supervise FOLDER | guard FOLDER | --selftest", file=sys.stderr)
+            print(
+                "usage: orch.pyz agent | facts | supervise FOLDER | guard FOLDER | --selftest",
+                file=sys.stderr,
+            )
             return 2
 
 

@@ -16,7 +16,6 @@ import socket
 import time
 from collections.abc import Mapping
 
-from orchestrator.agent import rendezvous_probe
 from orchestrator.agent.evidence import inspector
 from orchestrator.agent.fence import Fence
 from orchestrator.agent.lost_supervisor import LostSupervisor, NewerAllocation
@@ -27,6 +26,7 @@ from orchestrator.agent.outputs.manifest import Hasher
 from orchestrator.agent.prepare import Preparation
 from orchestrator.agent.rank import spawn
 from orchestrator.agent.rank.processes import NodeRanks, RanksGoal, install_hook
+from orchestrator.agent.rendezvous import probe
 from orchestrator.agent.supervisor_link import SupervisorLink
 from orchestrator.core import observations
 from orchestrator.core.host import procfs
@@ -205,9 +205,7 @@ class Agent:
 
     async def _probe(self, order: m.Probe) -> None:
         """Report at which of these addresses this node reaches the first node."""
-        reached, missed = await rendezvous_probe.probe(
-            order.addresses, order.port, self._config.token, order.attempt
-        )
+        reached, missed = await probe.probe(order.addresses, order.port, self._config.token, order.attempt)
         hits = ", ".join(f"{hit.address} over {hit.interface or '?'}" for hit in reached)
         self._note(f"the first node is reached at {hits or 'none of its addresses'}; {'; '.join(missed)}")
         self._link.report(m.Probed(order.attempt, reached, missed))

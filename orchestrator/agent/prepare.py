@@ -11,11 +11,13 @@ import os
 import socket
 from collections.abc import Callable, Mapping
 
-from orchestrator.agent import rendezvous_probe, setup_script
+from orchestrator.agent import setup_script
+from orchestrator.agent.checks import launch, resources
 from orchestrator.agent.keeper import TAG
 from orchestrator.agent.node_log import NodeLog
 from orchestrator.agent.outputs.manifest import GivenUp, Hasher
 from orchestrator.agent.rank import warm
+from orchestrator.agent.rendezvous import ports, probe
 from orchestrator.core import observations
 from orchestrator.core.host import hardware, interfaces
 from orchestrator.core.jobdir.layout import JobDir
@@ -29,6 +31,7 @@ from orchestrator.core.settings.rank_settings import (
 )
 from orchestrator.core.slurm import step_env
 from orchestrator.core.wire import messages as m
+from orchestrator.core.wire.bootstrap import GatherFacts
 
 _GPUS = "CUDA_VISIBLE_DEVICES"
 
@@ -56,9 +59,10 @@ class Preparation:
         # The last setup lines that ran, and the environment they made.
         self._setup_result: tuple[tuple[str, ...], dict[str, str]] | None = None
         self._verifying: asyncio.Task[None] | None = None
-        self._listener: rendezvous_probe.Listener | None = None
+        self._listener: probe.Listener | None = None
         self._program = ""
         self.starter = warm.Starter()
+        self._gathering = launch.Gathering()
         # All is ready but the template: the order, and the port that is held for it
         self._held: tuple[m.Prepare, socket.socket | None] | None = None
         self.env: dict[str, str] = {}
@@ -76,13 +80,13 @@ class Preparation:
 
     @property
     def is_importing(self) -> bool:
-        """Tell whether the node is ready but for the template that its ranks are forked from."""
+        """Tell whether the node is ready but for the template that its ranks are forked from, and the facts about it."""
         return self._held is not None
 
     @property
     def pids(self) -> set[int]:
         """The processes of the preparation that live on when ranks are stopped."""
-        return {self.setup_pid or 0, self.starter.pid}
+        return {self.setup_pid or 0, self.starter.pid, self._gathering.pid}
 
     def argv(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
         """Return a rank's command with this node's program first."""
@@ -125,9 +129,9 @@ class Preparation:
             self._held = None
 
     def poll(self) -> None:
-        """Go on once the template has imported, or is not to be waited for any longer."""
+        """Go on once the template has imported and the facts are there, or they are not to be waited for any longer."""
         self.starter.poll()
-        if self._held is not None and not self.starter.is_importing:
+        if self._held is not None and not self.starter.is_importing and not self._gathering.is_awaited:
             (order, held), self._held = self._held, None
             self._finish(order, held)
 
@@ -136,11 +140,12 @@ class Preparation:
         if pid == self.setup_pid:
             self.setup_ended(status)
             return True
-        return self.starter.ended(pid)
+        return self._gathering.ended(pid) or self.starter.ended(pid)
 
     def close(self) -> None:
         """Release the port and end the template."""
         self.let_go()
+        self._gathering.give_up()
         self.starter.close()
 
     def _env(self, order: m.Prepare) -> dict[str, str]:
@@ -217,23 +222,37 @@ class Preparation:
                 setup_script.first_program(order.programs, env, self._job.code) if order.programs else ""
             )
             # Never the port of the previous attempt: another process may have it.
-            ports = setup_script.PORT_RANGE[order.attempt % 2 :: 2]
+            candidates = ports.PORT_RANGE[order.attempt % 2 :: 2]
             seed = f"{self._incarnation} {order.attempt}"
-            held = setup_script.held_port(seed, order.port, ports) if order.wants_port else None
-        except setup_script.SetupError as err:
-            self._report(m.PrepareFailed(order.attempt, err.reason, err.tail))
+            held = ports.held_port(seed, order.port, candidates) if order.wants_port else None
+        except (setup_script.SetupError, ports.PortError) as err:
+            self._report(m.PrepareFailed(order.attempt, str(err), ""))
             return
         if order.argv:
             # What a rank is forked from shows the tag for all of them.
             shared = {**to_set(self.settings(order.request), 0), **env, **self._tag}
             self.starter.prepare(self.argv(order.argv), shared, self._job, self._config.node)
+        self._gathering.begin(self._job.bundle, self._question(order), env)
         self._held = order, held
         self.poll()
 
+    def _question(self, order: m.Prepare) -> GatherFacts:
+        """Return what facts are gathered: of other hosts too, so that theirs can be compared, the version of torch."""
+        is_compared = order.request.nodes > 1 and order.request.backend != "local"
+        python = self._program if is_compared and self._program in order.pythons else ""
+        glob = self._config.checkpoint_glob
+        folders = resources.outer_folders(glob) or (str(self._job.checkpoint_place(glob)[0]),)
+        return GatherFacts(
+            python, {}, (), (), folders, (), counts_gpus=False, imports_torch=False,
+            reads_gpus=order.request.gpus > 0,
+        )  # fmt: skip
+
     def _finish(self, order: m.Prepare, held: socket.socket | None) -> None:
         """Report that the node is ready."""
-        port = held.getsockname()[1] if held is not None else 0
-        self.ready = m.Prepared(order.attempt, "", port, self._listen(held, order))
+        self._gathering.give_up()
+        port, names = held.getsockname()[1] if held is not None else 0, self.env.get(_GPUS, "")
+        facts = self._gathering.take(tuple(name for name in names.split(",") if name))
+        self.ready = m.Prepared(order.attempt, "", port, self._listen(held, order), facts)
         self._report(self.ready)
 
     def _listen(self, held: socket.socket | None, order: m.Prepare) -> tuple[observations.Address, ...]:
@@ -243,5 +262,5 @@ class Preparation:
         if not order.wants_addresses:
             held.close()
             return ()
-        self._listener = rendezvous_probe.Listener(held, self._config.token, order.attempt)
+        self._listener = probe.Listener(held, self._config.token, order.attempt)
         return interfaces.addresses()

@@ -1,28 +1,18 @@
 """Setup script of a node: runs the user's setup lines once, and keeps their environment for the ranks.
 
 The lines run as one bash script that stops at the first failing line. At its exit the environment is read back, so that
-ranks see what it exported, loaded or activated (variables, modules, conda). The module also finds programs and free
-ports.
+ranks see what it exported, loaded or activated (variables, modules, conda). The module also finds programs.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
-import random
 import shutil
-import socket
 from collections.abc import Mapping
 from pathlib import Path
 
-from orchestrator.agent import rendezvous_probe
 from orchestrator.agent.rank import spawn
-from orchestrator.core.host import interfaces
-
-PORT_TRIES_MAX = 200
-PORT_RANGE = range(20_000, 30_000)
-"""Below the ports that Linux gives to outgoing connections (32,768 and up), so that no connection takes a job's."""
 
 TAIL_BYTES = 4_000
 OWN_WORDS = "orch: "
@@ -118,32 +108,3 @@ def path_with(pythons: tuple[str, ...], env: Mapping[str, str], cwd: Path) -> st
 
 def _full(program: str, cwd: Path) -> str:
     return str(cwd / program) if os.sep in program else program
-
-
-def held_port(seed: str, fixed: int | None, ports: range = PORT_RANGE) -> socket.socket:
-    """Return a socket that listens on the fixed port, or on a free one of `ports`. Raises SetupError when none is free.
-
-    The caller closes it right before another process takes the port.
-    """
-    if fixed is not None:
-        return _held(fixed)
-    chooser = random.Random(seed)
-    for _ in range(PORT_TRIES_MAX):
-        with contextlib.suppress(SetupError):
-            return _held(chooser.choice(ports))
-    raise SetupError(f"no free port among {PORT_TRIES_MAX} between {ports.start} and {ports.stop}")
-
-
-def free_port(seed: str) -> int:
-    """Return a TCP port that is free now. Raises SetupError after `PORT_TRIES_MAX` tries."""
-    with held_port(seed, None) as held:
-        return int(held.getsockname()[1])
-
-
-def _held(port: int) -> socket.socket:
-    try:
-        return rendezvous_probe.listen(port)
-    except OSError as err:
-        who = interfaces.holder(port) if err.errno == errno.EADDRINUSE else ""
-        taken = f"is taken by {who}" if who else f"cannot be listened on: {err.strerror}"
-        raise SetupError(f"port {port} {taken}; choose another rendezvous.port, or none") from err

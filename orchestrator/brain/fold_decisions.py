@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+from orchestrator.brain.checks import launch
 from orchestrator.brain.diagnosis import desync, suspicion
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
@@ -143,7 +144,11 @@ def _start(facts: Facts, news: d.Start) -> None:
     node.ordered.start = node.ever_started = news.attempt
     node.clear = min(node.clear, news.attempt - 1)
     node.alone_s = 0.0
-    cast(AttemptFacts, facts.attempt).phase = Phase.RUN
+    attempt = cast(AttemptFacts, facts.attempt)
+    if attempt.phase is not Phase.RUN:  # the first of its orders to start
+        known = {one.name: one.host for one in facts.gang if one.host is not None}
+        facts.host_findings = launch.texts(known, {one.name: len(one.ranks) for one in facts.gang})
+    attempt.phase = Phase.RUN
 
 
 def _inspect(facts: Facts, news: d.Inspect) -> None:

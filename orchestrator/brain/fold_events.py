@@ -176,6 +176,7 @@ def _prepared(facts: Facts, news: e.Prepared) -> None:
         node.ready = news.attempt
         rendezvous = node.rendezvous
         rendezvous.address, rendezvous.port, rendezvous.addresses = news.address, news.port, news.addresses
+        node.host = news.host or node.host
 
 
 def _probed(facts: Facts, news: e.Probed) -> None:

@@ -30,6 +30,7 @@ def why(plan: Plan, record: Record) -> Json:
         "reason": status.reason(record.facts),
         "checkpoint": {"path": newest.path, "step": newest.step} if newest else None,
         "saved_outside": status.saved_outside(record.facts, _now(record)),
+        "hosts": list(record.facts.host_findings),
         "attempts": shown,
     }
 

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from orchestrator.agent import setup_script
-from orchestrator.agent.checks import program
+from orchestrator.agent.checks import program, resources
+from orchestrator.agent.rendezvous import ports
 from orchestrator.backends.ssh import fanout
 from orchestrator.brain.checks import node
 from orchestrator.client import remote_files
@@ -131,7 +132,7 @@ def _python(file: SpecFile, plan: Plan, environ: Mapping[str, str]) -> Iterator[
     except setup_script.SetupError as err:
         yield Finding("python", False, f"{plan.program} cannot be used: {err}", _TRY_PYTHON, 3)
         return
-    report = program.ask(python, env, code, own, counts_gpus=bool(gpus))
+    report = program.ask(GatherFacts(python, {}, code, own, (), (), counts_gpus=bool(gpus)), env)
     if report.fault:
         yield Finding("python", False, f"{plan.program} cannot be used: {report.fault}", _TRY_PYTHON, 3)
         return
@@ -154,9 +155,8 @@ def _here(plan: Plan, environ: Mapping[str, str]) -> Iterator[Finding]:
     """Look at this machine's resources and GPUs."""
     from orchestrator.agent.checks import steps
 
-    asked = GatherFacts(
-        "", {}, (), (), (str(home.home(environ)), *checkpoint_space.folder_of(plan)), (), False
-    )
+    folders = (str(home.home(environ)), *resources.outer_folders(plan.checkpoint_glob))
+    asked = GatherFacts("", {}, (), (), folders, (), counts_gpus=False)
     facts = steps.Steps(environ).facts(asked)
     ranks = sum(len(one.ranks) for one in plan.nodes)
     job = node.Job(
@@ -172,9 +172,9 @@ def _here(plan: Plan, environ: Mapping[str, str]) -> Iterator[Finding]:
 
 def _loopback() -> Finding:
     try:
-        port = setup_script.free_port(f"{os.getpid()} {time.monotonic_ns()}")
-    except setup_script.SetupError as err:
-        return Finding("network", False, err.reason, "see what listens: ss -ltn", 3)
+        port = ports.free_port(f"{os.getpid()} {time.monotonic_ns()}")
+    except ports.PortError as err:
+        return Finding("network", False, str(err), "see what listens: ss -ltn", 3)
     return Finding("network", True, f"127.0.0.1 has free ports, {port} among them")
 
 

@@ -96,7 +96,9 @@ def status(
         "step": facts.step,
         "steps_per_s": round(min(pace), 3) if pace else None,
         "suspicion": (suspects.text(facts, now.job_s) if facts.end is None else "") or None,
-        "notices": [text for text in attempt.notices.values() if text] if attempt else [],
+        "notices": [*facts.host_findings, *(text for text in attempt.notices.values() if text)]
+        if attempt
+        else [],
         "progress": _progress(facts),
         "stragglers": _stragglers(facts),
         "started_at": now.iso(facts.run_began_at),

@@ -74,7 +74,18 @@ def post_mortem(why: Json) -> list[Line]:
         body += ((), *_attempt(attempt, folder, why["state"]))
     if why.get("suspicion"):
         body += [(), line("suspicion   ", Cell(short(why["suspicion"], folder), "yellow"))]
-    return [*lines, *body, *_hint(attempts), *next_steps(why)]
+    return [*lines, *body, *_hosts(why.get("hosts", ()), folder), *_hint(attempts), *next_steps(why)]
+
+
+def _hosts(texts: Sequence[str], folder: str) -> Iterator[Line]:
+    """Yield what was wrong with the hosts when the last attempt started."""
+    for number, text in enumerate(texts):
+        what, fix = with_fix(short(text, folder))
+        if number == 0:
+            yield ()
+        yield line(_PAD if number else "hosts       ", Cell(what, "yellow"))
+        if fix:
+            yield line(f"{_PAD}  fix: {fix}")
 
 
 def _earlier(attempts: Sequence[Json], folder: str) -> Iterator[Line]:

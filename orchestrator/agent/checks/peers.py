@@ -1,6 +1,6 @@
 """Links between nodes, measured: a listener on the ports that ranks would use, and dials to it from the other nodes.
 
-A dial proves that the intended node answers (see `rendezvous_probe`), then takes the round trip of a byte, the best of
+A dial proves that the intended node answers (see `rendezvous.probe`), then takes the round trip of a byte, the best of
 several, and sends for a short time; the listener counts what arrives. All waits are bounded.
 """
 
@@ -15,8 +15,8 @@ import threading
 import time
 from collections.abc import Sequence
 
-from orchestrator.agent import rendezvous_probe, setup_script
-from orchestrator.agent.rendezvous_probe import NONCE_BYTES, proof
+from orchestrator.agent.rendezvous import ports, probe
+from orchestrator.agent.rendezvous.probe import NONCE_BYTES, proof
 from orchestrator.core.wire.bootstrap import PeerMeasured
 
 DIAL_S_MAX = 2.0
@@ -38,8 +38,8 @@ class PeerListener:
     def __init__(self, token: str, port: int | None) -> None:
         """Raises SetupError when the fixed port is taken."""
         self._token = token
-        first = setup_script.held_port(token, port)
-        self._sockets = (first, rendezvous_probe.listen(0))
+        first = ports.held_port(token, port)
+        self._sockets = (first, probe.listen(0))
         self.ports = tuple(int(one.getsockname()[1]) for one in self._sockets)
         self._guests = threading.Semaphore(GUESTS_MAX)
         for one in self._sockets:

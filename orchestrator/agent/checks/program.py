@@ -9,11 +9,12 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from orchestrator.core.host_facts import UNKNOWN, MissingImport, ProgramFacts, Source
+from orchestrator.core.host_facts import UNKNOWN, MissingImport, ProgramFacts
+from orchestrator.core.wire.bootstrap import GatherFacts
 
 PROBE_S_MAX = 90.0
 """How long it may take; from a cold network disk `import torch` takes long."""
@@ -28,15 +29,13 @@ WORDS_CHARS_MAX = 300
 _FOLDER = Path("/")
 
 
-def ask(
-    program: str, env: Mapping[str, str], sources: Sequence[Source], own: Sequence[str], *, counts_gpus: bool
-) -> ProgramFacts:
-    """Return what the ranks' Python says; `env` is all of its environment, `own` the job's own modules."""
+def ask(step: GatherFacts, env: Mapping[str, str]) -> ProgramFacts:
+    """Return what the ranks' Python says; `env` is all of its environment."""
     asked = {
-        "sources": [{"path": source.path, "text": source.text} for source in sources],
-        "own": list(own), "counts_gpus": counts_gpus,
+        "sources": [{"path": source.path, "text": source.text} for source in step.sources],
+        "own": list(step.own), "counts_gpus": step.counts_gpus, "imports_torch": step.imports_torch,
     }  # fmt: skip
-    done = _run(program, "program_probe", asked, env, PROBE_S_MAX)
+    done = _run(step.program, "program_probe", asked, env, PROBE_S_MAX)
     if isinstance(done, str):
         return ProgramFacts(fault=done)
     missing = tuple(MissingImport(**one) for one in done.get("missing", []))

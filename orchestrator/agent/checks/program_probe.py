@@ -89,12 +89,22 @@ def of_torch(counts_gpus: bool) -> dict[str, Any]:
     return said
 
 
+def installed_torch() -> dict[str, Any]:
+    """Return the version of the torch that is installed, without importing it; nothing where there is none."""
+    from importlib import metadata
+
+    try:
+        return {"torch": metadata.version("torch")}
+    except Exception:  # no torch, or one that was not installed by a package
+        return {}
+
+
 def main() -> None:
     """Answer one question."""
     asked = json.loads(sys.stdin.buffer.read().decode("utf-8", "surrogateescape"))
     sys.path = [path for path in sys.path if path]  # nothing is found in the working folder by chance
     said = {"python": ".".join(map(str, sys.version_info[:3])), **code(asked["sources"], asked["own"])}
-    said.update(of_torch(bool(asked["counts_gpus"])))
+    said.update(of_torch(bool(asked["counts_gpus"])) if asked["imports_torch"] else installed_torch())
     print()
     print(json.dumps(said))
 

@@ -6,6 +6,7 @@ Only what the kernel says at once, and look-ups of names within `LOOK_UP_S_MAX`;
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import resource
 import socket
@@ -77,6 +78,15 @@ def folder(written: str) -> FolderFacts:
         fault = f"{nearest}: {(err.strerror or str(err)).lower()}"
     inodes = disk.f_favail if disk.f_files else UNKNOWN
     return FolderFacts(str(path), fault, disk.f_bavail * disk.f_frsize, inodes)
+
+
+def outer_folders(glob: str) -> tuple[str, ...]:
+    """Return the folder of checkpoints that a `checkpoint.path` names outside the job's own, up to the first pattern."""
+    path = Path(glob)
+    if not path.is_absolute():
+        return ()
+    parts = list(itertools.takewhile(lambda part: not set(part) & set("*?["), path.parts[:-1]))
+    return (str(Path(*parts)),)
 
 
 def unresolved(names: tuple[str, ...]) -> tuple[str, ...]:

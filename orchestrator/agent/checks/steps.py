@@ -13,8 +13,8 @@ import time
 from collections.abc import Mapping
 from typing import assert_never
 
-from orchestrator.agent import setup_script
 from orchestrator.agent.checks import gpu_health, peers, program, resources
+from orchestrator.agent.rendezvous import ports
 from orchestrator.core.host import interfaces
 from orchestrator.core.host_facts import HostFacts
 from orchestrator.core.wire import bootstrap as w
@@ -53,8 +53,8 @@ class Steps:
         self.close()
         try:
             self._listener = peers.PeerListener(token, port)
-        except setup_script.SetupError as err:
-            return w.PortsOpened((), (), err.reason)
+        except ports.PortError as err:
+            return w.PortsOpened((), (), str(err))
         return w.PortsOpened(self._listener.ports, interfaces.addresses(), "")
 
     def _reduce(self, step: w.ReduceAll) -> w.AllReduced:
@@ -68,7 +68,7 @@ class Steps:
 
     def facts(self, step: w.GatherFacts) -> HostFacts:
         """Gather the node's facts."""
-        health = gpu_health.read()
+        health = gpu_health.read() if step.reads_gpus else gpu_health.GpuHealth()
         shm_bytes, shm_free_bytes = resources.shm()
         env = {**self._environ, **step.env}
         return HostFacts(
@@ -88,9 +88,7 @@ class Steps:
             gpu_users=health.users,
             gpu_fault=health.fault,
             xids=health.xids,
-            program=program.ask(step.program, env, step.sources, step.own, counts_gpus=step.counts_gpus)
-            if step.program
-            else None,
+            program=program.ask(step, env) if step.program else None,
         )
 
 

@@ -53,6 +53,12 @@ def names(nodes: Sequence[str]) -> str:
     return " and ".join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)
 
 
+def words(one: Finding) -> str:
+    """Return what was found, with the nodes' names in front where it does not name them."""
+    has_names = all(name in one.found for name in one.nodes)
+    return one.found if has_names else f"{names(one.nodes)}: {one.found}"
+
+
 def size(n_bytes: int) -> str:
     """Return a size in words: `64 MiB`, `1.5 GiB`."""
     if n_bytes >= 1 << 30:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from orchestrator.core.end_cause import Cause
+from orchestrator.core.host_facts import HostFacts
 from orchestrator.core.limits import Limits
 from orchestrator.core.observations import (
     Address,
@@ -194,6 +195,8 @@ class Prepared:
     address: str
     port: int
     addresses: tuple[Address, ...]
+    # Only the first time that an agent is ready
+    host: HostFacts | None = None
 
 
 @dataclass(frozen=True, slots=True)

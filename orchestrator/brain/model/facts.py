@@ -257,6 +257,9 @@ class Facts:
     writers: dict[str, int] = field(default_factory=dict)
     rewritten: set[str] = field(default_factory=set)
 
+    # What is wrong with the hosts of the gang, in words; for people alone.
+    host_findings: tuple[str, ...] = ()
+
     # What scripts saved elsewhere, the last of each series, by the time when it was written; for people alone.
     saved_outside: list[SavedOutside] = field(default_factory=list)
 

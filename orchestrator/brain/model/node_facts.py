@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from orchestrator.brain.model import decisions as d
 from orchestrator.core import observations
+from orchestrator.core.host_facts import HostFacts
 
 LAUNCH_FAILURES_MAX = 3
 """How often the first agent of a node may fail to start before the job says that it cannot be launched."""
@@ -112,6 +113,9 @@ class NodeFacts:
     clear: int = 0
     cleared_at: float = 0.0
     ever_started: int = 0
+
+    # What its last new agent has gathered there.
+    host: HostFacts | None = None
 
     # Of the current attempt. `inspected`: the last inspection that it has answered.
     rendezvous: RendezvousFacts = field(default_factory=RendezvousFacts)

@@ -1,10 +1,8 @@
-"""Where a job writes its checkpoints outside its own folder, and how large the last one of an earlier job was."""
+"""How large the last checkpoint of an earlier job of a name was."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
-from pathlib import Path
 
 from orchestrator.agent.outputs.checkpoint_formats import inspect_shape
 from orchestrator.core.host_facts import UNKNOWN
@@ -13,15 +11,6 @@ from orchestrator.core.jobdir.plan import Plan
 
 JOBS_READ_MAX = 5
 """How many earlier jobs of the same name are searched for a checkpoint."""
-
-
-def folder_of(plan: Plan) -> tuple[str, ...]:
-    """Return the folder of checkpoints where the job names one outside its own, up to the first pattern."""
-    path = Path(plan.checkpoint_glob)
-    if not path.is_absolute():
-        return ()
-    parts = list(itertools.takewhile(lambda part: not set(part) & set("*?["), path.parts[:-1]))
-    return (str(Path(*parts)),)
 
 
 def last_bytes(plan: Plan, environ: Mapping[str, str]) -> int:

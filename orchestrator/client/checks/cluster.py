@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from orchestrator.backends.api import LaunchError
@@ -325,10 +325,3 @@ def _trial(visits: Visits, reduction: _Reduction, nodes: Sequence[str]) -> dict[
     answers = visits.ask(steps, w.AllReduced, REDUCE_S_MAX)
     said = {name: one.reason if isinstance(one, LaunchError) else one.fault for name, one in answers.items()}
     return {name: fault for name, fault in said.items() if fault}
-
-
-def lines_of(report: Report) -> Iterator[tuple[Finding, str]]:
-    """Yield the findings, each with its words: the nodes' names before what was found, where it does not name them."""
-    for one in report.findings:
-        has_names = len(one.nodes) == 0 or all(name in one.found for name in one.nodes)
-        yield one, one.found if has_names else f"{names(one.nodes)}: {one.found}"

@@ -8,9 +8,10 @@ import time
 from collections.abc import Iterator, Mapping
 
 from orchestrator.agent.bootstrap.job_folder import SPARE_BYTES, megabytes
+from orchestrator.agent.checks import resources
 from orchestrator.backends.api import LaunchError
 from orchestrator.backends.ssh import launch
-from orchestrator.brain.checks import node
+from orchestrator.brain.checks import finding, node
 from orchestrator.client.checks import checkpoint_space, cluster, sources, visits
 from orchestrator.client.checks.result import Finding, of_judged
 from orchestrator.core.errors import ClusterError
@@ -60,10 +61,10 @@ def findings(
     wanted = plan.pool.nodes + plan.pool.spares
     unusable = report.unusable()
     left = [name for name in fit if name not in unusable]
-    for judged, words in cluster.lines_of(report):
+    for judged in report.findings:
         # An error of one node, or of a link, matters only where the job cannot do without it.
         spoils = len(left) - (len(judged.nodes) > 1) < wanted or not judged.nodes
-        yield of_judged(judged, words, ClusterError.exit_code if spoils else 0)
+        yield of_judged(judged, finding.words(judged), ClusterError.exit_code if spoils else 0)
     yield from (Finding(what, True, words) for what, words in report.passed)
     text = f"{len(left)} of {counted(len(names), 'host')} can be used, {wanted} wanted"
     if len(left) < wanted:
@@ -100,7 +101,7 @@ def _questions(
         env=plan.env,
         sources=code,
         own=own,
-        folders=(root, *checkpoint_space.folder_of(plan)),
+        folders=(root, *resources.outer_folders(plan.checkpoint_glob)),
         addresses={one.name: one.address for one in plan.nodes},
         port=plan.rendezvous_port,
         interface=file.spec.rendezvous.interface,

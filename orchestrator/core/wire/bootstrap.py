@@ -108,6 +108,10 @@ class GatherFacts:
     folders: tuple[str, ...]
     names: tuple[str, ...]
     counts_gpus: bool
+    # Otherwise the version of torch is read, and nothing of it imported
+    imports_torch: bool = True
+    # Whether nvidia-smi is asked
+    reads_gpus: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from orchestrator.core.host_facts import HostFacts
 from orchestrator.core.observations import (
     Address,
     CollectiveCounts,
@@ -106,6 +107,8 @@ class Prepared:
     address: str
     port: int
     addresses: tuple[Address, ...]
+    # What was gathered on the node, the first time that an agent is ready, where that was done in time
+    host: HostFacts | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,21 +79,6 @@ def test_the_first_program_that_is_there_is_taken_and_all_are_named_when_none_is
         setup_script.first_program(("/no/python", "nonesuch"), ENV, tmp_path)
 
 
-def test_a_free_port_is_in_the_range_and_a_held_one_is_passed_over() -> None:
-    with setup_script.held_port("seed", None) as held:
-        port = held.getsockname()[1]
-        assert port in setup_script.PORT_RANGE
-        assert setup_script.free_port("seed") not in (0, port)
-
-
-def test_a_chosen_port_that_is_taken_is_told_with_who_has_it() -> None:
-    with setup_script.held_port("seed", None) as held:
-        port = held.getsockname()[1]
-        with pytest.raises(SetupError, match=rf"port {port} is taken by pid {os.getpid()} \(.*python"):
-            setup_script.held_port("seed", port)
-    setup_script.held_port("seed", port).close()
-
-
 def test_the_folder_of_the_jobs_python_comes_first_in_path(tmp_path: Path) -> None:
     for folder in ("a", "b"):
         python = tmp_path / folder / "python"

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from orchestrator.agent import rendezvous_probe
-from orchestrator.agent.rendezvous_probe import Listener, listen, probe
+from orchestrator.agent.rendezvous import probe as rendezvous_probe
+from orchestrator.agent.rendezvous.probe import Listener, listen, probe
 from orchestrator.core.host import interfaces
 from orchestrator.core.observations import Address, Reached
 

@@ -1,0 +1,1 @@
+"""Where ranks meet: free ports, and which addresses of the first node the others reach."""
