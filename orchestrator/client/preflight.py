@@ -8,6 +8,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from orchestrator.agent import setup_script
@@ -21,7 +22,7 @@ from orchestrator.client.checks.result import Finding, of_judged
 from orchestrator.core.errors import ClusterError, OrchError
 from orchestrator.core.jobdir import home
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.core.jobdir.plan import Plan, PlannedSsh
+from orchestrator.core.jobdir.plan import Plan, PlannedNode, PlannedSsh
 from orchestrator.core.text import counted
 from orchestrator.core.wire.bootstrap import GatherFacts
 from orchestrator.spec.load import SpecFile, load
@@ -61,9 +62,9 @@ def _findings(file: SpecFile, environ: Mapping[str, str]) -> Iterator[Finding]:
     yield _try("space", lambda: _space(home.home(environ)))
     if plan.ssh is not None:
         yield _try("keys", lambda: _keys([one.name for one in plan.nodes], plan.ssh))
-        from orchestrator.client.checks import over_ssh
+        from orchestrator.client.checks import hosts
 
-        yield from over_ssh.findings(file, plan, remote_files.remote_root(plan), code_bytes, environ)
+        yield from hosts.findings(file, plan, remote_files.remote_root(plan), code_bytes, environ)
         return
     yield from _python(file, plan, environ)
     if plan.slurm is None:
@@ -78,8 +79,7 @@ def _findings(file: SpecFile, environ: Mapping[str, str]) -> Iterator[Finding]:
         yield _loopback()
         return
     yield _try("queue", lambda: _queue(file, plan, environ))
-    text = "not looked at: they are known when Slurm has chosen them"
-    yield Finding("nodes", True, text, is_note=True)
+    yield from _nodes(file, plan, environ)
 
 
 def _fault(what: str, err: OrchError) -> Finding:
@@ -186,6 +186,20 @@ def _queue(file: SpecFile, plan: Plan, environ: Mapping[str, str]) -> Finding:
     sbatch.require_commands(environ, file.where("backend"))
     script = render.render(plan, JobDir(home.home(environ) / "jobs" / plan.id), sys.executable)[0]
     return Finding("queue", True, sbatch.test(script.text, environ, file.where))
+
+
+def _nodes(file: SpecFile, plan: Plan, environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Check the nodes of the allocation that this process is in."""
+    from orchestrator.client.checks import hosts, srun
+
+    names = srun.nodes(environ)
+    if not names:
+        nodes = plan.pool.nodes if plan.pool is not None else 1
+        text = f"not looked at, since Slurm has not chosen them; `salloc --nodes={nodes} orch check {file.path.name}` looks at some"
+        yield Finding("nodes", True, text, is_note=True)
+        return
+    there = replace(plan, nodes=tuple(PlannedNode(name, name, "", (), ()) for name in names))
+    yield from hosts.findings(file, there, str(home.home(environ) / "jobs" / plan.id), 0, environ)
 
 
 # Over SSH

@@ -40,20 +40,32 @@ def render(plan: Plan, job: JobDir, python: str) -> tuple[RenderedFile, ...]:
     `python` runs the agents; the plan holds the interpreter of the ranks. Over SSH and on Slurm it is only the first
     Python to be tried, since hosts have their own.
     """
-    command = plan.argv[-1] if plan.shell else shlex.join(plan.argv)
-    values: dict[str, object] = {"id": plan.id, "command": command, "setup": plan.setup, "python": python}
+    values = _values(plan, python)
     if plan.slurm is not None:
         return _for_slurm(plan, job, values)
     if plan.ssh is not None:
-        template = environment().get_template("host.sh.j2")
-        values |= {"pool": plan.pool, "root": f"{plan.ssh.remote_dir.rstrip('/')}/jobs/{plan.id}"}
-    else:
-        template = environment().get_template("node.sh.j2")
-        values |= {"world_size": plan.world_size, "bundle": str(job.bundle)}
+        return host_scripts(plan, f"{plan.ssh.remote_dir.rstrip('/')}/jobs/{plan.id}", python)
+    template = environment().get_template("node.sh.j2")
+    values |= {"world_size": plan.world_size, "bundle": str(job.bundle)}
     return tuple(
         RenderedFile(name=f"{node.name}.sh", text=template.render(node=node, **values), mode=0o755)
         for node in plan.nodes
     )
+
+
+def host_scripts(plan: Plan, root: str, python: str) -> tuple[RenderedFile, ...]:
+    """Return for every node of a plan with a pool the script that begins a conversation there."""
+    template = environment().get_template("host.sh.j2")
+    values = {**_values(plan, python), "pool": plan.pool, "root": root}
+    return tuple(
+        RenderedFile(name=f"{node.name}.sh", text=template.render(node=node, **values), mode=0o755)
+        for node in plan.nodes
+    )
+
+
+def _values(plan: Plan, python: str) -> dict[str, object]:
+    command = plan.argv[-1] if plan.shell else shlex.join(plan.argv)
+    return {"id": plan.id, "command": command, "setup": plan.setup, "python": python}
 
 
 def _for_slurm(plan: Plan, job: JobDir, values: dict[str, object]) -> tuple[RenderedFile, ...]:

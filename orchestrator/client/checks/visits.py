@@ -1,4 +1,4 @@
-"""Visits to all hosts of a job at once over SSH: each is surveyed, then asked step by step, and left as it was.
+"""Visits to all hosts of a job at once, over SSH or by srun: each is surveyed, then asked step by step, and left as it was.
 
 Every wait is bounded: by the conversation's own limits, and by `VISIT_S_MAX` for all. A host that fails is a result.
 """
@@ -8,15 +8,16 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent import futures
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from orchestrator.backends.api import LaunchError
 from orchestrator.backends.ssh import fanout, launch
 from orchestrator.backends.ssh.connect.connection import Connection
+from orchestrator.backends.ssh.conversation import Line
 from orchestrator.core.jobdir.plan import PlannedSsh
 from orchestrator.core.wire import bootstrap as w
 
@@ -30,6 +31,26 @@ STEP_S_MAX = 30.0
 """How long a step may take that does not say otherwise, beyond what it waits for itself."""
 
 T = TypeVar("T")
+Reach: TypeAlias = Callable[
+    [Sequence[str], Callable[[Line, str], None], Callable[[str, LaunchError], None]], None
+]
+"""Visit all hosts at the same time, each over a line of its own, and tell of those that cannot be visited; returns when all
+visits have ended."""
+
+
+def over_ssh(ssh: PlannedSsh) -> Reach:
+    """Return how hosts are reached over SSH."""
+
+    def reach(
+        names: Sequence[str], visit: Callable[[Line, str], None], failed: Callable[[str, LaunchError], None]
+    ) -> None:
+        def work(connection: Connection, name: str) -> None:
+            connection.forward(lambda channel: channel.close())
+            visit(connection, name)
+
+        fanout.each(names, ssh, work, limit_s=VISIT_S_MAX, at_once=len(names), failed=failed)
+
+    return reach
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +76,12 @@ class Visits:
 
     def __init__(
         self,
-        ssh: PlannedSsh,
+        reach: Reach,
         launchers: Mapping[str, launch.Launcher],
         root: str,
         programs: tuple[str, ...],
     ) -> None:
-        self._ssh = ssh
+        self._reach = reach
         self._launchers = launchers
         self._root = root
         self._programs = programs
@@ -113,13 +134,11 @@ class Visits:
 
     def _run(self) -> None:
         """Visit all hosts; a host that could not be visited fails its survey, and one that was lost all later steps."""
-        names = list(self._hosts)
-        fanout.each(names, self._ssh, self._visit, limit_s=VISIT_S_MAX, at_once=len(names), failed=self._fail)
+        self._reach(list(self._hosts), self._visit, self._fail)
 
-    def _visit(self, connection: Connection, name: str) -> None:
+    def _visit(self, line: Line, name: str) -> None:
         host = self._hosts[name]
-        with launch.visiting(connection, self._launchers[name], self._root, self._programs) as visit:
-            connection.forward(lambda channel: channel.close())
+        with launch.visiting(line, self._launchers[name], self._root, self._programs) as visit:
             host.survey.set_result(visit.survey)
             while (asked := host.steps.get()) is not None:
                 try:

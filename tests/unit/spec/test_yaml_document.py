@@ -130,9 +130,9 @@ def laughs(levels: int) -> str:
     ids=["laughs", "lists", "maps", "dashes", "levels", "items"],
 )
 def test_a_bomb_meets_a_limit_before_it_goes_off(text: str) -> None:
-    started_s = time.monotonic()
+    started_s = time.process_time()
     assert re.match("job.yaml:1: holds (more than 10000 values|an escape or a nesting)", fault_of(text))
-    assert time.monotonic() - started_s < BOMB_S_MAX
+    assert time.process_time() - started_s < BOMB_S_MAX
 
 
 def test_the_first_faults_are_shown_and_the_rest_counted() -> None:

@@ -1,4 +1,7 @@
-"""A check over SSH: every host surveyed, then those that can be used checked together, in the words of `orch check`."""
+"""A check of hosts: each surveyed, then those that can be used checked together, in the words of `orch check`.
+
+Over SSH they are the hosts of the job file, on Slurm the nodes of the allocation that the check runs in.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,11 @@ from orchestrator.agent.checks import resources
 from orchestrator.backends.api import LaunchError
 from orchestrator.backends.ssh import launch
 from orchestrator.brain.checks import finding, node
-from orchestrator.client.checks import checkpoint_space, cluster, sources, visits
+from orchestrator.client.checks import checkpoint_space, cluster, sources, srun, visits
 from orchestrator.client.checks.result import Finding, of_judged
 from orchestrator.core.errors import ClusterError
 from orchestrator.core.host_facts import ProgramFacts
 from orchestrator.core.jobdir import home
-from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan, PlannedNode
 from orchestrator.core.text import counted
 from orchestrator.core.wire.bootstrap import HostSurveyed
@@ -34,14 +36,14 @@ def findings(
 ) -> Iterator[Finding]:
     """Survey every host, all at once, then check those that can be used together. Unusable hosts fail the whole check only
     when too few are left."""
-    assert plan.ssh is not None and plan.pool is not None
+    assert plan.pool is not None
     names = [one.name for one in plan.nodes]
-    folder = home.home(environ)
-    job, bundled = JobDir(folder / "jobs" / plan.id), bundle.build(folder)
-    scripts = {one.name: one.text for one in render.render(plan, job, sys.executable)}
+    bundled = bundle.build(home.home(environ))
+    scripts = {one.name: one.text for one in render.host_scripts(plan, root, sys.executable)}
     launchers = {name: launch.Launcher(scripts[f"{name}.sh"], bundled) for name in names}
     wanted_bytes = 2 * code_bytes + len(bundled) + SPARE_BYTES  # the code as an archive, and unpacked
-    with visits.Visits(plan.ssh, launchers, root, plan.programs) as hosts:
+    reach = visits.over_ssh(plan.ssh) if plan.ssh is not None else srun.by_srun(environ)
+    with visits.Visits(reach, launchers, root, plan.pythons) as hosts:
         surveys = hosts.surveys()
         seen = {name: one.host for name, one in surveys.items() if not isinstance(one, LaunchError)}
         faults = {
@@ -130,9 +132,9 @@ def _faults(
     if len(seen.gpus) < pool.gpus_each:
         text = f"it has {len(seen.gpus)} GPUs, and {pool.gpus_each} are wanted"
         faults.append((text, "lower gpus_per_node, or take the host off the list"))
-    if plan.programs and not seen.program:
+    if plan.pythons and not seen.program:
         faults.append(
-            (f"it has none of {', '.join(plan.programs)}", "install it there, or name another in python:")
+            (f"it has none of {', '.join(plan.pythons)}", "install it there, or name another in python:")
         )
     yield from (Finding("host", False, f"{host}: {text}", fix, nodes=(host,)) for text, fix in faults)
 
@@ -146,7 +148,7 @@ def _usable(host: PlannedNode, survey: launch.Survey, plan: Plan, program: Progr
         f"Python {survey.version}", *([counted(len(seen.gpus), "GPU")] if seen.gpus else []), cpus,
         f"{seen.free_bytes / 1e9:.1f} GB free" if seen.free_bytes >= FREE_BYTES_MIN
         else f"only {megabytes(seen.free_bytes)} MB free",
-        *([f"{seen.program} has {_torch(program)}"] if plan.programs else []),
+        *([f"{seen.program} has {_torch(program)}"] if plan.pythons else []),
         *(() if seen.has_rsync else ("no rsync: copies go by SFTP",)), *survey.notes,
     ]  # fmt: skip
     return Finding("host", True, f"{host.name}: {', '.join(parts)}", nodes=(host.name,))

@@ -1,0 +1,142 @@
+"""Lines to the nodes of the Slurm allocation that this process is in, an srun each, for the visits of a check."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from orchestrator.backends.api import LaunchError
+from orchestrator.backends.ssh.conversation import Line, Remote
+from orchestrator.client.checks.visits import VISIT_S_MAX, Reach
+from orchestrator.core.slurm import step_env
+from orchestrator.core.slurm.hostlist import HostlistError, expand
+
+OPTIONS = (
+    "--overlap", "--nodes=1", "--ntasks=1", "--mem=0", "--cpu-bind=none", "--mpi=none", "--kill-on-bad-exit=0",
+    "--export=ALL", "--unbuffered",
+)  # fmt: skip
+"""One task, in addition to what runs on the node, with all resources of the allocation there."""
+
+END_S_MAX = 10.0
+"""How long an srun may take to end once its input has."""
+
+READ_BYTES = 64 << 10
+ERRORS_BYTES_MAX = 4096
+
+
+def nodes(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the nodes of the allocation that this process is in; none outside of one, and inside a step of one."""
+    if not environ.get("SLURM_JOB_ID"):
+        return ()
+    try:
+        return expand(environ.get("SLURM_JOB_NODELIST", ""))
+    except HostlistError:
+        return ()
+
+
+def by_srun(environ: Mapping[str, str]) -> Reach:
+    """Return how the nodes of this allocation are reached."""
+
+    def reach(
+        names: Sequence[str], visit: Callable[[Line, str], None], failed: Callable[[str, LaunchError], None]
+    ) -> None:
+        def go(name: str) -> None:
+            try:
+                visit(_SrunLine(name, environ), name)
+            except LaunchError as err:
+                failed(name, err)
+
+        threads = [threading.Thread(target=go, args=(name,), daemon=True) for name in names]
+        for thread in threads:
+            thread.start()
+        end_s = time.monotonic() + VISIT_S_MAX
+        for thread in threads:
+            thread.join(max(0.0, end_s - time.monotonic()))
+
+    return reach
+
+
+class _SrunLine:
+    def __init__(self, node: str, environ: Mapping[str, str]) -> None:
+        self._node = node
+        self._environ = environ
+
+    def run(self, command: str) -> Remote:
+        return SrunCommand(self._node, command, self._environ)
+
+
+class SrunCommand:
+    """A command that srun runs on a node."""
+
+    def __init__(self, node: str, command: str, environ: Mapping[str, str]) -> None:
+        """Start it. Raises LaunchError."""
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 -- it lives as long as the command
+        self._buffer = bytearray()
+        argv = ("srun", *OPTIONS, f"--nodelist={node}", "/bin/sh", "-c", command)
+        try:
+            self._process = subprocess.Popen(
+                argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
+                env=step_env.for_srun(environ), start_new_session=True, bufsize=0,
+            )  # fmt: skip
+        except OSError as err:
+            fix = "run the check where Slurm's commands are, in the allocation"
+            raise LaunchError("srun", f"srun cannot be run: {err.strerror}", fix) from err
+
+    @property
+    def errors(self) -> str:
+        """The end of its standard error, that of srun included."""
+        size = self._errors.seek(0, os.SEEK_END)
+        self._errors.seek(max(0, size - ERRORS_BYTES_MAX))
+        return self._errors.read().decode(errors="replace")
+
+    def send(self, data: bytes) -> None:
+        """Write to its standard input. Raises BrokenPipeError."""
+        assert self._process.stdin is not None
+        view = memoryview(data)
+        while view:
+            view = view[self._process.stdin.write(view) :]
+
+    def line(self, wait_s: float) -> bytes | None:
+        """Return the next line of its standard output, None at the end. Raises TimeoutError."""
+        assert self._process.stdout is not None
+        end_s = time.monotonic() + wait_s
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            while b"\n" not in self._buffer:
+                if not selector.select(max(0.0, end_s - time.monotonic())):
+                    raise TimeoutError
+                data = os.read(self._process.stdout.fileno(), READ_BYTES)
+                if not data:
+                    rest, self._buffer = bytes(self._buffer), bytearray()
+                    return rest or None
+                self._buffer += data
+        line, _, rest_of = bytes(self._buffer).partition(b"\n")
+        self._buffer = bytearray(rest_of)
+        return line
+
+    def exit_code(self, wait_s: float) -> int | None:
+        """Return its exit code. Raises TimeoutError."""
+        try:
+            return self._process.wait(wait_s)
+        except subprocess.TimeoutExpired as err:
+            raise TimeoutError from err
+
+    def close(self) -> None:
+        """End its input, and srun if that does not end it."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            with contextlib.suppress(OSError):
+                if pipe is not None:
+                    pipe.close()
+        try:
+            self._process.wait(END_S_MAX)
+        except subprocess.TimeoutExpired:
+            self._process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(END_S_MAX)
+        self._errors.close()
