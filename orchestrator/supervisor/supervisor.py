@@ -72,6 +72,7 @@ class Supervisor:
         self._job = job
         self._plan = plan
         self._mask = job_secrets.mask
+        self._signature = locks.Signature(job.lock)
         self._heartbeats = HeartbeatTracker(plan.heartbeat_s)
         self._requests = RequestInbox(job.requests, job.plan)
         self._brain = JournaledBrain(job, planned_event.machine())
@@ -191,6 +192,7 @@ class Supervisor:
 
     def _after_pause(self) -> None:
         """Begin again with all nodes: after sleep, a stopped process or a full disk their silence means nothing."""
+        self._signature.require()
         self._brain.learn(e.SupervisorStarted(self._brain.now_s(), os.getpid()))
         for node in self._nodes:
             self._connections.drop(node)
@@ -324,6 +326,7 @@ class Supervisor:
     # Chores
 
     def _chores(self) -> None:
+        self._signature.require()
         now_s = self._brain.now_s()
         self._chore_due_s = now_s + CHORE_S
         if self._allocation is not None:
@@ -391,7 +394,11 @@ def main(root: Path, backend_of: Callable[[JobDir, Plan], Backend], allocation: 
             lost_journal.require_journal(job, plan)
             placed = allocation_claim.placed(plan, backend.allocation)
             supervisor = Supervisor(job, placed, translation.read_secrets(job), backend)
-            taken = asyncio.run(supervisor.run())
+            try:
+                taken = asyncio.run(supervisor.run())
+            except locks.TakenOverError as err:
+                print(f"{err}: nothing more is done here", file=sys.stderr)
+                return allocation_claim.OVER if allocation else 0
             if plan.slurm is not None:
                 return allocation_claim.leave(backend.allocation, supervisor.requeue, supervisor.end)
             # `ended` exists by now, so a resume that comes after this check starts a supervisor itself.

@@ -182,3 +182,24 @@ def test_a_second_supervisor_leaves_the_first_alone(desk: Desk) -> None:
     assert len(job.news(e.SupervisorStarted)) == 1
     _open_gate(job)
     assert job.wait()["state"] == "SUCCEEDED"
+
+
+def test_a_supervisor_that_wakes_after_its_job_was_taken_over_leaves_without_a_word_to_anyone(
+    desk: Desk,
+) -> None:
+    job = _gated(desk)
+    job.wait_for_step(50)
+    ranks, old, lock = job.rank_procs(), job.supervisor(), job.job.folder.lock
+    mine = lock.read_bytes()
+    os.kill(old.pid, signal.SIGSTOP)
+    written = job.job.folder.journal.read_bytes()
+    lock.write_text("1 another-machine\n")  # as one signs it that does not see the lock
+    os.kill(old.pid, signal.SIGCONT)
+    wait_until(lambda: not procfs.alive(old), "the end of the supervisor")
+    assert "has taken the job over (pid 1 on another-machine)" in job.job.folder.supervisor_log.read_text()
+    assert job.job.folder.journal.read_bytes() == written
+    assert job.rank_procs() == ranks
+    lock.write_bytes(mine)
+    _open_gate(job)
+    assert job.wait()["state"] == "SUCCEEDED"
+    _assert_nothing_lost_or_doubled(job)

@@ -91,6 +91,23 @@ def holder(path: Path) -> dict[str, Any] | None:
     return {"pid": int(words[0]), "host": words[1]} if len(words) == 2 and words[0].isdecimal() else None
 
 
+class TakenOverError(Exception):
+    """Another process has signed a lock that this one holds, on a disk that shows locks to no other machine."""
+
+
+class Signature:
+    """The signature of this process in a lock that it holds."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._who = holder(path)
+
+    def require(self) -> None:
+        """Raise TakenOverError where another has signed since; a signature that cannot be read is no other's."""
+        if self._who is not None and holder(self._path) not in (None, self._who):
+            raise TakenOverError(f"another process has taken the job over{by_whom(self._path)}")
+
+
 def by_whom(path: Path) -> str:
     """Return a lock's holder for a message, such as ` (pid 12 on login1)`; empty when that is not known."""
     who = holder(path)
