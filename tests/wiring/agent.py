@@ -30,7 +30,7 @@ MUTATIONS = (
     Mutation("a checkpoint is not verified on its host", "orchestrator/agent/prepare.py", "fault = await self._hasher.fault(order.resume)", "fault = ''",
         "tests/unit/agent/test_agent.py::test_a_checkpoint_that_is_not_whole_here_is_not_started_from"),
     Mutation("a node that is ready does not wait for its facts", "orchestrator/agent/prepare.py", " and not self._gathering.is_awaited", "",
-        "tests/cluster/test_check.py::test_a_launch_says_which_host_has_another_torch_and_starts_all_the_same"),
+        "tests/unit/agent/test_agent.py::test_a_node_that_is_ready_waits_for_the_facts_about_it_and_goes_on_without_them"),
     Mutation("ranks do not see the leased GPUs", "orchestrator/agent/prepare.py", "if self._config.gpus and _GPUS not in order.env:", "if False:",
         "tests/unit/agent/test_agent.py::test_ranks_see_the_gpus_that_were_leased_unless_the_user_has_chosen_some"),
     Mutation("the grace of a stop is not used", "orchestrator/agent/agent.py", "ranks.stop(order.grace_s, ", "processes.stop(0.0, ",

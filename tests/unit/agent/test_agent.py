@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from orchestrator.agent.agent import Agent
+from orchestrator.agent.checks.launch import Gathering
 from orchestrator.agent.evidence import inspector
 from orchestrator.agent.rank.processes import NodeRanks, RanksGoal
 from orchestrator.core.jobdir.layout import JobDir
@@ -111,6 +112,19 @@ def test_an_order_of_a_stale_attempt_is_not_obeyed(tmp_path: Path) -> None:
     assert _reports(agent) == [m.Stopped(3, "asked")]
     agent._obey(replace(PREPARE, attempt=4))
     assert _reports(agent)[1:] == [m.Prepared(4, "", 0, ())]
+
+
+def test_a_node_that_is_ready_waits_for_the_facts_about_it_and_goes_on_without_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    awaited = [True, True, False]
+    monkeypatch.setattr(Gathering, "is_awaited", property(lambda gathering: awaited.pop(0)))
+    agent = _agent(tmp_path)
+    agent._obey(PREPARE)
+    agent._tick(time.monotonic())
+    assert _reports(agent) == []
+    agent._tick(time.monotonic())
+    assert _reports(agent) == [m.Prepared(2, "", 0, ())]
 
 
 def test_ranks_are_started_only_in_the_attempt_that_was_prepared(tmp_path: Path) -> None:
