@@ -1,6 +1,7 @@
 """Lines of a log, cut from its bytes block by block: forward as it grows, or backward from its end.
 
-Rules: every line comes with the offset of its last byte, by which the index finds when it was written. A line too long
+Rules: lines come as they lie in the file, many at once, each ended by a newline, with the offset of the last byte, by
+which the index finds when they were written. A line too long
 is cut between characters and never inside a secret (the mask would not know the halves); what a progress bar has
 written over is dropped first. A file that shrinks or vanishes ends the reading without an error.
 """
@@ -19,7 +20,8 @@ LINE_BYTES_MAX = 64 << 10
 CUT_MARK = " …"
 
 Cut: TypeAlias = list[tuple[int, bytes]]
-"""Lines, each with the offset of its last byte, the newline included."""
+"""Whole lines, many at once, with the file's offset of the last newline; the earlier ones lie as far before it as in the
+file. Of a line that was changed each piece comes alone."""
 
 
 class Cutter:
@@ -36,19 +38,24 @@ class Cutter:
 
     def add(self, block: bytes) -> Cut:
         """Take the next bytes, at most `LINE_BYTES_MAX`; return the lines that they end."""
-        first, *others = block.split(b"\n")
-        end = self.offset + len(first)
         self.offset += len(block)
-        if not others:
-            return self._hold(self.rest + first)
-        cut = [(end, piece) for piece in _pieces(self.rest + first, self._mask)]
-        if self.continued and cut[0][1] in (b"", b"\r"):
-            cut = []  # the line was complete when it was returned
+        raw = self.rest + block
+        stop = raw.rfind(b"\n") + 1
+        if not stop:
+            *pieces, self.rest = _pieces(raw, self._mask)
+            return [(self.offset - 1, piece + b"\n") for piece in pieces]
+        self.rest = raw[stop:]
+        begin = 0
+        cut: Cut = []
+        first_stop = raw.find(b"\n") + 1
+        if first_stop > LINE_BYTES_MAX + 1:
+            begin, end = first_stop, self.offset - len(raw) + first_stop - 1
+            cut += [(end, piece + b"\n") for piece in _pieces(raw[: begin - 1], self._mask)]
+        elif self.continued and raw[:first_stop] in (b"\n", b"\r\n"):
+            begin = first_stop  # the line was complete when it was returned
         self.continued = False
-        for part in others[:-1]:
-            end += len(part) + 1
-            cut.append((end, part))
-        self.rest = others[-1]
+        if begin < stop:
+            cut.append((self.offset - len(self.rest) - 1, raw[begin:stop]))
         return cut
 
     def flush(self) -> Cut:
@@ -58,7 +65,7 @@ class Cutter:
         if not given:
             return []
         self.continued = True
-        return [(self.offset - 1, given)]
+        return [(self.offset - 1, given + b"\n")]
 
     def end(self) -> Cut:
         """Return the rest, without a secret at its end of which only a part was written."""
@@ -66,11 +73,7 @@ class Cutter:
         whole = self._mask.whole(given, len(given), SECRET_CHARS_MIN)
         if whole < len(given):
             given = given[:whole] + CUT_MARK.encode()
-        return [(self.offset - 1, given)] if given else []
-
-    def _hold(self, rest: bytes) -> Cut:
-        *cut, self.rest = _pieces(rest, self._mask)
-        return [(self.offset - 1, piece) for piece in cut]
+        return [(self.offset - 1, given + b"\n")] if given else []
 
 
 def cut_backward(path: Path, size_bytes: int, block_bytes: int, mask: Mask) -> Iterator[Cut]:
@@ -87,24 +90,23 @@ def cut_backward(path: Path, size_bytes: int, block_bytes: int, mask: Mask) -> I
             return
         if start + want_bytes == size_bytes:
             block = block.removesuffix(b"\n")
-        first, *others = block.split(b"\n")
+        first, newline, others = block.partition(b"\n")
         cut: Cut = []
-        if others:
-            end = first_end = start + len(first)
-            for part in others[:-1]:
-                end += len(part) + 1
-                cut.append((end, part))
-            cut += [(rest_end, piece) for piece in _pieces(others[-1] + rest, mask)]
-            rest, rest_end = first, first_end
+        if newline:
+            end, stop = start + len(first), others.rfind(b"\n") + 1
+            if stop:
+                cut.append((end + stop, others[:stop]))
+            cut += [(rest_end, piece + b"\n") for piece in _pieces(others[stop:] + rest, mask)]
+            rest, rest_end = first, end
         else:
             rest = _unwritten(first + rest)
             if len(rest) > LINE_BYTES_MAX + mask.bytes_max:  # or a secret may begin before what was read
                 at = _place(rest, len(rest) - LINE_BYTES_MAX, mask)
-                cut.append((rest_end, rest[at:]))
+                cut.append((rest_end, rest[at:] + b"\n"))
                 rest_end -= len(rest) - at
                 rest = rest[:at] + CUT_MARK.encode()
         if start == 0:
-            cut[:0] = [(rest_end, piece) for piece in _pieces(rest, mask)]
+            cut[:0] = [(rest_end, piece + b"\n") for piece in _pieces(rest, mask)]
         yield cut
 
 

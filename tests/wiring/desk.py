@@ -31,7 +31,7 @@ MUTATIONS = (
         "tests/unit/client/test_slurm_status.py::test_a_pending_job_is_cancelled_in_the_queue_and_closed"),
     Mutation("the batch script's log is not masked", "orchestrator/client/slurm_status.py", "mask.of_job(job).apply(text)", "text",
         "tests/unit/client/test_slurm_status.py::test_what_the_batch_script_said_is_shown_where_no_rank_has_printed_anything"),
-    Mutation("printed logs are not masked", "orchestrator/cli/observe.py", "LogView(style, job.mask())", "LogView(style, type(job.mask())(()))",
+    Mutation("printed logs are not masked", "orchestrator/cli/observe.py", "LogView(style, mask)", "LogView(style, type(mask)(()))",
         "tests/unit/cli/test_app.py::test_secrets_are_in_nothing_that_is_shown"),
     Mutation("followed logs are not masked", "orchestrator/cli/live.py", "LogView(style, mask,", "LogView(style, type(mask)(()),",
         "tests/unit/cli/test_app.py::test_secrets_are_in_nothing_that_is_shown"),

@@ -20,7 +20,6 @@ from orchestrator.views.logs import (
     LogView,
     ShownLine,
     clean,
-    deduplicated,
     style_of,
 )
 
@@ -38,8 +37,13 @@ def line(
     return LogLine(time_ns=at_ms * MS, attempt=attempt, rank=rank, text=text, node=node)
 
 
-def brief(folded: list[ShownLine]) -> list[tuple[str, tuple[int, ...]]]:
-    return [(item.line.text, item.ranks) for item in folded]
+def folded(lines: list[LogLine]) -> list[ShownLine]:
+    folding = Deduplicator()
+    return [*(item for one in lines for item in folding.add(one)), *folding.rest()]
+
+
+def brief(items: list[ShownLine]) -> list[tuple[str, tuple[int, ...]]]:
+    return [(item.line.text, item.ranks) for item in items]
 
 
 def shown(style: LogStyle, *items: ShownLine, secrets: tuple[str, ...] = ()) -> list[str]:
@@ -49,11 +53,11 @@ def shown(style: LogStyle, *items: ShownLine, secrets: tuple[str, ...] = ()) -> 
 
 def test_identical_lines_of_several_ranks_become_one() -> None:
     lines = [line(rank, text) for rank in (2, 0, 1) for text in ("A", "B", "A")]
-    assert brief(list(deduplicated(lines))) == [("A", (0, 1, 2)), ("B", (0, 1, 2)), ("A", (0, 1, 2))]
+    assert brief(folded(lines)) == [("A", (0, 1, 2)), ("B", (0, 1, 2)), ("A", (0, 1, 2))]
 
 
 def test_a_rank_s_own_repetition_is_never_folded() -> None:
-    assert brief(list(deduplicated([line(0, "A"), line(0, "A"), line(1, "A")]))) == [
+    assert brief(folded([line(0, "A"), line(0, "A"), line(1, "A")])) == [
         ("A", (0, 1)),
         ("A", (0,)),
     ]
@@ -61,17 +65,17 @@ def test_a_rank_s_own_repetition_is_never_folded() -> None:
 
 def test_a_line_is_not_folded_across_what_its_rank_said_before() -> None:
     lines = [line(0, "X"), line(0, "Y"), line(1, "Y"), line(1, "X")]
-    assert brief(list(deduplicated(lines))) == [("X", (0,)), ("Y", (0, 1)), ("X", (1,))]
+    assert brief(folded(lines)) == [("X", (0,)), ("Y", (0, 1)), ("X", (1,))]
 
 
 def test_lines_further_apart_than_the_window_stay_apart() -> None:
-    assert brief(list(deduplicated([line(0, "A"), line(1, "A", at_ms=499)]))) == [("A", (0, 1))]
-    assert brief(list(deduplicated([line(0, "A"), line(1, "A", at_ms=500)]))) == [("A", (0,)), ("A", (1,))]
+    assert brief(folded([line(0, "A"), line(1, "A", at_ms=499)])) == [("A", (0, 1))]
+    assert brief(folded([line(0, "A"), line(1, "A", at_ms=500)])) == [("A", (0,)), ("A", (1,))]
 
 
 def test_attempts_and_node_logs_are_not_folded() -> None:
     lines = [line(0, "A"), line(None, "A", node="n1"), line(None, "A", node="n2"), line(1, "A", attempt=2)]
-    assert brief(list(deduplicated(lines))) == [("A", (0,)), ("A", ()), ("A", ()), ("A", (1,))]
+    assert brief(folded(lines)) == [("A", (0,)), ("A", ()), ("A", ()), ("A", (1,))]
 
 
 def test_a_followed_line_is_released_when_its_window_is_over() -> None:
@@ -102,11 +106,11 @@ def test_folding_loses_nothing_and_keeps_every_rank_s_order(seed: int) -> None:
         rank = dice.choice((0, 1, 2, 3, None))
         node = "n1" if rank is None else None
         lines.append(line(rank, dice.choice("ABC"), at_ms=at_ms, node=node, attempt=1 + at_ms // 8_000))
-    folded = list(deduplicated(lines))
+    shown = folded(lines)
     for rank in range(4):
         said = [(item.attempt, item.text) for item in lines if item.rank == rank]
-        assert [(item.line.attempt, item.line.text) for item in folded if rank in item.ranks] == said
-    assert len(folded) < len(lines)
+        assert [(item.line.attempt, item.line.text) for item in shown if rank in item.ranks] == said
+    assert len(shown) < len(lines)
 
 
 def test_each_line_is_under_its_ranks_name() -> None:
