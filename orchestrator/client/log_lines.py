@@ -1,4 +1,4 @@
-"""Lines of a log, cut from its bytes block by block: forward as it grows, or backward from its end.
+"""Lines of a log, cut from its bytes block by block: forward as it grows, or backward from its end; and what they show.
 
 Rules: lines come as they lie in the file, many at once, each ended by a newline, with the offset of the last byte, by
 which the index finds when they were written. A line too long
@@ -9,7 +9,9 @@ written over is dropped first. A file that shrinks or vanishes ends the reading 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -18,10 +20,70 @@ from orchestrator.core.mask import SECRET_CHARS_MIN, Mask
 
 LINE_BYTES_MAX = 64 << 10
 CUT_MARK = " …"
+_ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 
 Cut: TypeAlias = list[tuple[int, bytes]]
 """Whole lines, many at once, with the file's offset of the last newline; the earlier ones lie as far before it as in the
 file. Of a line that was changed each piece comes alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """One line of a rank's log, or of a node's; exactly one of `rank` and `node` is set."""
+
+    time_ns: int
+    """When its end had been written: wall clock of the node, never later than the reader's."""
+    attempt: int
+    rank: int | None
+    text: str
+    node: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LogBlock:
+    """Whole lines of one log that share a time; as for a line, exactly one of `rank` and `node` is set."""
+
+    time_ns: int
+    attempt: int
+    rank: int | None
+    node: str | None
+    data: bytes
+    """The lines, each ended by a newline."""
+
+    def texts(self) -> list[str]:
+        """Return the lines, without their newlines."""
+        return self.data.decode("utf-8", "replace").split("\n")[:-1]
+
+
+def lines(blocks: Iterable[LogBlock]) -> Iterator[LogLine]:
+    """Yield the lines of blocks."""
+    for block in blocks:
+        for text in block.texts():
+            yield LogLine(block.time_ns, block.attempt, block.rank, text, block.node)
+
+
+def settled(blocks: Iterable[LogBlock], grep: re.Pattern[str] | None, mask: Mask) -> Iterator[LogBlock]:
+    """Yield blocks of the lines as a terminal shows them at their end, and of these those that match."""
+    for block in blocks:
+        if grep is not None or b"\r" in block.data:
+            # Masked first: part of a secret may be written over.
+            seen = [_seen(mask.apply(text)) if "\r" in text else text for text in block.texts()]
+            kept = [text for text in seen if grep is None or grep.search(text)]
+            if not kept:
+                continue
+            block = replace(block, data="\n".join((*kept, "")).encode())
+        yield block
+
+
+def _seen(text: str) -> str:
+    """Return what a terminal shows at the end of a line that returned to its start, as progress bars do."""
+    parts = text.split("\r")
+    if "\x1b" in text:  # columns cannot be counted: the last part that shows anything
+        return next((part for part in reversed(parts) if _ESCAPE.sub("", part).strip()), parts[-1])
+    seen = ""
+    for part in reversed(parts):
+        seen += part[len(seen) :]
+    return seen.rstrip()
 
 
 class Cutter:

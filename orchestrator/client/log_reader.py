@@ -25,9 +25,13 @@ from orchestrator.client.log_lines import (
     LINE_BYTES_MAX,
     Cut,
     Cutter,
+    LogBlock,
+    LogLine,
     block_at,
     cut_backward,
     line_start,
+    lines,
+    settled,
 )
 from orchestrator.core.jobdir.layout import JobDir, attempt_of, rank_of
 from orchestrator.core.jobdir.log_index import IndexCursor, offset_at
@@ -49,7 +53,6 @@ _FAR = 1 << 64
 NO_SECRETS = Mask(())
 _NODE_LOG = re.compile(r"node-(.+)\.log$")
 _TIME = attrgetter("time_ns")
-_ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,34 +69,6 @@ class LogQuery:
     """Only lines of the last seconds, this many."""
     grep: re.Pattern[str] | None = None
     """Only lines that match."""
-
-
-@dataclass(frozen=True, slots=True)
-class LogLine:
-    """One line of a rank's log, or of a node's; exactly one of `rank` and `node` is set."""
-
-    time_ns: int
-    """When its end had been written: wall clock of the node, never later than the reader's."""
-    attempt: int
-    rank: int | None
-    text: str
-    node: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class LogBlock:
-    """Whole lines of one log that share a time; as for a line, exactly one of `rank` and `node` is set."""
-
-    time_ns: int
-    attempt: int
-    rank: int | None
-    node: str | None
-    data: bytes
-    """The lines, each ended by a newline."""
-
-    def texts(self) -> list[str]:
-        """Return the lines, without their newlines."""
-        return self.data.decode("utf-8", "replace").split("\n")[:-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,13 +132,6 @@ def blocks(
 ) -> Iterator[LogBlock]:
     """Yield blocks of the lines that `read` yields. Without `is_timed`, times are read only where they decide."""
     return _read(_sources(job, query), query, now_ns, mask, is_timed)
-
-
-def lines(blocks: Iterable[LogBlock]) -> Iterator[LogLine]:
-    """Yield the lines of blocks."""
-    for block in blocks:
-        for text in block.texts():
-            yield LogLine(block.time_ns, block.attempt, block.rank, text, block.node)
 
 
 class Follower:
@@ -235,7 +203,7 @@ class Follower:
 
     def _merged(self, new: list[LogBlock]) -> list[LogBlock]:
         new.sort(key=lambda block: (block.attempt, block.time_ns))
-        return list(_settled(new, self._query.grep, self._mask))
+        return list(settled(new, self._query.grep, self._mask))
 
 
 def _sources(job: JobDir, query: LogQuery) -> list[_Source]:
@@ -285,13 +253,13 @@ def _read(
     scan = _Scan(block_bytes, is_timed, after_ns, now_ns, mask)
     if query.tail is not None:
         newest_first = itertools.chain.from_iterable(_merge_backward(group, scan) for group in groups[::-1])
-        yield from _last(_settled(newest_first, query.grep, mask), query.tail)
+        yield from _last(settled(newest_first, query.grep, mask), query.tail)
         return
     if query.since_s is None and query.grep is None:
         groups = groups[-1:]
     for group in groups:
         merged = heapq.merge(*(_forward(one, scan) for one in group), key=_TIME)
-        yield from _settled(merged, query.grep, mask)
+        yield from settled(merged, query.grep, mask)
 
 
 def _merge_backward(group: list[_Source], scan: _Scan) -> Iterator[LogBlock]:
@@ -312,30 +280,6 @@ def _last(newest_first: Iterable[LogBlock], count: int) -> list[LogBlock]:
         if count <= 0:
             break
     return kept[::-1]
-
-
-def _settled(blocks: Iterable[LogBlock], grep: re.Pattern[str] | None, mask: Mask) -> Iterator[LogBlock]:
-    """Yield blocks of the lines as a terminal shows them at their end, and of these those that match."""
-    for block in blocks:
-        if grep is not None or b"\r" in block.data:
-            # Masked first: part of a secret may be written over.
-            seen = [_seen(mask.apply(text)) if "\r" in text else text for text in block.texts()]
-            kept = [text for text in seen if grep is None or grep.search(text)]
-            if not kept:
-                continue
-            block = replace(block, data="\n".join((*kept, "")).encode())
-        yield block
-
-
-def _seen(text: str) -> str:
-    """Return what a terminal shows at the end of a line that returned to its start, as progress bars do."""
-    parts = text.split("\r")
-    if "\x1b" in text:  # columns cannot be counted: the last part that shows anything
-        return next((part for part in reversed(parts) if _ESCAPE.sub("", part).strip()), parts[-1])
-    seen = ""
-    for part in reversed(parts):
-        seen += part[len(seen) :]
-    return seen.rstrip()
 
 
 def _forward(source: _Source, scan: _Scan) -> Iterator[LogBlock]:

@@ -51,12 +51,10 @@ class Mask:
             return self._pattern.sub(HIDDEN, text) if self._has_secret(text) else text
         return LEFT_OUT.join(map(self._of_piece, text.split(LEFT_OUT)))
 
-    def may_change(self, lines: bytes) -> bool:
-        """Tell whether `apply` may change any of many lines; much faster than `apply`."""
-        if not self._forms:
-            return False
-        text, begin = lines.decode("utf-8", "replace"), 0
-        while begin <= len(text) - CUT_CHARS_MIN:
+    def may_change(self, text: str) -> bool:
+        """Tell whether `apply` may change any of the lines of `text`; much faster than `apply`."""
+        begin, last = 0, len(text) - CUT_CHARS_MIN if self._forms else -1
+        while begin <= last:
             end = text.rfind("\n", begin, begin + CUT_CHARS_MIN)
             if end < 0:
                 end = text.find("\n", begin + CUT_CHARS_MIN)

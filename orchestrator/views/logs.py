@@ -1,6 +1,7 @@
 """Log view: lines under their ranks' names, harmless to a terminal, and on a terminal deduplicated over ranks.
 
-Into a file or a pipe lines go in blocks, and are looked at one by one only in blocks that have something to hide. The caller says once, in `style_of`, what the output can take. A log was written by a program on another machine, so its
+Into a file or a pipe lines go in blocks, and are looked at one by one only where there may be something to hide. The
+caller says once, in `style_of`, what the output can take. A log was written by a program on another machine, so its
 escape sequences are dropped, except colours where colours are shown.
 """
 
@@ -33,10 +34,10 @@ _RANK_COLOURS = (36, 32, 33, 35, 34, 96, 92, 93, 95, 94)
 """ANSI foreground colours a rank can have; red is left to errors."""
 _BOLD, _DIM = 1, 2
 _RESET = "\x1b[0m"
-_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _CONTROL_BYTES = bytes([*range(9), *range(11, 32), 127])
 _CONTROL_C1 = re.compile(rb"\xc2[\x80-\x9f]")
-"""`_CONTROL` in blocks of lines in UTF-8."""
+"""The characters of `_CONTROL` in UTF-8."""
 
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 # ECMA-48: CSI sequences; strings (DCS, SOS, OSC, PM, APC) that are closed; then any other escape; then lone controls.
@@ -44,7 +45,7 @@ _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 # character, which the pattern names first, as `re` searches for one of a set fastest.
 _HARMFUL = re.compile(
     _CONTROL.pattern + r"(?:(?:(?<=\x1b)\[|(?<=\x9b))[0-?]*[ -/]*[@-~]"
-    r"|(?:(?<=\x1b)[PX\]^_]|(?<=[\x90\x98\x9d-\x9f]))[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)"
+    r"|(?:(?<=\x1b)[PX\]^_]|(?<=[\x90\x98\x9d-\x9f]))[^\n\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)"
     r"|(?<=\x1b)[ -/]*[0-~])?"
 )
 _LOG = attrgetter("attempt", "rank", "node")
@@ -198,26 +199,26 @@ class LogView:
         return "".join(f"{text}\n" for one in folded for text in self.lines(one))
 
     def _joined(self, blocks: list[LogBlock]) -> str:
-        """Return blocks as the lines one by one would be, those of a log that follow each other at once."""
-        runs = [(log, b"".join(block.data for block in run)) for log, run in itertools.groupby(blocks, _LOG)]
-        is_harmless = self._is_harmless(b"".join(data for _, data in runs))
-        parts = []
-        for (attempt, rank, node), data in runs:
-            text = data.decode("utf-8", "replace")
-            if not (is_harmless or self._is_harmless(data)):
-                text = "".join(f"{self._harmless(line)}\n" for line in text.split("\n")[:-1])
-            if self._style.prefix:
-                parts += [f"{divider}\n" for divider in self._divider(attempt)]
-                prefix = f"{self._prefix(rank, node, ())} "
-                text = prefix + text[:-1].replace("\n", f"\n{prefix}") + "\n"
-            parts.append(text)
-        return "".join(parts)
+        """Return the text of blocks as it is without folding."""
+        text = self._harmless_lines(b"".join(block.data for block in blocks))
+        if not self._style.prefix:
+            return text
+        left, shown = iter(text.split("\n")), list[str]()
+        for (attempt, rank, node), run in itertools.groupby(blocks, _LOG):
+            shown += self._divider(attempt)
+            prefix = f"{self._prefix(rank, node, ())} "
+            count = sum(block.data.count(b"\n") for block in run)
+            shown += map(prefix.__add__, itertools.islice(left, count))
+        return "\n".join((*shown, ""))
 
-    def _is_harmless(self, data: bytes) -> bool:
-        """Tell whether `_harmless` would leave all lines of a block as they are."""
+    def _harmless_lines(self, data: bytes) -> str:
+        """Return lines as `_harmless` returns each, which is seldom needed."""
+        text = cleaned = data.decode("utf-8", "replace")
         if any(map(data.__contains__, _CONTROL_BYTES)) or (not data.isascii() and _CONTROL_C1.search(data)):
-            return False
-        return not self._mask.may_change(data)
+            cleaned = clean(text, colour=self._style.colour)
+        if not self._mask.may_change(text) and (cleaned is text or not self._mask.may_change(cleaned)):
+            return cleaned
+        return "".join(f"{self._harmless(line)}\n" for line in text.split("\n")[:-1])
 
     def _harmless(self, text: str) -> str:
         """Return a line without secrets and what a terminal would obey."""
@@ -256,7 +257,8 @@ def _batches(blocks: Iterable[LogBlock]) -> Iterator[list[LogBlock]]:
 
 
 def clean(text: str, *, colour: bool) -> str:
-    """Return `text` without control characters and escape sequences; tabs stay, with `colour` colours (SGR) too."""
+    """Return text without control characters and escape sequences; tabs and newlines stay, with `colour` the colours
+    (SGR) of a line too."""
     if _CONTROL.search(text) is None:
         return text
     if not colour:

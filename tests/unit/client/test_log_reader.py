@@ -90,6 +90,26 @@ def test_ranks_are_merged_by_time_then_rank_then_file_order(job: Job) -> None:
     assert (first.time_ns, first.attempt, first.rank, first.node) == (10 * S, 1, 1, None)
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_every_line_has_the_time_of_the_first_record_beyond_its_end(job: Job, seed: int) -> None:
+    dice = random.Random(seed)
+    expected, written, at_ns = list[tuple[int, int, str]](), dict.fromkeys(range(3), ""), 0
+    for _ in range(200):
+        at_ns += dice.choice((0, 1, 7))
+        rank = dice.randrange(3)
+        text = "".join(
+            dice.choice((f"{dice.random()}", "x" * dice.choice((10, 6_000)), "\n", "\n")) for _ in range(9)
+        )
+        job.write(rank, text, at_ns=at_ns)
+        *whole, written[rank] = (written[rank] + text).split("\n")
+        expected += [(at_ns, rank, line) for line in whole]
+    for rank in range(3):
+        job.write(rank, "\n", at_ns=at_ns)
+        expected.append((at_ns, rank, written[rank]))
+    expected.sort(key=lambda line: line[:2])
+    assert [(line.time_ns, line.rank, line.text) for line in job.lines()] == expected
+
+
 def test_what_the_index_does_not_cover_was_written_by_the_files_mtime(job: Job) -> None:
     job.write(0, "noted\n", at_ns=10 * S)
     append(job.dir.rank_log(1, 0), "not noted\n")

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import pytest
 
-from orchestrator.client.log_reader import LogLine, LogQuery
+from orchestrator.client.log_reader import LogBlock, LogLine, LogQuery, lines
 from orchestrator.core.invisible_characters import harmless
 from orchestrator.core.mask import Mask
 from orchestrator.views.logs import (
@@ -220,8 +220,10 @@ def test_characters_that_show_nothing_are_shown_whatever_their_kind(code: int) -
 def test_no_noise_gets_an_escape_through(seed: int) -> None:
     dice = random.Random(seed)
     noise = "".join(dice.choice("\x1b\x1b\x9b\x9d\x07[]?;0138mHKP\\ a\n\r") for _ in range(500))
-    assert not re.search(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]", clean(noise, colour=False))
-    assert not re.search(r"[\x00-\x1f\x7f-\x9f]", re.sub(r"\x1b\[[0-9;:]*m", "", clean(noise, colour=True)))
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", clean(noise, colour=False))
+    assert not re.search(
+        r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", re.sub(r"\x1b\[[0-9;:]*m", "", clean(noise, colour=True))
+    )
 
 
 SECRET = 'hunter2/"tö+ken"?'
@@ -271,3 +273,41 @@ def test_a_value_too_short_to_hide_is_left_alone(values: list[str]) -> None:
 def test_a_secret_broken_up_by_escapes_stays_hidden() -> None:
     item = ShownLine(line(0, "key sec\x1b[0mret1 and s\x07cret22"), (0,))
     assert shown(BARE, item, secrets=("secret1", "s\x07cret22")) == ["key *** and ***"]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_lines_in_blocks_look_as_they_do_one_by_one(seed: int) -> None:
+    dice = random.Random(seed)
+    secrets = ["hunter2/t\u00f6ken?", "s\x07cret22", "two\nlines-of-it", "0123456789abcdef"]
+    parts = [b"x" * 190, b"step 12 loss 0.5", b" ", b"", "\u00e9\u2588\u202e".encode()]
+    if dice.random() < 0.7:  # a batch without these is looked at as a whole
+        parts += [b"\x1b[0m", b"\x1b]0;t", b"\x07", "\x9b3".encode(), b"\xff", b"\x9b", b"\xc2", b"\t"]
+    if dice.random() < 0.7:
+        parts += [secret.encode().replace(b"\n", b" ") for secret in secrets]
+        parts += [
+            secret.encode()[dice.randrange(9) : dice.randrange(4, 17)].replace(b"\n", b"")
+            for secret in secrets
+        ]
+        parts += [base64.b64encode(b"me:hunter2/t\xc3\xb6ken?")]
+    blocks, attempt = [], 1
+    for _ in range(dice.choice((1, 20, 300))):
+        rank = dice.choice((0, 0, 1, None))
+        attempt += dice.random() < 0.05
+        data = b"".join(
+            b"".join(dice.choice(parts) for _ in range(dice.randrange(6))) + b"\n"
+            for _ in range(dice.choice((1, 2, 90)))
+        )
+        blocks.append(LogBlock(0, attempt, rank, "n1" if rank is None else None, data))
+    for style in (PLAIN, BARE):
+        one_by_one = [ShownLine(line, ()) for line in lines(blocks)]
+        expected = "".join(f"{text}\n" for text in shown(style, *one_by_one, secrets=tuple(secrets)))
+        view = LogView(style, Mask(secrets))
+        assert "".join(view.add(blocks)) == expected
+        assert view.rest() == ""
+
+
+def test_identical_lines_are_folded_on_a_terminal_alone() -> None:
+    blocks = [LogBlock(0, 1, rank, None, b"same\nsame\n") for rank in (0, 1)]
+    piped, seen = LogView(PLAIN, Mask(())), LogView(DULL, Mask(()))
+    assert "".join(piped.add(blocks)) == "[rank 0] same\n" * 2 + "[rank 1] same\n" * 2
+    assert "".join(seen.add(blocks)) + seen.rest() == "[ranks 0-1 \u00d72] same\n" * 2
