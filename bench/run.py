@@ -6,6 +6,7 @@ is asserted; what the project aims at is printed beside what was found.
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import signal
@@ -21,10 +22,14 @@ from typing import Any
 
 import orchestrator
 from orchestrator.core.host import procfs
+from orchestrator.core.jobdir.log_index import LogIndex
 
 RUNS = int(os.environ.get("BENCH_RUNS", "5"))
 RUN_S_MAX = 180.0
 JOBS = 1000
+LOG_RANKS = 4
+LOG_S = 2000
+"""Length of a rank's log: a record of the index and a thousand lines a second, 200 MB in all."""
 
 TINY = textwrap.dedent('''
     """A tiny DDP training that stamps the time of its steps: the least a launcher can be measured by."""
@@ -298,7 +303,60 @@ def recovery(folder: Path) -> None:
     report("kill of a rank to the next first step", "below 1.0", a, b, "s", "torchrun")
 
 
-BENCHES = {"status": status, "first_step": first_step, "pace": pace, "cost": cost, "recovery": recovery}
+def logs(folder: Path) -> None:
+    """`orch logs` into a pipe, of one rank and of four, without and with secrets, against `cat` of the same files."""
+    for secrets in ((), ("HF_TOKEN", "WANDB_API_KEY")):
+        tokens = {name: f"{name}-qZ7Wv9Kx2Jm4LoPq8RtY" for name in secrets}
+        env = {**os.environ, **tokens, "ORCH_HOME": str(folder / "home")}
+        (folder / "noop.py").write_text("pass\n")
+        file = folder / "noop.yaml"
+        file.write_text(
+            f"name: noop\nprocs_per_node: {LOG_RANKS}\nentrypoint: noop.py\nsecrets: {list(secrets)}\n"
+        )
+        job = orchestrator.submit(file, environ=env)
+        job.wait(RUN_S_MAX)
+        paths = [job.folder.rank_log(1, rank) for rank in range(LOG_RANKS)]
+        for rank, path in enumerate(paths):
+            _write_log(path, LogIndex(job.folder.rank_index(1, rank)))
+        masked = f" with {len(secrets)} secrets" if secrets else ""
+        for what, words, files, aim in (
+            ("one rank", ["--rank", "0"], paths[:1], 150 if secrets else 500),
+            (f"{LOG_RANKS} ranks", [], paths, 100),
+        ):
+            ours, theirs = in_turns(
+                functools.partial(_piped, orch("logs", job.id, *words), env),
+                functools.partial(_piped, ["cat", *map(str, files)], env),
+            )
+            report(f"orch logs of {what}{masked}", f"at least {aim} MB/s", ours, theirs, "MB/s", "cat")
+
+
+def _write_log(path: Path, index: LogIndex) -> None:
+    """Write a long log and its index, which has a record a second, as if a thousand lines were printed in each."""
+    began_ns = time.time_ns() - 10**15
+    with path.open("wb") as file:
+        for second in range(LOG_S):
+            lines = (
+                f"2026-01-01 00:00:00 INFO step {second * 1000 + line:9d}  loss {1 / (line + 1):.6f}  lr 3.00e-04  12345 tokens/s\n"
+                for line in range(1000)
+            )
+            file.write("".join(lines).encode())
+            index.note(began_ns + second * 10**9, file.tell())
+    index.close()
+
+
+def _piped(argv: list[str], env: dict[str, str]) -> float:
+    """Read a command's output to its end and return how many MB it has given a second, its start included."""
+    start_s, size_bytes = time.perf_counter(), 0
+    with subprocess.Popen(argv, env=env, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        while block := os.read(process.stdout.fileno(), 1 << 20):
+            size_bytes += len(block)
+    return size_bytes / 1e6 / (time.perf_counter() - start_s)
+
+
+BENCHES = {
+    "status": status, "first_step": first_step, "pace": pace, "cost": cost, "recovery": recovery, "logs": logs,
+}  # fmt: skip
 
 
 def main(names: list[str]) -> int:

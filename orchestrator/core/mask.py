@@ -17,6 +17,8 @@ SECRET_CHARS_MIN = 4
 CUT_CHARS_MIN = 200
 """From this length on a text may be a piece of a longer one. No limit of what nodes report is lower."""
 
+_LONG_LINE = re.compile(rf"\n([^\n]{{{CUT_CHARS_MIN},}})")
+
 TOKEN_CHARS_MIN = 8
 """From this length on the part of an address after its host is hidden wherever it stands alone."""
 
@@ -53,16 +55,10 @@ class Mask:
 
     def may_change(self, text: str) -> bool:
         """Tell whether `apply` may change any of the lines of `text`; much faster than `apply`."""
-        begin, last = 0, len(text) - CUT_CHARS_MIN if self._forms else -1
-        while begin <= last:
-            end = text.rfind("\n", begin, begin + CUT_CHARS_MIN)
-            if end < 0:
-                end = text.find("\n", begin + CUT_CHARS_MIN)
-                end = len(text) if end < 0 else end
-                if self._has_part(text[begin:end]):
-                    return True
-            begin = end + 1
-        return self._has_secret(text)
+        if not self._forms:
+            return False
+        long_lines = (found[1] for found in _LONG_LINE.finditer(f"\n{text}"))
+        return self._has_secret(text) or any(map(self._has_part, long_lines))
 
     def of_data(self, data: Any) -> Any:
         """Return JSON data with the secrets replaced in all its texts."""
