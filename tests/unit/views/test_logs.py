@@ -271,8 +271,11 @@ def test_a_value_too_short_to_hide_is_left_alone(values: list[str]) -> None:
 
 
 def test_a_secret_broken_up_by_escapes_stays_hidden() -> None:
-    item = ShownLine(line(0, "key sec\x1b[0mret1 and s\x07cret22"), (0,))
-    assert shown(BARE, item, secrets=("secret1", "s\x07cret22")) == ["key *** and ***"]
+    text, secrets = "key sec\x1b[0mret1 and s\x07cret22", ("secret1", "s\x07cret22")
+    assert shown(BARE, ShownLine(line(0, text), (0,)), secrets=secrets) == ["key *** and ***"]
+    for part in ("key sec\x1b[0mret1", "and s\x07cret22"):
+        block = LogBlock(0, 1, 0, None, f"{part}\n".encode())
+        assert "***" in "".join(LogView(BARE, Mask(secrets)).add([block]))
 
 
 @pytest.mark.parametrize("seed", range(60))
