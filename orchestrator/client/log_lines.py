@@ -1,9 +1,8 @@
-"""Lines of a log, cut from its bytes block by block: forward as it grows, or backward from its end; and what they show.
+"""Lines of a log, in blocks that are cut from its bytes: forward as it grows, or backward from its end.
 
-Rules: lines come as they lie in the file, many at once, each ended by a newline, with the offset of the last byte, by
-which the index finds when they were written. A line too long
-is cut between characters and never inside a secret (the mask would not know the halves); what a progress bar has
-written over is dropped first. A file that shrinks or vanishes ends the reading without an error.
+Rules: many lines come at once, with the offset of their last byte, by which the index finds when they were written. A
+line too long is cut between characters and never inside a secret (the mask would not know the halves); what a progress
+bar has written over is dropped first. A file that shrinks or vanishes ends the reading without an error.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ CUT_MARK = " …"
 _ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 
 Cut: TypeAlias = list[tuple[int, bytes]]
-"""Whole lines, many at once, with the file's offset of the last newline; the earlier ones lie as far before it as in the
-file. Of a line that was changed each piece comes alone."""
+"""Whole lines, each ended by a newline, and the offset of the last newline in the file; the others lie as far before it as
+in the file. The pieces of a line too long come one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +62,7 @@ def lines(blocks: Iterable[LogBlock]) -> Iterator[LogLine]:
 
 
 def settled(blocks: Iterable[LogBlock], grep: re.Pattern[str] | None, mask: Mask) -> Iterator[LogBlock]:
-    """Yield blocks of the lines as a terminal shows them at their end, and of these those that match."""
+    """Yield the lines as a terminal shows them once progress bars are done; with `grep`, those that match."""
     for block in blocks:
         if grep is not None or b"\r" in block.data:
             # Masked first: part of a secret may be written over.

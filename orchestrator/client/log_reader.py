@@ -3,7 +3,8 @@
 Rules: attempts follow one another, inside an attempt lines are merged by the time their last byte was written (the
 index next to a log; what it does not cover, and node logs, by the file's own mtime), then by rank, then by file order.
 A log is read, merged and handed on in blocks of lines, which is many times faster than line by line, and opened per
-block, so neither a log's length nor the number of ranks costs memory or open files. The lines of one rank are never reordered, lost or duplicated.
+block, so neither a log's length nor the number of ranks costs memory or open files. The lines of one rank are never
+reordered, lost or duplicated.
 
 A query without `attempt` reads the newest attempt with any output; with `tail`, earlier ones too until there are enough
 lines; with `since_s`, or with `grep` and no `tail`, all attempts.

@@ -199,7 +199,7 @@ class LogView:
         return "".join(f"{text}\n" for one in folded for text in self.lines(one))
 
     def _joined(self, blocks: list[LogBlock]) -> str:
-        """Return the text of blocks as it is without folding."""
+        """Return the text of blocks where nothing is folded."""
         text = self._harmless_lines(b"".join(block.data for block in blocks))
         if not self._style.prefix:
             return text
@@ -212,7 +212,7 @@ class LogView:
         return "\n".join((*shown, ""))
 
     def _harmless_lines(self, data: bytes) -> str:
-        """Return lines as `_harmless` returns each, which is seldom needed."""
+        """Return many lines as `_harmless` returns each of them, at once where no secret is in sight."""
         text = cleaned = data.decode("utf-8", "replace")
         if any(map(data.__contains__, _CONTROL_BYTES)) or (not data.isascii() and _CONTROL_C1.search(data)):
             cleaned = clean(text, colour=self._style.colour)
