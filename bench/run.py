@@ -6,6 +6,7 @@ is asserted; what the project aims at is printed beside what was found.
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import signal
@@ -21,10 +22,13 @@ from typing import Any
 
 import orchestrator
 from orchestrator.core.host import procfs
+from orchestrator.core.jobdir.log_index import LogIndex
 
 RUNS = int(os.environ.get("BENCH_RUNS", "5"))
 RUN_S_MAX = 180.0
 JOBS = 1000
+LOG_S = 6000
+"""Length of the logs of all ranks together, about 600 MB."""
 
 TINY = textwrap.dedent('''
     """A tiny DDP training that stamps the time of its steps: the least a launcher can be measured by."""
@@ -298,7 +302,56 @@ def recovery(folder: Path) -> None:
     report("kill of a rank to the next first step", "below 1.0", a, b, "s", "torchrun")
 
 
-BENCHES = {"status": status, "first_step": first_step, "pace": pace, "cost": cost, "recovery": recovery}
+def logs(folder: Path) -> None:
+    """`orch logs` into a pipe, of one rank and of four, without and with secrets, against `cat` of the same files."""
+    (folder / "noop.py").write_text("pass\n")
+    tokens = {name: f"{name}-qZ7Wv9Kx2Jm4LoPq8RtY" for name in ("HF_TOKEN", "WANDB_API_KEY")}
+    env = {**os.environ, **tokens, "ORCH_HOME": str(folder / "home")}
+    for ranks, secrets, aim in ((1, [], 500), (1, [*tokens], 150), (4, [], 100), (4, [*tokens], 100)):
+        file = folder / "noop.yaml"
+        file.write_text(f"name: noop\nprocs_per_node: {ranks}\nentrypoint: noop.py\nsecrets: {secrets}\n")
+        job = orchestrator.submit(file, environ=env)
+        job.wait(RUN_S_MAX)
+        paths = [job.folder.rank_log(1, rank) for rank in range(ranks)]
+        for rank, path in enumerate(paths):
+            _write_log(path, LogIndex(job.folder.rank_index(1, rank)), LOG_S // ranks)
+        words = ["logs", job.id, *(["--rank", "0"] if ranks == 1 else [])]
+        ours, theirs = in_turns(
+            functools.partial(_piped, orch(*words), env),
+            functools.partial(_piped, ["cat", *map(str, paths)], env),
+        )
+        what = f"orch logs, {ranks} rank{'s' * (ranks > 1)}, {len(secrets)} secrets"
+        report(what, f"at least {aim} MB/s", ours, theirs, "MB/s", "cat")
+        shutil.rmtree(job.folder.logs)
+
+
+def _write_log(path: Path, index: LogIndex, span_s: int) -> None:
+    """Write a log of a thousand lines a second, and its index with a record a second."""
+    began_ns = time.time_ns() - 10**15
+    with path.open("wb") as file:
+        for second in range(span_s):
+            lines = (
+                f"2026-01-01 00:00:00 INFO step {second * 1000 + line:9d}  loss {1 / (line + 1):.6f}  lr 3.00e-04  12345 tokens/s\n"
+                for line in range(1000)
+            )
+            file.write("".join(lines).encode())
+            index.note(began_ns + second * 10**9, file.tell())
+    index.close()
+
+
+def _piped(argv: list[str], env: dict[str, str]) -> float:
+    """Read a command's output to its end and return how many MB it has given a second, its start included."""
+    start_s, size_bytes = time.perf_counter(), 0
+    with subprocess.Popen(argv, env=env, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        while block := os.read(process.stdout.fileno(), 1 << 20):
+            size_bytes += len(block)
+    return size_bytes / 1e6 / (time.perf_counter() - start_s)
+
+
+BENCHES = {
+    "status": status, "first_step": first_step, "pace": pace, "cost": cost, "recovery": recovery, "logs": logs,
+}  # fmt: skip
 
 
 def main(names: list[str]) -> int:

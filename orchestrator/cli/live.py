@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from orchestrator.cli import terminal
 from orchestrator.client.job import Job
@@ -22,7 +22,7 @@ from orchestrator.core.jobdir import status_file
 from orchestrator.core.jobdir.status_file import Status
 from orchestrator.views import cells, post_mortem
 from orchestrator.views import status as status_view
-from orchestrator.views.logs import FAR_WINDOW_NS, FOLD_WINDOW_NS, Deduplicator, LogStyle, LogView
+from orchestrator.views.logs import FAR_WINDOW_NS, FOLD_WINDOW_NS, LogStyle, LogView
 
 Print: TypeAlias = Callable[[str], None]
 Refresh: TypeAlias = Callable[[Status], None]
@@ -37,7 +37,7 @@ REASON_LINES_MAX = 2
 
 def logs(job: Job, query: LogQuery, style: LogStyle) -> Status:
     """Print log lines until the job has ended; return its last status."""
-    return _follow(job, query, style, print_line, lambda status: None)
+    return _follow(job, query, style, print_text, lambda status: None)
 
 
 def everything(job: Job, style: LogStyle) -> Status:
@@ -45,7 +45,7 @@ def everything(job: Job, style: LogStyle) -> Status:
     if terminal.has_colour():
         with _live() as (out, refresh):
             return _follow(job, LogQuery(), style, out, refresh)
-    return _follow(job, LogQuery(), style, print_line, _changes(with_end=False))
+    return _follow(job, LogQuery(), style, print_text, _changes(with_end=False))
 
 
 def watch(job: Job) -> Status:
@@ -94,28 +94,36 @@ def _until_ended(job: Job, refresh: Refresh) -> Status:
 
 def print_line(text: str) -> None:
     """Print one line at once."""
-    sys.stdout.write(f"{text}\n")
+    print_text(f"{text}\n")
+
+
+def print_text(text: str) -> None:
+    """Print text at once."""
+    sys.stdout.write(text)
     sys.stdout.flush()
 
 
 def _follow(job: Job, query: LogQuery, style: LogStyle, out: Print, refresh: Refresh) -> Status:
     mask = job.mask()
-    view = LogView(style, mask, lambda attempt: _transition(job, attempt))
     follower = Follower(job.folder, query, mask)
     status = job.status()
-    folding = Deduplicator(FAR_WINDOW_NS if status["backend"] != "local" else FOLD_WINDOW_NS)
+    window_ns = FAR_WINDOW_NS if status["backend"] != "local" else FOLD_WINDOW_NS
+    view = LogView(style, mask, lambda attempt: _transition(job, attempt), window_ns)
     refresh(status)
     due_s = time.monotonic() + STATUS_S
     while status["state"] not in status_file.ENDED:
-        _print(view, out, folding, follower.poll())
-        time.sleep(POLL_S)
+        for text in view.add(follower.poll()):
+            out(text)
+        out(view.ready(time.time_ns()))
+        if not follower.is_behind:
+            time.sleep(POLL_S)
         if time.monotonic() >= due_s:
             due_s = time.monotonic() + STATUS_S
             status = job.status()
             refresh(status)
-    _print(view, out, folding, follower.drain())
-    for folded in folding.rest():
-        _print_folded(view, out, folded)
+    for text in view.add(follower.drain()):
+        out(text)
+    out(view.rest())
     refresh(status)
     return status
 
@@ -125,19 +133,6 @@ def _transition(job: Job, attempt: int) -> str:
         return post_mortem.transition(job.why(), attempt)
     except OrchError:
         return ""  # its logs are still worth reading
-
-
-def _print(view: LogView, out: Print, folding: Deduplicator, lines: Any) -> None:
-    for one in lines:
-        for folded in folding.add(one):
-            _print_folded(view, out, folded)
-    for folded in folding.ready(time.time_ns()):
-        _print_folded(view, out, folded)
-
-
-def _print_folded(view: LogView, out: Print, folded: Any) -> None:
-    for text in view.lines(folded):
-        out(text)
 
 
 def _changes(*, with_end: bool) -> Refresh:
@@ -166,7 +161,7 @@ def _changes(*, with_end: bool) -> Refresh:
 
 @contextmanager
 def _live() -> Iterator[tuple[Print, Refresh]]:
-    """Yield the functions that print a line above and renew the job's state below."""
+    """Yield the functions that print lines above and renew the job's state below."""
     from rich.live import Live
     from rich.text import Text
 
@@ -174,7 +169,8 @@ def _live() -> Iterator[tuple[Print, Refresh]]:
     with Live(console=screen, auto_refresh=False, transient=True) as live:
 
         def out(text: str) -> None:
-            screen.print(Text.from_ansi(text), soft_wrap=True)
+            if text:
+                screen.print(Text.from_ansi(text.removesuffix("\n")), soft_wrap=True)
 
         def refresh(status: Status) -> None:
             last = cells.line(cells.Cell(f"{status['id']} · Ctrl-C leaves it running", "dim"))

@@ -24,7 +24,7 @@ from orchestrator.core.jobdir import status_file
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from orchestrator.client.log_reader import LogLine
+    from orchestrator.client.log_reader import LogBlock
     from orchestrator.core.jobdir.status_file import Status
 
 LOG_LINES = 10
@@ -133,16 +133,16 @@ def _display_of_notebook() -> Callable[[RenderableType], None] | None:
 
 def follow_in_notebook(job: Job, display: Callable[[RenderableType], None]) -> None:
     """Show a job by `display` until it ends or an interrupt comes, after which the last panel says how to go on."""
-    from orchestrator.client.log_reader import Follower, LogQuery
+    from orchestrator.client import log_reader
     from orchestrator.views.logs import LogStyle, LogView, ShownLine
 
     mask = job.mask()
-    follower = Follower(job.folder, LogQuery(ranks=(0,), tail=LOG_LINES), mask)
+    follower = log_reader.Follower(job.folder, log_reader.LogQuery(ranks=(0,), tail=LOG_LINES), mask)
     view = LogView(LogStyle(prefix=False, colour=True, terminal=True), mask)
     lines: deque[str] = deque(maxlen=LOG_LINES)
 
-    def read(news: Iterable[LogLine]) -> None:
-        for line in news:
+    def read(news: Iterable[LogBlock]) -> None:
+        for line in log_reader.lines(news):
             lines.extend(view.lines(ShownLine(line, (0,))))
 
     status = job.last_status()

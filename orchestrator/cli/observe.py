@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+import time
 from typing import TYPE_CHECKING
 
 import click
@@ -121,8 +123,8 @@ def _print_nodes_logs(job: Job, query: LogQuery) -> None:
     """Print the nodes' own logs of a job whose ranks have not printed anything."""
     from dataclasses import replace
 
-    lines = iter(_printed(job, replace(query, nodes=tuple(job.node_names()))))
-    first = next(lines, None)
+    texts = filter(None, _printed(job, replace(query, nodes=tuple(job.node_names()))))
+    first = next(texts, None)
     if first is None:
         if job.is_slurm and _print_batch_log(job):
             return
@@ -130,9 +132,8 @@ def _print_nodes_logs(job: Job, query: LogQuery) -> None:
         terminal.say(f"no rank has printed anything, and no node has said what it did; see {verb}", err=True)
         return
     terminal.say("no rank has printed anything; this is what the nodes did:", err=True)
-    click.echo(first)
-    for text in lines:
-        click.echo(text)
+    sys.stdout.write(first)
+    sys.stdout.writelines(texts)
 
 
 def _print_batch_log(job: Job) -> bool:
@@ -151,17 +152,19 @@ def _print_batch_log(job: Job) -> bool:
 
 
 def _print_logs(job: Job, query: LogQuery) -> None:
-    for text in _printed(job, query):
-        click.echo(text)
+    sys.stdout.writelines(_printed(job, query))
 
 
 def _printed(job: Job, query: LogQuery) -> Iterator[str]:
+    from orchestrator.client import log_reader as reading
     from orchestrator.views import logs as log_view
 
     style = log_view.style_of(query, terminal=terminal.is_terminal(), environ=os.environ)
-    view = log_view.LogView(style, job.mask())
-    for folded in log_view.deduplicated(job.logs(query)):
-        yield from view.lines(folded)
+    mask = job.mask()
+    view = log_view.LogView(style, mask)
+    # One rank's bare text is in the order of its file, whatever the times.
+    yield from view.add(reading.blocks(job.folder, query, time.time_ns(), mask, is_timed=style.prefix))
+    yield view.rest()
 
 
 @click.command()

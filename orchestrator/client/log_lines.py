@@ -1,14 +1,16 @@
-"""Lines of a log, cut from its bytes block by block: forward as it grows, or backward from its end.
+"""Lines of a log, in blocks that are cut from its bytes: forward as it grows, or backward from its end.
 
-Rules: every line comes with the offset of its last byte, by which the index finds when it was written. A line too long
-is cut between characters and never inside a secret (the mask would not know the halves); what a progress bar has
-written over is dropped first. A file that shrinks or vanishes ends the reading without an error.
+Rules: many lines come at once, with the offset of their last byte, by which the index finds when they were written. A
+line too long is cut between characters and never inside a secret (the mask would not know the halves); what a progress
+bar has written over is dropped first. A file that shrinks or vanishes ends the reading without an error.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -17,9 +19,70 @@ from orchestrator.core.mask import SECRET_CHARS_MIN, Mask
 
 LINE_BYTES_MAX = 64 << 10
 CUT_MARK = " …"
+_ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 
 Cut: TypeAlias = list[tuple[int, bytes]]
-"""Lines, each with the offset of its last byte, the newline included."""
+"""Whole lines, each ended by a newline, and the offset of the last newline in the file; the others lie as far before it as
+in the file. The pieces of a line too long come one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """One line of a rank's log, or of a node's; exactly one of `rank` and `node` is set."""
+
+    time_ns: int
+    """When its end had been written: wall clock of the node, never later than the reader's."""
+    attempt: int
+    rank: int | None
+    text: str
+    node: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LogBlock:
+    """Whole lines of one log that share a time; as for a line, exactly one of `rank` and `node` is set."""
+
+    time_ns: int
+    attempt: int
+    rank: int | None
+    node: str | None
+    data: bytes
+    """The lines, each ended by a newline."""
+
+    def texts(self) -> list[str]:
+        """Return the lines, without their newlines."""
+        return self.data.decode("utf-8", "replace").split("\n")[:-1]
+
+
+def lines(blocks: Iterable[LogBlock]) -> Iterator[LogLine]:
+    """Yield the lines of blocks."""
+    for block in blocks:
+        for text in block.texts():
+            yield LogLine(block.time_ns, block.attempt, block.rank, text, block.node)
+
+
+def settled(blocks: Iterable[LogBlock], grep: re.Pattern[str] | None, mask: Mask) -> Iterator[LogBlock]:
+    """Yield the lines as a terminal shows them once progress bars are done; with `grep`, those that match."""
+    for block in blocks:
+        if grep is not None or b"\r" in block.data:
+            # Masked first: part of a secret may be written over.
+            seen = [_seen(mask.apply(text)) if "\r" in text else text for text in block.texts()]
+            kept = [text for text in seen if grep is None or grep.search(text)]
+            if not kept:
+                continue
+            block = replace(block, data="\n".join((*kept, "")).encode())
+        yield block
+
+
+def _seen(text: str) -> str:
+    """Return what a terminal shows at the end of a line that returned to its start, as progress bars do."""
+    parts = text.split("\r")
+    if "\x1b" in text:  # columns cannot be counted: the last part that shows anything
+        return next((part for part in reversed(parts) if _ESCAPE.sub("", part).strip()), parts[-1])
+    seen = ""
+    for part in reversed(parts):
+        seen += part[len(seen) :]
+    return seen.rstrip()
 
 
 class Cutter:
@@ -36,19 +99,24 @@ class Cutter:
 
     def add(self, block: bytes) -> Cut:
         """Take the next bytes, at most `LINE_BYTES_MAX`; return the lines that they end."""
-        first, *others = block.split(b"\n")
-        end = self.offset + len(first)
         self.offset += len(block)
-        if not others:
-            return self._hold(self.rest + first)
-        cut = [(end, piece) for piece in _pieces(self.rest + first, self._mask)]
-        if self.continued and cut[0][1] in (b"", b"\r"):
-            cut = []  # the line was complete when it was returned
+        raw = self.rest + block
+        stop = raw.rfind(b"\n") + 1
+        if not stop:
+            *pieces, self.rest = _pieces(raw, self._mask)
+            return [(self.offset - 1, piece + b"\n") for piece in pieces]
+        self.rest = raw[stop:]
+        begin = 0
+        cut: Cut = []
+        first_stop = raw.find(b"\n") + 1
+        if first_stop > LINE_BYTES_MAX + 1:
+            begin, end = first_stop, self.offset - len(raw) + first_stop - 1
+            cut += [(end, piece + b"\n") for piece in _pieces(raw[: begin - 1], self._mask)]
+        elif self.continued and raw[:first_stop] in (b"\n", b"\r\n"):
+            begin = first_stop  # the line was complete when it was returned
         self.continued = False
-        for part in others[:-1]:
-            end += len(part) + 1
-            cut.append((end, part))
-        self.rest = others[-1]
+        if begin < stop:
+            cut.append((self.offset - len(self.rest) - 1, raw[begin:stop]))
         return cut
 
     def flush(self) -> Cut:
@@ -58,7 +126,7 @@ class Cutter:
         if not given:
             return []
         self.continued = True
-        return [(self.offset - 1, given)]
+        return [(self.offset - 1, given + b"\n")]
 
     def end(self) -> Cut:
         """Return the rest, without a secret at its end of which only a part was written."""
@@ -66,11 +134,7 @@ class Cutter:
         whole = self._mask.whole(given, len(given), SECRET_CHARS_MIN)
         if whole < len(given):
             given = given[:whole] + CUT_MARK.encode()
-        return [(self.offset - 1, given)] if given else []
-
-    def _hold(self, rest: bytes) -> Cut:
-        *cut, self.rest = _pieces(rest, self._mask)
-        return [(self.offset - 1, piece) for piece in cut]
+        return [(self.offset - 1, given + b"\n")] if given else []
 
 
 def cut_backward(path: Path, size_bytes: int, block_bytes: int, mask: Mask) -> Iterator[Cut]:
@@ -87,24 +151,23 @@ def cut_backward(path: Path, size_bytes: int, block_bytes: int, mask: Mask) -> I
             return
         if start + want_bytes == size_bytes:
             block = block.removesuffix(b"\n")
-        first, *others = block.split(b"\n")
+        first, newline, others = block.partition(b"\n")
         cut: Cut = []
-        if others:
-            end = first_end = start + len(first)
-            for part in others[:-1]:
-                end += len(part) + 1
-                cut.append((end, part))
-            cut += [(rest_end, piece) for piece in _pieces(others[-1] + rest, mask)]
-            rest, rest_end = first, first_end
+        if newline:
+            end, stop = start + len(first), others.rfind(b"\n") + 1
+            if stop:
+                cut.append((end + stop, others[:stop]))
+            cut += [(rest_end, piece + b"\n") for piece in _pieces(others[stop:] + rest, mask)]
+            rest, rest_end = first, end
         else:
             rest = _unwritten(first + rest)
             if len(rest) > LINE_BYTES_MAX + mask.bytes_max:  # or a secret may begin before what was read
                 at = _place(rest, len(rest) - LINE_BYTES_MAX, mask)
-                cut.append((rest_end, rest[at:]))
+                cut.append((rest_end, rest[at:] + b"\n"))
                 rest_end -= len(rest) - at
                 rest = rest[:at] + CUT_MARK.encode()
         if start == 0:
-            cut[:0] = [(rest_end, piece) for piece in _pieces(rest, mask)]
+            cut[:0] = [(rest_end, piece + b"\n") for piece in _pieces(rest, mask)]
         yield cut
 
 

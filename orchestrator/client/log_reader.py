@@ -2,8 +2,9 @@
 
 Rules: attempts follow one another, inside an attempt lines are merged by the time their last byte was written (the
 index next to a log; what it does not cover, and node logs, by the file's own mtime), then by rank, then by file order.
-A log is read in blocks and opened per block, so neither a log's length nor the number of ranks costs memory or open
-files. The lines of one rank are never reordered, lost or duplicated.
+A log is read, merged and handed on in blocks of lines, which is many times faster than line by line, and opened per
+block, so neither a log's length nor the number of ranks costs memory or open files. The lines of one rank are never
+reordered, lost or duplicated.
 
 A query without `attempt` reads the newest attempt with any output; with `tail`, earlier ones too until there are enough
 lines; with `since_s`, or with `grep` and no `tail`, all attempts.
@@ -25,23 +26,27 @@ from orchestrator.client.log_lines import (
     LINE_BYTES_MAX,
     Cut,
     Cutter,
+    LogBlock,
+    LogLine,
     block_at,
     cut_backward,
     line_start,
+    lines,
+    settled,
 )
 from orchestrator.core.jobdir.layout import JobDir, attempt_of, rank_of
 from orchestrator.core.jobdir.log_index import IndexCursor, offset_at
 from orchestrator.core.mask import Mask
 
 __all__ = [
-    "BAR_S", "CUT_MARK", "LINE_BYTES_MAX", "Follower", "LogLine", "LogQuery", "attempts", "has_rank_lines", "nodes",
-    "read",
+    "BAR_S", "CUT_MARK", "LINE_BYTES_MAX", "Follower", "LogBlock", "LogLine", "LogQuery", "attempts", "blocks",
+    "has_rank_lines", "lines", "nodes", "read",
 ]  # fmt: skip
 
 FLUSH_S = 1.0
 BAR_S = 5.0
 """A progress bar that is being redrawn is shown this often while it is followed."""
-POLL_BYTES_MAX = 16 << 20
+POLL_BYTES_MAX = 4 << 20
 _DRAIN_POLLS_MAX = 100_000
 _READ_BYTES_MAX = 16 << 20
 _BLOCK_BYTES_MIN = 8 << 10
@@ -49,7 +54,6 @@ _FAR = 1 << 64
 NO_SECRETS = Mask(())
 _NODE_LOG = re.compile(r"node-(.+)\.log$")
 _TIME = attrgetter("time_ns")
-_ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,18 +70,6 @@ class LogQuery:
     """Only lines of the last seconds, this many."""
     grep: re.Pattern[str] | None = None
     """Only lines that match."""
-
-
-@dataclass(frozen=True, slots=True)
-class LogLine:
-    """One line of a rank's log, or of a node's; exactly one of `rank` and `node` is set."""
-
-    time_ns: int
-    """When its end had been written: wall clock of the node, never later than the reader's."""
-    attempt: int
-    rank: int | None
-    text: str
-    node: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,19 +93,11 @@ class _Source:
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
-    """Lines of one log that share a time: merging runs instead of lines is several times faster."""
-
-    time_ns: int
-    source: _Source
-    lines: list[bytes]
-
-
-@dataclass(frozen=True, slots=True)
 class _Scan:
-    """Parameters of a read: block size, the times between which lines count, and the secrets."""
+    """Parameters of a read: block size, the times between which lines count, whether times matter, and the secrets."""
 
     block_bytes: int
+    is_timed: bool
     after_ns: int
     now_ns: int
     mask: Mask
@@ -141,11 +125,18 @@ def read(job: JobDir, query: LogQuery, now_ns: int, mask: Mask = NO_SECRETS) -> 
 
     Lines are not masked, but cut so that `mask` finds every secret in them.
     """
-    return _read(_sources(job, query), query, now_ns, mask)
+    return lines(blocks(job, query, now_ns, mask))
+
+
+def blocks(
+    job: JobDir, query: LogQuery, now_ns: int, mask: Mask = NO_SECRETS, *, is_timed: bool = True
+) -> Iterator[LogBlock]:
+    """Yield blocks of the lines that `read` yields. Without `is_timed`, times are read only where they decide."""
+    return _read(_sources(job, query), query, now_ns, mask, is_timed)
 
 
 class Follower:
-    """Follower of a job's logs: the lines that `read` yields, then what is added, over all ranks and attempts.
+    """Follower of a job's logs: the blocks that `blocks` yields, then what is added, over all ranks and attempts.
 
     The caller polls, sleeps between polls, and drains when the job is over. An unfinished line is held back until it
     ends or `FLUSH_S` have passed; the rest then comes as a line of its own.
@@ -168,51 +159,52 @@ class Follower:
             replace(source, size_bytes=line_start(source.path, source.size_bytes, mask))
             for source in _sources(job, query)
         ]
-        self._past = _read(past, query, clock_ns(), mask)
+        self._past = _read(past, query, clock_ns(), mask, is_timed=True)
         self._tails = {source.path: _Tail(source, mask) for source in past}
-        self._behind = True
+        self.is_behind = True
+        """Whether the next poll has more without a wait."""
 
-    def poll(self) -> list[LogLine]:
+    def poll(self) -> list[LogBlock]:
         """Return the lines since the last poll, about `POLL_BYTES_MAX` at most; the next poll goes on."""
         now_ns = self._clock_ns()
-        lines = self._take_past()
-        if lines:
-            return lines
-        runs: list[_Run] = []
+        past = self._take_past()
+        if past:
+            return past
+        new: list[LogBlock] = []
         sources = _sources(self._job, self._query)
         share_bytes = max(_BLOCK_BYTES_MIN, POLL_BYTES_MAX // max(1, len(sources)))
-        self._behind = False
+        self.is_behind = False
         for source in sources:
             tail = self._tails.get(source.path)
             if tail is None:
                 tail = self._tails[source.path] = _Tail(replace(source, size_bytes=0), self._mask)
-            runs += tail.more(source, share_bytes, now_ns)
-            self._behind |= tail.offset < source.size_bytes
-        return self._merged(runs)
+            new += tail.more(source, share_bytes, now_ns)
+            self.is_behind |= tail.offset < source.size_bytes
+        return self._merged(new)
 
-    def drain(self) -> Iterator[LogLine]:
+    def drain(self) -> Iterator[LogBlock]:
         """Yield the rest, unfinished lines too, once no process still writes."""
         for _ in range(_DRAIN_POLLS_MAX):
-            lines = self.poll()
-            yield from lines
-            if not lines and not self._behind:
+            new = self.poll()
+            yield from new
+            if not new and not self.is_behind:
                 break
         now_ns = self._clock_ns()
         tails = sorted(self._tails.values(), key=lambda tail: tail.source.order)
-        yield from self._merged([run for tail in tails for run in tail.flush(now_ns)])
+        yield from self._merged([block for tail in tails for block in tail.flush(now_ns)])
 
-    def _take_past(self) -> list[LogLine]:
-        lines, left_bytes = [], POLL_BYTES_MAX
-        for line in self._past:
-            lines.append(line)
-            left_bytes -= len(line.text) + 100  # what a line costs in addition to its text
+    def _take_past(self) -> list[LogBlock]:
+        past, left_bytes = [], POLL_BYTES_MAX
+        for block in self._past:
+            past.append(block)
+            left_bytes -= len(block.data) + 200  # what a block costs in addition to its lines
             if left_bytes < 0:
                 break
-        return lines
+        return past
 
-    def _merged(self, runs: list[_Run]) -> list[LogLine]:
-        runs.sort(key=lambda run: (run.source.attempt, run.time_ns))
-        return list(_log_lines(runs, self._query.grep, self._mask))
+    def _merged(self, new: list[LogBlock]) -> list[LogBlock]:
+        new.sort(key=lambda block: (block.attempt, block.time_ns))
+        return list(settled(new, self._query.grep, self._mask))
 
 
 def _sources(job: JobDir, query: LogQuery) -> list[_Source]:
@@ -251,60 +243,54 @@ def _stat(path: Path, attempt: int, rank: int | None, node: str | None) -> Itera
     yield _Source(attempt, rank, node, path, about.st_size, about.st_mtime_ns)
 
 
-def _read(sources: list[_Source], query: LogQuery, now_ns: int, mask: Mask) -> Iterator[LogLine]:
+def _read(
+    sources: list[_Source], query: LogQuery, now_ns: int, mask: Mask, is_timed: bool
+) -> Iterator[LogBlock]:
     sources = [source for source in sources if source.size_bytes]
     groups = [list(group) for _, group in itertools.groupby(sources, key=attrgetter("attempt"))]
     block_bytes = min(LINE_BYTES_MAX, max(_BLOCK_BYTES_MIN, _READ_BYTES_MAX // max(1, len(sources))))
     after_ns = -1 if query.since_s is None else now_ns - int(query.since_s * 1e9)
-    scan = _Scan(block_bytes, after_ns, now_ns, mask)
+    is_timed = is_timed or query.since_s is not None or any(len(group) > 1 for group in groups)
+    scan = _Scan(block_bytes, is_timed, after_ns, now_ns, mask)
     if query.tail is not None:
-        runs = itertools.chain.from_iterable(_merge_backward(group, scan) for group in reversed(groups))
-        newest_first = list(itertools.islice(_log_lines(runs, query.grep, mask), query.tail))
-        yield from reversed(newest_first)
+        newest_first = itertools.chain.from_iterable(_merge_backward(group, scan) for group in groups[::-1])
+        yield from _last(settled(newest_first, query.grep, mask), query.tail)
         return
     if query.since_s is None and query.grep is None:
         groups = groups[-1:]
     for group in groups:
-        yield from _log_lines(
-            heapq.merge(*(_forward(one, scan) for one in group), key=_TIME), query.grep, mask
-        )
+        merged = heapq.merge(*(_forward(one, scan) for one in group), key=_TIME)
+        yield from settled(merged, query.grep, mask)
 
 
-def _merge_backward(group: list[_Source], scan: _Scan) -> Iterator[_Run]:
-    """Merge newest first, in exactly the reverse order of the merge forward."""
+def _merge_backward(group: list[_Source], scan: _Scan) -> Iterator[LogBlock]:
+    """Merge newest first, in exactly the reverse order of the merge forward; in a block lines keep their order."""
     return heapq.merge(*(_backward(one, scan) for one in reversed(group)), key=_TIME, reverse=True)
 
 
-def _log_lines(runs: Iterable[_Run], grep: re.Pattern[str] | None, mask: Mask) -> Iterator[LogLine]:
-    for run in runs:
-        time_ns, source = run.time_ns, run.source
-        for raw in run.lines:
-            text = raw.decode("utf-8", "replace")
-            if "\r" in text:
-                text = _seen(mask.apply(text))  # part of a secret may be written over
-            if grep is None or grep.search(text):
-                yield LogLine(time_ns, source.attempt, source.rank, text, source.node)
+def _last(newest_first: Iterable[LogBlock], count: int) -> list[LogBlock]:
+    """Return the blocks of the last `count` lines, oldest first."""
+    kept: list[LogBlock] = []
+    for block in newest_first if count else ():
+        lines_left = count - block.data.count(b"\n")
+        if lines_left < 0:
+            parts = block.data.split(b"\n")
+            block = replace(block, data=b"\n".join(parts[-count - 1 :]))
+        kept.append(block)
+        count = lines_left
+        if count <= 0:
+            break
+    return kept[::-1]
 
 
-def _seen(text: str) -> str:
-    """Return what a terminal shows at the end of a line that returned to its start, as progress bars do."""
-    parts = text.split("\r")
-    if "\x1b" in text:  # columns cannot be counted: the last part that shows anything
-        return next((part for part in reversed(parts) if _ESCAPE.sub("", part).strip()), parts[-1])
-    seen = ""
-    for part in reversed(parts):
-        seen += part[len(seen) :]
-    return seen.rstrip()
-
-
-def _forward(source: _Source, scan: _Scan) -> Iterator[_Run]:
+def _forward(source: _Source, scan: _Scan) -> Iterator[LogBlock]:
     """Yield a log's lines in file order, from the first that is later than the scan's start."""
     offset = 0
     if scan.after_ns >= 0 and source.index is not None:
         offset = line_start(
             source.path, min(source.size_bytes, offset_at(source.index, scan.after_ns)), scan.mask
         )
-    cutter, cursor = Cutter(offset, scan.mask), IndexCursor(source.index)
+    cutter, cursor = Cutter(offset, scan.mask), IndexCursor(source.index if scan.is_timed else None)
     while cutter.offset < source.size_bytes:
         block_bytes = min(scan.block_bytes, source.size_bytes - cutter.offset)
         block = block_at(source.path, cutter.offset, block_bytes)
@@ -314,32 +300,31 @@ def _forward(source: _Source, scan: _Scan) -> Iterator[_Run]:
     yield from _later(_stamp(source, cutter.end(), cursor, scan.now_ns), scan)
 
 
-def _later(runs: Iterator[_Run], scan: _Scan) -> Iterator[_Run]:
-    return (run for run in runs if run.time_ns > scan.after_ns)
+def _later(blocks: Iterator[LogBlock], scan: _Scan) -> Iterator[LogBlock]:
+    return (block for block in blocks if block.time_ns > scan.after_ns)
 
 
-def _backward(source: _Source, scan: _Scan) -> Iterator[_Run]:
-    """Yield a log's lines from the last to the first that is later than the scan's start."""
+def _backward(source: _Source, scan: _Scan) -> Iterator[LogBlock]:
+    """Yield a log's blocks from the last to the first that is later than the scan's start."""
     for cut in cut_backward(source.path, source.size_bytes, scan.block_bytes, scan.mask):
-        runs = list(_stamp(source, cut, IndexCursor(source.index), scan.now_ns))
-        for run in reversed(runs):
-            if run.time_ns <= scan.after_ns:
+        stamped = list(_stamp(source, cut, IndexCursor(source.index), scan.now_ns))
+        for block in reversed(stamped):
+            if block.time_ns <= scan.after_ns:
                 return
-            yield _Run(run.time_ns, source, run.lines[::-1])
+            yield block
 
 
-def _stamp(source: _Source, cut: Cut, cursor: IndexCursor, now_ns: int) -> Iterator[_Run]:
+def _stamp(source: _Source, cut: Cut, cursor: IndexCursor, now_ns: int) -> Iterator[LogBlock]:
     """Yield lines with their times; lines beyond the index get the file's mtime."""
-    until, time_ns, lines = 0, 0, list[bytes]()
-    for end, raw in cut:
-        if end >= until:
-            if lines:
-                yield _Run(time_ns, source, lines)
-            noted_ns, until = cursor.span(end) or (max(cursor.time_ns, source.mtime_ns), _FAR)
-            time_ns, lines = min(noted_ns, now_ns), []
-        lines.append(raw)
-    if lines:
-        yield _Run(time_ns, source, lines)
+    for end, data in cut:
+        offset, begin = end + 1 - len(data), 0
+        while begin < len(data):
+            line_end = offset + data.find(b"\n", begin)
+            noted_ns, until = cursor.span(line_end) or (max(cursor.time_ns, source.mtime_ns), _FAR)
+            stop = data.rfind(b"\n", begin, until - offset) + 1
+            time_ns = min(noted_ns, now_ns)
+            yield LogBlock(time_ns, source.attempt, source.rank, source.node, data[begin:stop])
+            begin = stop
 
 
 class _Tail:
@@ -358,7 +343,7 @@ class _Tail:
     def offset(self) -> int:
         return self._cutter.offset
 
-    def more(self, source: _Source, limit_bytes: int, now_ns: int) -> Iterator[_Run]:
+    def more(self, source: _Source, limit_bytes: int, now_ns: int) -> Iterator[LogBlock]:
         """Yield the lines added since the last call, up to `limit_bytes`. `source` is the log as it stands now."""
         if source.size_bytes < self.offset:  # truncated: it starts again
             yield from self.flush(now_ns)
@@ -378,7 +363,7 @@ class _Tail:
             yield from _stamp(source, self._cutter.flush(), self._cursor, now_ns)
             self._held_ns = None
 
-    def flush(self, now_ns: int) -> list[_Run]:
+    def flush(self, now_ns: int) -> list[LogBlock]:
         """Return the unfinished line."""
         self._held_ns = None
         return list(_stamp(self.source, self._cutter.end(), self._cursor, now_ns))

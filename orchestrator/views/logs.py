@@ -1,18 +1,21 @@
-"""Log view: lines under their ranks' names, deduplicated over ranks, and harmless to a terminal.
+"""Log view: lines under their ranks' names, harmless to a terminal, and on a terminal deduplicated over ranks.
 
-The caller says once, in `style_of`, what the output can take. A log was written by a program on another machine, so its
+Into a file or a pipe lines go in blocks, and are looked at one by one only where there may be something to hide. The
+caller says once, in `style_of`, what the output can take. A log was written by a program on another machine, so its
 escape sequences are dropped, except colours where colours are shown.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 
-from orchestrator.client.log_reader import LogLine, LogQuery
+from orchestrator.client.log_reader import LogBlock, LogLine, LogQuery, lines
 from orchestrator.core.invisible_characters import harmless, visible
 from orchestrator.core.mask import Mask
 from orchestrator.core.text import ranks_text
@@ -24,22 +27,28 @@ FAR_WINDOW_NS = 2_500_000_000
 FOLD_LINES_MAX = 10_000
 FOLD_CHARS_MAX = 8 << 20
 PREFIX_RANGES_MAX = 4
+BATCH_BYTES = 32 << 10
+"""About how much text is looked at and given away at once."""
 
 _RANK_COLOURS = (36, 32, 33, 35, 34, 96, 92, 93, 95, 94)
 """ANSI foreground colours a rank can have; red is left to errors."""
 _BOLD, _DIM = 1, 2
 _RESET = "\x1b[0m"
-_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
-_SGR = r"\x1b\[[0-9;:]*m"
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_CONTROL_BYTES = bytes([*range(9), *range(11, 32), 127])
+_CONTROL_C1 = re.compile(rb"\xc2[\x80-\x9f]")
+"""The characters of `_CONTROL` in UTF-8."""
+
+_COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 # ECMA-48: CSI sequences; strings (DCS, SOS, OSC, PM, APC) that are closed; then any other escape; then lone controls.
-# A string that is never closed loses its opener only, or it would hide the rest of the line.
+# A string that is never closed loses its opener only, or it would hide the rest of the line. All begin with a control
+# character, which the pattern names first, as `re` searches for one of a set fastest.
 _HARMFUL = re.compile(
-    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
-    r"|(?:\x1b[PX\]^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)"
-    r"|\x1b[ -/]*[0-~]"
-    r"|[\x00-\x08\x0a-\x1f\x7f-\x9f]"
+    _CONTROL.pattern + r"(?:(?:(?<=\x1b)\[|(?<=\x9b))[0-?]*[ -/]*[@-~]"
+    r"|(?:(?<=\x1b)[PX\]^_]|(?<=[\x90\x98\x9d-\x9f]))[^\n\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)"
+    r"|(?<=\x1b)[ -/]*[0-~])?"
 )
-_HARMFUL_OR_COLOUR = re.compile(f"({_SGR})|{_HARMFUL.pattern}")
+_LOG = attrgetter("attempt", "rank", "node")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +76,9 @@ class Deduplicator:
         self._attempt = 0
 
     def add(self, line: LogLine) -> Iterator[ShownLine]:
-        """Take one line; yield what it pushes out of a full or ended wait. Exhaust it before the next call."""
+        """Take one line; yield what it pushes out of a full or ended wait, and what came a window before it. Exhaust it
+        before the next call."""
+        yield from self.ready(line.time_ns)
         if line.attempt != self._attempt:
             yield from self.rest()
             self._attempt = line.attempt
@@ -120,15 +131,6 @@ class Deduplicator:
         return ShownLine(line, tuple(sorted(ranks)))
 
 
-def deduplicated(lines: Iterable[LogLine], window_ns: int = FOLD_WINDOW_NS) -> Iterator[ShownLine]:
-    """Fold identical lines of several ranks that lie within `window_ns` of each other into one."""
-    folding = Deduplicator(window_ns)
-    for line in lines:
-        yield from folding.ready(line.time_ns)
-        yield from folding.add(line)
-    yield from folding.rest()
-
-
 @dataclass(frozen=True, slots=True)
 class LogStyle:
     """Capabilities of an output: whether it takes colours, lines have prefixes, and it is a terminal."""
@@ -149,54 +151,119 @@ def style_of(query: LogQuery, *, terminal: bool, environ: Mapping[str, str]) -> 
 
 
 class LogView:
-    """Deduplicated log lines as text, in order, with a divider where an attempt begins.
+    """Text of a log, in order, with a divider where an attempt begins.
 
     `transition` returns for an attempt what the divider says of the step from the previous one.
     """
 
     def __init__(
-        self, style: LogStyle, mask: Mask, transition: Callable[[int], str] = lambda attempt: ""
+        self,
+        style: LogStyle,
+        mask: Mask,
+        transition: Callable[[int], str] = lambda attempt: "",
+        window_ns: int = FOLD_WINDOW_NS,
     ) -> None:
         self._style = style
         self._mask = mask
         self._transition = transition
+        self._folding = Deduplicator(window_ns)
         self._attempt: int | None = None
+
+    def add(self, blocks: Iterable[LogBlock]) -> Iterator[str]:
+        """Yield the text of the next blocks, its lines ended by newlines. On a terminal some lines wait for others."""
+        for batch in _batches(blocks):
+            if self._style.terminal:
+                yield self._folded(one for line in lines(batch) for one in self._folding.add(line))
+            else:
+                yield self._joined(batch)
+
+    def ready(self, now_ns: int) -> str:
+        """Return the text of lines that have waited for the window."""
+        return self._folded(self._folding.ready(now_ns))
+
+    def rest(self) -> str:
+        """Return the text of all lines that wait."""
+        return self._folded(self._folding.rest())
 
     def lines(self, folded: ShownLine) -> list[str]:
         """Return the lines to print, without newlines: the log's line, after a divider where an attempt begins."""
         line = folded.line
-        # Twice: stripping escapes can join the parts of a secret, and can break one that has escapes of its own.
-        text = self._mask.apply(clean(self._mask.apply(line.text), colour=self._style.colour))
+        text = self._harmless(line.text)
         if self._style.terminal:
             text = visible(text)
         if not self._style.prefix:
             return [text]
-        text = f"{self._prefix(folded)} {text}"
-        before, self._attempt = self._attempt, line.attempt
-        if before is None or before == line.attempt:
-            return [text]
-        transition = harmless(self._mask.apply(self._transition(line.attempt)))
-        return [self._painted(f"── attempt {line.attempt} ── {transition}".rstrip(), _BOLD), text]
+        return [*self._divider(line.attempt), f"{self._prefix(line.rank, line.node, folded.ranks)} {text}"]
 
-    def _prefix(self, folded: ShownLine) -> str:
-        line, ranks = folded.line, folded.ranks
-        if line.rank is None:
-            return self._painted(f"[{clean(line.node or '', colour=False)}]", _DIM)
+    def _folded(self, folded: Iterable[ShownLine]) -> str:
+        return "".join(f"{text}\n" for one in folded for text in self.lines(one))
+
+    def _joined(self, blocks: list[LogBlock]) -> str:
+        """Return the text of blocks where nothing is folded."""
+        text = self._harmless_lines(b"".join(block.data for block in blocks))
+        if not self._style.prefix:
+            return text
+        left, shown = iter(text.split("\n")), list[str]()
+        for (attempt, rank, node), run in itertools.groupby(blocks, _LOG):
+            shown += self._divider(attempt)
+            prefix = f"{self._prefix(rank, node, ())} "
+            count = sum(block.data.count(b"\n") for block in run)
+            shown += map(prefix.__add__, itertools.islice(left, count))
+        return "\n".join((*shown, ""))
+
+    def _harmless_lines(self, data: bytes) -> str:
+        """Return many lines as `_harmless` returns each of them, at once where no secret is in sight."""
+        text = cleaned = data.decode("utf-8", "replace")
+        if any(map(data.__contains__, _CONTROL_BYTES)) or (not data.isascii() and _CONTROL_C1.search(data)):
+            cleaned = clean(text, colour=self._style.colour)
+        if not self._mask.may_change(text) and (cleaned is text or not self._mask.may_change(cleaned)):
+            return cleaned
+        return "".join(f"{self._harmless(line)}\n" for line in text.split("\n")[:-1])
+
+    def _harmless(self, text: str) -> str:
+        """Return a line without secrets and what a terminal would obey."""
+        # Masked twice: stripping escapes can join the parts of a secret, and can break one that has escapes of its own.
+        return self._mask.apply(clean(self._mask.apply(text), colour=self._style.colour))
+
+    def _divider(self, attempt: int) -> list[str]:
+        """Return the line between the previous attempt and this one, if it is another."""
+        before, self._attempt = self._attempt, attempt
+        if before is None or before == attempt:
+            return []
+        transition = harmless(self._mask.apply(self._transition(attempt)))
+        return [self._painted(f"── attempt {attempt} ── {transition}".rstrip(), _BOLD)]
+
+    def _prefix(self, rank: int | None, node: str | None, ranks: tuple[int, ...]) -> str:
+        if rank is None:
+            return self._painted(f"[{clean(node or '', colour=False)}]", _DIM)
         if len(ranks) > 1:
             return self._painted(f"[ranks {_few(ranks_text(ranks))} ×{len(ranks)}]", _BOLD)
-        return self._painted(f"[rank {line.rank}]", _RANK_COLOURS[line.rank % len(_RANK_COLOURS)])
+        return self._painted(f"[rank {rank}]", _RANK_COLOURS[rank % len(_RANK_COLOURS)])
 
     def _painted(self, text: str, code: int) -> str:
         return f"\x1b[{code}m{text}{_RESET}" if self._style.colour else text
 
 
+def _batches(blocks: Iterable[LogBlock]) -> Iterator[list[LogBlock]]:
+    batch, left_bytes = [], BATCH_BYTES
+    for block in blocks:
+        batch.append(block)
+        left_bytes -= len(block.data)
+        if left_bytes <= 0:
+            yield batch
+            batch, left_bytes = [], BATCH_BYTES
+    if batch:
+        yield batch
+
+
 def clean(text: str, *, colour: bool) -> str:
-    """Return `text` without control characters and escape sequences; tabs stay, with `colour` colours (SGR) too."""
+    """Return text without control characters and escape sequences; tabs and newlines stay, with `colour` the colours
+    (SGR) of a line too."""
     if _CONTROL.search(text) is None:
         return text
     if not colour:
         return _HARMFUL.sub("", text)
-    kept = _HARMFUL_OR_COLOUR.sub(lambda found: found.group(1) or "", text)
+    kept = _HARMFUL.sub(lambda found: found[0] if _COLOUR.fullmatch(found[0]) else "", text)
     return kept + _RESET if "\x1b" in kept else kept
 
 

@@ -17,6 +17,7 @@ from orchestrator.client.log_reader import (
     LogLine,
     LogQuery,
     attempts,
+    lines,
     read,
 )
 from orchestrator.core.jobdir.layout import JobDir
@@ -64,7 +65,7 @@ def append(path: Path, text: str | bytes) -> None:
 
 
 def polled(follower: Follower) -> list[str]:
-    return [line.text for line in follower.poll()]
+    return [line.text for line in lines(follower.poll())]
 
 
 @pytest.fixture
@@ -76,7 +77,7 @@ def test_a_job_without_logs_has_no_lines(job: Job) -> None:
     assert job.lines() == []
     assert job.lines(LogQuery(tail=5, attempt=3)) == []
     assert attempts(job.dir) == ()
-    assert list(job.follow().drain()) == []
+    assert list(lines(job.follow().drain())) == []
 
 
 def test_ranks_are_merged_by_time_then_rank_then_file_order(job: Job) -> None:
@@ -87,6 +88,26 @@ def test_ranks_are_merged_by_time_then_rank_then_file_order(job: Job) -> None:
     assert job.texts() == ["a1", "b1", "b2", "b3", "a2"]
     first = job.lines()[1]
     assert (first.time_ns, first.attempt, first.rank, first.node) == (10 * S, 1, 1, None)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_every_line_has_the_time_of_the_first_record_beyond_its_end(job: Job, seed: int) -> None:
+    dice = random.Random(seed)
+    expected, written, at_ns = list[tuple[int, int, str]](), dict.fromkeys(range(3), ""), 0
+    for _ in range(200):
+        at_ns += dice.choice((0, 1, 7))
+        rank = dice.randrange(3)
+        text = "".join(
+            dice.choice((f"{dice.random()}", "x" * dice.choice((10, 6_000)), "\n", "\n")) for _ in range(9)
+        )
+        job.write(rank, text, at_ns=at_ns)
+        *whole, written[rank] = (written[rank] + text).split("\n")
+        expected += [(at_ns, rank, line) for line in whole]
+    for rank in range(3):
+        job.write(rank, "\n", at_ns=at_ns)
+        expected.append((at_ns, rank, written[rank]))
+    expected.sort(key=lambda line: line[:2])
+    assert [(line.time_ns, line.rank, line.text) for line in job.lines()] == expected
 
 
 def test_what_the_index_does_not_cover_was_written_by_the_files_mtime(job: Job) -> None:
@@ -256,7 +277,7 @@ def test_a_follower_finds_new_ranks_and_attempts_and_keeps_attempts_apart(job: J
     assert polled(follower) == []
     job.write(1, "old\n", attempt=1)
     job.write(0, "new\n", attempt=2, at_ns=5)
-    assert [(line.attempt, line.rank, line.text) for line in follower.poll()] == [
+    assert [(line.attempt, line.rank, line.text) for line in lines(follower.poll())] == [
         (1, 1, "old"),
         (2, 0, "new"),
     ]
@@ -314,15 +335,15 @@ def test_draining_gives_the_rest_unfinished_lines_too(job: Job) -> None:
     follower = job.follow()
     job.write(0, "whole\nhalf \xe9".encode("latin-1"))
     job.write(1, "other")
-    assert [line.text for line in follower.drain()] == ["past", "whole", "half �", "other"]
-    assert list(follower.drain()) == []
+    assert [line.text for line in lines(follower.drain())] == ["past", "whole", "half �", "other"]
+    assert list(lines(follower.drain())) == []
 
 
 def test_a_follower_greps_old_and_new(job: Job) -> None:
     job.write(0, "loss 1\nstep\n")
     follower = job.follow(LogQuery(grep=re.compile("loss")))
     job.write(0, "step\nloss 2\n")
-    assert [line.text for line in follower.drain()] == ["loss 1", "loss 2"]
+    assert [line.text for line in lines(follower.drain())] == ["loss 1", "loss 2"]
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -340,9 +361,9 @@ def test_a_follower_never_loses_or_doubles_or_reorders_a_line(job: Job, seed: in
         if follower is None and dice.random() < 0.05:
             follower = job.follow(LogQuery(grep=re.compile("")))
         if follower is not None and dice.random() < 0.5:
-            got += follower.poll()
+            got += lines(follower.poll())
     follower = follower or job.follow(LogQuery(grep=re.compile("")))
-    got += follower.drain()
+    got += lines(follower.drain())
     for (attempt, rank), raw in written.items():
         texts = [line.text for line in got if (line.attempt, line.rank) == (attempt, rank)]
         assert "".join(texts) == raw.decode("utf-8", "replace").replace("\n", "")
@@ -352,10 +373,10 @@ def test_a_thousand_ranks_are_read_and_followed_with_few_open_files(job: Job) ->
     for rank in range(1_000):
         append(job.dir.rank_log(1, rank), f"hello from {rank}\n")
     follower = job.follow(LogQuery(tail=0))
-    lines = read(job.dir, LogQuery(), NOW_NS)
-    next(lines)
+    found = read(job.dir, LogQuery(), NOW_NS)
+    next(found)
     assert len(list(Path("/proc/self/fd").iterdir())) < 100
-    assert len(list(lines)) == 999
+    assert len(list(found)) == 999
     for rank in range(1_000):
         append(job.dir.rank_log(1, rank), "more\n")
-    assert len(follower.poll()) == 1_000
+    assert len(list(lines(follower.poll()))) == 1_000

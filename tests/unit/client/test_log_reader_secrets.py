@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.client.log_reader import FLUSH_S, LINE_BYTES_MAX, Follower, LogLine, LogQuery, read
+from orchestrator.client.log_reader import FLUSH_S, LINE_BYTES_MAX, Follower, LogLine, LogQuery, lines, read
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.log_index import LogIndex
 from orchestrator.core.mask import Mask
@@ -33,10 +33,10 @@ def write(job: JobDir, text: str, at_ns: int = NOW_NS) -> None:
         index.close()
 
 
-def parts_shown(lines: Iterable[LogLine]) -> list[str]:
+def parts_shown(found: Iterable[LogLine]) -> list[str]:
     """Return the parts of the secret that the lines show once they are masked."""
     parts = [SECRET[at : at + 4] for at in range(len(SECRET) - 3)]
-    texts = [MASK.apply(line.text) for line in lines]
+    texts = [MASK.apply(line.text) for line in found]
     return [part for part in parts for text in texts if part in text]
 
 
@@ -52,10 +52,10 @@ def test_a_secret_across_the_cut_of_a_long_line_is_in_one_piece(
     text = f"{head}{SECRET}{'.' * (3 * LINE_BYTES_MAX - len(head) - len(SECRET))}"
     for at in range(0, len(text), 50_000):
         write(job, text[at : at + 50_000], NOW_NS - (70 - at // 5_000) * S)
-    lines = list(read(job, query, NOW_NS, MASK))
-    assert lines and parts_shown(lines) == []
+    found = list(read(job, query, NOW_NS, MASK))
+    assert found and parts_shown(found) == []
     follower = Follower(job, query, MASK, clock_ns=lambda: NOW_NS)
-    assert parts_shown([*follower.poll(), *follower.drain()]) == []
+    assert parts_shown([*lines(follower.poll()), *lines(follower.drain())]) == []
 
 
 @pytest.mark.parametrize("query", [LogQuery(), LogQuery(tail=9)], ids=["all", "tail"])
@@ -71,10 +71,10 @@ def test_of_a_secret_that_is_being_written_nothing_is_shown(job: JobDir) -> None
     assert parts_shown(read(job, LogQuery(), NOW_NS, MASK)) == []
     times = iter(range(NOW_NS, NOW_NS + 100 * S, int(2 * FLUSH_S * S)))
     follower = Follower(job, LogQuery(), MASK, clock_ns=lambda: next(times))
-    shown = [*follower.poll(), *follower.poll(), *follower.poll(), *follower.poll()]
+    shown = [line for _ in range(4) for line in lines(follower.poll())]
     assert "".join(line.text for line in shown) == "key "
     write(job, f"{SECRET[9:]} is it\n")
-    shown += [*follower.poll(), *follower.drain()]
+    shown += [*lines(follower.poll()), *lines(follower.drain())]
     assert "".join(MASK.apply(line.text) for line in shown) == "key *** is it"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,18 @@ def test_a_short_text_is_whole_and_a_word_of_it_no_part_of_a_secret() -> None:
 def test_a_long_text_without_a_secret_stays_as_it_is() -> None:
     assert MASK.apply(FILL + "q") == FILL + "q"
     assert Mask(()).apply(FILL + SECRET) == FILL + SECRET
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_what_a_mask_may_change_is_found_in_many_lines_at_once(seed: int) -> None:
+    dice = random.Random(seed)
+    for _ in range(200):
+        fill = [FILL, FILL[:-1], FILL[: dice.randrange(CUT_CHARS_MIN)], "", SECRET[: dice.randrange(16)]]
+        parts = [*fill, SECRET[dice.randrange(16) :], *dice.choice(([], [SECRET]))]
+        lines = ["".join(dice.choices(parts, k=dice.randrange(4))) for _ in range(dice.randrange(4))]
+        if any(MASK.apply(line) != line for line in lines):
+            assert MASK.may_change("\n".join(lines))
+    assert not MASK.may_change(f"{FILL}\n{FILL}\n{SECRET[:6]}\n")
 
 
 def test_the_hook_marks_its_cut_as_the_mask_knows_it() -> None:

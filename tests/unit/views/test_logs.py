@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import pytest
 
-from orchestrator.client.log_reader import LogLine, LogQuery
+from orchestrator.client.log_reader import LogBlock, LogLine, LogQuery, lines
 from orchestrator.core.invisible_characters import harmless
 from orchestrator.core.mask import Mask
 from orchestrator.views.logs import (
@@ -20,7 +20,6 @@ from orchestrator.views.logs import (
     LogView,
     ShownLine,
     clean,
-    deduplicated,
     style_of,
 )
 
@@ -38,8 +37,13 @@ def line(
     return LogLine(time_ns=at_ms * MS, attempt=attempt, rank=rank, text=text, node=node)
 
 
-def brief(folded: list[ShownLine]) -> list[tuple[str, tuple[int, ...]]]:
-    return [(item.line.text, item.ranks) for item in folded]
+def folded(lines: list[LogLine]) -> list[ShownLine]:
+    folding = Deduplicator()
+    return [*(item for one in lines for item in folding.add(one)), *folding.rest()]
+
+
+def brief(items: list[ShownLine]) -> list[tuple[str, tuple[int, ...]]]:
+    return [(item.line.text, item.ranks) for item in items]
 
 
 def shown(style: LogStyle, *items: ShownLine, secrets: tuple[str, ...] = ()) -> list[str]:
@@ -49,11 +53,11 @@ def shown(style: LogStyle, *items: ShownLine, secrets: tuple[str, ...] = ()) -> 
 
 def test_identical_lines_of_several_ranks_become_one() -> None:
     lines = [line(rank, text) for rank in (2, 0, 1) for text in ("A", "B", "A")]
-    assert brief(list(deduplicated(lines))) == [("A", (0, 1, 2)), ("B", (0, 1, 2)), ("A", (0, 1, 2))]
+    assert brief(folded(lines)) == [("A", (0, 1, 2)), ("B", (0, 1, 2)), ("A", (0, 1, 2))]
 
 
 def test_a_rank_s_own_repetition_is_never_folded() -> None:
-    assert brief(list(deduplicated([line(0, "A"), line(0, "A"), line(1, "A")]))) == [
+    assert brief(folded([line(0, "A"), line(0, "A"), line(1, "A")])) == [
         ("A", (0, 1)),
         ("A", (0,)),
     ]
@@ -61,17 +65,17 @@ def test_a_rank_s_own_repetition_is_never_folded() -> None:
 
 def test_a_line_is_not_folded_across_what_its_rank_said_before() -> None:
     lines = [line(0, "X"), line(0, "Y"), line(1, "Y"), line(1, "X")]
-    assert brief(list(deduplicated(lines))) == [("X", (0,)), ("Y", (0, 1)), ("X", (1,))]
+    assert brief(folded(lines)) == [("X", (0,)), ("Y", (0, 1)), ("X", (1,))]
 
 
 def test_lines_further_apart_than_the_window_stay_apart() -> None:
-    assert brief(list(deduplicated([line(0, "A"), line(1, "A", at_ms=499)]))) == [("A", (0, 1))]
-    assert brief(list(deduplicated([line(0, "A"), line(1, "A", at_ms=500)]))) == [("A", (0,)), ("A", (1,))]
+    assert brief(folded([line(0, "A"), line(1, "A", at_ms=499)])) == [("A", (0, 1))]
+    assert brief(folded([line(0, "A"), line(1, "A", at_ms=500)])) == [("A", (0,)), ("A", (1,))]
 
 
 def test_attempts_and_node_logs_are_not_folded() -> None:
     lines = [line(0, "A"), line(None, "A", node="n1"), line(None, "A", node="n2"), line(1, "A", attempt=2)]
-    assert brief(list(deduplicated(lines))) == [("A", (0,)), ("A", ()), ("A", ()), ("A", (1,))]
+    assert brief(folded(lines)) == [("A", (0,)), ("A", ()), ("A", ()), ("A", (1,))]
 
 
 def test_a_followed_line_is_released_when_its_window_is_over() -> None:
@@ -102,11 +106,11 @@ def test_folding_loses_nothing_and_keeps_every_rank_s_order(seed: int) -> None:
         rank = dice.choice((0, 1, 2, 3, None))
         node = "n1" if rank is None else None
         lines.append(line(rank, dice.choice("ABC"), at_ms=at_ms, node=node, attempt=1 + at_ms // 8_000))
-    folded = list(deduplicated(lines))
+    shown = folded(lines)
     for rank in range(4):
         said = [(item.attempt, item.text) for item in lines if item.rank == rank]
-        assert [(item.line.attempt, item.line.text) for item in folded if rank in item.ranks] == said
-    assert len(folded) < len(lines)
+        assert [(item.line.attempt, item.line.text) for item in shown if rank in item.ranks] == said
+    assert len(shown) < len(lines)
 
 
 def test_each_line_is_under_its_ranks_name() -> None:
@@ -216,8 +220,10 @@ def test_characters_that_show_nothing_are_shown_whatever_their_kind(code: int) -
 def test_no_noise_gets_an_escape_through(seed: int) -> None:
     dice = random.Random(seed)
     noise = "".join(dice.choice("\x1b\x1b\x9b\x9d\x07[]?;0138mHKP\\ a\n\r") for _ in range(500))
-    assert not re.search(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]", clean(noise, colour=False))
-    assert not re.search(r"[\x00-\x1f\x7f-\x9f]", re.sub(r"\x1b\[[0-9;:]*m", "", clean(noise, colour=True)))
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", clean(noise, colour=False))
+    assert not re.search(
+        r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", re.sub(r"\x1b\[[0-9;:]*m", "", clean(noise, colour=True))
+    )
 
 
 SECRET = 'hunter2/"tö+ken"?'
@@ -265,5 +271,46 @@ def test_a_value_too_short_to_hide_is_left_alone(values: list[str]) -> None:
 
 
 def test_a_secret_broken_up_by_escapes_stays_hidden() -> None:
-    item = ShownLine(line(0, "key sec\x1b[0mret1 and s\x07cret22"), (0,))
-    assert shown(BARE, item, secrets=("secret1", "s\x07cret22")) == ["key *** and ***"]
+    text, secrets = "key sec\x1b[0mret1 and s\x07cret22", ("secret1", "s\x07cret22")
+    assert shown(BARE, ShownLine(line(0, text), (0,)), secrets=secrets) == ["key *** and ***"]
+    for part in ("key sec\x1b[0mret1", "and s\x07cret22"):
+        block = LogBlock(0, 1, 0, None, f"{part}\n".encode())
+        assert "***" in "".join(LogView(BARE, Mask(secrets)).add([block]))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_lines_in_blocks_look_as_they_do_one_by_one(seed: int) -> None:
+    dice = random.Random(seed)
+    secrets = ["hunter2/t\u00f6ken?", "s\x07cret22", "two\nlines-of-it", "0123456789abcdef"]
+    parts = [b"x" * 190, b"step 12 loss 0.5", b" ", b"", "\u00e9\u2588\u202e".encode()]
+    if dice.random() < 0.7:  # a batch without these is looked at as a whole
+        parts += [b"\x1b[0m", b"\x1b]0;t", b"\x07", "\x9b3".encode(), b"\xff", b"\x9b", b"\xc2", b"\t"]
+    if dice.random() < 0.7:
+        parts += [secret.encode().replace(b"\n", b" ") for secret in secrets]
+        parts += [
+            secret.encode()[dice.randrange(9) : dice.randrange(4, 17)].replace(b"\n", b"")
+            for secret in secrets
+        ]
+        parts += [base64.b64encode(b"me:hunter2/t\xc3\xb6ken?")]
+    blocks, attempt = [], 1
+    for _ in range(dice.choice((1, 20, 300))):
+        rank = dice.choice((0, 0, 1, None))
+        attempt += dice.random() < 0.05
+        data = b"".join(
+            b"".join(dice.choice(parts) for _ in range(dice.randrange(6))) + b"\n"
+            for _ in range(dice.choice((1, 2, 90)))
+        )
+        blocks.append(LogBlock(0, attempt, rank, "n1" if rank is None else None, data))
+    for style in (PLAIN, BARE):
+        one_by_one = [ShownLine(line, ()) for line in lines(blocks)]
+        expected = "".join(f"{text}\n" for text in shown(style, *one_by_one, secrets=tuple(secrets)))
+        view = LogView(style, Mask(secrets))
+        assert "".join(view.add(blocks)) == expected
+        assert view.rest() == ""
+
+
+def test_identical_lines_are_folded_on_a_terminal_alone() -> None:
+    blocks = [LogBlock(0, 1, rank, None, b"same\nsame\n") for rank in (0, 1)]
+    piped, seen = LogView(PLAIN, Mask(())), LogView(DULL, Mask(()))
+    assert "".join(piped.add(blocks)) == "[rank 0] same\n" * 2 + "[rank 1] same\n" * 2
+    assert "".join(seen.add(blocks)) + seen.rest() == "[ranks 0-1 \u00d72] same\n" * 2
