@@ -46,6 +46,8 @@ def _planned(facts: Facts, news: e.Planned) -> None:
     for plan in news.nodes:
         facts.nodes[plan.name].ranks = plan.ranks
     facts.ranks = {rank: RankFacts(rank, plan.name) for plan in news.nodes for rank in plan.ranks}
+    facts.made = 0
+    facts.members.clear()
     if news.pool is not None:
         facts.ranks = fold_decisions.unplaced(news.pool)
         facts.last_places = tuple(name for name in facts.last_places if name in facts.nodes)
@@ -210,7 +212,7 @@ def _ranks_started(facts: Facts, node: NodeFacts, attempt: int, pids: tuple[int,
 
 
 def _all_started(facts: Facts, attempt: int) -> bool:
-    return all(node.started == attempt for node in facts.gang)
+    return all(node.started == attempt for node in facts.nodes.values() if node.ranks)
 
 
 def _exited(facts: Facts, news: e.Exited) -> None:
@@ -227,6 +229,7 @@ def _exited(facts: Facts, news: e.Exited) -> None:
     rank.alone = news.alone
     if news.steps > rank.steps:
         rank.steps, rank.step_at = news.steps, news.at
+        facts.made = max(facts.made, news.steps)
 
 
 def _heartbeat(facts: Facts, news: e.Heartbeat) -> None:
@@ -238,8 +241,11 @@ def _heartbeat(facts: Facts, news: e.Heartbeat) -> None:
             slowed = beat.own_work_s is not None and beat.own_work_s != rank.own_work_s
             fold_beats.take(rank, beat, news.at, facts.attempt.watched_at if facts.attempt else 0.0)
             facts.pause_s = max(facts.pause_s, rank.pause_s)
+            facts.made = max(facts.made, rank.steps)
             if beat.groups:
-                rank.groups = beat.groups
+                if beat.groups != rank.groups:
+                    rank.groups = beat.groups
+                    facts.members.clear()
                 desync.note(facts, rank, beat.groups, beat.collective_counts, news.at)
             if slowed:
                 stragglers.note(facts, rank, news.at)
@@ -254,7 +260,7 @@ def _stopped(facts: Facts, news: e.Stopped) -> None:
     attempt = facts.attempt
     if attempt is None or attempt.number != news.attempt or attempt.phase is not Phase.RUN:
         return
-    done = all(rank.ended_well for rank in facts.ranks.values() if rank.node == node.name)
+    done = all(rank.ended_well for rank in facts.ranks_on(node.name))
     if (
         news.how != "ended" and not done
     ):  # without an order to stop: the attempt cannot go on without these ranks

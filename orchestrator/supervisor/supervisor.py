@@ -293,8 +293,9 @@ class Supervisor:
             decisions, self._wake_s = self._brain.decide()
             if not decisions:
                 break
+            gang = self._gang()
             for decision in decisions:
-                self._do(decision)
+                self._do(decision, gang)
         else:
             raise AssertionError(f"the brain does not come to rest: {decisions[:3]}")
         self._acknowledge()
@@ -307,7 +308,7 @@ class Supervisor:
             if ack is not None and self._connections.send(node, ack):
                 self._heartbeats.sent(node, ack)
 
-    def _do(self, decision: d.Decision) -> None:
+    def _do(self, decision: d.Decision, gang: rank_env.Gang) -> None:
         """Carry out one decision and notify of it; show and print it if it is a turning point."""
         self._notifier.tell(decision, self._brain.facts, status_object.iso(time.time()))
         if isinstance(decision, TURNING_POINTS):
@@ -318,7 +319,7 @@ class Supervisor:
             self._executor.judged(decision.verdict, self._brain.facts, self._brain.now_s())
         elif isinstance(decision, d.Requeue):
             self.requeue = decision
-        for event in self._executor.carry_out(decision, self._gang(), self._brain.now_s()):
+        for event in self._executor.carry_out(decision, gang, self._brain.now_s()):
             self._brain.learn(event)
 
     # Chores

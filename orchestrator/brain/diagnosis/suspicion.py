@@ -122,7 +122,7 @@ def usual_s(facts: Facts) -> float | None:
 
 def has_stepped(facts: Facts) -> bool:
     """Tell whether the current attempt has made a step."""
-    return any(rank.steps for rank in facts.ranks.values())
+    return facts.made > 0
 
 
 def suspect_s(facts: Facts) -> float | None:

@@ -6,6 +6,7 @@ What was ordered and what was observed are always two fields.
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
@@ -199,6 +200,26 @@ class CountAtStep:
 
 
 @dataclass(slots=True)
+class Tally:
+    """The counts of all ranks at one step of an optimizer, by rank, and how many ranks have each count."""
+
+    by_rank: dict[int, CountAtStep] = field(default_factory=dict)
+    ranks_with: Counter[int] = field(default_factory=Counter)
+
+    def enter(self, rank: int, one: CountAtStep) -> bool:
+        """Enter a rank's count; tell whether all that were there before are equal to it."""
+        equal = self.ranks_with.keys() <= {one.count}
+        before = self.by_rank.get(rank)
+        if before is not None:
+            self.ranks_with[before.count] -= 1
+            if not self.ranks_with[before.count]:
+                del self.ranks_with[before.count]
+        self.by_rank[rank] = one
+        self.ranks_with[one.count] += 1
+        return equal
+
+
+@dataclass(slots=True)
 class Facts:
     """Everything the brain knows of a job."""
 
@@ -208,6 +229,8 @@ class Facts:
     nodes: dict[str, NodeFacts] = field(default_factory=dict)
     leaving: dict[str, NodeFacts] = field(default_factory=dict)
     ranks: dict[int, RankFacts] = field(default_factory=dict)
+    # The most steps that a rank has made in the current attempt.
+    made: int = 0
 
     # What the user wants, and who cancelled the job. Requests are numbers: the last one of all, the last one for an
     # inspection, and the last one for which inspections were ordered. `resumed_after`: the last attempt before the latest
@@ -262,11 +285,17 @@ class Facts:
 
     # Not journaled, see `desync`: by step of an optimizer and by rank what was run, since when counts differ, and groups
     # whose counts say nothing.
-    counts_at_steps: dict[CountKey, dict[int, dict[int, CountAtStep]]] = field(
+    counts_at_steps: dict[CountKey, dict[int, Tally]] = field(
         default_factory=dict, compare=False
     )
     odd_at: dict[CountKey, float] = field(default_factory=dict, compare=False)
     mixed: set[str] = field(default_factory=set, compare=False)
+
+    # Derived, see `ranks_on`: the ranks by node, and the dictionary from which they were taken.
+    by_node: dict[str, list[RankFacts]] = field(default_factory=dict, compare=False, repr=False)
+    indexed: dict[int, RankFacts] | None = field(default=None, compare=False, repr=False)
+    # Derived, see `desync`: the ranks of each group of processes.
+    members: dict[str, set[int]] = field(default_factory=dict, compare=False, repr=False)
 
     # The job clock at the last event or decision.
     heard_at: float = 0.0
@@ -276,10 +305,9 @@ class Facts:
         """The job's optimizer step: the furthest rank's, None while no rank has made one and none was resumed."""
         if self.attempt is None:
             return None
-        count = max((rank.steps for rank in self.ranks.values()), default=0)
-        if count == 0 and self.attempt.base_step == 0:
+        if self.made == 0 and self.attempt.base_step == 0:
             return None
-        return self.attempt.base_step + count
+        return self.attempt.base_step + self.made
 
     @property
     def progress_at(self) -> float:
@@ -316,9 +344,15 @@ class Facts:
 
     def unfinished(self, node: NodeFacts) -> bool:
         """Tell whether a rank of the node has not been seen to end."""
-        return any(
-            rank.rank_state is not RankState.EXITED for rank in self.ranks.values() if rank.node == node.name
-        )
+        return any(rank.rank_state is not RankState.EXITED for rank in self.ranks_on(node.name))
+
+    def ranks_on(self, node: str) -> list[RankFacts]:
+        """Return the ranks on a node, in order. Each change of a rank's node comes with another dictionary `ranks`."""
+        if self.indexed is not self.ranks:
+            self.by_node, self.indexed = {}, self.ranks
+            for rank in self.ranks.values():
+                self.by_node.setdefault(rank.node, []).append(rank)
+        return self.by_node.get(node, [])
 
     def broken_at(self) -> float | None:
         """Return when (job clock) the current attempt's gang was at the latest seen to be broken, None if never.
@@ -345,5 +379,4 @@ class Facts:
         if attempt is None:
             return False
         newer = attempt.checkpointed and attempt.ignored is None
-        stepped = any(rank.steps for rank in self.ranks.values())
-        return newer or (stepped and (self.step or 0) > self.best_step)
+        return newer or (self.made > 0 and (self.step or 0) > self.best_step)
