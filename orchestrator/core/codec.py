@@ -68,6 +68,28 @@ def pack_kind(value: object) -> dict[str, Any]:
     return {"kind": type(value).__name__, **pack(value)}
 
 
+def pack_brief(value: object) -> dict[str, Any]:
+    """Like `pack_kind`, without plain fields that have their default, of `value` and of the dataclasses in its tuples:
+    a heartbeat says only what is to be said."""
+    return {"kind": type(value).__name__, **_brief(value)}
+
+
+def _brief(value: object) -> Any:
+    if isinstance(value, tuple) and value and _field_names(type(value[0])):
+        return [_brief(item) for item in value]
+    names = _field_names(type(value))
+    if not names:
+        return pack(value)
+    defaults, packed = _plain_defaults(type(value)), {}
+    for name in names:
+        item = getattr(value, name)
+        if type(item) not in _PLAIN:
+            packed[name] = _brief(item)
+        elif name not in defaults or item != defaults[name]:
+            packed[name] = item
+    return packed
+
+
 def dumps(value: object) -> str:
     """Return one line of JSON for a dataclass."""
     return json.dumps(pack(value), separators=(",", ":"))
@@ -80,7 +102,7 @@ def dumps_kind(value: object) -> str:
 
 def dumps_plain(data: Any) -> str:
     """Return one line of JSON for plain data."""
-    return json.dumps(data, separators=(",", ":"))
+    return _ENCODER.encode(data)
 
 
 def loads_plain(text: str | bytes) -> dict[str, Any]:
@@ -123,7 +145,7 @@ def by_kind(union: object) -> dict[str, type[Any]]:
 def _json(text: str | bytes) -> Any:
     try:
         text = text.decode() if isinstance(text, bytes) else text
-        data = json.loads(text, parse_constant=_refuse_constant)
+        data = _DECODER.decode(text)
     except ValueError as err:
         raise CodecError(f"no JSON: {err}") from err
     except RecursionError as err:
@@ -136,6 +158,10 @@ def _json(text: str | bytes) -> Any:
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not a number of JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 
 def _is_deep(data: Any) -> bool:
@@ -163,6 +189,12 @@ def _field_names(cls: type) -> tuple[str, ...]:
     if not dataclasses.is_dataclass(cls):
         return ()
     return tuple(field.name for field in dataclasses.fields(cls) if field.compare)
+
+
+@functools.cache
+def _plain_defaults(cls: type) -> Json:
+    """Return the defaults that are numbers, texts, booleans or None, by field."""
+    return {field.name: field.default for field in dataclasses.fields(cls) if type(field.default) in _PLAIN}
 
 
 @functools.cache
@@ -234,7 +266,10 @@ def _dataclass_reader(cls: type) -> Reader:
     hints = typing.get_type_hints(cls)
     fields = [field for field in dataclasses.fields(cls) if field.compare]
     readers = {field.name: _reader(hints[field.name]) for field in fields}
-    in_order = list(readers.items()) if len(fields) == len(dataclasses.fields(cls)) else []
+    is_plain = len(fields) == len(dataclasses.fields(cls)) and all(
+        field.default_factory is dataclasses.MISSING for field in fields
+    )
+    in_order = [(field.name, readers[field.name], field.default) for field in fields]
     needed = {
         field.name
         for field in fields
@@ -243,17 +278,17 @@ def _dataclass_reader(cls: type) -> Reader:
 
     def read(data: Any) -> Any:
         values = _expect(data, dict)
-        if len(values) == len(in_order):  # most often
-            try:
-                return cls(*[read_field(values[name]) for name, read_field in in_order])
-            except KeyError:
-                pass  # the names are others
         if not needed <= values.keys() or not values.keys() <= readers.keys():
             off = ", ".join(sorted((needed - values.keys()) | (values.keys() - readers.keys())))
             raise CodecError(
                 f"{cls.__name__}: missing or unknown {off if off.isprintable() else _short(off)}"
             )
-        return cls(**{name: readers[name](value) for name, value in values.items()})
+        if not is_plain:
+            return cls(**{name: readers[name](value) for name, value in values.items()})
+        # By place, which is quicker.
+        return cls(
+            *[read_one(values[name]) if name in values else default for name, read_one, default in in_order]
+        )
 
     return read
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -58,6 +59,9 @@ the less often. News that is not a heartbeat is decided on at once."""
 
 DECIDE_S_MAX, SHOW_S_MAX = 0.5, 2.0
 """The longest that they are put off."""
+
+GC_THRESHOLD = (50_000, 10, 10)
+"""When cycles of objects are looked for: heartbeats of a large job make many objects and hardly any cycle."""
 
 DECISIONS_MAX = 10_000
 """More rounds of decisions in a row than this are a bug."""
@@ -390,6 +394,7 @@ def main(root: Path, backend_of: Callable[[JobDir, Plan], Backend], allocation: 
     In the named allocation the code is for the batch script, see `allocation_claim`. Raises JournalError.
     """
     job = JobDir(root)
+    gc.set_threshold(*GC_THRESHOLD)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the terminal that submitted the job may close
     with locks.locked(job) as is_held:
         if not is_held:

@@ -19,7 +19,7 @@ from orchestrator.brain.diagnosis import inspections, suspicion
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model.deadlines import Deadlines
 from orchestrator.brain.model.decisions import Decision, Kind, Verdict
-from orchestrator.brain.model.facts import AttemptFacts, CountAtStep, CountKey, Facts, Tally
+from orchestrator.brain.model.facts import AttemptFacts, CountKey, Facts, Tally
 from orchestrator.brain.model.rank_facts import RankFacts, RankState
 from orchestrator.brain.model.verdicts import verdict_on
 from orchestrator.core import observations
@@ -88,11 +88,11 @@ def note(
             series = CountKey(key, mark.optimizer)
             turns = facts.counts_at_steps.setdefault(series, {})
             if mark.optimizer_step not in turns:
-                turns[mark.optimizer_step] = Tally()
+                turns[mark.optimizer_step] = Tally(mark.step)
             tally = turns[mark.optimizer_step]
-            if not tally.enter(rank.rank, CountAtStep(count, mark.step)):
+            if not tally.enter(rank.rank, count, mark.step):
                 facts.odd_at.setdefault(series, at)
-            elif series in facts.odd_at and tally.by_rank.keys() >= _members(facts, key):
+            elif series in facts.odd_at and tally.counts.keys() >= _members(facts, key):
                 del facts.odd_at[series]  # any earlier difference has gone away
             while len(turns) > STEPS_MAX:
                 del turns[min(turns)]
@@ -114,9 +114,9 @@ def find(facts: Facts, deadlines: Deadlines) -> Difference | None:
             continue
         members = sorted(_members(facts, series.key))
         turns = {
-            turn: {rank: tally.by_rank[rank].count for rank in members}
+            turn: {rank: tally.counts[rank] for rank in members}
             for turn, tally in sorted(facts.counts_at_steps[series].items())
-            if all(rank in tally.by_rank for rank in members)
+            if all(rank in tally.counts for rank in members)
         }
         keys = list(turns)
         equal = [len(set(counts.values())) == 1 for counts in turns.values()]
@@ -129,7 +129,7 @@ def find(facts: Facts, deadlines: Deadlines) -> Difference | None:
             continue
         if not deadlines.passed(since_s + LASTS_S):
             continue
-        before = min(one.step for one in facts.counts_at_steps[series][keys[agreed - 1]].by_rank.values())
+        before = facts.counts_at_steps[series][keys[agreed - 1]].step
         counts = turns[last]
         return Difference(series, keys[agreed - 1], first, before, counts, _odd(counts), since_s)
     return None

@@ -26,7 +26,7 @@ TIMES_MIN = 3
 LASTS_S = 20.0
 """How long a rank must have been slow as well."""
 
-PEERS_MAX = 256
+PEERS_MAX = 128
 """The largest number of ranks whose work is compared: those of a larger job are taken at equal distances, so that each
 comparison costs the same."""
 

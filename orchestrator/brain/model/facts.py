@@ -6,7 +6,6 @@ What was ordered and what was observed are always two fields.
 from __future__ import annotations
 
 import enum
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
@@ -191,31 +190,26 @@ class CountKey(NamedTuple):
     optimizer: int
 
 
-@dataclass(frozen=True, slots=True)
-class CountAtStep:
-    """How many collectives a rank had run after `step` steps of the attempt's own."""
-
-    count: int
-    step: int
-
-
 @dataclass(slots=True)
 class Tally:
-    """The counts of all ranks at one step of an optimizer, by rank, and how many ranks have each count."""
+    """How many collectives each rank had run after one step of an optimizer; `step`: the attempt's own step, the least
+    that a rank reported with it; `ranks_with`: how many ranks have each count."""
 
-    by_rank: dict[int, CountAtStep] = field(default_factory=dict)
-    ranks_with: Counter[int] = field(default_factory=Counter)
+    step: int
+    counts: dict[int, int] = field(default_factory=dict)
+    ranks_with: dict[int, int] = field(default_factory=dict)
 
-    def enter(self, rank: int, one: CountAtStep) -> bool:
+    def enter(self, rank: int, count: int, step: int) -> bool:
         """Enter a rank's count; tell whether all that were there before are equal to it."""
-        equal = self.ranks_with.keys() <= {one.count}
-        before = self.by_rank.get(rank)
+        ranks_with, before = self.ranks_with, self.counts.get(rank)
+        equal = not ranks_with or (len(ranks_with) == 1 and count in ranks_with)
         if before is not None:
-            self.ranks_with[before.count] -= 1
-            if not self.ranks_with[before.count]:
-                del self.ranks_with[before.count]
-        self.by_rank[rank] = one
-        self.ranks_with[one.count] += 1
+            ranks_with[before] -= 1
+            if not ranks_with[before]:
+                del ranks_with[before]
+        self.counts[rank] = count
+        ranks_with[count] = ranks_with.get(count, 0) + 1
+        self.step = min(self.step, step)
         return equal
 
 

@@ -181,7 +181,7 @@ MUTATIONS = (
     Mutation("the odd one is taken for the one in step", "desync._odd", "if counts[rank] != most", "if counts[rank] == most"),
     Mutation("a group whose counts never agreed is judged", "desync.find", "agreed < AGREED_MIN or ", "agreed < 1 or "),
     Mutation("a difference that passes is a desync", "desync.find", "not (grown and (last - first) * usual_s >= LASTS_ASIDE_S)", "False"),
-    Mutation("all optimizers are one", "desync.note", "tally = turns[mark.optimizer_step]", "tally = turns.setdefault(mark.step, Tally())"),
+    Mutation("all optimizers are one", "desync.note", "tally = turns[mark.optimizer_step]", "tally = turns.setdefault(mark.step, Tally(mark.step))"),
     Mutation("what ranks send to single others is a desync", "desync.find", "if series.key in facts.mixed:", "if False:"),
     Mutation("a desync is said again and again", "desync.decide", "or attempt.desynced is not None", ""),
     Mutation("no look says where a desync began", "desync._changes", "if rank.inspection is None:", "if True:"),
