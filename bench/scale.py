@@ -224,7 +224,7 @@ def steady(job: JobDir, pid: int) -> None:
         say("from a beat to state.json", f"{statistics.median(ages):.2f} s, at most {max(ages):.2f} s ({len(ages)} steps)")
     say("journal", f"{(job.journal.stat().st_size - journal_before) / span_s / 1e3:.1f} kB/s")
     facts, plan = facts_file.read(job).facts, codec.loads(Plan, job.plan.read_bytes())
-    rates = {rank: 1.0 for rank in facts.ranks}
+    rates = dict.fromkeys(facts.ranks, 1.0)
     spent_s = cost(lambda: json.dumps(status_object.status(plan, facts, status_object.Now(facts.heard_at, time.time()), rates)))
     say("state.json", f"{job.state.stat().st_size / 1e6:.2f} MB, {1000 * spent_s:.1f} ms of processor to make")
 

@@ -1,7 +1,6 @@
 """Stand-ins for the agents of a large job, all in one process: they speak the agents' protocol over TLS and start nothing.
 
-`python -m bench.stand_ins FOLDER FIRST COUNT`. Each has a loopback address of its own, as hosts have; answers every order
-at once; and says each second that its ranks make a step a second. `arrivals.jsonl` in the job folder has the time of each
+`python -m bench.stand_ins FOLDER FIRST COUNT`. Each has a loopback address of its own, as hosts have; answers orders; and says each second that its ranks make a step a second. `arrivals.jsonl` in the job folder has the time of each
 order, `steps.jsonl` that of the first heartbeat with each step.
 """
 
@@ -29,6 +28,9 @@ from orchestrator.supervisor import translation
 PER_NODE = 8
 BEAT_S = 1.0
 TICK_S = 0.01
+ANSWER_S = 0.5
+"""How long ranks take to stop, and an inspection takes. So the time at which an order arrives is not that at which this one
+process has answered for all nodes before."""
 OWN_WORK_S = 10.0
 REDIAL_S_MIN, REDIAL_S_MAX = 0.1, 2.0
 CONNECT_S_MAX = 10.0
@@ -144,13 +146,9 @@ class Node:
                 self._report(m.Started(attempt, tuple(1000 + rank for rank in self._ranks), "fresh"))
                 self._gang.start(attempt, self.name)
             case m.Stop():
-                steps = self._gang.steps(self._attempt)
-                for rank in self._ranks:
-                    self._report(m.Exited(self._attempt, rank, None, 15, steps, None, False, True))
-                self._ranks = ()
-                self._report(m.Stopped(attempt, "asked"))
+                asyncio.get_running_loop().call_later(ANSWER_S, self._stopped, attempt)
             case m.Inspect():
-                self._report(m.Inspected(attempt, order.inspection, tuple(map(_inspection, self._ranks))))
+                asyncio.get_running_loop().call_later(ANSWER_S, self._inspected, attempt, order.inspection)
             case m.Dismiss():
                 self.is_dismissed = True
                 if self._line is not None:
@@ -158,6 +156,16 @@ class Node:
                     self._line.writer.close()
             case _:
                 pass
+
+    def _stopped(self, attempt: int) -> None:
+        steps = self._gang.steps(self._attempt)
+        for rank in self._ranks:
+            self._report(m.Exited(self._attempt, rank, None, 15, steps, None, False, True))
+        self._ranks = ()
+        self._report(m.Stopped(attempt, "asked"))
+
+    def _inspected(self, attempt: int, inspection: int) -> None:
+        self._report(m.Inspected(attempt, inspection, tuple(map(_inspection, self._ranks))))
 
     def beat(self) -> None:
         """Send a heartbeat, if there is a connection."""
