@@ -49,7 +49,7 @@ def _begin_attempt(facts: Facts, news: d.BeginAttempt) -> None:
     facts.fetching_late.update(facts.fetching)
     facts.fetching = {}
     facts.ranks = {number: RankFacts(number, rank.node) for number, rank in facts.ranks.items()}
-    facts.made = 0
+    facts.forget_signs()
     desync.forget(facts)
     if facts.pool is None:
         _begin_run(facts, facts.attempt, news.at)

@@ -223,8 +223,12 @@ class Facts:
     nodes: dict[str, NodeFacts] = field(default_factory=dict)
     leaving: dict[str, NodeFacts] = field(default_factory=dict)
     ranks: dict[int, RankFacts] = field(default_factory=dict)
-    # The most steps that a rank has made in the current attempt.
+    # Of the ranks of the current attempt: the most steps that one has made, when (job clock) one was last seen to make a
+    # step, and to give a sign of progress, and how many have exited.
     made: int = 0
+    stepped_at: float = 0.0
+    progress_at: float = 0.0
+    exited: int = 0
 
     # What the user wants, and who cancelled the job. Requests are numbers: the last one of all, the last one for an
     # inspection, and the last one for which inspections were ordered. `resumed_after`: the last attempt before the latest
@@ -285,8 +289,10 @@ class Facts:
     odd_at: dict[CountKey, float] = field(default_factory=dict, compare=False)
     mixed: set[str] = field(default_factory=set, compare=False)
 
-    # Derived, see `ranks_on`: the ranks by node, and the dictionary from which they were taken.
+    # Derived, see `ranks_on` and `living`: the ranks by node, those that live, and the dictionary from which they were
+    # taken.
     by_node: dict[str, list[RankFacts]] = field(default_factory=dict, compare=False, repr=False)
+    alive: list[RankFacts] | None = field(default=None, compare=False, repr=False)
     indexed: dict[int, RankFacts] | None = field(default=None, compare=False, repr=False)
     # Derived, see `desync`: the ranks of each group of processes.
     members: dict[str, set[int]] = field(default_factory=dict, compare=False, repr=False)
@@ -304,16 +310,6 @@ class Facts:
         return self.attempt.base_step + self.made
 
     @property
-    def progress_at(self) -> float:
-        """When the gang last gave a sign of progress (job clock)."""
-        return max((rank.sign_at for rank in self.ranks.values()), default=0.0)
-
-    @property
-    def stepped_at(self) -> float:
-        """When the gang was last seen to have made an optimizer step (job clock)."""
-        return max((rank.step_at for rank in self.ranks.values()), default=0.0)
-
-    @property
     def queue(self) -> e.QueueTerms | None:
         """What a job may do whose nodes come from a queue system; None for any other job."""
         return self.pool.queue if self.pool is not None else None
@@ -321,7 +317,7 @@ class Facts:
     @property
     def done(self) -> bool:
         """Tell whether every rank ended by itself and with code 0."""
-        return all(rank.ended_well for rank in self.ranks.values())
+        return self.exited == len(self.ranks) and all(rank.ended_well for rank in self.ranks.values())
 
     @property
     def gang(self) -> list[NodeFacts]:
@@ -342,11 +338,34 @@ class Facts:
 
     def ranks_on(self, node: str) -> list[RankFacts]:
         """Return the ranks on a node, in order. Each change of a rank's node comes with another dictionary `ranks`."""
-        if self.indexed is not self.ranks:
-            self.by_node, self.indexed = {}, self.ranks
-            for rank in self.ranks.values():
-                self.by_node.setdefault(rank.node, []).append(rank)
+        self._index()
         return self.by_node.get(node, [])
+
+    def living(self) -> list[RankFacts]:
+        """Return the ranks whose processes are alive, in order. Each change of a rank's state sets `alive` to None."""
+        self._index()
+        if self.alive is None:
+            self.alive = [rank for rank in self.ranks.values() if rank.rank_state is RankState.ALIVE]
+        return self.alive
+
+    def _index(self) -> None:
+        if self.indexed is self.ranks:
+            return
+        self.by_node, self.alive, self.indexed = {}, None, self.ranks
+        for rank in self.ranks.values():
+            self.by_node.setdefault(rank.node, []).append(rank)
+
+    def forget_signs(self) -> None:
+        """Forget what the ranks of an attempt have shown: other ranks begin."""
+        self.made = self.exited = 0
+        self.stepped_at = self.progress_at = 0.0
+        self.members.clear()
+
+    def note_signs(self, rank: RankFacts) -> None:
+        """Note how far a rank has come, and its signs."""
+        self.made = max(self.made, rank.steps)
+        self.stepped_at = max(self.stepped_at, rank.step_at)
+        self.progress_at = max(self.progress_at, rank.sign_at)
 
     def broken_at(self) -> float | None:
         """Return when (job clock) the current attempt's gang was at the latest seen to be broken, None if never.
