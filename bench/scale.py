@@ -130,7 +130,9 @@ def lines(job: JobDir, name: str) -> list[dict[str, Any]]:
 def arrived(job: JobDir, order: str, attempt: int) -> list[float]:
     """Return when an order of an attempt has arrived at each node."""
     return [
-        one["at"] for one in lines(job, "arrivals.jsonl") if (one["order"], one["attempt"]) == (order, attempt)
+        one["at"]
+        for one in lines(job, "arrivals.jsonl")
+        if (one["order"], one["attempt"]) == (order, attempt)
     ]
 
 
@@ -189,13 +191,19 @@ def measure(place: Path, nodes: int) -> None:
         print(f"{nodes} nodes, {nodes * PER_NODE} ranks", flush=True)
         all_arrived(job, "Start", 1, nodes)
         steps_within(job, 1)
-        say("start: until all nodes have the order to start", f"{max(arrived(job, 'Start', 1)) - began_s:.1f} s")
+        say(
+            "start: until all nodes have the order to start",
+            f"{max(arrived(job, 'Start', 1)) - began_s:.1f} s",
+        )
         say("  processor time of that", f"{cpu_s(processes[0].pid):.1f} s")
         time.sleep(SETTLE_S)
         steady(job, processes[0].pid)
         for words in (("status",), ("status", "--json"), ("why",), ("stacks",)):
             wall_s, spent_s, size = verb(job, *words)
-            say(f"orch {' '.join(words)}", f"{wall_s:.2f} s, of it {spent_s:.2f} s processor, {size / 1e3:.0f} kB")
+            say(
+                f"orch {' '.join(words)}",
+                f"{wall_s:.2f} s, of it {spent_s:.2f} s processor, {size / 1e3:.0f} kB",
+            )
         orders(job, processes[0].pid, nodes)
         time.sleep(SETTLE_S)
         processes[0] = revive(job, processes[0], nodes)
@@ -221,12 +229,21 @@ def steady(job: JobDir, pid: int) -> None:
     say("a core's share in steady state (aim: 35 %)", f"{100 * (cpu_s(pid) - before_s) / span_s:.1f} %")
     say("memory", f"{memory_mb(pid, 'VmRSS'):.0f} MB, at most {memory_mb(pid, 'VmHWM'):.0f} MB")
     if ages:
-        say("from a beat to state.json", f"{statistics.median(ages):.2f} s, at most {max(ages):.2f} s ({len(ages)} steps)")
+        say(
+            "from a beat to state.json",
+            f"{statistics.median(ages):.2f} s, at most {max(ages):.2f} s ({len(ages)} steps)",
+        )
     say("journal", f"{(job.journal.stat().st_size - journal_before) / span_s / 1e3:.1f} kB/s")
     facts, plan = facts_file.read(job).facts, codec.loads(Plan, job.plan.read_bytes())
     rates = dict.fromkeys(facts.ranks, 1.0)
-    spent_s = cost(lambda: json.dumps(status_object.status(plan, facts, status_object.Now(facts.heard_at, time.time()), rates)))
-    say("state.json", f"{job.state.stat().st_size / 1e6:.2f} MB, {1000 * spent_s:.1f} ms of processor to make")
+    spent_s = cost(
+        lambda: json.dumps(
+            status_object.status(plan, facts, status_object.Now(facts.heard_at, time.time()), rates)
+        )
+    )
+    say(
+        "state.json", f"{job.state.stat().st_size / 1e6:.2f} MB, {1000 * spent_s:.1f} ms of processor to make"
+    )
 
 
 def cost(act: Callable[[], object]) -> float:
@@ -249,7 +266,10 @@ def orders(job: JobDir, pid: int, nodes: int) -> None:
     first = [min(arrived(job, "Stop", 1)), min(arrived(job, "Start", 2))]
     steps_within(job, 2)
     say("orch restart: until all nodes have the order to stop (aim: 2 s)", f"{stop_s - asked_s:.2f} s")
-    say("  from the first node that has it to the last: stop, start", f"{stop_s - first[0]:.2f} s, {start_s - first[1]:.2f} s")
+    say(
+        "  from the first node that has it to the last: stop, start",
+        f"{stop_s - first[0]:.2f} s, {start_s - first[1]:.2f} s",
+    )
     say("  until all have that to start again", f"{start_s - asked_s:.2f} s")
     say("  processor time until the first step", f"{cpu_s(pid) - before_s:.1f} s")
 
@@ -262,7 +282,10 @@ def revive(job: JobDir, old: subprocess.Popen[bytes], nodes: int) -> subprocess.
     job.state.unlink()
     new = supervise(job)
     are_back = await_("all nodes again", lambda: _up(job) == nodes)
-    say("revival after kill -9: until all nodes are back", f"{are_back - killed_s:.1f} s, {cpu_s(new.pid):.1f} s processor")
+    say(
+        "revival after kill -9: until all nodes are back",
+        f"{are_back - killed_s:.1f} s, {cpu_s(new.pid):.1f} s processor",
+    )
     return new
 
 

@@ -132,7 +132,9 @@ class Node:
                 del self._kept[seq]
             return
         attempt = getattr(order, "attempt", 0)
-        self._gang.write("arrivals.jsonl", {"order": type(order).__name__, "attempt": attempt, "at": time.time()})
+        self._gang.write(
+            "arrivals.jsonl", {"order": type(order).__name__, "attempt": attempt, "at": time.time()}
+        )
         match order:
             case m.Prepare():
                 self._ready = attempt

@@ -124,7 +124,9 @@ class AgentConnections:
                 return []
         if not self._urgent.is_set():
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._urgent.wait(), max(0.0, min(max(BEATS_GATHER_S, gather_s), wait_s)))
+                await asyncio.wait_for(
+                    self._urgent.wait(), max(0.0, min(max(BEATS_GATHER_S, gather_s), wait_s))
+                )
         self._urgent.clear()
         while not self.inbox.empty():
             link_events.append(self.inbox.get_nowait())

@@ -109,7 +109,10 @@ def status(
             _node(facts, node, now, hosts.get(node.name, ""), reasons.get(node.name, ""))
             for node in facts.nodes.values()
         ],
-        "ranks": [_rank(base, rank, now, local.get(rank.rank, 0), rates.get(rank.rank)) for rank in facts.ranks.values()],
+        "ranks": [
+            _rank(base, rank, now, local.get(rank.rank, 0), rates.get(rank.rank))
+            for rank in facts.ranks.values()
+        ],
     }
 
 

@@ -283,9 +283,7 @@ class Facts:
 
     # Not journaled, see `desync`: by step of an optimizer and by rank what was run, since when counts differ, and groups
     # whose counts say nothing.
-    counts_at_steps: dict[CountKey, dict[int, Tally]] = field(
-        default_factory=dict, compare=False
-    )
+    counts_at_steps: dict[CountKey, dict[int, Tally]] = field(default_factory=dict, compare=False)
     odd_at: dict[CountKey, float] = field(default_factory=dict, compare=False)
     mixed: set[str] = field(default_factory=set, compare=False)
 
