@@ -13,7 +13,7 @@ from orchestrator.brain.model.deadlines import Deadlines
 from orchestrator.brain.model.decisions import Decision
 from orchestrator.brain.model.facts import AttemptFacts, Facts, Phase
 from orchestrator.brain.model.node_facts import AgentState
-from orchestrator.brain.model.rank_facts import RankFacts, RankState
+from orchestrator.brain.model.rank_facts import RankFacts
 from orchestrator.core.observations import Activity, RankInspection
 
 LOOK_S_MAX = 6.0
