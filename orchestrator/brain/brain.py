@@ -215,17 +215,28 @@ def _launches(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list
 
 def _stop(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
     """Stop what is left of the attempt; once nothing of it can still be running, return what follows."""
-    unclear = [node for node in facts.every_node() if not _is_clear(facts, attempt, node, deadlines)]
+    over_at = _gang_over_at(facts, attempt)
+    unclear = [node for node in facts.every_node() if not _is_clear(facts, attempt, node, over_at, deadlines)]
     if not unclear or allocation.leaves(facts, attempt, unclear, _grace_s(facts, attempt), deadlines):
         return _follow(facts, attempt, deadlines)
     return _stop_orders(facts, attempt, unclear, deadlines) or _give_up(facts, attempt, unclear, deadlines)
 
 
-def _is_clear(facts: Facts, attempt: AttemptFacts, node: NodeFacts, deadlines: Deadlines) -> bool:
+def _gang_over_at(facts: Facts, attempt: AttemptFacts) -> float | None:
+    """Return when (job clock) a broken gang gave its last sign of life; None for one that is not known to be broken."""
+    broken_at = facts.broken_at()
+    if broken_at is None:
+        return None
+    return max(facts.stepped_at, attempt.stop_at or 0.0, broken_at)
+
+
+def _is_clear(
+    facts: Facts, attempt: AttemptFacts, node: NodeFacts, over_at: float | None, deadlines: Deadlines
+) -> bool:
     """Tell whether nothing of the attempt runs on the node: seen, or certain because its agent fences itself.
 
     An agent without contact and without a step of its ranks kills them well before the time of `fence` is over. A
-    broken gang makes no steps; so nothing runs on a silent node once that time has passed since the break and the last
+    broken gang makes no steps after `over_at`; so nothing runs on a silent node once that time has passed since the break and the last
     contact. An agent of an old allocation notices its end and does not wait for its fence.
     """
     assert facts.limits is not None
@@ -233,10 +244,9 @@ def _is_clear(facts: Facts, attempt: AttemptFacts, node: NodeFacts, deadlines: D
         return True
     if node.agent_state is AgentState.UP:
         return False
-    broken_at = facts.broken_at()
-    if broken_at is None or facts.limits.fence_s is None:
+    if over_at is None or facts.limits.fence_s is None:
         return False
-    last_sign_s = max(node.contact_at, facts.stepped_at, attempt.stop_at or 0.0, broken_at)
+    last_sign_s = max(node.contact_at, over_at)
     is_past = attempt.allocation_lost_at is not None
     wait_s = facts.limits.node_silent_s_max if is_past else fence.silent_s(facts, node)
     return deadlines.passed(last_sign_s + wait_s)

@@ -76,8 +76,8 @@ def coalesced_beat(facts: Facts, node: str, at: float) -> e.Heartbeat:
                 rank.activity_at,
             ),
         )
-        for rank in facts.ranks.values()
-        if rank.node == node and rank.rank_state is RankState.ALIVE
+        for rank in facts.ranks_on(node)
+        if rank.rank_state is RankState.ALIVE
     )  # fmt: skip
     return e.Heartbeat(at, node, facts.attempt.number if facts.attempt else 0, ranks)
 

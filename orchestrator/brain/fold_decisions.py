@@ -50,6 +50,7 @@ def _begin_attempt(facts: Facts, news: d.BeginAttempt) -> None:
     facts.fetching_late.update(facts.fetching)
     facts.fetching = {}
     facts.ranks = {number: RankFacts(number, rank.node) for number, rank in facts.ranks.items()}
+    facts.forget_signs()
     desync.forget(facts)
     if facts.pool is None:
         _begin_run(facts, facts.attempt, news.at)
@@ -119,6 +120,7 @@ def _place(facts: Facts, news: d.Place) -> None:
         facts.nodes[plan.name].ranks = plan.ranks
         for rank in plan.ranks:
             facts.ranks[rank].node = plan.name
+    facts.ranks = dict(facts.ranks)  # see `Facts.ranks_on`
     facts.last_places = tuple(plan.name for plan in news.nodes)
     _begin_run(facts, cast(AttemptFacts, facts.attempt), news.at)
 

@@ -46,6 +46,7 @@ def _planned(facts: Facts, news: e.Planned) -> None:
     for plan in news.nodes:
         facts.nodes[plan.name].ranks = plan.ranks
     facts.ranks = {rank: RankFacts(rank, plan.name) for plan in news.nodes for rank in plan.ranks}
+    facts.forget_signs()
     if news.pool is not None:
         facts.ranks = fold_decisions.unplaced(news.pool)
         facts.last_places = tuple(name for name in facts.last_places if name in facts.nodes)
@@ -62,6 +63,7 @@ def _supervisor_started(facts: Facts, news: e.SupervisorStarted) -> None:
     for rank in facts.ranks.values():
         rank.sign_at = max(rank.sign_at, news.at) if rank.rank_state is RankState.ALIVE else rank.sign_at
         rank.state_at = news.at
+        facts.note_signs(rank)
 
 
 def _void_orders(node: NodeFacts) -> None:
@@ -205,13 +207,15 @@ def _ranks_started(facts: Facts, node: NodeFacts, attempt: int, pids: tuple[int,
         if rank.rank_state is RankState.WAITING:
             rank.rank_state = RankState.ALIVE
             rank.sign_at = rank.state_at = rank.beat_at = at
+            facts.alive = None
+            facts.note_signs(rank)
     current = facts.attempt
     if current is not None and current.running_at is None and _all_started(facts, attempt):
         current.running_at = at
 
 
 def _all_started(facts: Facts, attempt: int) -> bool:
-    return all(node.started == attempt for node in facts.gang)
+    return all(node.started == attempt for node in facts.nodes.values() if node.ranks)
 
 
 def _exited(facts: Facts, news: e.Exited) -> None:
@@ -220,7 +224,8 @@ def _exited(facts: Facts, news: e.Exited) -> None:
     rank = facts.ranks[news.rank]
     if rank.rank_state is RankState.EXITED:
         return
-    rank.rank_state = RankState.EXITED
+    rank.rank_state, facts.alive = RankState.EXITED, None
+    facts.exited += 1
     rank.code, rank.signal, rank.failure, rank.oom = news.code, news.signal, news.failure, news.oom
     rank.died_at = news.at
     stopping = facts.attempt is not None and facts.attempt.phase is Phase.STOP
@@ -228,6 +233,7 @@ def _exited(facts: Facts, news: e.Exited) -> None:
     rank.alone = news.alone
     if news.steps > rank.steps:
         rank.steps, rank.step_at = news.steps, news.at
+        facts.note_signs(rank)
 
 
 def _heartbeat(facts: Facts, news: e.Heartbeat) -> None:
@@ -239,8 +245,11 @@ def _heartbeat(facts: Facts, news: e.Heartbeat) -> None:
             slowed = beat.own_work_s is not None and beat.own_work_s != rank.own_work_s
             fold_beats.take(rank, beat, news.at, facts.attempt.watched_at if facts.attempt else 0.0)
             facts.pause_s = max(facts.pause_s, rank.pause_s)
+            facts.note_signs(rank)
             if beat.groups:
-                rank.groups = beat.groups
+                if beat.groups != rank.groups:
+                    rank.groups = beat.groups
+                    facts.members.clear()
                 desync.note(facts, rank, beat.groups, beat.collective_counts, news.at)
             if slowed:
                 stragglers.note(facts, rank, news.at)
@@ -255,7 +264,7 @@ def _stopped(facts: Facts, news: e.Stopped) -> None:
     attempt = facts.attempt
     if attempt is None or attempt.number != news.attempt or attempt.phase is not Phase.RUN:
         return
-    done = all(rank.ended_well for rank in facts.ranks.values() if rank.node == node.name)
+    done = all(rank.ended_well for rank in facts.ranks_on(node.name))
     if (
         news.how != "ended" and not done
     ):  # without an order to stop: the attempt cannot go on without these ranks

@@ -38,9 +38,10 @@ if TYPE_CHECKING:
 @JOB
 @click.option("--all", "show_all", is_flag=True, help="All jobs, a line each.")
 @click.option("--watch", is_flag=True, help="Keep showing it until the job ends.")
+@click.option("--ranks", "every_rank", is_flag=True, help="Each node and rank of a large job, too.")
 @AS_JSON
-def status(job: str | None, show_all: bool, watch: bool, as_json: bool) -> int:
-    """Show how a job is doing, node by node and rank by rank."""
+def status(job: str | None, show_all: bool, watch: bool, every_rank: bool, as_json: bool) -> int:
+    """Show how a job is doing, node by node and rank by rank; of more than 64, how many are in which state."""
     from orchestrator.views import status as status_view
     from orchestrator.views import tables
 
@@ -58,7 +59,11 @@ def status(job: str | None, show_all: bool, watch: bool, as_json: bool) -> int:
     elif not statuses:
         terminal.say(f"no jobs yet in {place}; submit one: orch submit job.yaml")
     else:
-        terminal.write(tables.jobs(statuses, terminal.width()) if show_all else status_view.job(statuses[0]))
+        terminal.write(
+            tables.jobs(statuses, terminal.width())
+            if show_all
+            else status_view.job(statuses[0], every_rank=every_rank)
+        )
     return 0
 
 

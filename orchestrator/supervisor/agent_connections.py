@@ -113,9 +113,9 @@ class AgentConnections:
         if node in self._lines:
             self._lines[node][0].abort()
 
-    async def hear(self, wait_s: float) -> list[LinkEvent]:
+    async def hear(self, wait_s: float, gather_s: float = 0.0) -> list[LinkEvent]:
         """Return all link events in the inbox, after waiting at most `wait_s` for one. Heartbeats wait a little for
-        others."""
+        others, or `gather_s` if that is longer."""
         link_events = []
         if self.inbox.empty():
             try:
@@ -124,7 +124,9 @@ class AgentConnections:
                 return []
         if not self._urgent.is_set():
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._urgent.wait(), max(0.0, min(BEATS_GATHER_S, wait_s)))
+                await asyncio.wait_for(
+                    self._urgent.wait(), max(0.0, min(max(BEATS_GATHER_S, gather_s), wait_s))
+                )
         self._urgent.clear()
         while not self.inbox.empty():
             link_events.append(self.inbox.get_nowait())

@@ -2,7 +2,7 @@
 and memory and descriptors suffice.
 
 Rules: a connection counts from accept on. A silent one costs only a descriptor: TLS begins with the first byte, since
-from then on a connection costs up to a megabyte. The number of connections in TLS is limited, at once and per second.
+from then on a connection costs up to a megabyte. The number of connections in TLS is limited, at once and by the time.
 One connection too many evicts the oldest of the address that has the most, see `Crowd`. A flood is reported in one
 line with a count.
 """
@@ -10,6 +10,7 @@ line with a count.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import ssl
 import time
@@ -22,7 +23,7 @@ from orchestrator.core.wire import connection
 from orchestrator.core.wire.accepting import Acceptor, Crowd
 
 FIRST_BYTE_S_MAX = 3.0
-"""How long a new connection may be silent; an agent begins TLS at once."""
+"""How long a new connection may be silent, or wait for its turn; an agent begins TLS at once."""
 
 HELLO_S_MAX = 10.0
 """How long a connection may take for TLS and its greeting."""
@@ -33,10 +34,12 @@ SILENT_MAX = 256
 STRANGERS_MAX = 64
 """How many connections may be in TLS or before their greeting at once."""
 
-TLS_PER_S_MAX = 200
-"""How many connections may begin TLS in a second: each takes a millisecond of a processor."""
+PACE_S = 0.1
+TLS_MAX = 20
+"""How many connections may begin TLS in each tenth of a second: each takes a millisecond of a processor. The others
+wait for their turn: when a thousand agents dial at once, those that have begun are soon done."""
 
-TLS_PER_S_OF_ONE_MAX = 100
+TLS_OF_ONE_MAX = 10
 """How many of these may come from one address."""
 
 BACKLOG = 1024
@@ -66,6 +69,7 @@ class AgentListener:
         self._strangers: Crowd[asyncio.Task[None]] = Crowd(STRANGERS_MAX)
         self._timers: dict[socket.socket, asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._sockets: dict[asyncio.Task[None], socket.socket] = {}
         self._pace = _Pace()
         self._turned_away = _Tally(self._loop, listener.getsockname()[1])
         self._acceptor = Acceptor(listener, self._wait, self._turned_away.add_failure)
@@ -105,6 +109,11 @@ class AgentListener:
         self._timers.pop(sock).cancel()
         return self._silent.remove(sock)
 
+    def _try_again(self, sock: socket.socket, address: str) -> None:
+        """Go on with a connection that had to wait for its turn, if it has not been put out."""
+        if sock in self._silent:
+            self._loop.add_reader(sock, self._begin, sock, address)
+
     # Strangers
 
     def _begin(self, sock: socket.socket, address: str) -> None:
@@ -118,7 +127,8 @@ class AgentListener:
         if first != TLS_HANDSHAKE:
             self._put_out(sock, "no TLS")
         elif not self._pace.allows(address, time.monotonic()):
-            self._put_out(sock, "too many in a second")
+            self._loop.remove_reader(sock)
+            self._loop.call_later(PACE_S, self._try_again, sock, address)
         else:
             self._forget(sock)
             self._let_in(sock, address)
@@ -129,10 +139,14 @@ class AgentListener:
         task.add_done_callback(self._tasks.discard)
         # One that is cancelled before it has begun would leave its socket open; for the others this changes nothing.
         task.add_done_callback(lambda _: sock.close())
+        self._sockets[task] = sock
+        task.add_done_callback(self._sockets.pop)
         out = self._strangers.add(task, address)
         if out is not None:
             self._turned_away.add("too many at once", self._strangers.remove(out))
-            out.cancel()
+            # Cancelled in this moment, asyncio would leave a transport on a descriptor that the next connection gets.
+            with contextlib.suppress(OSError):
+                self._sockets[out].shutdown(socket.SHUT_RDWR)
 
     async def _welcome(self, sock: socket.socket) -> None:
         """Begin TLS with a stranger, and pass it on."""
@@ -141,6 +155,8 @@ class AgentListener:
         deadline = self._loop.call_later(HELLO_S_MAX, task.cancel)
 
         def admit() -> None:
+            if task not in self._strangers:
+                raise connection.LineError("put out")
             deadline.cancel()
             self._strangers.remove(task)
 
@@ -174,18 +190,19 @@ class AgentListener:
 
 
 class _Pace:
-    """The number of connections that have begun TLS in this second, in all and from each address."""
+    """The number of connections that have begun TLS in this `PACE_S`, in all and from each address."""
 
     def __init__(self) -> None:
-        self._second = 0
+        self._span = 0
         self._counts: Counter[str] = Counter()
 
     def allows(self, address: str, now_s: float) -> bool:
         """Tell whether another connection may begin TLS, and count it if so."""
-        if int(now_s) != self._second:
-            self._second = int(now_s)
+        span = int(now_s / PACE_S)
+        if span != self._span:
+            self._span = span
             self._counts.clear()
-        if self._counts.total() >= TLS_PER_S_MAX or self._counts[address] >= TLS_PER_S_OF_ONE_MAX:
+        if self._counts.total() >= TLS_MAX or self._counts[address] >= TLS_OF_ONE_MAX:
             return False
         self._counts[address] += 1
         return True

@@ -86,9 +86,11 @@ def status(
     `rates`: steps a second of each rank that has any; `reasons`: why a node has no connection.
     """
     attempt = facts.attempt
-    number = attempt.number if attempt else 0
+    number, base = (attempt.number, attempt.base_step) if attempt else (0, 0)
     alive = [rank for rank in facts.ranks.values() if rank.rank_state is RankState.ALIVE]
     pace = [rates[rank.rank] for rank in alive if rank.rank in rates]
+    hosts = {planned.name: planned.host for planned in plan.nodes}
+    local = {number: index for node in facts.nodes.values() for index, number in enumerate(node.ranks)}
     return {
         **status_file.unknown(plan, state(facts), reason(facts), now.wall_s),
         "attempt": max(number, 1),
@@ -105,8 +107,14 @@ def status(
         "ended_at": now.iso(facts.ended_at),
         "checkpoint": _checkpoint(facts.checkpoint),
         "saved_outside": saved_outside(facts, now),
-        "nodes": [_node(plan, facts, node, now, reasons) for node in facts.nodes.values()],
-        "ranks": [_rank(facts, rank, now, rates) for rank in facts.ranks.values()],
+        "nodes": [
+            _node(facts, node, now, hosts.get(node.name, ""), reasons.get(node.name, ""))
+            for node in facts.nodes.values()
+        ],
+        "ranks": [
+            _rank(base, rank, now, local.get(rank.rank, 0), rates.get(rank.rank))
+            for rank in facts.ranks.values()
+        ],
     }
 
 
@@ -207,7 +215,7 @@ def _stragglers(facts: Facts) -> list[StragglerStatus]:
 
 def _progress(facts: Facts) -> str | None:
     """Return the progress bar of a job that makes no steps: that of the first rank that has one, as people read it."""
-    if facts.attempt is None or any(rank.steps for rank in facts.ranks.values()):
+    if facts.attempt is None or facts.made:
         return None
     return next((rank.progress for rank in facts.ranks.values() if rank.progress), None)
 
@@ -230,8 +238,7 @@ def saved_outside(facts: Facts, now: Now) -> list[SavedOutsideStatus]:
     ]
 
 
-def _node(plan: Plan, facts: Facts, node: NodeFacts, now: Now, reasons: Mapping[str, str]) -> NodeStatus:
-    host = next((planned.host for planned in plan.nodes if planned.name == node.name), "")
+def _node(facts: Facts, node: NodeFacts, now: Now, host: str, reason: str) -> NodeStatus:
     # A new supervisor resets the contact of every node; a node whose agent never reported is not "seen".
     seen = now.age_s(node.contact_at) if node.contact_at and node.incarnation else None
     return {
@@ -241,7 +248,7 @@ def _node(plan: Plan, facts: Facts, node: NodeFacts, now: Now, reasons: Mapping[
         "seen_s": seen,
         "role": "placed" if node.ranks else "spare" if node.agent_state is AgentState.UP else "idle",
         "ranks": list(node.ranks),
-        "note": placement.note(node) or reasons.get(node.name, ""),
+        "note": placement.note(node) or reason,
     }
 
 
@@ -256,9 +263,7 @@ def _node_state(node: NodeFacts, *, ended: bool) -> str:
     return "busy" if node.busy and node.agent_state is AgentState.ABSENT else link
 
 
-def _rank(facts: Facts, rank: RankFacts, now: Now, rates: Mapping[int, float]) -> RankStatus:
-    base = facts.attempt.base_step if facts.attempt else 0
-    local = next((node.ranks.index(rank.rank) for node in facts.gang if rank.rank in node.ranks), 0)
+def _rank(base: int, rank: RankFacts, now: Now, local: int, rate_per_s: float | None) -> RankStatus:
     alive = rank.rank_state is RankState.ALIVE
     shown = _PROCESS_STATES.get(rank.state, "running") if alive else rank.rank_state.value
     code = rank.code if rank.signal is None else -rank.signal
@@ -269,7 +274,7 @@ def _rank(facts: Facts, rank: RankFacts, now: Now, rates: Mapping[int, float]) -
         "pid": rank.pid or None,
         "state": shown,
         "step": base + rank.steps if rank.steps else None,
-        "steps_per_s": round(rates[rank.rank], 3) if alive and rank.rank in rates else None,
+        "steps_per_s": round(rate_per_s, 3) if alive and rate_per_s is not None else None,
         "beat_s": now.age_s(rank.beat_at) if alive else None,
         "exit": code,
         "progress": rank.progress or None,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -52,6 +53,16 @@ from orchestrator.supervisor.transfers.transfers import Transfers
 CHORE_S = 0.5
 """How often requests, agents' processes and the status file are checked."""
 
+DECIDE_SHARE_MAX = SHOW_SHARE_MAX = 0.05
+"""The share of a processor that decisions on heartbeats may take, and the same for the status file: the larger the job,
+the less often. News that is not a heartbeat is decided on at once."""
+
+DECIDE_S_MAX, SHOW_S_MAX = 0.5, 2.0
+"""The longest that they are put off."""
+
+GC_THRESHOLD = (50_000, 10, 10)
+"""When cycles of objects are looked for: heartbeats of a large job make many objects and hardly any cycle."""
+
 DECISIONS_MAX = 10_000
 """More rounds of decisions in a row than this are a bug."""
 
@@ -83,7 +94,8 @@ class Supervisor:
         self._allocation = backend.allocation
         self.requeue: d.Requeue | None = None  # decided: the nodes are to be given back
         self._replaced = ""  # the allocation that the job has moved to
-        self._wake_s = self._chore_due_s = 0.0
+        self._wake_s = self._chore_due_s = self._show_due_s = 0.0
+        self._gather_s = 0.0  # how long heartbeats wait for others
         self._transfers = Transfers(job, plan, backend.copier, self._checkpoint)
         self._executor = Executor(job, plan, job_secrets, backend, self._connections, self._transfers)
         hosts = [node.host for node in plan.nodes]
@@ -116,7 +128,7 @@ class Supervisor:
             if self.requeue is not None or self._replaced or self._is_over():
                 break
             due_s = min(self._wake_s, self._chore_due_s)
-            link_events = await self._connections.hear(due_s - self._brain.now_s())
+            link_events = await self._connections.hear(due_s - self._brain.now_s(), self._gather_s)
             if self._brain.now_s() > due_s + SLEPT_S or self._slept.just_now():
                 self._after_pause()
             for link_event in link_events:
@@ -291,15 +303,18 @@ class Supervisor:
         """Decide and carry out until no decision is left; then acknowledge to agents what is on disk."""
         if self._brain.waited(SLEPT_S):
             self._after_pause()
+        began_s = time.thread_time()
         for _ in range(DECISIONS_MAX):
             decisions, self._wake_s = self._brain.decide()
             if not decisions:
                 break
+            gang = self._gang()
             for decision in decisions:
-                self._do(decision)
+                self._do(decision, gang)
         else:
             raise AssertionError(f"the brain does not come to rest: {decisions[:3]}")
         self._acknowledge()
+        self._gather_s = min((time.thread_time() - began_s) / DECIDE_SHARE_MAX, DECIDE_S_MAX)
 
     def _acknowledge(self) -> None:
         """Acknowledge the reports that are on disk; the others come again with the next connection."""
@@ -309,7 +324,7 @@ class Supervisor:
             if ack is not None and self._connections.send(node, ack):
                 self._heartbeats.sent(node, ack)
 
-    def _do(self, decision: d.Decision) -> None:
+    def _do(self, decision: d.Decision, gang: rank_env.Gang) -> None:
         """Carry out one decision and notify of it; show and print it if it is a turning point."""
         self._notifier.tell(decision, self._brain.facts, status_object.iso(time.time()))
         if isinstance(decision, TURNING_POINTS):
@@ -320,7 +335,7 @@ class Supervisor:
             self._executor.judged(decision.verdict, self._brain.facts, self._brain.now_s())
         elif isinstance(decision, d.Requeue):
             self.requeue = decision
-        for event in self._executor.carry_out(decision, self._gang(), self._brain.now_s()):
+        for event in self._executor.carry_out(decision, gang, self._brain.now_s()):
             self._brain.learn(event)
 
     # Chores
@@ -341,7 +356,11 @@ class Supervisor:
         self._executor.resume(self._gang, now_s)
         for node in self._heartbeats.mute(self._brain.facts, now_s):
             self._connections.drop(node)
-        self._show(durable=False)
+        if now_s >= self._show_due_s:
+            began_s = time.thread_time()
+            self._show(durable=False)
+            spent_s = time.thread_time() - began_s
+            self._show_due_s = now_s + min(spent_s / SHOW_SHARE_MAX, SHOW_S_MAX)
 
     def _check_queue(self, now_s: float) -> None:
         """While the job has no hosts, learn which jobs of this machine were in the queue before it."""
@@ -378,6 +397,7 @@ def main(root: Path, backend_of: Callable[[JobDir, Plan], Backend], allocation: 
     In the named allocation the code is for the batch script, see `allocation_claim`. Raises JournalError.
     """
     job = JobDir(root)
+    gc.set_threshold(*GC_THRESHOLD)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the terminal that submitted the job may close
     with locks.locked(job) as is_held:
         if not is_held:

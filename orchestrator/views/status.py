@@ -20,6 +20,7 @@ from orchestrator.core.jobdir.status_file import (
 )
 from orchestrator.core.slurm.hostlist import holds
 from orchestrator.core.text import counted, ranks_text, with_fix
+from orchestrator.views import large_job
 from orchestrator.views.cells import (
     STYLES,
     Cell,
@@ -33,7 +34,6 @@ from orchestrator.views.cells import (
     size,
 )
 
-_WORRYING = ("stopped", "zombie", "dead", "silent", "absent", "failed", "excluded", "lost")
 RANKS_SHOWN_MAX = 64
 HOSTS_SHOWN_MAX = 64
 NOTES_SHOWN_MAX = 16
@@ -82,8 +82,9 @@ def eta_s(status: Status) -> float | None:
     return max(0.0, float(total - step) / float(pace))
 
 
-def job(status: Status) -> list[Line]:
-    """Return one job in full: its head, its nodes and its ranks."""
+def job(status: Status, *, every_rank: bool = False) -> list[Line]:
+    """Return one job in full: its head, its nodes and its ranks. Those of a large job are counted by their state, unless
+    `every_rank` is wanted."""
     nodes, ranks = status["nodes"], [rank for rank in status["ranks"] if rank["node"]]
     has_pool, over = status["backend"] != "local", status["state"] in ENDED
     lines = [
@@ -113,11 +114,11 @@ def job(status: Status) -> list[Line]:
     lines += saved_outside(status)
     lines += [] if over else _travels(status["travels"])
     if nodes or not has_pool:
-        lines += [(), *(_pool(nodes, over=over) if has_pool else _nodes(nodes, over=over))]
-    if ranks:
-        lines += [(), *columns([_rank_row(rank) for rank in ranks[:RANKS_SHOWN_MAX]], _RANK_HEADS)]
-    if len(ranks) > RANKS_SHOWN_MAX:
-        lines.append(line(f"and {len(ranks) - RANKS_SHOWN_MAX} more ranks: --json shows all"))
+        lines += [(), *(_pool(nodes, over, every_rank) if has_pool else _nodes(nodes, over, every_rank))]
+    if len(ranks) > RANKS_SHOWN_MAX and not every_rank:
+        lines += [(), *large_job.ranks(ranks)]
+    elif ranks:
+        lines += [(), *columns([_rank_row(rank) for rank in ranks], _RANK_HEADS)]
     return lines
 
 
@@ -236,16 +237,17 @@ def _stragglers(stragglers: Sequence[StragglerStatus]) -> list[Line]:
     return lines
 
 
-def _pool(nodes: Sequence[NodeStatus], *, over: bool) -> list[Line]:
+def _pool(nodes: Sequence[NodeStatus], over: bool, every_rank: bool) -> list[Line]:
     """Return the hosts of a pool: a table of those with a part in the job, the number of idle ones, and notes."""
     idle = [node for node in nodes if _is_idle(node)]
     listed = [node for node in nodes if not _is_idle(node)]
     chosen = over or any(node["role"] == "placed" for node in nodes)
     heads = ("HOST", "STATE", "RANKS", "SEEN")[: 3 if over else 4]
-    rows = [_host_row(node, over, chosen)[: len(heads)] for node in listed[:HOSTS_SHOWN_MAX]]
-    lines = columns(rows, heads) if rows else []
-    if len(listed) > HOSTS_SHOWN_MAX:
-        lines.append(line(f"and {len(listed) - HOSTS_SHOWN_MAX} more hosts: --json shows all"))
+    if len(listed) > HOSTS_SHOWN_MAX and not every_rank:
+        lines = large_job.hosts([(_host_state(node, over, chosen), node) for node in listed], "HOSTS")
+    else:
+        rows = [_host_row(node, over, chosen)[: len(heads)] for node in listed]
+        lines = columns(rows, heads) if rows else []
     if idle:
         names = named([node["name"] for node in idle])
         text = f"{counted(len(idle), 'host')} {'not used' if chosen else 'to choose from'}: {names}"
@@ -302,7 +304,7 @@ def _host_state(node: NodeStatus, over: bool, chosen: bool) -> str:
 
 def _host_row(node: NodeStatus, over: bool, chosen: bool) -> list[Cell]:
     state = _host_state(node, over, chosen)
-    style = "red" if state in _WORRYING else "yellow" if state == "busy" else ""
+    style = "red" if state in large_job.WORRYING else "yellow" if state == "busy" else ""
     return [Cell(node["name"]), Cell(state, style), Cell(ranks_text(node["ranks"]) or "-"), Cell(_seen(node))]
 
 
@@ -310,19 +312,21 @@ def _seen(node: NodeStatus) -> str:
     return f"{duration(node['seen_s'])} ago" if node["seen_s"] is not None else "-"
 
 
-def _nodes(nodes: Sequence[NodeStatus], *, over: bool) -> list[Line]:
+def _nodes(nodes: Sequence[NodeStatus], over: bool, every_rank: bool) -> list[Line]:
     """Return the nodes of a fixed plan; without their ages once the job is over."""
+    if len(nodes) > HOSTS_SHOWN_MAX and not every_rank:
+        return large_job.hosts([(node["state"], node) for node in nodes], "NODES")
     heads = ("NODE", "HOST", "AGENT", "SEEN")[: 3 if over else 4]
     return columns([_node_row(node)[: len(heads)] for node in nodes], heads)
 
 
 def _node_row(node: NodeStatus) -> list[Cell]:
-    style = "red" if node["state"] in _WORRYING else ""
+    style = "red" if node["state"] in large_job.WORRYING else ""
     return [Cell(node["name"]), Cell(node["host"]), Cell(node["state"], style), Cell(_seen(node))]
 
 
 def _rank_row(rank: RankStatus) -> list[Cell]:
-    bad = rank["state"] in _WORRYING or rank["exit"] not in (None, 0)
+    bad = rank["state"] in large_job.WORRYING or rank["exit"] not in (None, 0)
     pace = rank["steps_per_s"]
     return [
         Cell(str(rank["rank"])),

@@ -48,6 +48,8 @@ _SIGTERM = 15
 
 def judge(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict | None:
     """Return the verdict on ranks that ended badly, or None; deadlines still ahead are left in `deadlines`."""
+    if not facts.exited:
+        return None
     failed = sorted((rank for rank in facts.ranks.values() if rank.failed), key=lambda r: (r.died_at, r.rank))
     if not failed:
         return None

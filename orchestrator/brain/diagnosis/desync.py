@@ -19,7 +19,7 @@ from orchestrator.brain.diagnosis import inspections, suspicion
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model.deadlines import Deadlines
 from orchestrator.brain.model.decisions import Decision, Kind, Verdict
-from orchestrator.brain.model.facts import AttemptFacts, CountAtStep, CountKey, Facts
+from orchestrator.brain.model.facts import AttemptFacts, CountKey, Facts, Tally
 from orchestrator.brain.model.rank_facts import RankFacts, RankState
 from orchestrator.brain.model.verdicts import verdict_on
 from orchestrator.core import observations
@@ -87,12 +87,12 @@ def note(
         for key, count in zip(groups, mark.counts, strict=False):
             series = CountKey(key, mark.optimizer)
             turns = facts.counts_at_steps.setdefault(series, {})
-            tally = turns.setdefault(mark.optimizer_step, {})
-            equal = {one.count for one in tally.values()} <= {count}
-            tally[rank.rank] = CountAtStep(count, mark.step)
-            if not equal:
+            if mark.optimizer_step not in turns:
+                turns[mark.optimizer_step] = Tally(mark.step)
+            tally = turns[mark.optimizer_step]
+            if not tally.enter(rank.rank, count, mark.step):
                 facts.odd_at.setdefault(series, at)
-            elif series in facts.odd_at and tally.keys() >= _members(facts, key):
+            elif series in facts.odd_at and tally.counts.keys() >= _members(facts, key):
                 del facts.odd_at[series]  # any earlier difference has gone away
             while len(turns) > STEPS_MAX:
                 del turns[min(turns)]
@@ -103,6 +103,7 @@ def forget(facts: Facts) -> None:
     facts.counts_at_steps.clear()
     facts.odd_at.clear()
     facts.mixed.clear()
+    facts.members.clear()
 
 
 def find(facts: Facts, deadlines: Deadlines) -> Difference | None:
@@ -113,9 +114,9 @@ def find(facts: Facts, deadlines: Deadlines) -> Difference | None:
             continue
         members = sorted(_members(facts, series.key))
         turns = {
-            turn: {rank: tally[rank].count for rank in members}
+            turn: {rank: tally.counts[rank] for rank in members}
             for turn, tally in sorted(facts.counts_at_steps[series].items())
-            if all(rank in tally for rank in members)
+            if all(rank in tally.counts for rank in members)
         }
         keys = list(turns)
         equal = [len(set(counts.values())) == 1 for counts in turns.values()]
@@ -128,14 +129,16 @@ def find(facts: Facts, deadlines: Deadlines) -> Difference | None:
             continue
         if not deadlines.passed(since_s + LASTS_S):
             continue
-        before = min(tally.step for tally in facts.counts_at_steps[series][keys[agreed - 1]].values())
+        before = facts.counts_at_steps[series][keys[agreed - 1]].step
         counts = turns[last]
         return Difference(series, keys[agreed - 1], first, before, counts, _odd(counts), since_s)
     return None
 
 
 def _members(facts: Facts, key: str) -> set[int]:
-    return {rank.rank for rank in facts.ranks.values() if key in rank.groups}
+    if key not in facts.members:
+        facts.members[key] = {rank.rank for rank in facts.ranks.values() if key in rank.groups}
+    return facts.members[key]
 
 
 def _is_aside(turns: dict[int, dict[int, int]], agreed: list[int]) -> bool:

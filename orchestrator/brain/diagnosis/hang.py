@@ -134,7 +134,8 @@ def _never_came(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Ve
         return None
     if _has_unseen(facts, attempt) and not deadlines.passed(due_s + UNSEEN_S_MAX):
         return None
-    missing = [rank for rank in facts.ranks.values() if rank not in came]
+    there = {rank.rank for rank in came}
+    missing = [rank for rank in facts.ranks.values() if rank.rank not in there]
     those = ranks_text(rank.rank for rank in missing)
     who = f"ranks {those} have not come" if missing else "all have come, and do not reach one another"
     summary = f"no rendezvous within {limit_s:g} s (monitor.rendezvous_timeout): {who}"

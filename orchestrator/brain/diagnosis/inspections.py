@@ -13,7 +13,7 @@ from orchestrator.brain.model.deadlines import Deadlines
 from orchestrator.brain.model.decisions import Decision
 from orchestrator.brain.model.facts import AttemptFacts, Facts, Phase
 from orchestrator.brain.model.node_facts import AgentState
-from orchestrator.brain.model.rank_facts import RankFacts, RankState
+from orchestrator.brain.model.rank_facts import RankFacts
 from orchestrator.core.observations import Activity, RankInspection
 
 LOOK_S_MAX = 6.0
@@ -41,12 +41,13 @@ LOOKS_MIN = 2
 
 def living(facts: Facts) -> list[RankFacts]:
     """Return the ranks whose processes are alive."""
-    return [rank for rank in facts.ranks.values() if rank.rank_state is RankState.ALIVE]
+    return facts.living()
 
 
 def all_heard(facts: Facts) -> bool:
     """Tell whether the agents of all living ranks are connected, which says nothing about a node that is silent."""
-    return all(facts.nodes[rank.node].agent_state is AgentState.UP for rank in living(facts))
+    names = dict.fromkeys([rank.node for rank in living(facts)])
+    return all(facts.nodes[name].agent_state is AgentState.UP for name in names)
 
 
 def is_answered(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> bool:

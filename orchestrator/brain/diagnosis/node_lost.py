@@ -24,11 +24,12 @@ def judge(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict 
     for node in facts.nodes.values():
         if node.lost is not None and not allocation.may_be_taken(facts, node.lost.at, deadlines):
             return verdict(facts, node, node.lost.how)
+    stepped_at = facts.stepped_at
     for node in facts.nodes.values():
         if (
             node.agent_state in (AgentState.UP, AgentState.SILENT)
             and facts.unfinished(node)
-            and _is_silent_too_long(facts, node, deadlines)
+            and _is_silent_too_long(facts, node, stepped_at, deadlines)
         ):
             silent_s = deadlines.now_s - node.contact_at
             return verdict(facts, node, f"no word for {silent_s:.0f} s, and no progress of the gang")
@@ -52,9 +53,8 @@ def _lost_before_start(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines
     return None
 
 
-def _is_silent_too_long(facts: Facts, node: NodeFacts, deadlines: Deadlines) -> bool:
-    assert facts.limits is not None
-    return deadlines.passed(max(node.contact_at, facts.stepped_at) + fence.silent_s(facts, node))
+def _is_silent_too_long(facts: Facts, node: NodeFacts, stepped_at: float, deadlines: Deadlines) -> bool:
+    return deadlines.passed(max(node.contact_at, stepped_at) + fence.silent_s(facts, node))
 
 
 def verdict(facts: Facts, node: NodeFacts, how: str) -> Verdict:

@@ -26,15 +26,17 @@ TIMES_MIN = 3
 LASTS_S = 20.0
 """How long a rank must have been slow as well."""
 
-PEERS_MAX = 4096
-"""The largest number of peers to compare with."""
+PEERS_MAX = 128
+"""The largest number of ranks whose work is compared: those of a larger job are taken at equal distances, so that each
+comparison costs the same."""
 
 
 def note(facts: Facts, rank: RankFacts, at: float) -> None:
     """Compare a rank's new time of its own work with those of its peers."""
+    numbers = range(0, len(facts.ranks), 1 + (len(facts.ranks) - 1) // PEERS_MAX)
     peers = [
         other.own_work_s
-        for other in list(facts.ranks.values())[:PEERS_MAX]
+        for other in (facts.ranks[number] for number in numbers)
         if other is not rank and other.own_work_s is not None and other.rank_state is RankState.ALIVE
     ]
     own_s = rank.own_work_s

@@ -122,7 +122,7 @@ def usual_s(facts: Facts) -> float | None:
 
 def has_stepped(facts: Facts) -> bool:
     """Tell whether the current attempt has made a step."""
-    return any(rank.steps for rank in facts.ranks.values())
+    return facts.made > 0
 
 
 def suspect_s(facts: Facts) -> float | None:
@@ -132,7 +132,7 @@ def suspect_s(facts: Facts) -> float | None:
     if limits.hang_s_max is None or limits.hang_s_max > 0:
         return limits.hang_s_max
     usual = usual_s(facts)
-    if any(rank.ended_well for rank in facts.ranks.values()):
+    if facts.exited and any(rank.ended_well for rank in facts.ranks.values()):
         wanted_s = EXIT_SUSPECT_S
     elif usual is None:
         wanted_s = START_SUSPECT_S
@@ -185,7 +185,9 @@ def limit_at(facts: Facts, attempt: AttemptFacts, limit_s: float | None) -> floa
 def gang_at(facts: Facts, attempt: AttemptFacts) -> float:
     """Return when (job clock) the gang was last known to go on as a whole. Time without a supervisor does not count,
     and a rank that ends well counts as a step."""
-    ended_at = max((rank.died_at for rank in facts.ranks.values() if rank.ended_well), default=0.0)
+    ended_at = 0.0
+    if facts.exited:
+        ended_at = max((rank.died_at for rank in facts.ranks.values() if rank.ended_well), default=0.0)
     return max(attempt.running_at or 0.0, attempt.watched_at, facts.stepped_at, ended_at)
 
 

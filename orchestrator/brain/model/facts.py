@@ -190,12 +190,27 @@ class CountKey(NamedTuple):
     optimizer: int
 
 
-@dataclass(frozen=True, slots=True)
-class CountAtStep:
-    """How many collectives a rank had run after `step` steps of the attempt's own."""
+@dataclass(slots=True)
+class Tally:
+    """How many collectives each rank had run after one step of an optimizer; `step`: the attempt's own step, the least
+    that a rank reported with it; `ranks_with`: how many ranks have each count."""
 
-    count: int
     step: int
+    counts: dict[int, int] = field(default_factory=dict)
+    ranks_with: dict[int, int] = field(default_factory=dict)
+
+    def enter(self, rank: int, count: int, step: int) -> bool:
+        """Enter a rank's count; tell whether all that were there before are equal to it."""
+        ranks_with, before = self.ranks_with, self.counts.get(rank)
+        equal = not ranks_with or (len(ranks_with) == 1 and count in ranks_with)
+        if before is not None:
+            ranks_with[before] -= 1
+            if not ranks_with[before]:
+                del ranks_with[before]
+        self.counts[rank] = count
+        ranks_with[count] = ranks_with.get(count, 0) + 1
+        self.step = min(self.step, step)
+        return equal
 
 
 @dataclass(slots=True)
@@ -208,6 +223,12 @@ class Facts:
     nodes: dict[str, NodeFacts] = field(default_factory=dict)
     leaving: dict[str, NodeFacts] = field(default_factory=dict)
     ranks: dict[int, RankFacts] = field(default_factory=dict)
+    # Of the ranks of the current attempt: the most steps that one has made, when (job clock) one was last seen to make a
+    # step, and to give a sign of progress, and how many have exited.
+    made: int = 0
+    stepped_at: float = 0.0
+    progress_at: float = 0.0
+    exited: int = 0
 
     # What the user wants, and who cancelled the job. Requests are numbers: the last one of all, the last one for an
     # inspection, and the last one for which inspections were ordered. `resumed_after`: the last attempt before the latest
@@ -265,11 +286,17 @@ class Facts:
 
     # Not journaled, see `desync`: by step of an optimizer and by rank what was run, since when counts differ, and groups
     # whose counts say nothing.
-    counts_at_steps: dict[CountKey, dict[int, dict[int, CountAtStep]]] = field(
-        default_factory=dict, compare=False
-    )
+    counts_at_steps: dict[CountKey, dict[int, Tally]] = field(default_factory=dict, compare=False)
     odd_at: dict[CountKey, float] = field(default_factory=dict, compare=False)
     mixed: set[str] = field(default_factory=set, compare=False)
+
+    # Derived, see `ranks_on` and `living`: the ranks by node, those that live, and the dictionary from which they were
+    # taken.
+    by_node: dict[str, list[RankFacts]] = field(default_factory=dict, compare=False, repr=False)
+    alive: list[RankFacts] | None = field(default=None, compare=False, repr=False)
+    indexed: dict[int, RankFacts] | None = field(default=None, compare=False, repr=False)
+    # Derived, see `desync`: the ranks of each group of processes.
+    members: dict[str, set[int]] = field(default_factory=dict, compare=False, repr=False)
 
     # The job clock at the last event or decision.
     heard_at: float = 0.0
@@ -279,20 +306,9 @@ class Facts:
         """The job's optimizer step: the furthest rank's, None while no rank has made one and none was resumed."""
         if self.attempt is None:
             return None
-        count = max((rank.steps for rank in self.ranks.values()), default=0)
-        if count == 0 and self.attempt.base_step == 0:
+        if self.made == 0 and self.attempt.base_step == 0:
             return None
-        return self.attempt.base_step + count
-
-    @property
-    def progress_at(self) -> float:
-        """When the gang last gave a sign of progress (job clock)."""
-        return max((rank.sign_at for rank in self.ranks.values()), default=0.0)
-
-    @property
-    def stepped_at(self) -> float:
-        """When the gang was last seen to have made an optimizer step (job clock)."""
-        return max((rank.step_at for rank in self.ranks.values()), default=0.0)
+        return self.attempt.base_step + self.made
 
     @property
     def queue(self) -> e.QueueTerms | None:
@@ -302,7 +318,7 @@ class Facts:
     @property
     def done(self) -> bool:
         """Tell whether every rank ended by itself and with code 0."""
-        return all(rank.ended_well for rank in self.ranks.values())
+        return self.exited == len(self.ranks) and all(rank.ended_well for rank in self.ranks.values())
 
     @property
     def gang(self) -> list[NodeFacts]:
@@ -319,9 +335,38 @@ class Facts:
 
     def unfinished(self, node: NodeFacts) -> bool:
         """Tell whether a rank of the node has not been seen to end."""
-        return any(
-            rank.rank_state is not RankState.EXITED for rank in self.ranks.values() if rank.node == node.name
-        )
+        return any(rank.rank_state is not RankState.EXITED for rank in self.ranks_on(node.name))
+
+    def ranks_on(self, node: str) -> list[RankFacts]:
+        """Return the ranks on a node, in order. Each change of a rank's node comes with another dictionary `ranks`."""
+        self._index()
+        return self.by_node.get(node, [])
+
+    def living(self) -> list[RankFacts]:
+        """Return the ranks whose processes are alive, in order. Each change of a rank's state sets `alive` to None."""
+        self._index()
+        if self.alive is None:
+            self.alive = [rank for rank in self.ranks.values() if rank.rank_state is RankState.ALIVE]
+        return self.alive
+
+    def _index(self) -> None:
+        if self.indexed is self.ranks:
+            return
+        self.by_node, self.alive, self.indexed = {}, None, self.ranks
+        for rank in self.ranks.values():
+            self.by_node.setdefault(rank.node, []).append(rank)
+
+    def forget_signs(self) -> None:
+        """Forget what the ranks of an attempt have shown: other ranks begin."""
+        self.made = self.exited = 0
+        self.stepped_at = self.progress_at = 0.0
+        self.members.clear()
+
+    def note_signs(self, rank: RankFacts) -> None:
+        """Note how far a rank has come, and its signs."""
+        self.made = max(self.made, rank.steps)
+        self.stepped_at = max(self.stepped_at, rank.step_at)
+        self.progress_at = max(self.progress_at, rank.sign_at)
 
     def broken_at(self) -> float | None:
         """Return when (job clock) the current attempt's gang was at the latest seen to be broken, None if never.
@@ -348,5 +393,4 @@ class Facts:
         if attempt is None:
             return False
         newer = attempt.checkpointed and attempt.ignored is None
-        stepped = any(rank.steps for rank in self.ranks.values())
-        return newer or (stepped and (self.step or 0) > self.best_step)
+        return newer or (self.made > 0 and (self.step or 0) > self.best_step)

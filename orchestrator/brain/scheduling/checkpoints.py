@@ -57,7 +57,7 @@ def adopt(facts: Facts, attempt: AttemptFacts, news: e.CheckpointFound) -> None:
     if named is not None and attempt.ignored is None and attempt.base_step > 2 * NEAR_STEPS:
         attempt.resumes = True
     _enter(facts, attempt, news.path, step)
-    is_known = step > 0 or any(rank.steps for rank in facts.ranks.values())
+    is_known = step > 0 or facts.made > 0
     _offer(facts, attempt, d.Checkpoint(news.path, step if is_known else None), news.steps)
 
 

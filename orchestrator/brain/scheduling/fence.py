@@ -64,12 +64,12 @@ def _pauses_s(facts: Facts) -> float:
 
 def _has_stepped(facts: Facts, node: NodeFacts) -> bool:
     """Tell whether a rank of the node has reported a step: then its agent knows of it as well."""
-    return any(rank.steps for rank in facts.ranks.values() if rank.node == node.name)
+    return any(rank.steps for rank in facts.ranks_on(node.name))
 
 
 def _worked_s(facts: Facts, attempt: AttemptFacts, node: NodeFacts) -> float:
     """Return for how long the ranks of a node, which have made no step, were seen to print, read or write."""
     if attempt.running_at is None or _has_stepped(facts, node):
         return 0.0
-    told_at = max((rank.activity_at for rank in facts.ranks.values() if rank.node == node.name), default=0.0)
+    told_at = max((rank.activity_at for rank in facts.ranks_on(node.name)), default=0.0)
     return max(0.0, told_at - attempt.running_at)

@@ -261,12 +261,12 @@ def _launches(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list
     assert facts.pool is not None
     wanted = facts.pool.spares + (facts.pool.nodes if attempt.placed_at is None else 0)
     free = [node for node in facts.nodes.values() if not node.ranks]
-    coming = [node for node in free if _is_coming(facts, node, deadlines)]
+    coming = {node.name for node in free if _is_coming(facts, node, deadlines)}
     if attempt.placed_at is not None and len(coming) >= wanted:
         return []
-    due = [node for node in free if node not in coming and is_due(facts, node, deadlines)]
+    due = [node for node in free if node.name not in coming and is_due(facts, node, deadlines)]
     lost = [node for node in due if node.missing and attempt.placed_at is None]
-    others = [node for node in due if node not in lost]
+    others = [node for node in due if not node.missing or attempt.placed_at is not None]
     why = f"attempt {attempt.number} needs {facts.pool.nodes} hosts"
     spare = f" and {facts.pool.spares} to spare" if facts.pool.spares else ""
     return [

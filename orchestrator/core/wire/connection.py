@@ -7,7 +7,6 @@ sends is trusted; a peer that is too slow to read is cut off, since what waits f
 from __future__ import annotations
 
 import asyncio
-import json
 import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -54,12 +53,12 @@ class Line:
         transport = self.writer.transport
         if transport.is_closing():
             raise LineError("the connection is closed")
-        data = codec.pack_kind(message)
+        data = codec.pack_brief(message)
         if seq:
             data[KEPT] = seq
         if raw:
             data[RAW] = len(raw)
-        self.writer.write(json.dumps(data, separators=(",", ":")).encode() + b"\n" + raw)
+        self.writer.write(codec.dumps_plain(data).encode() + b"\n" + raw)
         if transport.get_write_buffer_size() > SEND_BYTES_MAX:
             self.abort()
             raise LineError(f"the peer has left more than {SEND_BYTES_MAX} bytes unread")

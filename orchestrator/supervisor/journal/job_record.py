@@ -97,9 +97,8 @@ class Record:
         attempt.running_at = current.running_at
         # It changes once the script is seen to have started from scratch.
         attempt.base_step = current.base_step
-        made = max((rank.steps for rank in self.facts.ranks.values()), default=0)
-        if made:
-            attempt.last_step = attempt.base_step + made
+        if self.facts.made:
+            attempt.last_step = attempt.base_step + self.facts.made
             if attempt.first_step_at is None:
                 attempt.first_step_at = at
 
@@ -110,7 +109,7 @@ class Record:
         attempt = self._current()
         if attempt is None or attempt.first_step_at is not None:
             return False
-        return any(rank.steps for rank in self.facts.ranks.values())
+        return self.facts.made > 0
 
     def _current(self) -> AttemptHistory | None:
         """Return the history of the facts' current attempt."""

@@ -316,7 +316,7 @@ def test_a_home_that_is_none_is_told_about(
         assert "Traceback" not in said.err
 
 
-VOCABULARY = ["run", "submit", "status", "logs", "why", "cancel", "resume", "checkpoints", "collect", "check", "render", "init", "schema", "clean", "nodes", "--systemd", "--from-command", "--from-command", "--json", "--all", "--watch", "--rank", "--node", "--attempt", "--tail", "--since", "--grep", "--follow", "-f", "--set", "--backend", "--from", "--to", "--wait", "--no-wait", "--verify", "--older-than", "--yes", "--help", "-h", "--", "-", "=", "0", "1", "-1", "99999999999999999999", "1e9", "nan", "10m", "node-0", "done", "broken", "good.yaml", "bad.yaml", "train.py", "nodes=2", "nodes=0", "name=x", "a=b", "..", ".", "/", "~", "*", "(", "[", "é", "\x1b[2J", "\n", "None", "local", "ssh", "slurm", "/dev/null", "/no/such"]  # fmt: skip
+VOCABULARY = ["run", "submit", "status", "logs", "why", "cancel", "resume", "checkpoints", "collect", "check", "render", "init", "schema", "clean", "nodes", "--systemd", "--from-command", "--from-command", "--json", "--all", "--watch", "--ranks", "--rank", "--node", "--attempt", "--tail", "--since", "--grep", "--follow", "-f", "--set", "--backend", "--from", "--to", "--wait", "--no-wait", "--verify", "--older-than", "--yes", "--help", "-h", "--", "-", "=", "0", "1", "-1", "99999999999999999999", "1e9", "nan", "10m", "node-0", "done", "broken", "good.yaml", "bad.yaml", "train.py", "nodes=2", "nodes=0", "name=x", "a=b", "..", ".", "/", "~", "*", "(", "[", "é", "\x1b[2J", "\n", "None", "local", "ssh", "slurm", "/dev/null", "/no/such"]  # fmt: skip
 
 
 def test_no_words_make_a_traceback(orch: Type) -> None:

@@ -70,8 +70,8 @@ def test_of_a_flood_so_many_stay_and_an_agent_gets_in_and_stays_in(
 ) -> None:
     monkeypatch.setattr(port_listener, "SILENT_MAX", 8)
     monkeypatch.setattr(port_listener, "STRANGERS_MAX", 8)
-    monkeypatch.setattr(port_listener, "TLS_PER_S_MAX", 1000)
-    monkeypatch.setattr(port_listener, "TLS_PER_S_OF_ONE_MAX", 1000)
+    monkeypatch.setattr(port_listener, "TLS_MAX", 1000)
+    monkeypatch.setattr(port_listener, "TLS_OF_ONE_MAX", 1000)
 
     async def act(place: Place) -> None:
         first = await place.agent()
@@ -89,19 +89,20 @@ def test_of_a_flood_so_many_stay_and_an_agent_gets_in_and_stays_in(
     assert not caplog.records
 
 
-def test_so_many_begin_tls_in_a_second_and_not_all_from_one_address() -> None:
+def test_so_many_begin_tls_in_a_moment_and_not_all_from_one_address() -> None:
     pace = port_listener._Pace()
-    both = [sum(pace.allows(source, 7.5) for _ in range(1000)) for source in ("a", "b", "c")]
+    both = [sum(pace.allows(source, 7.55) for _ in range(1000)) for source in ("a", "b", "c")]
     assert both == [
-        port_listener.TLS_PER_S_OF_ONE_MAX,
-        port_listener.TLS_PER_S_MAX - port_listener.TLS_PER_S_OF_ONE_MAX,
+        port_listener.TLS_OF_ONE_MAX,
+        port_listener.TLS_MAX - port_listener.TLS_OF_ONE_MAX,
         0,
     ]
-    assert pace.allows("c", 8.0)
+    assert pace.allows("c", 7.65)
 
 
 def test_whoever_begins_tls_too_often_is_turned_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(port_listener, "TLS_PER_S_OF_ONE_MAX", 0)
+    monkeypatch.setattr(port_listener, "TLS_OF_ONE_MAX", 0)
+    monkeypatch.setattr(port_listener, "FIRST_BYTE_S_MAX", 0.3)
 
     async def act(place: Place) -> None:
         assert await _ended(await _knock(place, port_listener.TLS_HANDSHAKE))

@@ -70,10 +70,11 @@ def test_a_host_of_which_there_is_something_to_say_is_never_hidden() -> None:
     assert "gpu12.lab" not in text and "6 hosts not used: gpu07.lab" in text
 
 
-def test_very_many_hosts_are_cut_and_counted() -> None:
+def test_very_many_hosts_are_counted_unless_all_are_wanted() -> None:
     many = [_host(f"h{number}", "up", "placed", (number,)) for number in range(100)]
     text = cells.plain(status.job(_status(many)))
-    assert "and 36 more hosts: --json shows all" in text and "h64" not in text
+    assert "100    running  0-99" in text and "h64" not in text
+    assert "h64" in cells.plain(status.job(_status(many), every_rank=True))
 
 
 @pytest.mark.parametrize(
