@@ -74,7 +74,7 @@ def pack_brief(value: object) -> dict[str, Any]:
     return {"kind": type(value).__name__, **_brief(value)}
 
 
-def _brief(value: object) -> Any:
+def _brief(value: Any) -> Any:
     if isinstance(value, tuple) and value and _field_names(type(value[0])):
         return [_brief(item) for item in value]
     names = _field_names(type(value))
@@ -183,18 +183,22 @@ def _short(data: Any) -> str:
     return reprlib.repr(data)
 
 
-@functools.cache
-def _field_names(cls: type) -> tuple[str, ...]:
+def _fields_of(cls: type) -> tuple[str, ...]:
     """Return the fields of a dataclass that are packed; none for any other class."""
     if not dataclasses.is_dataclass(cls):
         return ()
     return tuple(field.name for field in dataclasses.fields(cls) if field.compare)
 
 
-@functools.cache
-def _plain_defaults(cls: type) -> Json:
+_field_names: Callable[[type], tuple[str, ...]] = functools.cache(_fields_of)
+
+
+def _defaults_of(cls: type) -> Json:
     """Return the defaults that are numbers, texts, booleans or None, by field."""
     return {field.name: field.default for field in dataclasses.fields(cls) if type(field.default) in _PLAIN}
+
+
+_plain_defaults: Callable[[type], Json] = functools.cache(_defaults_of)
 
 
 @functools.cache

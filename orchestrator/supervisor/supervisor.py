@@ -8,9 +8,7 @@ next one replays the journal.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
-import json
 import os
 import signal
 import sys
@@ -25,9 +23,9 @@ from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import JobGoal
 from orchestrator.core import codec
 from orchestrator.core.jobdir import full_disk, locks, rank_env
-from orchestrator.core.jobdir.durable import replace_text
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
+from orchestrator.core.jobdir.status_file import Status, StatusWriter
 from orchestrator.core.wire import messages as m
 from orchestrator.supervisor import allocation_claim, translation
 from orchestrator.supervisor import status as status_object
@@ -53,11 +51,11 @@ from orchestrator.supervisor.transfers.transfers import Transfers
 CHORE_S = 0.5
 """How often requests, agents' processes and the status file are checked."""
 
-DECIDE_SHARE_MAX = SHOW_SHARE_MAX = 0.05
-"""The share of a processor that decisions on heartbeats may take, and the same for the status file: the larger the job,
-the less often. News that is not a heartbeat is decided on at once."""
+DECIDE_SHARE_MAX = 0.05
+"""The share of a processor that decisions on heartbeats may take: the larger the job, the less often. News that is not a
+heartbeat is decided on at once."""
 
-DECIDE_S_MAX, SHOW_S_MAX = 0.5, 2.0
+DECIDE_S_MAX = 0.5
 """The longest that they are put off."""
 
 GC_THRESHOLD = (50_000, 10, 10)
@@ -85,6 +83,7 @@ class Supervisor:
         self._mask = job_secrets.mask
         self._signature = locks.Signature(job.lock)
         self._heartbeats = HeartbeatTracker(plan.heartbeat_s)
+        self._status_file = StatusWriter(job.state)
         self._requests = RequestInbox(job.requests, job.plan)
         self._brain = JournaledBrain(job, planned_event.machine())
         # A resume may have dropped nodes: their agents are still to be stopped and dismissed.
@@ -94,7 +93,7 @@ class Supervisor:
         self._allocation = backend.allocation
         self.requeue: d.Requeue | None = None  # decided: the nodes are to be given back
         self._replaced = ""  # the allocation that the job has moved to
-        self._wake_s = self._chore_due_s = self._show_due_s = 0.0
+        self._wake_s = self._chore_due_s = 0.0
         self._gather_s = 0.0  # how long heartbeats wait for others
         self._transfers = Transfers(job, plan, backend.copier, self._checkpoint)
         self._executor = Executor(job, plan, job_secrets, backend, self._connections, self._transfers)
@@ -140,7 +139,7 @@ class Supervisor:
                     self._chores()
         self._notifier.close()
         self._chores()  # the last events are still learned and shown
-        self._show(durable=True)
+        self._show()
         await self._connections.close()
         self._executor.close()
         if self._queue is not None:
@@ -194,7 +193,7 @@ class Supervisor:
             self._seeks = True
             print(f"waiting for {', '.join(hosts)}, to dismiss what may run there", flush=True)
             self._executor.keep_reachable(hosts)
-            self._show(durable=True)
+            self._show()
             full_disk.wait_for(self._job.ended.touch)
         return False
 
@@ -221,13 +220,11 @@ class Supervisor:
 
     def _learn_plan(self, now_s: float) -> None:
         """Tell the brain the plan, at the beginning and when a resume changed it."""
-        planned = planned_event.planned(self._plan, now_s)
         facts = self._brain.facts
         if self._plan.slurm is not None and self._allocation is None and facts.limits is not None:
             return  # the nodes are those of the last allocation
-        has_pool = facts.pool is not None
-        nodes = tuple(e.NodePlan(n.name, () if has_pool else n.ranks) for n in facts.nodes.values())
-        if (facts.limits, facts.pool, nodes) != (planned.limits, planned.pool, planned.nodes):
+        planned = planned_event.planned(self._plan, now_s)
+        if planned_event.is_news(planned, facts):
             self._brain.learn(planned)
 
     # Receive, learn
@@ -330,7 +327,7 @@ class Supervisor:
         if isinstance(decision, TURNING_POINTS):
             self._heartbeats.rates.clear()
             print(f"{status_object.iso(time.time())} {type(decision).__name__}: {decision.why}", flush=True)
-            self._show(durable=True)
+            self._show()
         if isinstance(decision, d.Judge):
             self._executor.judged(decision.verdict, self._brain.facts, self._brain.now_s())
         elif isinstance(decision, d.Requeue):
@@ -356,11 +353,8 @@ class Supervisor:
         self._executor.resume(self._gang, now_s)
         for node in self._heartbeats.mute(self._brain.facts, now_s):
             self._connections.drop(node)
-        if now_s >= self._show_due_s:
-            began_s = time.thread_time()
-            self._show(durable=False)
-            spent_s = time.thread_time() - began_s
-            self._show_due_s = now_s + min(spent_s / SHOW_SHARE_MAX, SHOW_S_MAX)
+        if not self._is_resumed():
+            self._status_file.write_if_due(self._status, now_s)
 
     def _check_queue(self, now_s: float) -> None:
         """While the job has no hosts, learn which jobs of this machine were in the queue before it."""
@@ -369,26 +363,23 @@ class Supervisor:
         facts = self._brain.facts
         if facts.pool is None or facts.run_began_at is not None:
             self._queue.leave()
-            return
-        ahead = self._queue.ahead(now_s)
-        if ahead != facts.ahead:
+        elif (ahead := self._queue.ahead(now_s)) != facts.ahead:
             self._brain.learn(e.QueueSeen(now_s, ahead))
 
     def _take_requests(self, now_s: float) -> None:
         for event in self._requests.since(self._brain.facts.requests, now_s):
             self._brain.learn(event)
 
-    def _show(self, durable: bool) -> None:
-        """Replace the status file; only a turning point is worth an fsync."""
-        if self._is_resumed():
-            return
+    def _show(self) -> None:
+        if not self._is_resumed():
+            self._status_file.write(self._status, durable=True)
+
+    def _status(self) -> Status:
         now, facts = status_object.Now(self._brain.now_s(), time.time()), self._brain.facts
-        status = status_object.status(
-            self._plan, facts, now, self._heartbeats.rates, self._executor.reasons(facts)
-        )
-        with contextlib.suppress(OSError):  # a full disk must not end the supervisor over a view
-            status["travels"] = self._transfers.travels()
-            replace_text(self._job.state, json.dumps(status), durable=durable)
+        reasons = self._executor.reasons(facts)
+        status = status_object.status(self._plan, facts, now, self._heartbeats.rates, reasons)
+        status["travels"] = self._transfers.travels()
+        return status
 
 
 def main(root: Path, backend_of: Callable[[JobDir, Plan], Backend], allocation: str = "") -> int:

@@ -88,6 +88,7 @@ LONG_FILES = {
     "orchestrator/client/job.py": "one method for each thing that can be done with a job",
     "orchestrator/agent/rank/hook.py": "one file is what is copied into every rank",
     "orchestrator/core/wire/messages.py": "one list of all that supervisor and agents say",
+    "orchestrator/supervisor/supervisor.py": "one loop: receive, learn, decide, journal, carry out",
     "tests/unit/test_architecture.py": "one list of all rules of the house",
     "tests/support/sim/ledger.py": "the books of one night",
     "tests/support/sim/night.py": "one list of all that may happen in a night",

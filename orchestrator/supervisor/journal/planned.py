@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 
 from orchestrator.brain.model import events as e
+from orchestrator.brain.model.facts import Facts
 from orchestrator.core.host import procfs
 from orchestrator.core.jobdir.plan import Plan
 
@@ -18,6 +19,13 @@ def planned(plan: Plan, at: float) -> e.Planned:
     """Return the plan as the brain needs it."""
     nodes = tuple(e.NodePlan(node.name, node.ranks) for node in plan.nodes)
     return e.Planned(at, nodes, plan.limits, _pool(plan))
+
+
+def is_news(planned: e.Planned, facts: Facts) -> bool:
+    """Tell whether a plan differs from the one that the brain knows."""
+    has_pool = facts.pool is not None
+    nodes = tuple(e.NodePlan(node.name, () if has_pool else node.ranks) for node in facts.nodes.values())
+    return (facts.limits, facts.pool, nodes) != (planned.limits, planned.pool, planned.nodes)
 
 
 def _pool(plan: Plan) -> e.Pool | None:

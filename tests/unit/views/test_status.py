@@ -168,11 +168,8 @@ def test_why_an_allocation_was_taken_away_is_said_once() -> None:
 
 
 def test_an_attempt_that_was_cancelled_stays_so_when_the_job_has_gone_on_since() -> None:
-    news = [
-        *RUNNING,
-        e.CancelRequested(6.0, 1),
-        jobs.end(1, 7.0, d.JobEnd.CANCELLED, "cancelled by the user"),
-    ]
+    ended = jobs.end(1, 7.0, d.JobEnd.CANCELLED, "cancelled by the user")
+    news = [*RUNNING, e.CancelRequested(6.0, 1), ended]
     news += [e.ResumeRequested(8.0, 2, ""), jobs.again(2, 9.0, d.Checkpoint(jobs.CKPT, 20))]
     text = cells.plain(post_mortem.post_mortem(jobs.told(news)))
     assert "attempt 1  was stopped by a cancel" in text and "attempt 2  goes on" in text
