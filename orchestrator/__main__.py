@@ -45,7 +45,8 @@ def main(argv: list[str]) -> int:
             return _selftest()
         case _:
             print(
-                "usage: orch.pyz agent | facts | supervise FOLDER | guard FOLDER | --selftest",
+                "usage: orch VERB …, or python -m orchestrator.cli VERB …\n"
+                "what orch itself starts: agent | facts | supervise FOLDER | guard FOLDER | --selftest",
                 file=sys.stderr,
             )
             return 2

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
 from orchestrator.backends.api import Allocation, BulkCopier, LaunchError, Wake
 from orchestrator.core import codec
-from orchestrator.core.jobdir import locks
+from orchestrator.core.jobdir import locks, ownership
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.wire.messages import AgentConfig
+
+_APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK
+"""How a node's log is opened; a pipe in its place is refused rather than waited for."""
 
 
 class LocalBackend:
@@ -31,7 +35,7 @@ class LocalBackend:
         try:
             folder.parent.mkdir(exist_ok=True)  # without parents: the job folder may have been deleted
             folder.mkdir(exist_ok=True)
-            with (folder / "agent.log").open("ab") as log:
+            with os.fdopen(os.open(folder / "agent.log", _APPEND, 0o644), "ab") as log:
                 process = subprocess.Popen(
                     ["/bin/sh", str(script)],
                     stdin=subprocess.PIPE,
@@ -92,7 +96,7 @@ class LocalBackend:
 
 def _last_line(log: Path) -> str:
     try:
-        lines = log.read_text(errors="replace").strip().splitlines()
+        lines = ownership.read_regular(log).decode(errors="replace").strip().splitlines()
     except OSError:
         lines = []
     return lines[-1][:300] if lines else "it left no word"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from pathlib import Path
 
@@ -73,7 +74,7 @@ def render(spec: Path, backend: str | None, overrides: tuple[str, ...]) -> int:
 
 
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path), default=Path("job.yaml"))
+@click.argument("file", type=click.Path(path_type=Path, allow_dash=True), default=Path("job.yaml"))
 @click.option(
     "--from-command",
     "command",
@@ -81,7 +82,7 @@ def render(spec: Path, backend: str | None, overrides: tuple[str, ...]) -> int:
 )
 @click.option("--systemd", is_flag=True, help="Print a user unit that takes up your jobs after a boot.")
 def init(file: Path, command: str | None, systemd: bool) -> int:
-    """Write a job file to start from (job.yaml)."""
+    """Write a job file to start from (job.yaml), or to standard output (-)."""
     from orchestrator.submission import render
     from orchestrator.submission.render import TEMPLATES
 
@@ -90,8 +91,7 @@ def init(file: Path, command: str | None, systemd: bool) -> int:
         return 0
     if command is not None:
         return _from_command(file, command)
-    write_new(file, (TEMPLATES / "job.yaml.j2").read_text())
-    terminal.say(f"wrote {file}; edit it, then: orch submit {file} --follow")
+    write_new(file, (TEMPLATES / "job.yaml.j2").read_text(), "edit it, then")
     return 0
 
 
@@ -99,19 +99,35 @@ def _from_command(file: Path, command: str) -> int:
     """Write the job file of a launch line, and say what became of each option."""
     from orchestrator.spec import from_command
 
-    made = from_command.job_file(command, file.absolute().parent)
-    write_new(file, made.text)
+    made = from_command.job_file(command, Path.cwd(), folder_of(file))
+    to_stdout = str(file) == "-"
     for one in made.became:
         became = f"→ {one.field}: {one.text}" if one.field else f"not needed, {one.text}"
-        terminal.say(f"  {one.option}  {became}")
+        terminal.say(f"  {one.option}  {became}", err=to_stdout)
     for note in made.notes:
-        terminal.say(f"note: {note}")
-    terminal.say(f"wrote {file}; look at it, then: orch submit {file} --follow")
+        terminal.say(f"note: {note}", err=to_stdout)
+    write_new(file, made.text, "look at it, then")
     return 0
 
 
-def write_new(file: Path, text: str) -> None:
-    """Write a job file that does not exist yet. Raises UserError for one that does, and where it cannot be written."""
+def folder_of(file: Path) -> Path:
+    """Return the folder of a job file that is to be written. Raises UserError where there is none."""
+    folder = file.absolute().parent
+    if not folder.is_dir():
+        fix = f"make it: mkdir -p {shlex.quote(str(folder))}, or name another place"
+        raise UserError(f"there is no folder {folder}", str(file), fix)
+    return folder
+
+
+def write_new(file: Path, text: str, then: str) -> None:
+    """Write a job file that does not exist yet, or to standard output where it is named `-`, and say how to start it.
+
+    Raises UserError for a file that exists, and where none can be written.
+    """
+    if str(file) == "-":
+        click.echo(harmless(text) if terminal.is_terminal() else text, nl=False)
+        return
+    folder_of(file)
     try:
         with file.open("x") as out:
             out.write(text)
@@ -123,6 +139,7 @@ def write_new(file: Path, text: str) -> None:
         raise UserError(
             f"cannot be written: {err.strerror}", str(file), "name a place you can write to"
         ) from err
+    terminal.say(f"wrote {file}; {then}: orch submit {shlex.quote(str(file))} --follow")
 
 
 @click.command()

@@ -45,13 +45,14 @@ def everything(job: Job, style: LogStyle) -> Status:
     if terminal.has_colour():
         with _live() as (out, refresh):
             return _follow(job, LogQuery(), style, out, refresh)
-    return _follow(job, LogQuery(), style, print_text, _changes(with_end=False))
+    shown = _Changes(with_end=False)
+    return _follow(job, LogQuery(), style, print_text, shown, lambda: shown.told)
 
 
 def watch(job: Job) -> Status:
     """Show the job's status repeatedly until it has ended; return the last one."""
     if not terminal.has_colour():
-        return _until_ended(job, _changes(with_end=True))
+        return _until_ended(job, _Changes(with_end=True))
     from rich.live import Live
     from rich.text import Text
 
@@ -103,12 +104,14 @@ def print_text(text: str) -> None:
     sys.stdout.flush()
 
 
-def _follow(job: Job, query: LogQuery, style: LogStyle, out: Print, refresh: Refresh) -> Status:
+def _follow(
+    job: Job, query: LogQuery, style: LogStyle, out: Print, refresh: Refresh, told: Callable[[], str] = str
+) -> Status:
     mask = job.mask()
     follower = Follower(job.folder, query, mask)
     status = job.status()
     window_ns = FAR_WINDOW_NS if status["backend"] != "local" else FOLD_WINDOW_NS
-    view = LogView(style, mask, lambda attempt: _transition(job, attempt), window_ns)
+    view = LogView(style, mask, lambda attempt: _transition(job, attempt, told()), window_ns)
     refresh(status)
     due_s = time.monotonic() + STATUS_S
     while status["state"] not in status_file.ENDED:
@@ -128,35 +131,41 @@ def _follow(job: Job, query: LogQuery, style: LogStyle, out: Print, refresh: Ref
     return status
 
 
-def _transition(job: Job, attempt: int) -> str:
+def _transition(job: Job, attempt: int, told: str) -> str:
+    """Return from where an attempt begins, and why the previous one ended unless that was told."""
     try:
-        return post_mortem.transition(job.why(), attempt)
+        text = post_mortem.transition(job.why(), attempt)
     except OrchError:
         return ""  # its logs are still worth reading
+    source, _, end = text.partition(f"; attempt {attempt - 1} ended: ")
+    return source if end and told.endswith(end) else text
 
 
-def _changes(*, with_end: bool) -> Refresh:
-    """Return the function that prints a line when the state, the attempt or a queued job's reason changes. What the line
-    before has told is not told again.
+class _Changes:
+    """Lines on a pipe: one when the state, the attempt or a queued job's reason changes. What the line before has told is
+    not told again, and why a job stops is left to the end, which follows within seconds.
 
     The end is left out unless `with_end`: the caller prints it in full.
     """
-    last: list[object] = []
-    told = ""
 
-    def refresh(status: Status) -> None:
-        nonlocal told
-        queued = status["reason"] if status["state"] == "QUEUED" else ""
-        now = [status["state"], status["attempt"], queued, _suspected(status)]
-        if now != last and (with_end or status["state"] not in status_file.ENDED):
-            goes_on = last[:2] == now[:2] and last[-1] and not now[-1]
-            news = "it goes on" if goes_on else status["suspicion"] or status_view.reason(status)
-            last[:] = now
-            why = f"  {news}" if news and not (told and news.endswith(told)) else ""
-            told = news
-            print_line(f"── {cells.plain([cells.line(*status_view.headline(status), why)]).strip()}")
+    def __init__(self, *, with_end: bool) -> None:
+        self.told = ""
+        self._with_end = with_end
+        self._last: list[object] = []
 
-    return refresh
+    def __call__(self, status: Status) -> None:
+        last, state = self._last, status["state"]
+        queued = status["reason"] if state == "QUEUED" else ""
+        now = [state, status["attempt"], queued, _suspected(status)]
+        if now == last or (state in status_file.ENDED and not self._with_end):
+            return
+        goes_on = last[:2] == now[:2] and last[-1] and not now[-1]
+        reason = status_view.reason(status) if state != "STOPPING" else ""
+        news = "it goes on" if goes_on else status["suspicion"] or reason
+        self._last = now
+        why = f"  {news}" if news and not (self.told and news.endswith(self.told)) else ""
+        self.told = news
+        print_line(f"── {cells.plain([cells.line(*status_view.headline(status), why)]).strip()}")
 
 
 @contextmanager

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from orchestrator.cli import terminal
 from orchestrator.cli.group import AS_JSON, SET
-from orchestrator.cli.job_file import write_new
+from orchestrator.cli.job_file import folder_of, write_new
 from orchestrator.cli.lifecycle import report_submitted
 from orchestrator.core.errors import UserError
 
@@ -67,7 +66,10 @@ def _near(word: str, options: list[str]) -> list[str] | None:
     "--follow/--detach", default=True, help="Show logs and state until the job ends (the default), or return."
 )
 @click.option(
-    "--save", type=click.Path(path_type=Path), metavar="FILE", help="Write the job file, and start nothing."
+    "--save",
+    type=click.Path(path_type=Path, allow_dash=True),
+    metavar="FILE",
+    help="Write the job file (-: to standard output), and start nothing.",
 )
 @AS_JSON
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, required=True, metavar="SCRIPT ARGS...")
@@ -86,8 +88,7 @@ def run(
     """
     file = _job_file(words, env, overrides, said, save)
     if save is not None:
-        write_new(save, file.text)
-        terminal.say(f"wrote {save}; start it with: orch submit {shlex.quote(str(save))} --follow")
+        write_new(save, file.text, "start it with")
         return 0
     from orchestrator.client.job import submit_file
 
@@ -106,7 +107,7 @@ def _job_file(
     from orchestrator.spec.yaml_document import escaped
 
     here = Path.cwd()
-    path = here / "job.yaml" if save is None else save.absolute()
+    path = here / "job.yaml" if save is None else folder_of(save) / save.name
     python, command = run_line.without_python(words)
     if python and said["python"] is None:
         said = {

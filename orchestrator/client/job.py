@@ -46,7 +46,7 @@ QUIET_S = 15.0
 """A living supervisor writes its status every half second; an older one names the supervisor that is late."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Job:
     """One job, by its folder."""
 
@@ -129,6 +129,14 @@ class Job:
                 status["full_disk"] = str(self.folder.root)
         return status
 
+    def __repr__(self) -> str:
+        """Return the job's id and last known state."""
+        try:
+            state = f" {self._written_status()['state']}"
+        except (OrchError, OSError):
+            state = ""
+        return f"<Job {self.id}{state}>"
+
     def _repr_html_(self) -> str:
         """Return the job as a notebook shows it: its id, state and step, and its folder."""
         try:
@@ -165,8 +173,7 @@ class Job:
         was_lost = self._may_end_without_journal()
         state = "" if was_lost else self.status()["state"]
         if state in status_file.ENDED:
-            fix = "there is nothing to stop" if state == "SUCCEEDED" else "orch resume lets it go on"
-            raise UserError(f"the job has ended already: {state}", self.id, fix)
+            raise UserError(f"the job has ended already ({state}): there is nothing to stop", self.id)
         if self.is_slurm:
             from orchestrator.client import slurm_status
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from dataclasses import dataclass
@@ -40,8 +41,9 @@ class MadeFile:
     notes: tuple[str, ...]
 
 
-def job_file(command: str, folder: Path) -> MadeFile:
-    """Return the job file of a launch line, of `sbatch run.sh`, or of a script's path. Raises UserError or SpecError."""
+def job_file(command: str, folder: Path, target: Path) -> MadeFile:
+    """Return the job file of a launch line, of `sbatch run.sh`, or of a script's path, which is meant for `folder`; `target` is
+    where the job file will lie. Raises UserError or SpecError."""
     try:
         taken = _taken(command.strip(), folder)
     except ValueError as err:
@@ -57,6 +59,9 @@ def job_file(command: str, folder: Path) -> MadeFile:
         document.data["entrypoint"] = _entry(taken.words)
     document.data.setdefault("name", run_line.name_of(taken.words or taken.shell.split()))
     data = document.data
+    code = path_in(Path(), str(data.get("workdir", ".")))
+    if target.resolve() != folder.resolve() and not code.is_absolute():
+        data["workdir"] = os.path.relpath(folder / code, target)
     ordered: dict[str, Value] = {name: data[name] for name in _ORDER if name in data}
     ordered |= {name: value for name, value in data.items() if name not in ordered}
     return MadeFile(
@@ -106,7 +111,7 @@ def _inserted(text: str, options: list[str]) -> str:
 
 
 def _script_text(path: Path) -> str:
-    fix = "name its path from the folder of the job file"
+    fix = "name its path as seen from this folder"
     if missing := missing_file(path):
         raise UserError(missing, "--from-command", fix)
     try:

@@ -16,6 +16,7 @@ from pydantic import Field, ValidationInfo
 
 from orchestrator.core.slurm import sbatch_options
 from orchestrator.spec import value_types as rules
+from orchestrator.spec.launchers import shell_text
 from orchestrator.spec.sections import (
     Accelerate,
     Batch,
@@ -35,6 +36,9 @@ from orchestrator.spec.yaml_document import missing_file, path_in, shown
 MACHINES_MAX = 4096
 RANKS_EACH_MAX = 4096
 """Most CPU ranks of a node."""
+
+_NOT_RESUMED = ("tee", "cat", "grep", "sed", "awk", "ts", "head", "tail", "echo", "wait", "true", "exit")
+"""Commands that stand behind a training, and never are one."""
 
 
 class JobSpec(Part):
@@ -179,6 +183,20 @@ class JobSpec(Part):
                 f"on_preempt.grace of {duration_text(value.on_preempt.grace)} and {sbatch_options.SIGNAL_MARGIN_S}s to end in "
                 f"order fill the time_limit of {duration_text(limit_s)}; raise that, or lower the grace"
             )
+        return value
+
+    @pydantic.field_validator("checkpoint")
+    @classmethod
+    def _resumes_the_program(cls, value: Checkpoint, info: ValidationInfo) -> Checkpoint:
+        entry = info.data.get("entrypoint") or info.data.get("command")
+        if value.resume_args and isinstance(entry, Entry) and entry.kind == "command":
+            last = shell_text.last_command(entry.target)
+            if last in _NOT_RESUMED:
+                args = value.resume_args.replace("{path}", "$ORCH_RESUME_FROM")
+                raise ValueError(
+                    f"resume_args would be given to {last}, which stands last in the command; in their place, write "
+                    f"${{ORCH_RESUME_FROM:+{args}}} behind the script's own arguments"
+                )
         return value
 
     @pydantic.field_validator("slurm")

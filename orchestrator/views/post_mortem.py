@@ -43,6 +43,7 @@ REMARKS_MAX = 4
 _PAD = "  "
 _RANKS = re.compile(r" \(ranks? [0-9, ]+\)")
 _MARKS = re.compile(r"[ ^~]+")
+_LIKEWISE = re.compile(r"attempt [0-9]+ ended likewise: ")
 _FOLD = re.compile(r"ranks? [0-9]")
 
 
@@ -66,10 +67,11 @@ def post_mortem(why: Json) -> list[Line]:
     last = judged[-1] if judged else 0
     state = Cell(why["state"], STYLES.get(why["state"], ""))
     lines = [line(Cell(why["id"], "bold"), _PAD, state)]
-    last_words = attempts[last]["verdict"]["summary"] if judged else None
-    if why["reason"] and not (last_words and why["reason"].endswith(last_words)):
-        lines += reason_lines(why["reason"], why.get("dir", ""))
-    body = [*_earlier(attempts[:last], folder)] if judged else []
+    told = attempts[last]["verdict"]["summary"] if judged else ""
+    before, _, after = why["reason"].partition(told) if told else ("", "", why["reason"])
+    if reason := after.removeprefix("; ") if told in why["reason"] else before:
+        lines += reason_lines(reason, folder)
+    body = [*_earlier(attempts[:last], attempts[last], folder)] if judged else []
     for attempt in attempts[last:]:
         body += ((), *_attempt(attempt, folder, why["state"]))
     if why.get("suspicion"):
@@ -88,8 +90,8 @@ def _hosts(texts: Sequence[str], folder: str) -> Iterator[Line]:
             yield line(f"{_PAD}  fix: {fix}")
 
 
-def _earlier(attempts: Sequence[Json], folder: str) -> Iterator[Line]:
-    """Yield a line for each run of attempts that ended alike."""
+def _earlier(attempts: Sequence[Json], last: Json, folder: str) -> Iterator[Line]:
+    """Yield a line for each run of attempts that ended alike; what the last one tells in full is not told here."""
     runs = [_Run(tuple(run)) for _, run in itertools.groupby(attempts, key=_likeness)]
     hidden = len(runs) - EARLIER_MAX
     if runs:
@@ -98,7 +100,7 @@ def _earlier(attempts: Sequence[Json], folder: str) -> Iterator[Line]:
         if hidden > 0 and number == 1:
             yield line(Cell(f"… {hidden} more, all in --json …", "dim"))
         if hidden <= 0 or number == 0 or number > hidden:
-            yield line(Cell(run.name, "bold"), _PAD, short(_in_short(run), folder))
+            yield line(Cell(run.name, "bold"), _PAD, short(_in_short(run, last), folder))
 
 
 def _likeness(attempt: Json) -> tuple[str, str]:
@@ -106,7 +108,7 @@ def _likeness(attempt: Json) -> tuple[str, str]:
     return (verdict["kind"], verdict["summary"]) if verdict else ("", "")
 
 
-def _in_short(run: _Run) -> str:
+def _in_short(run: _Run, last: Json) -> str:
     first, verdict = run.attempts[0], run.attempts[0]["verdict"]
     if verdict is None:
         return _course(first, "")
@@ -114,6 +116,9 @@ def _in_short(run: _Run) -> str:
     at = f" at {_span(steps[0], steps[-1])}" if steps else ""
     cost = _cost(first) if len(run.attempts) == 1 else _costs(run)
     what = verdict.get("culprit") or with_fix(_summary(verdict))[0]
+    who, _, failure = what.partition(": ")
+    if failure and failure in last["verdict"]["summary"]:
+        what = f"{who}, as in attempt {last['attempt']}"
     return f"{verdict['kind']}{at}{cost}: {what}"
 
 
@@ -221,10 +226,10 @@ def _attempt(attempt: Json, folder: str, state: str) -> Iterator[Line]:
         yield line(Cell(f"{_PAD}ranks were started as {'; '.join(starts)}", "dim"))
     yield from _remarks(attempt.get("remarks", ()))
     if verdict is not None and not has_culprit(verdict):
-        for piece in _folded(verdict["evidence"]):
+        for piece in _folded(_evidence(verdict)):
             if piece == _RANKS.sub("", verdict["summary"]):
                 continue  # it stands above
-            yield from _piece(short(piece, folder))
+            yield from _piece(short(piece, folder), verdict["summary"])
 
 
 def _remarks(remarks: Sequence[str]) -> Iterator[Line]:
@@ -252,7 +257,7 @@ def _with_culprit(attempt: Json, folder: str) -> Iterator[Line]:
     for label in ("culprit", "waiting"):
         if verdict.get(label):
             yield _labelled(label, short(verdict[label], folder), "red" if label == "culprit" else "")
-    pieces = [short(one, folder) for one in verdict["evidence"]]
+    pieces = [short(one, folder) for one in _evidence(verdict)]
     brief = [one for one in pieces if _is_brief(one)]
     if brief:
         yield _labelled("evidence", " · ".join(brief))
@@ -290,6 +295,11 @@ def _summary(verdict: Json) -> str:
     )
 
 
+def _evidence(verdict: Json) -> list[str]:
+    """Return the evidence without what the previous attempt's own line tells."""
+    return [one for one in verdict["evidence"] if not _LIKEWISE.match(one)]
+
+
 def _folded(evidence: Sequence[str]) -> list[str]:
     """Return evidence in which lines that say the same of several hosts are one: `node1, node2: lease: …`."""
     hosts: dict[str, list[str]] = {}
@@ -311,9 +321,12 @@ def _span(first: int, last: int) -> str:
     return f"step {first:,}" if first == last else f"steps {first:,} to {last:,}"
 
 
-def _piece(evidence: str) -> Iterator[Line]:
-    """Yield one piece of evidence; the lines that only underline the line above are left out."""
+def _piece(evidence: str, summary: str) -> Iterator[Line]:
+    """Yield one piece of evidence; left out are the lines that only underline the line above, and the end of a traceback
+    that the summary tells."""
     text = [one for one in evidence.rstrip().splitlines() if not _MARKS.fullmatch(one)]
+    if len(text) > 1 and f": {text[-1]}" in summary:
+        del text[-1]
     if len(text) == 1:
         what, fix = with_fix(text[0])
         yield line(f"{_PAD}{cut(what, SENTENCE_CHARS_MAX)}")

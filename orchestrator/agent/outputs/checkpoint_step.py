@@ -23,10 +23,12 @@ _NAMED = re.compile(
 def stated_step(path: Path) -> int | None:
     """Return the step that the checkpoint at `path` states, None where it states none."""
     try:
-        with (path / TRAINER_STATE).open("rb") as file:
-            match = _GLOBAL_STEP.search(file.read(HEAD_BYTES))
-        if match is not None:
-            return int(match[1])
+        state = path / TRAINER_STATE
+        if state.is_file():  # the open of a pipe would wait for its writer
+            with state.open("rb") as file:
+                match = _GLOBAL_STEP.search(file.read(HEAD_BYTES))
+            if match is not None:
+                return int(match[1])
     except OSError:
         pass  # another kind of checkpoint
     name = path.name if path.is_dir() else path.stem

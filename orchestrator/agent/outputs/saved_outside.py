@@ -52,6 +52,9 @@ _SKIPPED = frozenset({"__pycache__", "node_modules", "site-packages"})
 _COUNT = re.compile(r"(?<![A-Za-z0-9])\d+(?:\.\d+)?(?![A-Za-z0-9])")
 """A number of its own in the name of a folder, which the next attempt may count up: `version_0`, but not `gpt2`."""
 
+_LAST_NUMBER = re.compile(r"(?<=[-_=.])\d+(?=\.[A-Za-z]+$)")
+"""A number of its own before the ending, as in `model-1.pt`."""
+
 
 class SavedOutside:
     """Looks for checkpoints in the working folder during one attempt after the other."""
@@ -180,7 +183,9 @@ def _is_named(path: Path) -> bool:
 
 def _pattern(path: Path) -> str:
     """Return the glob of a file's series: `*` for the numbers that count up."""
-    name = glob.escape(path.name)
-    if checkpoint_series.member(path, 0, is_folder=False).counts:
+    name, member = glob.escape(path.name), checkpoint_series.member(path, 0, is_folder=False)
+    if member.counts:
         name = re.sub(r"\d+(\.\d+(?=\D))?", "*", name)
+    elif member.order:  # a number, which is not that of a rank
+        name = _LAST_NUMBER.sub("*", name)
     return "/".join([*(_COUNT.sub("*", glob.escape(part)) for part in path.parts[:-1]), name])

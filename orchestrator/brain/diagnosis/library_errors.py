@@ -26,6 +26,7 @@ _SYSTEM = re.compile(r"ncclSystemError|unhandled system error")
 _REMOTE = re.compile(r"ncclRemoteError|remote process exited or there was a network error")
 _MONITORED = re.compile(r"Ranks? (?P<ranks>[\d, ]+) failed to pass monitoredBarrier in (?P<limit_ms>\d+) ?ms")
 _MISMATCH = re.compile(r"op\.preamble\.length <= op\.nbytes\. (?P<sent>\d+) vs (?P<wanted>\d+)")
+_NO_GPU = re.compile(r"have NCCL built in|ProcessGroupNCCL is only supported with GPUs")
 _CUDA_GONE = re.compile(
     r"device-side assert triggered|an illegal memory access was encountered|unspecified launch failure"
 )
@@ -107,6 +108,13 @@ _MEANINGS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...] = 
     ),
     (_STORE_JOIN, _store_join),
     (_STORE_KEY, _store_key),
+    (
+        _NO_GPU,
+        _always(
+            "the script chose NCCL, and the rank has no GPU: let it choose gloo; RANK is set for a single rank too, as by "
+            "torchrun; without it: `command: env -u RANK -u WORLD_SIZE -u LOCAL_RANK python3 train.py`"
+        ),
+    ),
     (
         _CUDA_GONE,
         _always(

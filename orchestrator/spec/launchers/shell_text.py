@@ -54,6 +54,15 @@ def parsed(text: str) -> ShellText:
     return _Parser(text).run()
 
 
+def last_command(text: str) -> str:
+    """Return the name of the command that stands last in a text, empty where it cannot be seen."""
+    try:
+        commands = parsed(text).commands
+    except ValueError:
+        return ""
+    return commands[-1].words[0].text.rpartition("/")[2] if commands else ""
+
+
 class _Parser:
     def __init__(self, text: str) -> None:
         self._text = text

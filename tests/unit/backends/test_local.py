@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import fcntl
+import os
 from pathlib import Path
 
 import pytest
 
+from orchestrator.backends.api import LaunchError
 from orchestrator.backends.local import LocalBackend
 from orchestrator.core.jobdir.layout import JobDir
 from tests.support import fake_host
@@ -42,3 +44,12 @@ def test_an_agent_that_holds_its_lock_is_not_gone_and_one_that_was_launched_a_mo
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert [backend.agent_death("node-0") for _ in range(3)] == [None, None, None]
     assert [backend.agent_death("node-0") for _ in range(2)] == [None, "its agent ended; its last words"]
+
+
+def test_a_pipe_in_place_of_a_node_s_log_is_not_waited_for(job: JobDir) -> None:
+    backend, folder = LocalBackend(job), job.node("node-0")
+    folder.mkdir(parents=True)
+    os.mkfifo(folder / "agent.log")
+    with pytest.raises(LaunchError, match=r"agent\.log"):
+        backend.launch(fake_host.config(root=str(job.root)))
+    assert [backend.agent_death("node-0") for _ in range(2)] == [None, "its agent ended; it left no word"]

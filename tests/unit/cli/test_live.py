@@ -75,19 +75,17 @@ def test_programs_get_a_line_of_json_for_each_change_of_suspicion(
     assert told == [("RUNNING", False), ("RUNNING", True), ("RUNNING", False), ("SUCCEEDED", False)]
 
 
-def test_the_reason_of_a_restart_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
-    known = jobs.status(RUNNING)
-    tell = live._changes(with_end=False)
-    tell({**known, "state": "RESTARTING", "reason": "crash: rank 1 on node-0: ValueError"})
-    tell(
-        {
-            **known,
-            "state": "RESTARTING",
-            "attempt": 2,
-            "reason": "restarting after crash: rank 1 on node-0: ValueError",
-        }
-    )
-    first, second = capsys.readouterr().out.splitlines()
-    assert first.endswith("crash: rank 1 on node-0: ValueError")
-    assert "attempt 2" in second
-    assert "ValueError" not in second
+def test_why_an_attempt_ended_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    known = {**jobs.status(RUNNING), "dir": ""}
+    end = f"crash: rank 1 on node-0: RuntimeError: loss is NaN at {jobs.ROOT}/code/train.py:10 inner"
+    job = Job(folders.make(tmp_path, jobs.crashed_once()))
+    tell = live._Changes(with_end=False)
+    assert live._transition(job, 2, tell.told) == f"from {jobs.CKPT}; attempt 1 ended: {end}"
+    tell({**known, "state": "RESTARTING", "reason": end})
+    tell({**known, "state": "RESTARTING", "attempt": 2, "reason": f"restarting after {end}"})
+    assert live._transition(job, 2, tell.told) == f"from {jobs.CKPT}"
+    tell({**known, "state": "STOPPING", "attempt": 2, "reason": end})  # the end tells it
+    first, second, third = capsys.readouterr().out.splitlines()
+    assert first.endswith(end)
+    assert "attempt 2" in second and "loss" not in second
+    assert "STOPPING" in third and "loss" not in third

@@ -44,6 +44,8 @@ TABLE: list[tuple[str, int, str]] = [
     ("run --nodes 0 --gpus x train.py", 2, "--gpus x: must be a whole number"),
     ("run --env A train.py", 2, "write --env A=VALUE"),
     ("run --gpus 99 train.py", 2, "99 GPUs wanted"),
+    ("run --save - train.py", 0, "entrypoint: train.py"),
+    ("run --save nosuch/x.yaml train.py", 2, "there is no folder "),
     ("run --save good.yaml train.py", 2, "there is such a file already"),
     ("run --save new.yaml --procs 2 python -m json.tool --x", 0, "orch submit new.yaml"),
 ]

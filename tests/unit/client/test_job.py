@@ -40,6 +40,7 @@ def test_the_status_is_what_the_supervisor_wrote_with_its_folder(tmp_path: Path)
     status = job.status()
     assert (status["id"], status["state"], status["dir"]) == (job.id, "SUCCEEDED", str(job.folder.root))
     assert job.wait(0.0)["state"] == "SUCCEEDED"
+    assert repr(job) == f"<Job {job.id} SUCCEEDED>"
 
 
 def test_a_job_is_found_as_the_command_line_finds_it(tmp_path: Path) -> None:
@@ -161,13 +162,9 @@ def test_secrets_are_masked_and_damaged_ones_are_not_guessed(tmp_path: Path) -> 
 
 
 def test_ended_jobs_cannot_be_cancelled_and_running_ones_not_resumed(tmp_path: Path) -> None:
-    for folder, fix in (
-        (folders.succeeded(tmp_path), "nothing to stop"),
-        (folders.failed(tmp_path), "orch resume"),
-    ):
-        with pytest.raises(UserError, match="has ended already") as told:
+    for folder in (folders.succeeded(tmp_path), folders.failed(tmp_path)):
+        with pytest.raises(UserError, match=r"has ended already .*nothing to stop"):
             Job(folder).cancel()
-        assert fix in told.value.fix
     running = folders.make(tmp_path, RUNNING)
     with _supervised(running), pytest.raises(UserError, match="the job is RUNNING"):
         Job(running).resume()

@@ -26,7 +26,7 @@ LINES = {
 @pytest.mark.parametrize("line", list(LINES))
 def test_a_launch_line_becomes_a_job_file_that_loads(tmp_path: Path, line: str) -> None:
     (tmp_path / "train.py").touch()
-    made = from_command.job_file(line, tmp_path)
+    made = from_command.job_file(line, tmp_path, tmp_path)
     path = tmp_path / "job.yaml"
     path.write_text(made.text)
     entry = load(path).spec.entry
@@ -39,7 +39,7 @@ def test_a_launch_line_becomes_a_job_file_that_loads(tmp_path: Path, line: str) 
 
 def test_each_option_is_said_to_become_a_field_or_not_to_be_needed(tmp_path: Path) -> None:
     line = "torchrun --nnodes 2 --nproc-per-node gpu --rdzv-backend c10d train.py"
-    became = from_command.job_file(line, tmp_path).became
+    became = from_command.job_file(line, tmp_path, tmp_path).became
     assert [(one.option, one.field, one.text) for one in became] == [
         ("--nnodes 2", "nodes", "2"),
         ("--nproc-per-node gpu", "gpus_per_node", "auto"),
@@ -53,11 +53,23 @@ def test_an_sbatch_script_becomes_a_job_on_slurm(tmp_path: Path, command: str) -
     (tmp_path / "run.sbatch").write_text(
         "#!/bin/bash\n#SBATCH -N 2 --gres=gpu:4 -c 48\nmodule load cuda\nexport A=b\nsrun torchrun --nproc-per-node 4 train.py\n"
     )
-    (tmp_path / "job.yaml").write_text(from_command.job_file(command, tmp_path).text)
+    (tmp_path / "job.yaml").write_text(from_command.job_file(command, tmp_path, tmp_path).text)
     spec = load(tmp_path / "job.yaml").spec
     assert (spec.name, spec.backend, spec.gpus_per_node) == ("train", "slurm", 4)
     assert (spec.nodes, spec.slurm.qos) == ((3, "high") if "-N 3" in command else (2, None))
     assert (spec.setup, spec.env, spec.slurm.cpus_per_task) == (("module load cuda",), {"A": "b"}, 12)
+
+
+@pytest.mark.parametrize("chdir", ["", "--chdir=src "])
+def test_a_line_is_meant_for_the_current_folder_wherever_its_job_file_lies(
+    tmp_path: Path, chdir: str
+) -> None:
+    (tmp_path / "code" / "src").mkdir(parents=True)
+    (tmp_path / "code" / chdir.strip().partition("=")[2] / "train.py").touch()
+    (tmp_path / "jobs").mkdir()
+    made = from_command.job_file(f"srun {chdir}python train.py", tmp_path / "code", tmp_path / "jobs")
+    (tmp_path / "jobs" / "job.yaml").write_text(made.text)
+    assert load(tmp_path / "jobs" / "job.yaml").spec.workdir == f"../code{'/src' if chdir else ''}"
 
 
 @pytest.mark.parametrize(
@@ -75,5 +87,5 @@ def test_an_sbatch_script_becomes_a_job_on_slurm(tmp_path: Path, command: str) -
 )
 def test_another_command_says_what_is_wrong(tmp_path: Path, command: str, fault: str) -> None:
     with pytest.raises(OrchError) as caught:
-        from_command.job_file(command, tmp_path)
+        from_command.job_file(command, tmp_path, tmp_path)
     assert fault in str(caught.value)

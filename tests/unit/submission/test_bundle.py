@@ -48,7 +48,7 @@ def test_the_bundle_runs_alone_without_site_packages_and_without_an_environment(
 def test_the_bundle_refuses_words_that_it_does_not_know(pyz: Path) -> None:
     done = _run(sys.executable, pyz, "--help")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("usage: orch.pyz ")
+    assert done.stderr.startswith("usage: orch VERB")
 
 
 def test_the_bundle_is_the_same_bytes_whoever_builds_it_where_and_when(tmp_path: Path) -> None:

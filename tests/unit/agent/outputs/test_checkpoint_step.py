@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -44,4 +45,7 @@ def test_a_damaged_state_states_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoint-3"
     folder.mkdir()
     (folder / "trainer_state.json").write_bytes(b"\xff\x00{")
+    assert stated_step(folder) is None
+    (folder / "trainer_state.json").unlink()
+    os.mkfifo(folder / "trainer_state.json")
     assert stated_step(folder) is None

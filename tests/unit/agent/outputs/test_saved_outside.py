@@ -46,6 +46,9 @@ def seen(code: Path, *known: Path, steps: int = 0) -> dict[str, str]:
         ("snapshot.pt", "snapshot.pt", "snapshot.pt"),
         ("out/ckpt.pt", "out/ckpt.pt", "out/ckpt.pt"),
         ("step-100.pt", "step-100.pt", "step-*.pt"),
+        ("model-1.pt", "model-1.pt", "model-*.pt"),
+        ("gpt2.pt", "gpt2.pt", "gpt2.pt"),
+        ("rank-0.pt", "rank-0.pt", "rank-0.pt"),
         ("gpt2/checkpoint-500/optimizer.pt", "gpt2/checkpoint-500", "gpt2/checkpoint-*"),
         ("dcp/.metadata", "dcp", "dcp"),
         (
@@ -60,7 +63,7 @@ def test_what_looks_like_a_checkpoint_is_seen_with_the_path_that_finds_it(
     code: Path, saved: str, path: str, pattern: str
 ) -> None:
     save(code, saved)
-    assert seen(code) == {f"code/{path}": f"{{job_dir}}/code/{pattern}"}
+    assert seen(code, steps=1) == {f"code/{path}": f"{{job_dir}}/code/{pattern}"}
     assert code / path in code.glob(pattern)
 
 

@@ -35,6 +35,10 @@ MONITORED = "Rank 0: Ranks 2, 3 failed to pass monitoredBarrier in 30000 ms"
             "gloo received 100 bytes where 52 were expected, and aborted this rank: ranks have entered different",
         ),
         (
+            "RuntimeError: Distributed package doesn't have NCCL built in",
+            "the script chose NCCL, and the rank has no GPU: let it choose gloo",
+        ),
+        (
             "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:4495.",
             "gloo lost its connection to another rank: its process ended or the network broke",
         ),
