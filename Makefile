@@ -14,7 +14,7 @@ DEV_STAMP := $(VENV)/.installed-dev
 GALLERY_STAMP := $(VENV)/.installed-gallery
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test soak check bench bench-ssh bench-slurm bench-hangs docs clean
+.PHONY: help demo quick test soak check bench bench-ssh bench-slurm bench-hangs bench-scale docs clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -54,6 +54,9 @@ bench-slurm: $(DEV_STAMP) ## the part of bench on a Slurm cluster in a box; need
 
 bench-hangs: $(DEV_STAMP) ## measure how soon each hang of the gallery is found, one by one (half an hour)
 	$(BIN)/python -m bench.hang_gallery
+
+bench-scale: $(DEV_STAMP) ## measure what jobs of 10 to 1,000 nodes cost the supervisor (ten minutes)
+	$(BIN)/python -m bench.scale
 
 docs: $(DEV_STAMP) ## write the generated parts of docs/
 	$(BIN)/python docs/generate.py

@@ -54,7 +54,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 def plan_of(nodes: int, job_id: str) -> Plan:
     """Return the plan of a job whose hosts are chosen and fenced, as over SSH and on Slurm."""
-    plan = jobs.plan(name="scale", nodes=nodes, procs_per_node=PER_NODE, restart={"backoff": 0})
+    plan = jobs.plan(name="scale", nodes=1, procs_per_node=PER_NODE, restart={"backoff": 0})
     hosts = tuple(PlannedNode(f"node-{index}", f"host-{index}", "", (), ()) for index in range(nodes))
     limits = dataclasses.replace(plan.limits, fence_s=0.6 * plan.limits.node_silent_s_max)
     pool = PlannedPool(nodes, PER_NODE, 0, 0)

@@ -281,10 +281,11 @@ def _cleared(node: NodeFacts, attempt: int, at: float) -> None:
 def _inspected(facts: Facts, news: e.Inspected) -> None:
     if node := _current(facts, news.node, news.attempt, news.at):
         node.inspected = max(node.inspected, news.inspection)
+        quiet_since_s = suspicion.quiet_since(facts, cast(AttemptFacts, facts.attempt))
         for inspection in news.ranks:
             rank = facts.ranks.get(inspection.rank)
             if rank is not None and rank.rank_state is RankState.ALIVE:
-                if fold_beats.entered_another(facts, rank, inspection):
+                if fold_beats.entered_another(rank, inspection, quiet_since_s):
                     rank.collective_at = news.at
                 rank.inspection, rank.inspected_at = inspection, news.at
                 rank.longer_at = news.at if suspicion.takes_longer(inspection) else rank.longer_at

@@ -32,6 +32,9 @@ DEPTH_MAX = 32
 
 INT_BITS_MAX = 64
 
+SAME_INTS_MIN, SAME_INTS_KEPT = 64, 64
+"""From how many numbers on equal ones are one object, and how many such are kept."""
+
 _PLAIN = frozenset({str, int, float, bool, type(None)})
 _INT_MAX = 1 << INT_BITS_MAX - 1
 
@@ -56,7 +59,7 @@ def pack(value: object) -> Any:
     if isinstance(value, Mapping):
         return {str(key): pack(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
-        return [pack(item) for item in value]
+        return [item if type(item) in _PLAIN else pack(item) for item in value]
     if isinstance(value, (set, frozenset)):
         return sorted(value)
     assert isinstance(value, (str, int, float)), f"cannot pack {type(value)}"
@@ -240,6 +243,8 @@ def _union_reader(members: tuple[Any, ...]) -> Reader:
 def _tuple_reader(members: tuple[Any, ...]) -> Reader:
     if len(members) == 2 and members[1] is Ellipsis:
         item = _reader(members[0])
+        if item is _read_int:
+            return _read_ints
         return lambda data: tuple([item(value) for value in _expect(data, list)])
     readers = [_reader(member) for member in members]
 
@@ -311,6 +316,21 @@ def _expect(data: Any, tp: type[T]) -> T:
     if not isinstance(data, tp) or (tp is int and isinstance(data, bool)):
         raise CodecError(f"{tp.__name__} wanted: {_short(data)}")
     return data
+
+
+_same_ints: dict[tuple[int, ...], tuple[int, ...]] = {}
+
+
+def _read_ints(data: Any) -> tuple[int, ...]:
+    """Read numbers all at once. Equal ones are one object: all ranks of a large group tell its ranks."""
+    values = tuple(_expect(data, list))
+    if set(map(type, values)) != {int} or not -_INT_MAX < min(values) <= max(values) < _INT_MAX:
+        return tuple([_read_int(value) for value in values])
+    if len(values) < SAME_INTS_MIN:
+        return values
+    if len(_same_ints) >= SAME_INTS_KEPT:
+        _same_ints.clear()
+    return _same_ints.setdefault(values, values)
 
 
 def _read_int(data: Any) -> int:
