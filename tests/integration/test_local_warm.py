@@ -143,6 +143,71 @@ def _template(job: Sight) -> Proc:
     return one
 
 
+GANG = """
+import datetime, time
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
+model = DistributedDataParallel(torch.nn.Linear(8, 8))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+while True:
+    optimizer.zero_grad()
+    model(torch.ones(4, 8)).sum().backward()
+    optimizer.step()
+    time.sleep(0.01)
+"""
+
+KILLS = 100
+
+
+@pytest.mark.soak
+def test_a_gang_comes_back_after_each_of_a_hundred_kills_and_leaves_nothing_behind(desk: Desk) -> None:
+    job = desk.submit({"gang.py": GANG}, entrypoint="gang.py", procs_per_node=2, restart={"max": 1000})
+    figures = []
+    for attempt in range(1, KILLS + 1):
+        _await_steps(job, attempt)
+        figures.append(_figures(job))
+        kill(job.rank_procs()[attempt % 2])  # twice the same rank at the same step would be no progress
+    _await_steps(job, KILLS + 1)
+    early, late = figures[5], _figures(job)
+    assert job.kinds() == ["crash"] * KILLS + [None]
+    assert {how for one in job.attempts() for how in one["starts"]} == {
+        "forks of a process that has imported torch"
+    }
+    assert late["template"] == early["template"], "one template served all"
+    assert late["agent_fds"] <= early["agent_fds"] + 1 and late["template_fds"] == early["template_fds"]
+    assert late["zombies"] == 0 and late["processes"] == early["processes"]
+    assert late["template_kib"] < 1.05 * early["template_kib"]
+    took_s = sorted(one["restart_s"] for one in job.attempts()[:-1])
+    print(f"restarts took {took_s[KILLS // 2]:.2f} s, at most {took_s[-1]:.2f} s; {early}, then {late}")
+    job.job.cancel()
+    job.wait()
+
+
+def _await_steps(job: Sight, attempt: int) -> None:
+    def are_made() -> bool:
+        seen = job.seen()
+        return seen["attempt"] == attempt and min(rank["step"] or 0 for rank in seen["ranks"]) > 2
+
+    wait_until(are_made, f"steps of attempt {attempt}")
+
+
+def _figures(job: Sight) -> dict[str, int]:
+    """Return what must not grow from attempt to attempt."""
+    template, agent = procfs.PROC / str(_template(job).pid), procfs.PROC / str(job.agent().pid)
+    below = [procfs.stat(pid) for pid in procfs.children().get(int(agent.name), [])]
+    return {
+        "template": int(template.name),
+        "template_kib": int((template / "smaps_rollup").read_text().partition("Rss:")[2].split()[0]),
+        "template_fds": len(list((template / "fd").iterdir())),
+        "agent_fds": len(list((agent / "fd").iterdir())),
+        "zombies": sum(1 for stat in below if stat is not None and stat.state == "Z"),
+        "processes": len(job.processes()),
+    }
+
+
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
 def test_ranks_start_when_their_template_is_dead_or_does_not_answer(desk: Desk, signum: int) -> None:
     job = desk.submit({"train.py": TRAIN}, entrypoint="train.py", procs_per_node=2)
