@@ -18,17 +18,7 @@ from orchestrator.spec.launchers.srun import SBATCH
 from orchestrator.spec.yaml_document import Document, Place, SpecError, Value, escaped, missing_file, path_in
 
 SCRIPT_BYTES_MAX = 1 << 20
-_ORDER = (
-    "name",
-    "backend",
-    "nodes",
-    "gpus_per_node",
-    "procs_per_node",
-    "workdir",
-    "entrypoint",
-    "command",
-    "python",
-)
+_ORDER = ("name", "backend", "nodes", "gpus_per_node", "procs_per_node", "workdir", "entrypoint", "command", "python")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +52,7 @@ def job_file(command: str, folder: Path, target: Path) -> MadeFile:
     code = path_in(Path(), str(data.get("workdir", ".")))
     if target.resolve() != folder.resolve() and not code.is_absolute():
         data["workdir"] = os.path.relpath(folder / code, target)
-    ordered: dict[str, Value] = {name: data[name] for name in _ORDER if name in data}
-    ordered |= {name: value for name, value in data.items() if name not in ordered}
+    ordered = {name: data[name] for name in dict.fromkeys([*_ORDER, *data]) if name in data}
     return MadeFile(
         job_writer.job_file(ordered, [f"Made from: {_short(command)}"]),
         tuple(became),

@@ -76,7 +76,8 @@ def test_programs_get_a_line_of_json_for_each_change_of_suspicion(
 
 
 def test_why_an_attempt_ended_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    known = {**jobs.status(RUNNING), "dir": ""}
+    known = jobs.status(RUNNING)
+    known["dir"] = ""
     end = f"crash: rank 1 on node-0: RuntimeError: loss is NaN at {jobs.ROOT}/code/train.py:10 inner"
     job = Job(folders.make(tmp_path, jobs.crashed_once()))
     tell = live._Changes(with_end=False)
