@@ -161,22 +161,14 @@ def duration(one: Given) -> str:
     match = _TIME.fullmatch(one.value)
     if match is None:
         raise ValueError(f"{one.text}: write a time such as 12:00:00 or 2-00:00:00")
+    parts = [int(match[name] or 0) for name in ("days", "hours", "minutes", "seconds")]
     if match["clock"]:
-        parts = [int(part) for part in match["clock"].split(":")]
-        seconds = (
-            parts[0] * 60
-            if len(parts) == 1
-            else sum(
-                value * unit
-                for value, unit in zip(parts, (3600, 60, 1) if len(parts) == 3 else (60, 1), strict=True)
-            )
-        )
-    else:
-        units = {"days": 86_400, "hours": 3600, "minutes": 60, "seconds": 1}
-        seconds = sum(int(match[name] or 0) * unit for name, unit in units.items())
-    left, text = seconds, ""
+        clock = [int(part) for part in match["clock"].split(":")]
+        parts = {1: [0, 0, *clock, 0], 2: [0, 0, *clock], 3: [0, *clock]}[len(clock)]
+    seconds = sum(count * unit for count, unit in zip(parts, (86_400, 3600, 60, 1), strict=True))
+    text = ""
     for letter, unit in (("h", 3600), ("m", 60), ("s", 1)):
-        count, left = divmod(left, unit)
+        count, seconds = divmod(seconds, unit)
         text += f"{count}{letter}" if count else ""
     return text or "1m"
 
