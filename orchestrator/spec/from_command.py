@@ -16,19 +16,9 @@ from orchestrator.spec.launchers.launch_line import read
 from orchestrator.spec.launchers.recognise import Taken
 from orchestrator.spec.launchers.srun import SBATCH
 from orchestrator.spec.yaml_document import Document, Place, SpecError, Value, escaped, missing_file, path_in
+from orchestrator.spec.yaml_document import read as read_text
 
-SCRIPT_BYTES_MAX = 1 << 20
-_ORDER = (
-    "name",
-    "backend",
-    "nodes",
-    "gpus_per_node",
-    "procs_per_node",
-    "workdir",
-    "entrypoint",
-    "command",
-    "python",
-)
+_ORDER = ("name", "backend", "nodes", "gpus_per_node", "procs_per_node", "workdir", "entrypoint", "command", "python")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +52,7 @@ def job_file(command: str, folder: Path, target: Path) -> MadeFile:
     code = path_in(Path(), str(data.get("workdir", ".")))
     if target.resolve() != folder.resolve() and not code.is_absolute():
         data["workdir"] = os.path.relpath(folder / code, target)
-    ordered: dict[str, Value] = {name: data[name] for name in _ORDER if name in data}
-    ordered |= {name: value for name, value in data.items() if name not in ordered}
+    ordered = {name: data[name] for name in dict.fromkeys([*_ORDER, *data]) if name in data}
     return MadeFile(
         job_writer.job_file(ordered, [f"Made from: {_short(command)}"]),
         tuple(became),
@@ -76,7 +65,7 @@ def _taken(command: str, folder: Path) -> Taken:
     words = shlex.split(command.replace("\\\n", " "), comments=False)
     script, directives, arguments = _script_of(words, folder)
     if script is not None:
-        text = _inserted(_script_text(script), directives)
+        text = _inserted(read_text(script), directives)
         return sbatch_script.taken(text, arguments, on_slurm=words[0] == "sbatch" or "#SBATCH" in text)
     taken = recognise.in_text(command, as_program=True)
     if taken is None:
@@ -108,19 +97,6 @@ def _inserted(text: str, options: list[str]) -> str:
     lines = text.splitlines(keepends=True)
     last = max((number for number, line in enumerate(lines, 1) if line.startswith("#SBATCH")), default=0)
     return "".join([*lines[:last], *(f"#SBATCH {option}\n" for option in options), *lines[last:]])
-
-
-def _script_text(path: Path) -> str:
-    fix = "name its path as seen from this folder"
-    if missing := missing_file(path):
-        raise UserError(missing, "--from-command", fix)
-    try:
-        with path.open("rb") as file:
-            return file.read(SCRIPT_BYTES_MAX).decode()
-    except OSError as err:
-        raise UserError(f"cannot be read: {err.strerror}", escaped(str(path)), fix) from err
-    except UnicodeDecodeError as err:
-        raise UserError("is not a text", escaped(str(path)), "name an sbatch script") from err
 
 
 def _entry(words: tuple[str, ...]) -> Value:

@@ -51,28 +51,23 @@ def job_file(line: RunLine, path: Path, notes: Sequence[str], spell: Spell) -> S
     document = Document(escaped(str(path)))
     named = _hosts(line.hosts)
     nodes = line.nodes if line.nodes is not None or not named else len(named)
-    document.put(
-        "name", line.name if line.name is not None else name_of(line.words), spell("name", line.name or "")
-    )
-    _say(
-        document,
-        "backend",
-        line.backend or (None if line.hosts is None else "ssh"),
-        spell("backend", line.backend or ""),
-    )
-    _say(document, "nodes", nodes, spell("nodes", str(nodes)))
-    _say(document, "gpus_per_node", line.gpus, spell("gpus", str(line.gpus)))
-    _say(document, "procs_per_node", line.procs, spell("procs", str(line.procs)))
+    backend = line.backend or (None if line.hosts is None else "ssh")
+    name = line.name if line.name is not None else name_of(line.words)
+    for key, option, value in (
+        ("name", "name", name), ("backend", "backend", backend), ("nodes", "nodes", nodes),
+        ("gpus_per_node", "gpus", line.gpus), ("procs_per_node", "procs", line.procs),
+    ):  # fmt: skip
+        _say(document, key, value, spell(option, str(value)))
     if _SHELL.fullmatch(next(iter(line.words), "")):
         document.put("command", list(line.words), "SCRIPT")
     else:
         document.put("entrypoint", _data(job_writer.entry(line.words)), "SCRIPT")
-    _say(document, "python", line.python, spell("python", line.python or ""))
+    _say(document, "python", line.python, spell("python", str(line.python)))
     _say(document, "env", line.env or None, spell("env", "…"))
     document.places |= {f"env.{name}": Place(spell("env", name)) for name in line.env}
     _say(document, "ssh.hosts", line.hosts, spell("hosts", str(line.hosts)))
-    for key, value in line.settings.items():
-        document.put(key, _data(value), spell("set", key))
+    for key, setting in line.settings.items():
+        document.put(key, _data(setting), spell("set", key))
     for override in line.overrides:
         document.override(override)
     return checked(path, job_writer.job_file(document.data, notes), document)

@@ -133,7 +133,7 @@ class Document:
 
 
 def read(path: Path) -> str:
-    """Return the file's text. Raises SpecError when it is missing, not a regular file, too large or not UTF-8."""
+    """Return the text of a job file or script. Raises SpecError when it is missing, not a regular file, too large or not UTF-8."""
     name = escaped(str(path))
     missing = missing_file(path)
     if missing:
@@ -144,9 +144,7 @@ def read(path: Path) -> str:
     except OSError as err:
         raise SpecError([Fault(name, f"cannot be read: {err.strerror}")]) from err
     if len(raw) > SPEC_BYTES_MAX:
-        raise SpecError(
-            [Fault(name, f"is larger than {SPEC_BYTES_MAX >> 10} KiB; a job file is a page of YAML")]
-        )
+        raise SpecError([Fault(name, f"is larger than {SPEC_BYTES_MAX >> 10} KiB, the most that is read")])
     try:
         return raw.decode()
     except UnicodeDecodeError as err:

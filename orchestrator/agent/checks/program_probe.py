@@ -15,16 +15,18 @@ from typing import Any
 
 
 def imports_of(tree: ast.Module) -> list[tuple[str, int]]:
-    """Return the top-level modules that a file imports whatever happens, each with its line.
+    """Return the modules that a file imports whatever happens, dotted in full, each with its line; `from x import y` may mean
+    x.y as well.
 
     An import inside a function, an `if`, a `try` may not run or may fail without harm, so it does not count.
     """
     found = []
     for node in tree.body:
         if isinstance(node, ast.Import):
-            found += [(alias.name.partition(".")[0], node.lineno) for alias in node.names]
+            found += [(alias.name, node.lineno) for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
-            found.append((node.module.partition(".")[0], node.lineno))
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+            found += [(name, node.lineno) for name in names]
     return found
 
 
@@ -64,7 +66,8 @@ def code(sources: list[dict[str, str]], own: list[str]) -> dict[str, Any]:
         line = change_of_path(tree)
         if line and not said["changes_path"]:
             said["changes_path"] = f"{path}:{line}"
-        for module, line in imports_of(tree):
+        for name, line in imports_of(tree):
+            module = name.partition(".")[0]
             if module not in seen and not is_there(module):
                 said["missing"].append({"module": module, "file": path, "line": line})
             seen.add(module)

@@ -56,15 +56,24 @@ def rounds(nodes: Sequence[str]) -> list[list[Pair]]:
 
 def slow(links: Mapping[Pair, Link]) -> list[Pair]:
     """Return the links that are slow against the median of the whole ones; a link is looked at from its dialling end."""
-    whole = {pair: link for pair, link in links.items() if not link.is_cut and link.bytes_per_s}
+    whole = _whole(links)
     if len(whole) < LINKS_MIN:
         return []
-    rate = statistics.median(link.bytes_per_s for link in whole.values())
-    rtt_s = statistics.median(link.rtt_s for link in whole.values())
+    rate, rtt_s = _medians(whole)
     late_s = max(rtt_s * LATE_FACTOR, rtt_s + LATE_S_MIN)
     return [
         pair for pair, link in whole.items() if link.bytes_per_s * SLOW_FACTOR < rate or link.rtt_s > late_s
     ]
+
+
+def _whole(links: Mapping[Pair, Link]) -> dict[Pair, Link]:
+    return {pair: link for pair, link in links.items() if not link.is_cut and link.bytes_per_s}
+
+
+def _medians(links: Mapping[Pair, Link]) -> tuple[float, float]:
+    """Return the usual throughput and round trip."""
+    rates, times = zip(*((link.bytes_per_s, link.rtt_s) for link in links.values()), strict=True)
+    return statistics.median(rates), statistics.median(times)
 
 
 def findings(links: Mapping[Pair, Link], pairs_left: int) -> Iterator[Finding]:
@@ -113,30 +122,24 @@ def _cut_finding(nodes: Sequence[str], links: Mapping[Pair, Link], found: str) -
 
 def _slow(links: Mapping[Pair, Link]) -> Iterator[Finding]:
     bad = {pair: links[pair] for pair in slow(links)}
-    whole = {pair: link for pair, link in links.items() if not link.is_cut and link.bytes_per_s}
     if not bad:
         return
-    usual = Link(
-        "", statistics.median(one.rtt_s for one in whole.values()),
-        statistics.median(one.bytes_per_s for one in whole.values()), (),
-    )  # fmt: skip
+    whole = _whole(links)
+    rate, rtt_s = _medians(whole)
+    usual = f"the median of all links is {rate / 1e6:.0f} MB/s and {rtt_s * 1000:.2g} ms"
     fix = "look at cable, switch port and duplex (ethtool), or leave it out"
     alone = _common(bad, whole)
     for node in alone:
         worst = min((link for pair, link in bad.items() if node in pair), key=lambda one: one.bytes_per_s)
-        yield warning("network", [node], f"every link of {node} is slow: {_speed(worst, usual)}", fix)
+        yield warning("network", [node], f"every link of {node} is slow: {_speed(worst)}, {usual}", fix)
     for (one, other), link in bad.items():
         if one not in alone and other not in alone:
-            yield warning(
-                "network", (one, other), f"the link from {one} to {other} is slow: {_speed(link, usual)}", fix
-            )
+            found = f"the link from {one} to {other} is slow: {_speed(link)}, {usual}"
+            yield warning("network", (one, other), found, fix)
 
 
-def _speed(link: Link, usual: Link) -> str:
-    return (
-        f"{link.bytes_per_s / 1e6:.0f} MB/s and {link.rtt_s * 1000:.2g} ms, "
-        f"the median of all links is {usual.bytes_per_s / 1e6:.0f} MB/s and {usual.rtt_s * 1000:.2g} ms"
-    )
+def _speed(link: Link) -> str:
+    return f"{link.bytes_per_s / 1e6:.0f} MB/s and {link.rtt_s * 1000:.2g} ms"
 
 
 def _common(bad: Mapping[Pair, Link], measured: Mapping[Pair, Link]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -107,76 +108,74 @@ def _folder(name: str, folder: FolderFacts, job: Job) -> Iterator[Finding]:
 
 
 def _resources(name: str, facts: HostFacts, job: Job) -> Iterator[Finding]:
-    if (kernel := _version(facts.kernel)) and kernel < KERNEL_MIN:
-        found = f"its kernel {facts.kernel} is older than 5.5, with which Accelerate has seen jobs hang"
-        yield warning("kernel", [name], found, "install a newer kernel")
-    if UNKNOWN != facts.shm_bytes < SHM_BYTES_MIN:
-        found = f"/dev/shm has {size(facts.shm_bytes)}: workers of a DataLoader hand batches over there"
-        yield warning(
-            "shm", [name], found, "enlarge it (in a container: --shm-size=8g), or use num_workers=0"
-        )
-    elif UNKNOWN != facts.shm_free_bytes < SHM_BYTES_MIN:
-        found = f"/dev/shm has {size(facts.shm_free_bytes)} free of {size(facts.shm_bytes)}"
-        yield warning("shm", [name], found, "remove what earlier jobs have left there: ls -l /dev/shm")
-    wanted = job.ranks_each * RANK_BYTES_MIN
-    if UNKNOWN != facts.cgroup_bytes < min(wanted, facts.memory_bytes):
-        found = f"a cgroup limits its memory to {size(facts.cgroup_bytes)}, for {job.ranks_each} ranks"
-        yield warning("memory", [name], found, "raise the limit of the user's slice or container")
-    yield from _limits(name, facts)
-    if facts.unresolved:
-        found = f"names that it cannot look up: {'; '.join(facts.unresolved)}"
-        yield warning(
-            "names", [name], found, "add them to its /etc/hosts: gloo and torch look up the host's own name"
-        )
-
-
-def _limits(name: str, facts: HostFacts) -> Iterator[Finding]:
-    where = "raise it in /etc/security/limits.conf there, and log in again"
-    if facts.open_files_max < OPEN_FILES_MIN:
-        found = f"a process may open only {facts.open_files_max} files (ulimit -n)"
-        yield warning("ulimit", [name], found, where)
-    if facts.processes_max < PROCESSES_MIN:
-        found = f"the user may have only {facts.processes_max} processes and threads (ulimit -u)"
-        yield warning("ulimit", [name], found, where)
-    if facts.has_infiniband and facts.locked_bytes_max < UNLIMITED:
-        found = f"a process may lock only {size(facts.locked_bytes_max)} of memory (ulimit -l), which InfiniBand needs"
-        yield warning("ulimit", [name], found, where)
+    """Yield what is too old or too small; of each row the first part tells whether it holds."""
+    kernel, shm, free = _version(facts.kernel), facts.shm_bytes, facts.shm_free_bytes
+    has_little_shm = UNKNOWN != shm < SHM_BYTES_MIN
+    cgroup_min = min(job.ranks_each * RANK_BYTES_MIN, facts.memory_bytes)
+    limits = "raise it in /etc/security/limits.conf there, and log in again"
+    rows = (
+        (
+            kernel is not None and kernel < KERNEL_MIN, "kernel",
+            f"its kernel {facts.kernel} is older than 5.5, with which Accelerate has seen jobs hang",
+            "install a newer kernel",
+        ), (
+            has_little_shm, "shm",
+            f"/dev/shm has {size(shm)}: workers of a DataLoader hand batches over there",
+            "enlarge it (in a container: --shm-size=8g), or use num_workers=0",
+        ), (
+            not has_little_shm and UNKNOWN != free < SHM_BYTES_MIN, "shm",
+            f"/dev/shm has {size(free)} free of {size(shm)}",
+            "remove what earlier jobs have left there: ls -l /dev/shm",
+        ), (
+            UNKNOWN != facts.cgroup_bytes < cgroup_min, "memory",
+            f"a cgroup limits its memory to {size(facts.cgroup_bytes)}, for {job.ranks_each} ranks",
+            "raise the limit of the user's slice or container",
+        ), (
+            facts.open_files_max < OPEN_FILES_MIN, "ulimit",
+            f"a process may open only {facts.open_files_max} files (ulimit -n)", limits,
+        ), (
+            facts.processes_max < PROCESSES_MIN, "ulimit",
+            f"the user may have only {facts.processes_max} processes and threads (ulimit -u)", limits,
+        ), (
+            facts.has_infiniband and facts.locked_bytes_max < UNLIMITED, "ulimit",
+            f"a process may lock only {size(facts.locked_bytes_max)} of memory (ulimit -l), which InfiniBand needs",
+            limits,
+        ), (
+            bool(facts.unresolved), "names",
+            f"names that it cannot look up: {'; '.join(facts.unresolved)}",
+            "add them to its /etc/hosts: gloo and torch look up the host's own name",
+        ),
+    )  # fmt: skip
+    yield from (warning(what, [name], found, fix) for holds, what, found, fix in rows if holds)
 
 
 def _gpus(name: str, facts: HostFacts) -> Iterator[Finding]:
     if facts.gpu_fault:
         yield error("gpus", [name], facts.gpu_fault, "see why with nvidia-smi there, or reload the driver")
+    yield from (warning("gpus", [name], found, fix) for found, fix in _gpu_faults(facts))
+
+
+def _gpu_faults(facts: HostFacts) -> Iterator[tuple[str, str]]:
+    """Yield what is wrong with single GPUs, and the fix."""
     indices = {gpu.uuid: gpu.index for gpu in facts.gpus}
     for user in facts.gpu_users:
         who = f"pid {user.pid}" + (f" ({user.command})" if user.command else "")
         found = f"GPU {indices.get(user.uuid, user.uuid)}: {who} uses {max(user.memory_mib, 0)} MiB"
-        yield warning("gpus", [name], found, "wait for it, end it, or use other GPUs by CUDA_VISIBLE_DEVICES")
+        yield found, "wait for it, end it, or use other GPUs by CUDA_VISIBLE_DEVICES"
     for gpu in facts.gpus:
+        which = f"GPU {gpu.index} ({gpu.model})"
         if gpu.ecc_errors > 0:
-            found = f"GPU {gpu.index} ({gpu.model}) has {gpu.ecc_errors} uncorrected ECC errors since its driver was loaded"
-            yield warning(
-                "gpus",
-                [name],
-                found,
-                "reset the GPU (nvidia-smi -r) or reboot; if they come back, replace it",
-            )
+            found = f"{which} has {gpu.ecc_errors} uncorrected ECC errors since its driver was loaded"
+            yield found, "reset the GPU (nvidia-smi -r) or reboot; if they come back, replace it"
         for why in gpu.slowdowns:
-            found = f"GPU {gpu.index} ({gpu.model}) runs at lowered clocks: {why}"
-            yield warning(
-                "gpus", [name], found, "see nvidia-smi -q -d PERFORMANCE; look at cooling and power"
-            )
+            found = f"{which} runs at lowered clocks: {why}"
+            yield found, "see nvidia-smi -q -d PERFORMANCE; look at cooling and power"
     if facts.xids:
         found = f"its kernel reports failures of a GPU, the last one: {facts.xids[-1]}"
-        yield warning(
-            "gpus", [name], found, "look the Xid up in NVIDIA's list; most want a reset or a reboot"
-        )
+        yield found, "look the Xid up in NVIDIA's list; most want a reset or a reboot"
 
 
 def _version(kernel: str) -> tuple[int, int] | None:
     """Return the first two numbers of a kernel's release, None where there are none."""
-    words = kernel.split("-")[0].split(".")
-    return (
-        (int(words[0]), int(words[1]))
-        if len(words) > 1 and words[0].isdigit() and words[1].isdigit()
-        else None
-    )
+    match = re.match(r"([0-9]+)\.([0-9]+)", kernel)
+    return (int(match[1]), int(match[2])) if match else None

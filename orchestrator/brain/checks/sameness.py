@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from orchestrator.brain.checks.finding import Finding, Severity, names
-from orchestrator.core.host_facts import HostFacts
+from orchestrator.core.host_facts import GpuFacts, HostFacts, ProgramFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,65 +44,33 @@ def _odd(one: _Property, values: Mapping[str, str]) -> Iterator[Finding]:
         return
     others = f"the other {usual_count}"
     for value, _ in counts[1:]:
-        yield Finding(
-            one.severity,
-            tuple(_with(known, value)),
-            one.what,
-            f"{one.noun}{value}, {others} {usual}",
-            one.fix,
-        )
+        odd, found = tuple(_with(known, value)), f"{one.noun}{value}, {others} {usual}"
+        yield Finding(one.severity, odd, one.what, found, one.fix)
 
 
 def _with(values: Mapping[str, str], wanted: str) -> list[str]:
     return [name for name, value in values.items() if value == wanted]
 
 
-def _torch(facts: HostFacts) -> str:
-    return facts.program.torch if facts.program else ""
+def _program(part: Callable[[ProgramFacts], str]) -> Callable[[HostFacts], str]:
+    return lambda facts: part(facts.program) if facts.program else ""
 
 
-def _cuda(facts: HostFacts) -> str:
-    return (facts.program.cuda or "none") if facts.program and facts.program.torch else ""
-
-
-def _nccl(facts: HostFacts) -> str:
-    return facts.program.nccl if facts.program else ""
-
-
-def _python(facts: HostFacts) -> str:
-    """Return the version without its last part, which changes nothing that travels between ranks."""
-    return ".".join(facts.program.python.split(".")[:2]) if facts.program else ""
-
-
-def _driver(facts: HostFacts) -> str:
-    return ", ".join(dict.fromkeys(gpu.driver for gpu in facts.gpus))
-
-
-def _model(facts: HostFacts) -> str:
-    return ", ".join(dict.fromkeys(gpu.model for gpu in facts.gpus))
-
-
-def _count(facts: HostFacts) -> str:
-    return str(len(facts.gpus))
+def _gpus(part: Callable[[GpuFacts], str]) -> Callable[[HostFacts], str]:
+    return lambda facts: ", ".join(dict.fromkeys(map(part, facts.gpus)))
 
 
 _SAME_PACKAGES = "install the same version on all of them"
+_SLOWEST = "a job is as fast as its slowest GPU: take the odd ones off the list"
+_COUNT = "see with nvidia-smi whether a GPU is lost there"
+_ERROR, _WARNING = Severity.ERROR, Severity.WARNING
 _PROPERTIES = (
-    _Property("torch", "torch ", _torch, Severity.ERROR, _SAME_PACKAGES),
-    _Property("cuda", "a torch with CUDA ", _cuda, Severity.WARNING, _SAME_PACKAGES),
-    _Property("nccl", "NCCL ", _nccl, Severity.ERROR, _SAME_PACKAGES),
-    _Property(
-        "python", "Python ", _python, Severity.WARNING, "name the same Python on all of them in python:"
-    ),
-    _Property(
-        "gpu",
-        "",
-        _model,
-        Severity.WARNING,
-        "a job is as fast as its slowest GPU: take the odd ones off the list",
-    ),
-    _Property(
-        "gpu", "the GPU count ", _count, Severity.WARNING, "see with nvidia-smi whether a GPU is lost there"
-    ),
-    _Property("driver", "driver ", _driver, Severity.WARNING, "install the same driver on all of them"),
-)
+    _Property("torch", "torch ", _program(lambda one: one.torch), _ERROR, _SAME_PACKAGES),
+    _Property("cuda", "a torch with CUDA ", _program(lambda one: one.torch and (one.cuda or "none")), _WARNING, _SAME_PACKAGES),
+    _Property("nccl", "NCCL ", _program(lambda one: one.nccl), _ERROR, _SAME_PACKAGES),
+    # Without the last part of the version, which changes nothing that travels between ranks
+    _Property("python", "Python ", _program(lambda one: ".".join(one.python.split(".")[:2])), _WARNING, "name the same Python on all of them in python:"),
+    _Property("gpu", "", _gpus(lambda one: one.model), _WARNING, _SLOWEST),
+    _Property("gpu", "the GPU count ", lambda facts: str(len(facts.gpus)), _WARNING, _COUNT),
+    _Property("driver", "driver ", _gpus(lambda one: one.driver), _WARNING, "install the same driver on all of them"),
+)  # fmt: skip

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from orchestrator.agent.checks import program_probe
 from orchestrator.core.host_facts import Source
 from orchestrator.spec.load import SpecFile
 
@@ -52,26 +53,19 @@ def _sources(first: Path, roots: list[Path], workdir: Path) -> Iterator[Source]:
         if len(text) > FILE_BYTES_MAX or left_bytes < 0:
             return
         yield Source(str(path.relative_to(workdir)) if path.is_relative_to(workdir) else str(path), text)
-        for module in _imports(text):
+        for module in _imported(text):
             for found in _files(module, roots):
                 if found not in seen:
                     seen.add(found)
                     todo.append(found)
 
 
-def _imports(text: str) -> list[str]:
-    """Return the modules that a file imports at its top whatever happens, dotted in full."""
+def _imported(text: str) -> list[str]:
+    """Return the modules that a file imports at its top whatever happens, dotted in full; none of one with a fault."""
     try:
-        tree = ast.parse(text)
+        return [module for module, _ in program_probe.imports_of(ast.parse(text))]
     except (SyntaxError, ValueError, RecursionError):
         return []
-    names: list[str] = []
-    for node in tree.body:
-        if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-    return names
 
 
 def _files(module: str, roots: list[Path]) -> Iterator[Path]:

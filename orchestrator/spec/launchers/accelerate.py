@@ -23,11 +23,9 @@ from orchestrator.spec.launchers.launch_line import (
     Given,
     LaunchLine,
     Setting,
-    count_later,
-    is_later,
+    counts,
     kind_of,
     last,
-    number,
     options,
     program,
     read,
@@ -58,12 +56,6 @@ _FOR_RANKS = {
 """The options that Accelerate turns into variables of the ranks, by what they begin with."""
 
 _ARGS = "accelerate.args"
-_ELSEWHERE = (
-    "--tpu --tpu-cluster --no-tpu-cluster --tpu-use-sudo --vm= --env= --main-training-function= "
-    "--aws-access-key-id= --aws-secret-access-key= --mpirun-hostfile="
-)
-"""Options for TPUs, SageMaker and MPI."""
-
 _OPTIONS = options(
     "accelerate launch",
     {
@@ -79,23 +71,21 @@ _OPTIONS = options(
         STARTS: "--monitor-interval=",
         REACHES: "--deepspeed-hostfile= --deepspeed-multinode-launcher=",
     },
-    own="--num-processes= --num-machines= --gpu-ids= -m/--module --no-python --deepspeed-inclusion-filter= "
-    f"--deepspeed-exclusion-filter= {_ELSEWHERE}",
+    refused={
+        "orch starts ranks on NVIDIA GPUs and CPUs, without MPI; leave it out": "--tpu --tpu-cluster --no-tpu-cluster "
+        "--tpu-use-sudo --vm= --env= --main-training-function= --aws-access-key-id= --aws-secret-access-key= "
+        "--mpirun-hostfile=",
+        "name the hosts in ssh.hosts, and their GPUs in gpus_per_node": "--deepspeed-inclusion-filter= "
+        "--deepspeed-exclusion-filter=",
+    },
+    own="--num-processes= --num-machines= --gpu-ids= -m/--module --no-python",
     abbreviates=False,
 )
-_UNFIT = {name.rstrip("=") for name in _ELSEWHERE.split()}
 
 
 def accelerate(words: Sequence[str], start: int) -> LaunchLine:
     """Return the launch line whose options begin at `start`."""
     given, at = read(words, start, _OPTIONS)
-    for one in given:
-        if one.name in _UNFIT:
-            raise ValueError(
-                f"{one.text}: orch starts ranks on NVIDIA GPUs and CPUs, without MPI; leave it out"
-            )
-        if one.name.startswith("--deepspeed-") and one.name.endswith("-filter"):
-            raise ValueError(f"{one.text}: name the hosts in ssh.hosts, and their GPUs in gpus_per_node")
     for_ranks = [one for one in given if one.option.key == _ARGS]
     settings, dropped = sorted_out([one for one in given if one.option.key != _ARGS])
     settings.append(Setting(_ARGS, [word for one in for_ranks for word in one.words], "accelerate launch"))
@@ -117,13 +107,7 @@ def size_of(args: Sequence[str]) -> list[Setting]:
 
 def _size(given: Sequence[Given], dropped: list[Dropped]) -> list[Setting]:
     """Return nodes, ranks and device that options ask for; `--num_processes` counts the ranks of all machines."""
-    found = []
-    for name, key in (("--num-machines", "nodes"), ("--num-processes", RANKS)):
-        one = last(given, name)
-        if one is not None and is_later(one.value):
-            count_later(one, dropped)
-        elif one is not None:
-            found.append(Setting(key, str(number(one)), one.text))
+    found = counts(given, {"--num-machines": "nodes", "--num-processes": RANKS}, dropped)
     gpus = last(given, "--gpu-ids")
     if gpus is not None and gpus.value == "all":
         dropped.append(Dropped(gpus.text, "orch takes as many GPUs as there are ranks"))

@@ -16,9 +16,9 @@ from orchestrator.spec.launchers.launch_line import (
     Dropped,
     LaunchLine,
     Setting,
+    counts,
     kind_of,
     last,
-    number,
     options,
     program,
     read,
@@ -38,8 +38,11 @@ _OPTIONS = options(
         "orch knows the processes that it starts": "--save-pid",
         UNBOUND: "--bind-cores-to-rank --bind-core-list=",
     },
-    own="--num-nodes= --num-gpus/--num-accelerators= -i/--include= -e/--exclude= --module --no-python --no-local-rank "
-    "--autotuning=",
+    refused={
+        "it starts many jobs one after the other; tune with deepspeed itself, on one node": "--autotuning=",
+        "leave the hosts out of ssh.hosts, or give their GPUs in ssh.hosts_file as gpus=N": "-e/--exclude=",
+    },
+    own="--num-nodes= --num-gpus/--num-accelerators= -i/--include= --module --no-python --no-local-rank",
 )
 
 
@@ -47,14 +50,7 @@ def deepspeed(words: Sequence[str], start: int) -> LaunchLine:
     """Return the launch line whose options begin at `start`. The launcher tells the script its local rank."""
     given, at = read(words, start, _OPTIONS)
     settings, dropped = sorted_out(given)
-    if (tuning := last(given, "--autotuning")) is not None:
-        raise ValueError(
-            f"{tuning.text} starts many jobs one after the other; tune with deepspeed itself, on one node"
-        )
-    if (nodes := last(given, "--num-nodes")) is not None:
-        settings.append(Setting("nodes", str(number(nodes)), nodes.text))
-    if (gpus := last(given, "--num-gpus")) is not None:
-        settings.append(Setting(RANKS_EACH, str(number(gpus)), gpus.text))
+    settings += counts(given, {"--num-nodes": "nodes", "--num-gpus": RANKS_EACH}, dropped)
     if (chosen := last(given, "-i")) is not None:
         settings += _chosen(chosen.value, chosen.text)
         dropped.append(
@@ -63,10 +59,6 @@ def deepspeed(words: Sequence[str], start: int) -> LaunchLine:
     if not any(one.key == RANKS_EACH for one in settings):
         settings.append(Setting(RANKS_EACH, ALL, "deepspeed without --num_gpus", yields=True))
     settings.append(Setting(DEVICE, "gpu", "deepspeed", yields=True))
-    if (left_out := last(given, "-e")) is not None:
-        raise ValueError(
-            f"{left_out.text}: leave the hosts out of ssh.hosts, or give their GPUs in ssh.hosts_file as gpus=N"
-        )
     kind, local_rank = kind_of("deepspeed", given, "--module"), "--local_rank"
     if (silent := last(given, "--no-local-rank")) is not None:
         local_rank = ""

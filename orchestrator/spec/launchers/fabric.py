@@ -15,6 +15,7 @@ from orchestrator.spec.launchers.launch_line import (
     Given,
     LaunchLine,
     Setting,
+    counts,
     last,
     number,
     options,
@@ -49,8 +50,7 @@ def fabric(words: Sequence[str], start: int) -> LaunchLine:
             kept.append(at)
             at += 1
     settings, dropped = sorted_out(given)
-    if (nodes := last(given, "--num-nodes")) is not None:
-        settings.append(Setting("nodes", str(number(nodes)), nodes.text))
+    settings += counts(given, {"--num-nodes": "nodes"}, dropped)
     accelerator, devices = last(given, "--accelerator"), last(given, "--devices")
     if accelerator is not None:
         settings += _device(accelerator)

@@ -11,7 +11,7 @@ import difflib
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 Value: TypeAlias = "str | list[str]"
@@ -85,12 +85,14 @@ class LaunchLine:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option of a launcher: its names, whether a value follows, and the field that it stands for or why none does."""
+    """One option of a launcher: its names, whether a value follows, and the field that it stands for, or why none does, or
+    what to write in place of one that a job cannot have."""
 
     names: tuple[str, ...]
     takes: Literal["nothing", "value", "may"]
     key: str = ""
     why: str = ""
+    fix: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,23 +144,26 @@ def options(
     taken: Mapping[str, str],
     not_needed: Mapping[str, str],
     *,
+    refused: Mapping[str, str] | None = None,
     own: str = "",
     abbreviates: bool = True,
 ) -> Options:
     """Return a launcher's options. Each is written `-t/--tee=`: its names, and `=` where a value follows, `=?` where one may.
 
-    `taken` has the field for each, `not_needed` the options for each reason, `own` those that the launcher's reader knows.
+    `taken` has the field for each, `not_needed` the options for each reason, `refused` those for each fix, `own` those that the
+    launcher's reader knows.
     """
     known = {}
-    pairs = [(text, key, "") for text, key in taken.items()]
-    pairs += [(text, "", why) for why, texts in not_needed.items() for text in texts.split()]
-    pairs += [(text, "", "") for text in own.split()]
-    for text, key, why in pairs:
+    rows = [(text, key, "", "") for text, key in taken.items()]
+    rows += [(text, "", why, "") for why, texts in not_needed.items() for text in texts.split()]
+    rows += [(text, "", "", fix) for fix, texts in (refused or {}).items() for text in texts.split()]
+    rows += [(text, "", "", "") for text in own.split()]
+    for text, key, why, fix in rows:
         names = tuple(text.rstrip("=?").split("/"))
         takes: Literal["nothing", "value", "may"] = (
             "may" if text.endswith("=?") else "value" if text.endswith("=") else "nothing"
         )
-        known.update(dict.fromkeys(names, Option(names, takes, key, why)))
+        known.update(dict.fromkeys(names, Option(names, takes, key, why, fix)))
     return Options(launcher, known, abbreviates)
 
 
@@ -186,11 +191,14 @@ def read_one(words: Sequence[str], at: int, table: Options) -> tuple[Given, int]
             option = None
     if option is None:
         raise table.unknown(word)
-    if equals or option.takes != "value":
-        return Given(option.names[0], value, option, (word,)), at + 1
-    if at + 1 >= len(words):
-        raise ValueError(f"{table.launcher} {word} needs a value behind it")
-    return Given(option.names[0], words[at + 1], option, (word, words[at + 1])), at + 2
+    given, behind = Given(option.names[0], value, option, (word,)), at + 1
+    if option.takes == "value" and not equals:
+        if behind >= len(words):
+            raise ValueError(f"{table.launcher} {word} needs a value behind it")
+        given, behind = replace(given, value=words[behind], words=(word, words[behind])), behind + 1
+    if option.fix:
+        raise ValueError(f"{given.text}: {option.fix}")
+    return given, behind
 
 
 def sorted_out(given: Sequence[Given]) -> tuple[list[Setting], list[Dropped]]:
@@ -214,6 +222,22 @@ def number(one: Given, low: int = 1) -> int:
     if not re.fullmatch(r"[0-9]{1,9}", one.value) or int(one.value) < low:
         raise ValueError(f"{one.text}: must be a whole number of at least {low}")
     return int(one.value)
+
+
+def counts(
+    given: Sequence[Given], keys: Mapping[str, str], dropped: list[Dropped], *, between: str = ""
+) -> list[Setting]:
+    """Return the settings of options that count something, by the first name of each; the most of a range that `between`
+    divides."""
+    found = []
+    for name, key in keys.items():
+        one = last(given, name)
+        if one is not None and is_later(one.value):
+            count_later(one, dropped)
+        elif one is not None:
+            low, _, high = one.value.partition(between or " ")
+            found.append(Setting(key, str(number(replace(one, value=high or low))), one.text))
+    return found
 
 
 def count_later(one: Given, dropped: list[Dropped]) -> None:

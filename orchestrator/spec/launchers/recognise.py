@@ -95,11 +95,11 @@ def in_words(words: Sequence[str], *, as_program: bool) -> Taken | None:
     line = _with_variables(found.line, found.variables)
     if line.launcher == "srun" and _is_shell_call(line.program(words)):
         return _in_shell_of_srun(line, line.program(words)[2])
-    prefix = list(words[found.begin : found.launcher])
-    if not line.local_rank and line.kind != "command" and not prefix:
+    if not line.local_rank and line.kind != "command" and found.begin == found.launcher:
         return Taken(line.launcher, tuple(line.program(words)), "", line.settings, line.dropped)
-    quoted = [*map(shlex.quote, prefix), *_shell_words(line, [shlex.quote(word) for word in words])]
-    return Taken(line.launcher, None, " ".join(quoted), line.settings, line.dropped)
+    text = shlex.join(words)
+    inner = _replaced(text, shell_text.parsed(text).commands[0], found, keeps_variables=False)
+    return Taken(line.launcher, None, inner, line.settings, line.dropped)
 
 
 def _needs_no_shell(command: shell_text.Command, words: Sequence[str]) -> bool:
@@ -309,10 +309,12 @@ def _refuse_quoted(words: Sequence[str]) -> None:
         )
 
 
-def _replaced(text: str, command: shell_text.Command, found: Found) -> str:
-    """Return shell text with the launcher's words replaced by the interpreter. Variables before it that are orch's go."""
+def _replaced(text: str, command: shell_text.Command, found: Found, *, keeps_variables: bool = True) -> str:
+    """Return shell text with the launcher's words replaced by the interpreter. Variables before it that are orch's go, or all
+    of them."""
     words, line = command.words, found.line
-    gone = {at for at in range(found.begin) if is_orchs(words[at].text.partition("=")[0])}
+    names = [word.text.partition("=")[0] for word in words[: found.begin]]
+    gone = {at for at, name in enumerate(names) if not keeps_variables or is_orchs(name)}
     gone |= set(range(found.launcher, len(words))) - set(line.kept)
     python = "" if line.kind == "command" else f"{PYTHON} -m " if line.kind == "module" else f"{PYTHON} "
     pieces, done = [text[: words[0].start]], words[0].start
@@ -332,15 +334,6 @@ def _replaced(text: str, command: shell_text.Command, found: Found) -> str:
     # A rank that fails must be seen, whatever its output is piped through.
     fails = "set -o pipefail; " if behind is not None and behind[1] == "|" else ""
     return f"{fails}{inner}{rest}".strip()
-
-
-def _shell_words(line: LaunchLine, raw: Sequence[str]) -> list[str]:
-    """Return the program as words of shell text; `raw` are the line's words as they are written there."""
-    head, *rest = (raw[at] for at in line.kept)
-    python = [] if line.kind == "command" else [PYTHON]
-    module = ["-m"] if line.kind == "module" else []
-    local_rank = [f'{line.local_rank}="$LOCAL_RANK"'] if line.local_rank else []
-    return [*python, *module, head, *local_rank, *rest]
 
 
 def _base(word: str) -> str:

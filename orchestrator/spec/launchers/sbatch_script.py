@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 import shlex
 from collections.abc import Iterator, Sequence
@@ -27,32 +28,15 @@ from orchestrator.spec.launchers.srun import GPUS_EACH, SBATCH, from_options
 _PREPARES = {"module", "ml", "conda", "mamba", "micromamba", "source", ".", "eval", "ulimit", "unset", "spack", "pyenv",
              "umask", "alias", "shopt"}  # fmt: skip
 _IDLE = {
-    **dict.fromkeys(
-        (
-            "echo",
-            "printf",
-            "date",
-            "hostname",
-            "nvidia-smi",
-            "pwd",
-            "which",
-            "env",
-            "printenv",
-            "lscpu",
-            "cat",
-            "ls",
-        ),
-        "it prints only",
-    ),
-    **dict.fromkeys(("scontrol", "squeue", "sinfo", "sacct", "scancel"), "orch asks Slurm itself"),
-    **dict.fromkeys(
-        ("set", "wait", "exit", "sleep", "trap", "true", ":"),
-        "it is for the batch script, which is orch's own",
-    ),
+    "it prints only": "echo printf date hostname nvidia-smi pwd which env printenv lscpu cat ls",
+    "orch asks Slurm itself": "scontrol squeue sinfo sacct scancel",
+    "it is for the batch script, which is orch's own": "set wait exit sleep trap true :",
 }
+_WHY_IDLE = {name: why for why, names in _IDLE.items() for name in names.split()}
 _VARIABLE = re.compile(r"\$(?:\{(?P<wrapped>\w+)\}|(?P<bare>[A-Za-z_]\w*|[1-9]))")
 _ARGUMENTS = re.compile(r"\"\$[@*]\"|\$[@*]|\"\$\{[@*]\}\"")
-_SUM = re.compile(r"\$\(\(([\s\w$+*/(){}-]*)\)\)")
+_SUM = re.compile(r"\$\(\(\s*(\w+)\s*([*+/-])\s*(\w+)\s*\)\)")
+_SIGNS = {"*": operator.mul, "+": operator.add, "-": operator.sub, "/": operator.floordiv}
 # A line after which PATH may find another Python: that of the script's ranks
 _CHOOSES_PYTHON = re.compile(r"\bactivate\b|\bPATH=|python|conda|mamba|pyenv|torch", re.IGNORECASE)
 _OF_RANKS = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "NODE_RANK", "LOCAL_RANK")
@@ -163,8 +147,8 @@ def _take(number: int, item: str, script: _Script) -> None:
         script.setup.append(_filled(item, script))
     elif name == "cd" and len(words) == 2:
         _folder(words[1], item, script)
-    elif name in _IDLE:
-        script.dropped.append(Dropped(_short(item), _IDLE[name]))
+    elif name in _WHY_IDLE:
+        script.dropped.append(Dropped(_short(item), _WHY_IDLE[name]))
     elif recognise.names_launcher(filled := _filled(item, script)):
         script.launches.append((number, filled))
     elif re.match(r"(?:\S*/)?python[0-9.]*\s", filled) and not shell.commands[0].depth:
@@ -233,23 +217,20 @@ def _filled(text: str, script: _Script) -> str:
     if script.arguments:
         text = _ARGUMENTS.sub(lambda _: shlex.join(script.arguments), text)
     for _ in range(VALUES_DEEP_MAX):
-        new = _SUM.sub(lambda match: _sum(match[1], script) or match[0], _VARIABLE.sub(value, text))
+        new = _SUM.sub(lambda match: _sum(match, script), _VARIABLE.sub(value, text))
         if new == text:
             break
         text = new
     return text
 
 
-def _sum(text: str, script: _Script) -> str:
-    """Return a product, sum or quotient of two numbers, empty for another text."""
-    words = re.fullmatch(r"\s*(\w+)\s*([*+/-])\s*(\w+)\s*", text)
-    if words is None:
-        return ""
-    left, right = (script.values.get(words[at], words[at]) for at in (1, 3))
-    if not (left.isdecimal() and right.isdecimal()) or (words[2] == "/" and not int(right)):
-        return ""
-    results = {"*": int(left) * int(right), "+": int(left) + int(right), "-": int(left) - int(right)}
-    return str(results[words[2]] if words[2] in results else int(left) // int(right))
+def _sum(match: re.Match[str], script: _Script) -> str:
+    """Return a product, sum or quotient of two numbers; any other as it is written."""
+    left, sign, right = match[1], match[2], match[3]
+    left, right = script.values.get(left, left), script.values.get(right, right)
+    if not (left.isdecimal() and right.isdecimal()) or (sign == "/" and not int(right)):
+        return match[0]
+    return str(_SIGNS[sign](int(left), int(right)))
 
 
 def _known_of_slurm(settings: Sequence[Setting], given: Sequence[Given]) -> dict[str, str]:

@@ -17,37 +17,30 @@ from orchestrator.spec.launchers.launch_line import (
 )
 from orchestrator.spec.launchers.srun import GPUS_ALL, GPUS_EACH
 
-_OF_TASKS = (RANKS, RANKS_EACH, "slurm.cpus_per_task")
+_COUNTS = (RANKS, RANKS_EACH)
 
 
 def of_tasks(line: LaunchLine, program: LaunchLine | None = None) -> LaunchLine:
     """Return a line of srun whose tasks are the ranks; `program` is what the tasks run, when it is Python."""
     inner = program or line
     settings, gpus = _without_gpus(line.settings)
-    ranks = _firm(settings, RANKS_EACH) or _firm(settings, RANKS)
-    if ranks is None and gpus is not None:
-        settings.append(gpus)
-    more = program.settings if program is not None else ()
-    dropped = (*line.dropped, *(program.dropped if program is not None else ()))
-    settings = _with_device(settings, gpus)
-    if ranks is not None and gpus is not None:
-        settings.append(gpus)
-    if ranks is None and gpus is None:
+    settings = [*_with_device(settings, gpus), *([gpus] if gpus is not None else [])]
+    if not any(one.key in _COUNTS for one in settings):
         settings.append(Setting(RANKS_EACH, "1", "srun without --ntasks", yields=True))
-    return replace(inner, settings=(*settings, *more), dropped=dropped)
+    if program is not None:
+        settings += program.settings
+    dropped = (*line.dropped, *(program.dropped if program is not None else ()))
+    return replace(inner, settings=tuple(settings), dropped=dropped)
 
 
 def nested(line: LaunchLine, inner: LaunchLine) -> LaunchLine:
     """Return a line of srun that starts another launcher, one for each node: that one counts the ranks."""
     settings, gpus = _without_gpus(line.settings)
-    tasks = [one for one in settings if one.key in _OF_TASKS[:2]]
-    dropped = [Dropped(one.option, f"{inner.launcher} starts the ranks, and says how many") for one in tasks]
-    outer = [
-        replace(one, key=CPUS_NODE) if one.key == "slurm.cpus_per_task" else one
-        for one in settings
-        if one.key not in (RANKS, RANKS_EACH)
-    ]
-    counts = [one for one in inner.settings if one.key in (RANKS, RANKS_EACH)]
+    why = f"{inner.launcher} starts the ranks, and says how many"
+    dropped = [Dropped(one.option, why) for one in settings if one.key in _COUNTS]
+    keys = {"slurm.cpus_per_task": CPUS_NODE}
+    outer = [replace(one, key=keys.get(one.key, one.key)) for one in settings if one.key not in _COUNTS]
+    counts = [one for one in inner.settings if one.key in _COUNTS]
     own = list(inner.settings)
     if gpus is not None and all(one.yields and one.value == ALL for one in counts):
         own = [one for one in own if one not in counts] + [gpus]
@@ -58,10 +51,6 @@ def nested(line: LaunchLine, inner: LaunchLine) -> LaunchLine:
         settings=(*_with_device(outer, gpus), *own),
         dropped=(*line.dropped, *dropped, *inner.dropped),
     )
-
-
-def _firm(settings: Sequence[Setting], key: str) -> Setting | None:
-    return next((one for one in settings if one.key == key), None)
 
 
 def _without_gpus(settings: Sequence[Setting]) -> tuple[list[Setting], Setting | None]:

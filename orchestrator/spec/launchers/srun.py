@@ -15,6 +15,7 @@ from orchestrator.spec.launchers.launch_line import (
     LaunchLine,
     Setting,
     count_later,
+    counts,
     is_later,
     last,
     number,
@@ -70,16 +71,16 @@ _EXTRA = (
 """Options that sbatch takes as they are, as `slurm.extra`; the last are those of pyxis."""
 
 _REFUSED = {
-    "-a/--array=": "a job is one job; submit it several times with --set",
-    "-M/--clusters=": "orch asks the one cluster of this machine",
-    "-F/--nodefile=": "write slurm.nodelist",
-    "--wrap=": "write its text as command",
-    "--test-only": "then nothing is started",
+    "a job is one job; submit it several times with --set": "-a/--array=",
+    "orch asks the one cluster of this machine": "-M/--clusters=",
+    "write slurm.nodelist": "-F/--nodefile=",
+    "write its text as command": "--wrap=",
+    "then nothing is started": "--test-only",
 }
 _TAKEN = {**_FIELDS, **dict.fromkeys(_EXTRA.split(), "slurm.extra")}
-_ALL_OWN = f"{_OWN} {' '.join(_REFUSED)}"
-SRUN = options("srun", _TAKEN, _NOT_NEEDED, own=_ALL_OWN)
-SBATCH = options("sbatch", _TAKEN, {**_NOT_NEEDED, "orch submit --follow waits": "-W/--wait"}, own=_ALL_OWN)
+SRUN = options("srun", _TAKEN, _NOT_NEEDED, refused=_REFUSED, own=_OWN)
+_WAITS = {"orch submit --follow waits": "-W/--wait"}
+SBATCH = options("sbatch", _TAKEN, {**_NOT_NEEDED, **_WAITS}, refused=_REFUSED, own=_OWN)
 GPUS_EACH, GPUS_ALL = "gpus_of_a_node", "gpus"
 """Keys of settings with the GPUs of a node, and of all nodes together."""
 
@@ -98,10 +99,6 @@ def srun(words: Sequence[str], start: int) -> LaunchLine:
 
 def from_options(given: Sequence[Given]) -> tuple[list[Setting], list[Dropped]]:
     """Return the settings that options of srun or sbatch stand for, and those not needed."""
-    for one in given:
-        for names, fix in _REFUSED.items():
-            if one.name == names.split("/")[0].rstrip("=?"):
-                raise ValueError(f"{one.text}: {fix}")
     settings, dropped = sorted_out([one for one in given if one.option.key != "slurm.extra"])
     extra = [one for one in given if one.option.key == "slurm.extra"]
     if extra:
@@ -126,20 +123,8 @@ def _joined(one: Given) -> str:
 
 def _size(given: Sequence[Given], dropped: list[Dropped]) -> list[Setting]:
     """Return nodes, ranks, GPUs and cores."""
-    found: list[Setting] = []
-    for name, key in (
-        ("-N", "nodes"),
-        ("-n", RANKS),
-        ("--ntasks-per-node", RANKS_EACH),
-        ("-c", "slurm.cpus_per_task"),
-    ):
-        one = last(given, name)
-        if one is not None and is_later(one.value):
-            count_later(one, dropped)
-        elif one is not None:
-            low, _, high = one.value.partition("-")
-            count = Given(one.name, high or low, one.option, one.words)
-            found.append(Setting(key, str(number(count)), one.text))
+    keys = {"-N": "nodes", "-n": RANKS, "--ntasks-per-node": RANKS_EACH, "-c": "slurm.cpus_per_task"}
+    found = counts(given, keys, dropped, between="-")
     for name in ("--gres", "--gpus-per-node", "--gpus-per-task", "-G", "--ntasks-per-gpu"):
         if (one := last(given, name)) is not None:
             found += _gpus(one, dropped)
@@ -176,22 +161,14 @@ def duration(one: Given) -> str:
     match = _TIME.fullmatch(one.value)
     if match is None:
         raise ValueError(f"{one.text}: write a time such as 12:00:00 or 2-00:00:00")
+    parts = [int(match[name] or 0) for name in ("days", "hours", "minutes", "seconds")]
     if match["clock"]:
-        parts = [int(part) for part in match["clock"].split(":")]
-        seconds = (
-            parts[0] * 60
-            if len(parts) == 1
-            else sum(
-                value * unit
-                for value, unit in zip(parts, (3600, 60, 1) if len(parts) == 3 else (60, 1), strict=True)
-            )
-        )
-    else:
-        units = {"days": 86_400, "hours": 3600, "minutes": 60, "seconds": 1}
-        seconds = sum(int(match[name] or 0) * unit for name, unit in units.items())
-    left, text = seconds, ""
+        clock = [int(part) for part in match["clock"].split(":")]
+        parts = {1: [0, 0, *clock, 0], 2: [0, 0, *clock], 3: [0, *clock]}[len(clock)]
+    seconds = sum(count * unit for count, unit in zip(parts, (86_400, 3600, 60, 1), strict=True))
+    text = ""
     for letter, unit in (("h", 3600), ("m", 60), ("s", 1)):
-        count, left = divmod(left, unit)
+        count, seconds = divmod(seconds, unit)
         text += f"{count}{letter}" if count else ""
     return text or "1m"
 

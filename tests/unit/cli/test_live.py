@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
 
@@ -16,7 +15,6 @@ from orchestrator.cli import live
 from orchestrator.client.job import Job
 from orchestrator.core.jobdir.durable import replace_text
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.core.jobdir.status_file import Status
 from tests.support import folders, jobs
 
 RUNNING = [*jobs.submitted(), *jobs.running(1, 1.0, 7)]
@@ -78,15 +76,16 @@ def test_programs_get_a_line_of_json_for_each_change_of_suspicion(
 
 
 def test_why_an_attempt_ended_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    known: dict[str, Any] = {**jobs.status(RUNNING), "dir": ""}
+    known = jobs.status(RUNNING)
+    known["dir"] = ""
     end = f"crash: rank 1 on node-0: RuntimeError: loss is NaN at {jobs.ROOT}/code/train.py:10 inner"
     job = Job(folders.make(tmp_path, jobs.crashed_once()))
     tell = live._Changes(with_end=False)
     assert live._transition(job, 2, tell.told) == f"from {jobs.CKPT}; attempt 1 ended: {end}"
-    tell(cast(Status, {**known, "state": "RESTARTING", "reason": end}))
-    tell(cast(Status, {**known, "state": "RESTARTING", "attempt": 2, "reason": f"restarting after {end}"}))
+    tell({**known, "state": "RESTARTING", "reason": end})
+    tell({**known, "state": "RESTARTING", "attempt": 2, "reason": f"restarting after {end}"})
     assert live._transition(job, 2, tell.told) == f"from {jobs.CKPT}"
-    tell(cast(Status, {**known, "state": "STOPPING", "attempt": 2, "reason": end}))  # the end tells it
+    tell({**known, "state": "STOPPING", "attempt": 2, "reason": end})  # the end tells it
     first, second, third = capsys.readouterr().out.splitlines()
     assert first.endswith(end)
     assert "attempt 2" in second and "loss" not in second

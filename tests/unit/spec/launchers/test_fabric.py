@@ -48,6 +48,7 @@ def test_a_mistake_names_the_option(text: str, fault: str) -> None:
     assert fault in str(caught.value)
 
 
+@pytest.mark.slow
 def test_every_option_of_the_installed_release_is_known() -> None:
     cli = pytest.importorskip("lightning.fabric.cli")
     for parameter in cli._main.commands["run"].params:
