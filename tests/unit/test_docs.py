@@ -209,7 +209,7 @@ def _check(line: str, words: list[str]) -> None:
         script = min(begins, default=len(words))
         words = words[:script]
     flags = {flag for option in command.params for flag in (*option.opts, *option.secondary_opts)}
-    assert {word for word in words[1:] if word.startswith("-")} <= flags, line
+    assert {word for word in words[1:] if word.startswith("-") and word != "-"} <= flags, line
 
 
 def test_python_in_the_reference_is_python() -> None:

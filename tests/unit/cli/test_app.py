@@ -109,7 +109,6 @@ TABLE: list[tuple[str, int, str]] = [
     ("why", 0, "attempt 1"),
     ("why done", 0, "ended without a fault"),
     ("cancel", 2, "has ended already (FAILED): there is nothing to stop"),
-    ("cancel done", 2, "nothing to stop"),
     ("resume done", 2, "nothing is left to do"),
     ("resume broken --from nonsense", 2, "no such checkpoint"),
     ("resume broken --set nodes=0", 2, "must be a whole number"),
