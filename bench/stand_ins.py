@@ -48,6 +48,10 @@ class Gang:
     started: dict[int, set[str]] = field(default_factory=dict)
     began_s: dict[int, float] = field(default_factory=dict)
     step: int = 0
+    world: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.world = tuple(range(self.size * PER_NODE))
 
     def start(self, attempt: int, node: str) -> None:
         """Note that a node's ranks run; steps begin with the last one."""
@@ -167,7 +171,7 @@ class Node:
         self._report(m.Stopped(attempt, "asked"))
 
     def _inspected(self, attempt: int, inspection: int) -> None:
-        self._report(m.Inspected(attempt, inspection, tuple(map(_inspection, self._ranks))))
+        self._report(m.Inspected(attempt, inspection, tuple(_inspection(rank, self._gang) for rank in self._ranks)))
 
     def beat(self) -> None:
         """Send a heartbeat, if there is a connection."""
@@ -190,10 +194,11 @@ def _heartbeat(rank: int, steps: int, now_s: float) -> m.RankHeartbeat:
     )  # fmt: skip
 
 
-def _inspection(rank: int) -> seen.RankInspection:
+def _inspection(rank: int, gang: Gang) -> seen.RankInspection:
+    last = seen.Collective("0", "default group", gang.world, 12 * gang.step, "all_reduce", "float32[1000000]", 0.1, True)
     return seen.RankInspection(
         rank, 1000 + rank, "R", seen.Activity.PROGRESSING, 0.0, _FRAMES[0], "computes", False, None, "train", _FRAMES,
-        (), (), (), (), gpu_use=0.9,
+        (last,), (), (), (), gpu_use=0.9,
     )  # fmt: skip
 
 

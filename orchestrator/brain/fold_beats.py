@@ -5,11 +5,9 @@ A coalesced heartbeat holds all that the facts hold, so that replaying it gives 
 
 from __future__ import annotations
 
-from typing import cast
-
 from orchestrator.brain.diagnosis import suspicion
 from orchestrator.brain.model import events as e
-from orchestrator.brain.model.facts import AttemptFacts, Facts
+from orchestrator.brain.model.facts import Facts
 from orchestrator.brain.model.rank_facts import RankFacts, RankState
 from orchestrator.core import observations
 
@@ -82,11 +80,10 @@ def coalesced_beat(facts: Facts, node: str, at: float) -> e.Heartbeat:
     return e.Heartbeat(at, node, facts.attempt.number if facts.attempt else 0, ranks)
 
 
-def entered_another(facts: Facts, rank: RankFacts, inspection: observations.RankInspection) -> bool:
+def entered_another(rank: RankFacts, inspection: observations.RankInspection, quiet_since_s: float) -> bool:
     """Tell whether a rank has entered another collective since the previous inspection, in the present silence: those
     that were entered before the silence say nothing."""
-    attempt = cast(AttemptFacts, facts.attempt)
-    if rank.inspection is None or rank.inspected_at < suspicion.quiet_since(facts, attempt):
+    if rank.inspection is None or rank.inspected_at < quiet_since_s:
         return False
     before = {(one.group, one.ranks): one.number for one in rank.inspection.collectives}
     return any(one.number > before.get((one.group, one.ranks), one.number) for one in inspection.collectives)

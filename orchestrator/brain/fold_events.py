@@ -230,6 +230,8 @@ def _exited(facts: Facts, news: e.Exited) -> None:
     stopping = facts.attempt is not None and facts.attempt.phase is Phase.STOP
     rank.ordered = news.ordered or stopping
     rank.alone = news.alone
+    if rank.ended_well:
+        facts.ended_well_at = max(facts.ended_well_at or 0.0, news.at)
     if news.steps > rank.steps:
         rank.steps, rank.step_at = news.steps, news.at
         facts.note_signs(rank)
@@ -241,10 +243,13 @@ def _heartbeat(facts: Facts, news: e.Heartbeat) -> None:
     for beat in news.ranks:
         rank = facts.ranks.get(beat.rank)
         if rank is not None and rank.rank_state is RankState.ALIVE:
+            median_s = rank.median_step_s
             slowed = beat.own_work_s is not None and beat.own_work_s != rank.own_work_s
             fold_beats.take(rank, beat, news.at, facts.attempt.watched_at if facts.attempt else 0.0)
             facts.pause_s = max(facts.pause_s, rank.pause_s)
             facts.note_signs(rank)
+            if rank.median_step_s != median_s:
+                facts.note_median(median_s, rank.median_step_s)
             if beat.groups:
                 if beat.groups != rank.groups:
                     rank.groups = beat.groups
@@ -280,10 +285,11 @@ def _cleared(node: NodeFacts, attempt: int, at: float) -> None:
 def _inspected(facts: Facts, news: e.Inspected) -> None:
     if node := _current(facts, news.node, news.attempt, news.at):
         node.inspected = max(node.inspected, news.inspection)
+        quiet_since_s = suspicion.quiet_since(facts, cast(AttemptFacts, facts.attempt))
         for inspection in news.ranks:
             rank = facts.ranks.get(inspection.rank)
             if rank is not None and rank.rank_state is RankState.ALIVE:
-                if fold_beats.entered_another(facts, rank, inspection):
+                if fold_beats.entered_another(rank, inspection, quiet_since_s):
                     rank.collective_at = news.at
                 rank.inspection, rank.inspected_at = inspection, news.at
                 rank.longer_at = news.at if suspicion.takes_longer(inspection) else rank.longer_at

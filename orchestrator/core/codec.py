@@ -14,6 +14,7 @@ import enum
 import functools
 import json
 import math
+import re
 import reprlib
 import types
 import typing
@@ -31,6 +32,12 @@ DEPTH_MAX = 32
 """How deep objects and lists may be nested; those of a job are nested less than 10 deep."""
 
 INT_BITS_MAX = 64
+
+SERIES_MIN, SERIES_MAX = 64, 1 << 20
+"""How many whole numbers at equal distances are written as a series."""
+
+SERIES_KEPT = 64
+_SERIES = re.compile(r"[0-9]{1,9}:[0-9]{1,9}:[1-9][0-9]{0,8}")
 
 _PLAIN = frozenset({str, int, float, bool, type(None)})
 _INT_MAX = 1 << INT_BITS_MAX - 1
@@ -56,11 +63,54 @@ def pack(value: object) -> Any:
     if isinstance(value, Mapping):
         return {str(key): pack(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
-        return [pack(item) for item in value]
+        return (type(value) is tuple and _series(value)) or [item if type(item) in _PLAIN else pack(item) for item in value]
     if isinstance(value, (set, frozenset)):
         return sorted(value)
     assert isinstance(value, (str, int, float)), f"cannot pack {type(value)}"
     return value
+
+
+def _series(values: tuple[object, ...]) -> str:
+    """Return many whole numbers at equal distances, such as the ranks of a large group, as `first:end:distance`; empty
+    for anything else."""
+    if len(values) < SERIES_MIN:
+        return ""
+    if known := _series_texts.get(id(values)):
+        return known
+    first, second, last = values[0], values[1], values[-1]
+    if not (type(first) is type(second) is type(last) is int) or second <= first or last <= second:
+        return ""
+    series = range(first, last + 1, second - first)
+    if list(series) != list(values):
+        return ""
+    text = f"{first}:{last + 1}:{second - first}"
+    _keep_series(text, typing.cast(tuple[int, ...], values))
+    return text
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """Return the numbers of a series; the same object for the same text, since each rank of a group tells its ranks."""
+    if text in _series_kept:
+        return _series_kept[text]
+    if not _SERIES.fullmatch(text):
+        raise CodecError(f"no series of numbers: {_short(text)}")
+    series = range(*map(int, text.split(":")))
+    if not SERIES_MIN <= len(series) <= SERIES_MAX:
+        raise CodecError(f"a series of {SERIES_MIN} to {SERIES_MAX} numbers wanted: {_short(text)}")
+    return _keep_series(text, tuple(series))
+
+
+_series_kept: dict[str, tuple[int, ...]] = {}
+_series_texts: dict[int, str] = {}  # by the `id` of what is kept
+
+
+def _keep_series(text: str, numbers: tuple[int, ...]) -> tuple[int, ...]:
+    if len(_series_texts) >= SERIES_KEPT:
+        _series_kept.clear()
+        _series_texts.clear()
+    if text not in _series_kept:
+        _series_kept[text], _series_texts[id(numbers)] = numbers, text
+    return numbers
 
 
 def pack_kind(value: object) -> dict[str, Any]:
@@ -236,6 +286,10 @@ def _union_reader(members: tuple[Any, ...]) -> Reader:
 def _tuple_reader(members: tuple[Any, ...]) -> Reader:
     if len(members) == 2 and members[1] is Ellipsis:
         item = _reader(members[0])
+        if members[0] is int:
+            return lambda data: (
+                _numbers(data) if type(data) is str else tuple([item(value) for value in _expect(data, list)])
+            )
         return lambda data: tuple([item(value) for value in _expect(data, list)])
     readers = [_reader(member) for member in members]
 

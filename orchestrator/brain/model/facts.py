@@ -224,11 +224,12 @@ class Facts:
     leaving: dict[str, NodeFacts] = field(default_factory=dict)
     ranks: dict[int, RankFacts] = field(default_factory=dict)
     # Of the ranks of the current attempt: the most steps that one has made, when (job clock) one was last seen to make a
-    # step, and to give a sign of progress, and how many have exited.
+    # step, and to give a sign of progress, how many have exited, and when one last ended well.
     made: int = 0
     stepped_at: float = 0.0
     progress_at: float = 0.0
     exited: int = 0
+    ended_well_at: float | None = None
 
     # What the user wants, and who cancelled the job. Requests are numbers: the last one of all, the last one for an
     # inspection, and the last one for which inspections were ordered. `resumed_after`: the last attempt before the latest
@@ -292,6 +293,9 @@ class Facts:
     by_node: dict[str, list[RankFacts]] = field(default_factory=dict, compare=False, repr=False)
     alive: list[RankFacts] | None = field(default=None, compare=False, repr=False)
     indexed: dict[int, RankFacts] | None = field(default=None, compare=False, repr=False)
+    # Derived, see `suspicion.usual_s`: the greatest median of step times, if it is known to be that.
+    usual_s: float | None = field(default=None, compare=False, repr=False)
+    usual_is_known: bool = field(default=False, compare=False, repr=False)
     # Derived, see `desync`: the ranks of each group of processes.
     members: dict[str, set[int]] = field(default_factory=dict, compare=False, repr=False)
 
@@ -357,13 +361,22 @@ class Facts:
         """Forget what the ranks of an attempt have shown: other ranks begin."""
         self.made = self.exited = 0
         self.stepped_at = self.progress_at = 0.0
+        self.ended_well_at = None
         self.members.clear()
+        self.usual_is_known = False
 
     def note_signs(self, rank: RankFacts) -> None:
         """Note how far a rank has come, and its signs."""
         self.made = max(self.made, rank.steps)
         self.stepped_at = max(self.stepped_at, rank.step_at)
         self.progress_at = max(self.progress_at, rank.sign_at)
+
+    def note_median(self, before_s: float | None, median_s: float | None) -> None:
+        """Note that the median of a rank's step times has changed."""
+        if median_s is not None and (self.usual_s is None or median_s >= self.usual_s):
+            self.usual_s = median_s
+        elif before_s == self.usual_s:
+            self.usual_is_known = False
 
     def broken_at(self) -> float | None:
         """Return when (job clock) the current attempt's gang was at the latest seen to be broken, None if never.
