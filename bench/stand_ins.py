@@ -1,7 +1,8 @@
 """Stand-ins for the agents of a large job, all in one process: they speak the agents' protocol over TLS and start nothing.
 
-`python -m bench.stand_ins FOLDER FIRST COUNT`. Each has a loopback address of its own, as hosts have; answers orders; and says each second that its ranks make a step a second. `arrivals.jsonl` in the job folder has the time of each
-order, `steps.jsonl` that of the first heartbeat with each step.
+`python -m bench.stand_ins FOLDER FIRST COUNT`. Each has a loopback address of its own, as hosts have, answers orders, and
+says each second that its ranks make a step a second. `arrivals.jsonl` in the job folder has the time of each order,
+`steps.jsonl` that of the first heartbeat with each step.
 """
 
 from __future__ import annotations
@@ -171,7 +172,9 @@ class Node:
         self._report(m.Stopped(attempt, "asked"))
 
     def _inspected(self, attempt: int, inspection: int) -> None:
-        self._report(m.Inspected(attempt, inspection, tuple(_inspection(rank, self._gang) for rank in self._ranks)))
+        self._report(
+            m.Inspected(attempt, inspection, tuple(_inspection(rank, self._gang) for rank in self._ranks))
+        )
 
     def beat(self) -> None:
         """Send a heartbeat, if there is a connection."""
@@ -195,7 +198,9 @@ def _heartbeat(rank: int, steps: int, now_s: float) -> m.RankHeartbeat:
 
 
 def _inspection(rank: int, gang: Gang) -> seen.RankInspection:
-    last = seen.Collective("0", "default group", gang.world, 12 * gang.step, "all_reduce", "float32[1000000]", 0.1, True)
+    last = seen.Collective(
+        "0", "default group", gang.world, 12 * gang.step, "all_reduce", "float32[1000000]", 0.1, True
+    )
     return seen.RankInspection(
         rank, 1000 + rank, "R", seen.Activity.PROGRESSING, 0.0, _FRAMES[0], "computes", False, None, "train", _FRAMES,
         (last,), (), (), (), gpu_use=0.9,

@@ -63,7 +63,9 @@ def pack(value: object) -> Any:
     if isinstance(value, Mapping):
         return {str(key): pack(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
-        return (type(value) is tuple and _series(value)) or [item if type(item) in _PLAIN else pack(item) for item in value]
+        return (type(value) is tuple and _series(value)) or [
+            item if type(item) in _PLAIN else pack(item) for item in value
+        ]
     if isinstance(value, (set, frozenset)):
         return sorted(value)
     assert isinstance(value, (str, int, float)), f"cannot pack {type(value)}"
@@ -233,18 +235,26 @@ def _short(data: Any) -> str:
     return reprlib.repr(data)
 
 
-@functools.cache
+_names: dict[type, tuple[str, ...]] = {}
+
+
 def _field_names(cls: type) -> tuple[str, ...]:
     """Return the fields of a dataclass that are packed; none for any other class."""
-    if not dataclasses.is_dataclass(cls):
-        return ()
-    return tuple(field.name for field in dataclasses.fields(cls) if field.compare)
+    if cls not in _names:
+        fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
+        _names[cls] = tuple(field.name for field in fields if field.compare)
+    return _names[cls]
 
 
-@functools.cache
+_defaults: dict[type, Json] = {}
+
+
 def _plain_defaults(cls: type) -> Json:
-    """Return the defaults that are numbers, texts, booleans or None, by field."""
-    return {field.name: field.default for field in dataclasses.fields(cls) if type(field.default) in _PLAIN}
+    """Return the defaults of a dataclass that are numbers, texts, booleans or None, by field."""
+    if cls not in _defaults:
+        fields = dataclasses.fields(cls)
+        _defaults[cls] = {one.name: one.default for one in fields if type(one.default) in _PLAIN}
+    return _defaults[cls]
 
 
 @functools.cache

@@ -186,9 +186,7 @@ def limit_at(facts: Facts, attempt: AttemptFacts, limit_s: float | None) -> floa
 def gang_at(facts: Facts, attempt: AttemptFacts) -> float:
     """Return when (job clock) the gang was last known to go on as a whole. Time without a supervisor does not count,
     and a rank that ends well counts as a step."""
-    return max(
-        attempt.running_at or 0.0, attempt.watched_at, facts.stepped_at, facts.ended_well_at or 0.0
-    )
+    return max(attempt.running_at or 0.0, attempt.watched_at, facts.stepped_at, facts.ended_well_at or 0.0)
 
 
 def quiet_since(facts: Facts, attempt: AttemptFacts) -> float:
