@@ -37,6 +37,7 @@ SERIES_MIN, SERIES_MAX = 64, 1 << 20
 """How many whole numbers at equal distances are written as a series."""
 
 SERIES_KEPT = 64
+NUMBER_MAX = 10**9 - 1
 _SERIES = re.compile(r"[0-9]{1,9}:[0-9]{1,9}:[1-9][0-9]{0,8}")
 
 _PLAIN = frozenset({str, int, float, bool, type(None)})
@@ -80,7 +81,7 @@ def _series(values: tuple[object, ...]) -> str:
     if known := _series_texts.get(id(values)):
         return known
     first, second, last = values[0], values[1], values[-1]
-    if not (type(first) is type(second) is type(last) is int) or second <= first or last <= second:
+    if not type(first) is type(second) is type(last) is int or not 0 <= first < second < last < NUMBER_MAX:
         return ""
     series = range(first, last + 1, second - first)
     if list(series) != list(values):
