@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import json
 import os
 import signal
@@ -40,7 +39,7 @@ from orchestrator.supervisor.agent_connections import (
     Wake,
 )
 from orchestrator.supervisor.executor import Executor, may_shut_down, undismissed_hosts
-from orchestrator.supervisor.heartbeat_tracker import HeartbeatTracker
+from orchestrator.supervisor.heartbeat_tracker import HeartbeatTracker, Share
 from orchestrator.supervisor.host_queue import HostQueue
 from orchestrator.supervisor.journal import lost_journal
 from orchestrator.supervisor.journal import planned as planned_event
@@ -53,15 +52,8 @@ from orchestrator.supervisor.transfers.transfers import Transfers
 CHORE_S = 0.5
 """How often requests, agents' processes and the status file are checked."""
 
-DECIDE_SHARE_MAX = SHOW_SHARE_MAX = 0.05
-"""The share of a processor that decisions on heartbeats may take, and the same for the status file: the larger the job,
-the less often. News that is not a heartbeat is decided on at once."""
-
-DECIDE_S_MAX, SHOW_S_MAX = 0.5, 2.0
-"""The longest that they are put off."""
-
-GC_THRESHOLD = (50_000, 10, 10)
-"""When cycles of objects are looked for: heartbeats of a large job make many objects and hardly any cycle."""
+DECIDE_SHARE, SHOW_SHARE = (0.05, 0.5), (0.05, 2.0)
+"""The share of a processor for decisions on heartbeats, and the longest pause (s); the same for the status file."""
 
 DECISIONS_MAX = 10_000
 """More rounds of decisions in a row than this are a bug."""
@@ -94,7 +86,7 @@ class Supervisor:
         self.requeue: d.Requeue | None = None  # decided: the nodes are to be given back
         self._replaced = ""  # the allocation that the job has moved to
         self._wake_s = self._chore_due_s = self._show_due_s = 0.0
-        self._gather_s = 0.0  # how long heartbeats wait for others
+        self._rounds, self._views = Share(*DECIDE_SHARE), Share(*SHOW_SHARE)
         self._transfers = Transfers(job, plan, backend.copier, self._checkpoint)
         self._executor = Executor(job, plan, job_secrets, backend, self._connections, self._transfers)
         hosts = [node.host for node in plan.nodes]
@@ -127,7 +119,7 @@ class Supervisor:
             if self.requeue is not None or self._replaced or self._is_over():
                 break
             due_s = min(self._wake_s, self._chore_due_s)
-            link_events = await self._connections.hear(due_s - self._brain.now_s(), self._gather_s)
+            link_events = await self._connections.hear(due_s - self._brain.now_s(), self._rounds.pause_s)
             if self._brain.now_s() > due_s + SLEPT_S or self._slept.just_now():
                 self._after_pause()
             for link_event in link_events:
@@ -301,7 +293,11 @@ class Supervisor:
         """Decide and carry out until no decision is left; then acknowledge to agents what is on disk."""
         if self._brain.waited(SLEPT_S):
             self._after_pause()
-        began_s = time.thread_time()
+        with self._rounds:
+            self._decide()
+            self._acknowledge()
+
+    def _decide(self) -> None:
         for _ in range(DECISIONS_MAX):
             decisions, self._wake_s = self._brain.decide()
             if not decisions:
@@ -311,8 +307,6 @@ class Supervisor:
                 self._do(decision, gang)
         else:
             raise AssertionError(f"the brain does not come to rest: {decisions[:3]}")
-        self._acknowledge()
-        self._gather_s = min((time.thread_time() - began_s) / DECIDE_SHARE_MAX, DECIDE_S_MAX)
 
     def _acknowledge(self) -> None:
         """Acknowledge the reports that are on disk; the others come again with the next connection."""
@@ -345,7 +339,8 @@ class Supervisor:
             self._replaced = allocation_claim.replaced(self._job, self._allocation.id)
         if self._brain.facts.end is None:  # a resume may come with a new plan, see main()
             self._take_requests(now_s)
-            self._check_queue(now_s)
+            for news in self._queue.news(self._brain.facts, now_s) if self._queue is not None else ():
+                self._brain.learn(news)
         for event in self._executor.poll(self._brain.facts, now_s):
             self._brain.learn(event)
         for fault in self._notifier.faults():
@@ -354,22 +349,9 @@ class Supervisor:
         for node in self._heartbeats.mute(self._brain.facts, now_s):
             self._connections.drop(node)
         if now_s >= self._show_due_s:
-            began_s = time.thread_time()
-            self._show(durable=False)
-            spent_s = time.thread_time() - began_s
-            self._show_due_s = now_s + min(spent_s / SHOW_SHARE_MAX, SHOW_S_MAX)
-
-    def _check_queue(self, now_s: float) -> None:
-        """While the job has no hosts, learn which jobs of this machine were in the queue before it."""
-        if self._queue is None:
-            return
-        facts = self._brain.facts
-        if facts.pool is None or facts.run_began_at is not None:
-            self._queue.leave()
-            return
-        ahead = self._queue.ahead(now_s)
-        if ahead != facts.ahead:
-            self._brain.learn(e.QueueSeen(now_s, ahead))
+            with self._views:
+                self._show(durable=False)
+            self._show_due_s = now_s + self._views.pause_s
 
     def _take_requests(self, now_s: float) -> None:
         for event in self._requests.since(self._brain.facts.requests, now_s):
@@ -394,7 +376,6 @@ def main(root: Path, backend_of: Callable[[JobDir, Plan], Backend], allocation: 
     In the named allocation the code is for the batch script, see `allocation_claim`. Raises JournalError.
     """
     job = JobDir(root)
-    gc.set_threshold(*GC_THRESHOLD)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the terminal that submitted the job may close
     with locks.locked(job) as is_held:
         if not is_held:

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
-from orchestrator.brain.model.node_facts import (
-    NodeFacts,
-)
+from orchestrator.brain.model.collective_counts import CountKey, Tally
+from orchestrator.brain.model.node_facts import NodeFacts
 from orchestrator.brain.model.rank_facts import RankFacts, RankState
 from orchestrator.core import observations
 from orchestrator.core.end_cause import Cause
@@ -181,36 +180,6 @@ class PastAttempt:
         """The job's step at which it failed; not its verdict's step if it was found later to have ignored its checkpoint."""
         count = self.attempt.failed_count
         return None if count is None else self.attempt.base_step + count
-
-
-class CountKey(NamedTuple):
-    """What can be compared: the collectives of the group `key` by the steps of one optimizer."""
-
-    key: str
-    optimizer: int
-
-
-@dataclass(slots=True)
-class Tally:
-    """How many collectives each rank had run after one step of an optimizer; `step`: the attempt's own step, the least
-    that a rank reported with it; `ranks_with`: how many ranks have each count."""
-
-    step: int
-    counts: dict[int, int] = field(default_factory=dict)
-    ranks_with: dict[int, int] = field(default_factory=dict)
-
-    def enter(self, rank: int, count: int, step: int) -> bool:
-        """Enter a rank's count; tell whether all that were there before are equal to it."""
-        ranks_with, before = self.ranks_with, self.counts.get(rank)
-        equal = not ranks_with or (len(ranks_with) == 1 and count in ranks_with)
-        if before is not None:
-            ranks_with[before] -= 1
-            if not ranks_with[before]:
-                del ranks_with[before]
-        self.counts[rank] = count
-        ranks_with[count] = ranks_with.get(count, 0) + 1
-        self.step = min(self.step, step)
-        return equal
 
 
 @dataclass(slots=True)
