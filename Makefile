@@ -14,7 +14,7 @@ DEV_STAMP := $(VENV)/.installed-dev
 GALLERY_STAMP := $(VENV)/.installed-gallery
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test soak check bench bench-ssh bench-slurm bench-hangs bench-scale docs clean
+.PHONY: help demo quick test soak check bench bench-scale bench-ssh bench-slurm bench-hangs docs clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,6 +43,7 @@ bench: $(DEV_STAMP) ## measure what the design promises, as ratios; needs a quie
 	$(BIN)/python -m bench.eyes
 	$(BIN)/python -m bench.hang_rule
 	$(BIN)/python -m bench.revival
+	$(BIN)/python -m bench.scale
 	$(BIN)/python -m bench.ssh
 	$(BIN)/python -m bench.slurm
 
@@ -52,11 +53,11 @@ bench-ssh: $(DEV_STAMP) ## the part of bench on a cluster in a box of up to 128 
 bench-slurm: $(DEV_STAMP) ## the part of bench on a Slurm cluster in a box; needs root
 	$(BIN)/python -m bench.slurm
 
+bench-scale: $(DEV_STAMP) ## the part of bench on large jobs: a real supervisor, up to 1,000 nodes that stand-ins play (five minutes)
+	$(BIN)/python -m bench.scale
+
 bench-hangs: $(DEV_STAMP) ## measure how soon each hang of the gallery is found, one by one (half an hour)
 	$(BIN)/python -m bench.hang_gallery
-
-bench-scale: $(DEV_STAMP) ## measure what jobs of 10 to 1,000 nodes cost the supervisor (ten minutes)
-	$(BIN)/python -m bench.scale
 
 docs: $(DEV_STAMP) ## write the generated parts of docs/
 	$(BIN)/python docs/generate.py

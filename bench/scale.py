@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import json
 import os
 import re
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.stand_ins import PER_NODE
+from orchestrator.__main__ import GC_THRESHOLD
 from orchestrator.brain.brain import Brain
 from orchestrator.brain.model import events as e
 from orchestrator.core import codec
@@ -376,6 +378,7 @@ def play(alone: Brain, nodes: int) -> float:
 def main() -> None:
     words = sys.argv[1:]
     if words[:1] == ["supervise"]:
+        gc.set_threshold(*GC_THRESHOLD)  # as `orch.pyz supervise` does
         os._exit(supervisor.main(Path(words[1]), lambda job, plan: Backend()))
     place = Path(tempfile.mkdtemp(prefix="orch-bench-"))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))

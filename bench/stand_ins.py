@@ -1,7 +1,8 @@
 """Stand-ins for the agents of a large job, all in one process: they speak the agents' protocol over TLS and start nothing.
 
-`python -m bench.stand_ins FOLDER FIRST COUNT`. Each has a loopback address of its own, as hosts have; answers orders; and says each second that its ranks make a step a second. `arrivals.jsonl` in the job folder has the time of each
-order, `steps.jsonl` that of the first heartbeat with each step.
+`python -m bench.stand_ins FOLDER FIRST COUNT`. Each has a loopback address of its own, as hosts have, answers orders, and
+says each second that its ranks make a step a second. `arrivals.jsonl` in the job folder has the time of each order,
+`steps.jsonl` that of the first heartbeat with each step.
 """
 
 from __future__ import annotations

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from orchestrator.core.jobdir.plan import Plan
 
 
+GC_THRESHOLD = (50_000, 10, 10)
+"""When a supervisor looks for cycles of objects: heartbeats of a large job make many objects and hardly any cycle."""
+
+
 def main(argv: list[str]) -> int:
     """Run the role of the first word: `agent`, `facts`, `supervise FOLDER`, `guard FOLDER`, or `--selftest`."""
     from orchestrator.core.jobdir import ownership
@@ -60,6 +64,7 @@ def _supervise(folder: Path) -> int:
     from orchestrator.supervisor import supervisor
     from orchestrator.supervisor.guard import UNFIT
 
+    gc.set_threshold(*GC_THRESHOLD)
     full_disk.print_patiently()
     try:
         return supervisor.main(folder, _backend, step_env.allocation(os.environ))

@@ -231,6 +231,8 @@ def _exited(facts: Facts, news: e.Exited) -> None:
     stopping = facts.attempt is not None and facts.attempt.phase is Phase.STOP
     rank.ordered = news.ordered or stopping
     rank.alone = news.alone
+    if rank.ended_well:
+        facts.ended_well_at = max(facts.ended_well_at or 0.0, news.at)
     if news.steps > rank.steps:
         rank.steps, rank.step_at = news.steps, news.at
         facts.note_signs(rank)
@@ -242,10 +244,13 @@ def _heartbeat(facts: Facts, news: e.Heartbeat) -> None:
     for beat in news.ranks:
         rank = facts.ranks.get(beat.rank)
         if rank is not None and rank.rank_state is RankState.ALIVE:
+            median_s = rank.median_step_s
             slowed = beat.own_work_s is not None and beat.own_work_s != rank.own_work_s
             fold_beats.take(rank, beat, news.at, facts.attempt.watched_at if facts.attempt else 0.0)
             facts.pause_s = max(facts.pause_s, rank.pause_s)
             facts.note_signs(rank)
+            if rank.median_step_s != median_s:
+                facts.note_median(median_s, rank.median_step_s)
             if beat.groups:
                 if beat.groups != rank.groups:
                     rank.groups = beat.groups

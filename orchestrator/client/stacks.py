@@ -27,6 +27,8 @@ APART_S = 1.0
 
 POLL_S = 0.05
 
+NODES_NAMED_MAX = 8
+
 _ALIVE = ("running", "stopped", "traced", "zombie", "disk wait", "dead")
 """The states of a rank that has a process, as the status names them."""
 
@@ -130,7 +132,9 @@ def _no_answer(
 ) -> ClusterError:
     """Return the error that says where the answer was lost."""
     if answers is not None:
-        what = f"{', '.join(answers.missing)} did not answer {when}"
+        more = len(answers.missing) - NODES_NAMED_MAX
+        names = ", ".join(answers.missing[:NODES_NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
+        what = f"{names} did not answer {when}"
         return ClusterError(what, job.id, f"orch status {job.id} shows how its nodes are")
     if any(_is_request(entry.news, number) for entry in entries):
         what = "no rank of it was left to inspect"

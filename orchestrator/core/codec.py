@@ -14,6 +14,7 @@ import enum
 import functools
 import json
 import math
+import re
 import reprlib
 import types
 import typing
@@ -32,8 +33,12 @@ DEPTH_MAX = 32
 
 INT_BITS_MAX = 64
 
-SAME_INTS_MIN, SAME_INTS_KEPT = 64, 64
-"""From how many numbers on equal ones are one object, and how many such are kept."""
+SERIES_MIN, SERIES_MAX = 64, 1 << 20
+"""How many whole numbers at equal distances are written as a series."""
+
+SERIES_KEPT = 64
+NUMBER_MAX = 10**9 - 1
+_SERIES = re.compile(r"[0-9]{1,9}:[0-9]{1,9}:[1-9][0-9]{0,8}")
 
 _PLAIN = frozenset({str, int, float, bool, type(None)})
 _INT_MAX = 1 << INT_BITS_MAX - 1
@@ -59,11 +64,56 @@ def pack(value: object) -> Any:
     if isinstance(value, Mapping):
         return {str(key): pack(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
-        return [item if type(item) in _PLAIN else pack(item) for item in value]
+        return (type(value) is tuple and _series(value)) or [
+            item if type(item) in _PLAIN else pack(item) for item in value
+        ]
     if isinstance(value, (set, frozenset)):
         return sorted(value)
     assert isinstance(value, (str, int, float)), f"cannot pack {type(value)}"
     return value
+
+
+def _series(values: tuple[object, ...]) -> str:
+    """Return many whole numbers at equal distances, such as the ranks of a large group, as `first:end:distance`; empty
+    for anything else."""
+    if len(values) < SERIES_MIN:
+        return ""
+    if known := _series_texts.get(id(values)):
+        return known
+    first, second, last = values[0], values[1], values[-1]
+    if not type(first) is type(second) is type(last) is int or not 0 <= first < second < last < NUMBER_MAX:
+        return ""
+    series = range(first, last + 1, second - first)
+    if list(series) != list(values):
+        return ""
+    text = f"{first}:{last + 1}:{second - first}"
+    _keep_series(text, typing.cast(tuple[int, ...], values))
+    return text
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """Return the numbers of a series; the same object for the same text, since each rank of a group tells its ranks."""
+    if text in _series_kept:
+        return _series_kept[text]
+    if not _SERIES.fullmatch(text):
+        raise CodecError(f"no series of numbers: {_short(text)}")
+    series = range(*map(int, text.split(":")))
+    if not SERIES_MIN <= len(series) <= SERIES_MAX:
+        raise CodecError(f"a series of {SERIES_MIN} to {SERIES_MAX} numbers wanted: {_short(text)}")
+    return _keep_series(text, tuple(series))
+
+
+_series_kept: dict[str, tuple[int, ...]] = {}
+_series_texts: dict[int, str] = {}  # by the `id` of what is kept
+
+
+def _keep_series(text: str, numbers: tuple[int, ...]) -> tuple[int, ...]:
+    if len(_series_texts) >= SERIES_KEPT:
+        _series_kept.clear()
+        _series_texts.clear()
+    if text not in _series_kept:
+        _series_kept[text], _series_texts[id(numbers)] = numbers, text
+    return numbers
 
 
 def pack_kind(value: object) -> dict[str, Any]:
@@ -77,7 +127,7 @@ def pack_brief(value: object) -> dict[str, Any]:
     return {"kind": type(value).__name__, **_brief(value)}
 
 
-def _brief(value: Any) -> Any:
+def _brief(value: object) -> Any:
     if isinstance(value, tuple) and value and _field_names(type(value[0])):
         return [_brief(item) for item in value]
     names = _field_names(type(value))
@@ -186,22 +236,26 @@ def _short(data: Any) -> str:
     return reprlib.repr(data)
 
 
-def _fields_of(cls: type) -> tuple[str, ...]:
+_names: dict[type, tuple[str, ...]] = {}
+
+
+def _field_names(cls: type) -> tuple[str, ...]:
     """Return the fields of a dataclass that are packed; none for any other class."""
-    if not dataclasses.is_dataclass(cls):
-        return ()
-    return tuple(field.name for field in dataclasses.fields(cls) if field.compare)
+    if cls not in _names:
+        fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
+        _names[cls] = tuple(field.name for field in fields if field.compare)
+    return _names[cls]
 
 
-_field_names: Callable[[type], tuple[str, ...]] = functools.cache(_fields_of)
+_defaults: dict[type, Json] = {}
 
 
-def _defaults_of(cls: type) -> Json:
-    """Return the defaults that are numbers, texts, booleans or None, by field."""
-    return {field.name: field.default for field in dataclasses.fields(cls) if type(field.default) in _PLAIN}
-
-
-_plain_defaults: Callable[[type], Json] = functools.cache(_defaults_of)
+def _plain_defaults(cls: type) -> Json:
+    """Return the defaults of a dataclass that are numbers, texts, booleans or None, by field."""
+    if cls not in _defaults:
+        fields = dataclasses.fields(cls)
+        _defaults[cls] = {one.name: one.default for one in fields if type(one.default) in _PLAIN}
+    return _defaults[cls]
 
 
 @functools.cache
@@ -243,8 +297,10 @@ def _union_reader(members: tuple[Any, ...]) -> Reader:
 def _tuple_reader(members: tuple[Any, ...]) -> Reader:
     if len(members) == 2 and members[1] is Ellipsis:
         item = _reader(members[0])
-        if item is _read_int:
-            return _read_ints
+        if members[0] is int:
+            return lambda data: (
+                _numbers(data) if type(data) is str else tuple([item(value) for value in _expect(data, list)])
+            )
         return lambda data: tuple([item(value) for value in _expect(data, list)])
     readers = [_reader(member) for member in members]
 
@@ -316,21 +372,6 @@ def _expect(data: Any, tp: type[T]) -> T:
     if not isinstance(data, tp) or (tp is int and isinstance(data, bool)):
         raise CodecError(f"{tp.__name__} wanted: {_short(data)}")
     return data
-
-
-_same_ints: dict[tuple[int, ...], tuple[int, ...]] = {}
-
-
-def _read_ints(data: Any) -> tuple[int, ...]:
-    """Read numbers all at once. Equal ones are one object: all ranks of a large group tell its ranks."""
-    values = tuple(_expect(data, list))
-    if set(map(type, values)) != {int} or not -_INT_MAX < min(values) <= max(values) < _INT_MAX:
-        return tuple([_read_int(value) for value in values])
-    if len(values) < SAME_INTS_MIN:
-        return values
-    if len(_same_ints) >= SAME_INTS_KEPT:
-        _same_ints.clear()
-    return _same_ints.setdefault(values, values)
 
 
 def _read_int(data: Any) -> int:

@@ -1,5 +1,5 @@
-"""The latest heartbeats of all agents: what to acknowledge of them, the speed of each rank, and connections that have
-gone silent.
+"""The latest heartbeats of all agents: what to acknowledge of them, the speed of each rank, connections that have
+gone silent, and how long decisions on them are put off.
 
 Heartbeats are not kept: the brain gets each one as an event, see `translation.heartbeat`; only what acknowledgements
 and the status file need is remembered here.
@@ -7,6 +7,7 @@ and the status file need is remembered here.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 from orchestrator.brain.model.facts import Facts
@@ -62,3 +63,21 @@ class HeartbeatTracker:
         for node in facts.every_node():
             if node.agent_state is AgentState.UP and now_s > node.contact_at + self._mute_s:
                 yield node.name
+
+
+class Share:
+    """Share of a processor that work which comes again and again may take: the more it costs, the longer it is put off.
+
+    Measures the work inside a `with` block, in processor time of this thread. `pause_s`: how long to wait until the next.
+    """
+
+    def __init__(self, most: float, pause_s_max: float) -> None:
+        self._most, self._pause_s_max = most, pause_s_max
+        self._began_s = 0.0
+        self.pause_s = 0.0
+
+    def __enter__(self) -> None:
+        self._began_s = time.thread_time()
+
+    def __exit__(self, *_: object) -> None:
+        self.pause_s = min((time.thread_time() - self._began_s) / self._most, self._pause_s_max)

@@ -14,6 +14,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from orchestrator.brain.model import events as e
+from orchestrator.brain.model.facts import Facts
 from orchestrator.core.jobdir import locks
 from orchestrator.core.jobdir.layout import JobDir
 
@@ -38,6 +40,14 @@ class HostQueue:
         self._fd: int | None = None
         self._ahead: tuple[str, ...] = ()
         self._due_s = float("-inf")
+
+    def news(self, facts: Facts, now_s: float) -> list[e.QueueSeen]:
+        """Return the change of the jobs that come first, while the job has no hosts."""
+        if facts.pool is None or facts.run_began_at is not None:
+            self.leave()
+            return []
+        ahead = self.ahead(now_s)
+        return [e.QueueSeen(now_s, ahead)] if ahead != facts.ahead else []
 
     def ahead(self, now_s: float) -> tuple[str, ...]:
         """Return the jobs, earliest first, that came before and still wait for one of these hosts, as of at most

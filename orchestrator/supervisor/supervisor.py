@@ -8,7 +8,8 @@ next one replays the journal.
 from __future__ import annotations
 
 import asyncio
-import gc
+import contextlib
+import json
 import os
 import signal
 import sys
@@ -23,9 +24,9 @@ from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import JobGoal
 from orchestrator.core import codec
 from orchestrator.core.jobdir import full_disk, locks, rank_env
+from orchestrator.core.jobdir.durable import replace_text
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
-from orchestrator.core.jobdir.status_file import Status, StatusWriter
 from orchestrator.core.wire import messages as m
 from orchestrator.supervisor import allocation_claim, translation
 from orchestrator.supervisor import status as status_object
@@ -38,7 +39,7 @@ from orchestrator.supervisor.agent_connections import (
     Wake,
 )
 from orchestrator.supervisor.executor import Executor, may_shut_down, undismissed_hosts
-from orchestrator.supervisor.heartbeat_tracker import HeartbeatTracker
+from orchestrator.supervisor.heartbeat_tracker import HeartbeatTracker, Share
 from orchestrator.supervisor.host_queue import HostQueue
 from orchestrator.supervisor.journal import lost_journal
 from orchestrator.supervisor.journal import planned as planned_event
@@ -51,15 +52,8 @@ from orchestrator.supervisor.transfers.transfers import Transfers
 CHORE_S = 0.5
 """How often requests, agents' processes and the status file are checked."""
 
-DECIDE_SHARE_MAX = 0.05
-"""The share of a processor that decisions on heartbeats may take: the larger the job, the less often. News that is not a
-heartbeat is decided on at once."""
-
-DECIDE_S_MAX = 0.5
-"""The longest that they are put off."""
-
-GC_THRESHOLD = (50_000, 10, 10)
-"""When cycles of objects are looked for: heartbeats of a large job make many objects and hardly any cycle."""
+DECIDE_SHARE, SHOW_SHARE = (0.05, 0.5), (0.05, 2.0)
+"""The share of a processor for decisions on heartbeats, and the longest pause (s); the same for the status file."""
 
 DECISIONS_MAX = 10_000
 """More rounds of decisions in a row than this are a bug."""
@@ -83,7 +77,6 @@ class Supervisor:
         self._mask = job_secrets.mask
         self._signature = locks.Signature(job.lock)
         self._heartbeats = HeartbeatTracker(plan.heartbeat_s)
-        self._status_file = StatusWriter(job.state)
         self._requests = RequestInbox(job.requests, job.plan)
         self._brain = JournaledBrain(job, planned_event.machine())
         # A resume may have dropped nodes: their agents are still to be stopped and dismissed.
@@ -93,8 +86,8 @@ class Supervisor:
         self._allocation = backend.allocation
         self.requeue: d.Requeue | None = None  # decided: the nodes are to be given back
         self._replaced = ""  # the allocation that the job has moved to
-        self._wake_s = self._chore_due_s = 0.0
-        self._gather_s = 0.0  # how long heartbeats wait for others
+        self._wake_s = self._chore_due_s = self._show_due_s = 0.0
+        self._rounds, self._views = Share(*DECIDE_SHARE), Share(*SHOW_SHARE)
         self._transfers = Transfers(job, plan, backend.copier, self._checkpoint)
         self._executor = Executor(job, plan, job_secrets, backend, self._connections, self._transfers)
         hosts = [node.host for node in plan.nodes]
@@ -127,7 +120,7 @@ class Supervisor:
             if self.requeue is not None or self._replaced or self._is_over():
                 break
             due_s = min(self._wake_s, self._chore_due_s)
-            link_events = await self._connections.hear(due_s - self._brain.now_s(), self._gather_s)
+            link_events = await self._connections.hear(due_s - self._brain.now_s(), self._rounds.pause_s)
             if self._brain.now_s() > due_s + SLEPT_S or self._slept.just_now():
                 self._after_pause()
             for link_event in link_events:
@@ -139,7 +132,7 @@ class Supervisor:
                     self._chores()
         self._notifier.close()
         self._chores()  # the last events are still learned and shown
-        self._show()
+        self._show(durable=True)
         await self._connections.close()
         self._executor.close()
         if self._queue is not None:
@@ -193,7 +186,7 @@ class Supervisor:
             self._seeks = True
             print(f"waiting for {', '.join(hosts)}, to dismiss what may run there", flush=True)
             self._executor.keep_reachable(hosts)
-            self._show()
+            self._show(durable=True)
             full_disk.wait_for(self._job.ended.touch)
         return False
 
@@ -300,7 +293,11 @@ class Supervisor:
         """Decide and carry out until no decision is left; then acknowledge to agents what is on disk."""
         if self._brain.waited(SLEPT_S):
             self._after_pause()
-        began_s = time.thread_time()
+        with self._rounds:
+            self._decide()
+            self._acknowledge()
+
+    def _decide(self) -> None:
         for _ in range(DECISIONS_MAX):
             decisions, self._wake_s = self._brain.decide()
             if not decisions:
@@ -310,8 +307,6 @@ class Supervisor:
                 self._do(decision, gang)
         else:
             raise AssertionError(f"the brain does not come to rest: {decisions[:3]}")
-        self._acknowledge()
-        self._gather_s = min((time.thread_time() - began_s) / DECIDE_SHARE_MAX, DECIDE_S_MAX)
 
     def _acknowledge(self) -> None:
         """Acknowledge the reports that are on disk; the others come again with the next connection."""
@@ -327,7 +322,7 @@ class Supervisor:
         if isinstance(decision, TURNING_POINTS):
             self._heartbeats.rates.clear()
             print(f"{status_object.iso(time.time())} {type(decision).__name__}: {decision.why}", flush=True)
-            self._show()
+            self._show(durable=True)
         if isinstance(decision, d.Judge):
             self._executor.judged(decision.verdict, self._brain.facts, self._brain.now_s())
         elif isinstance(decision, d.Requeue):
@@ -345,7 +340,8 @@ class Supervisor:
             self._replaced = allocation_claim.replaced(self._job, self._allocation.id)
         if self._brain.facts.end is None:  # a resume may come with a new plan, see main()
             self._take_requests(now_s)
-            self._check_queue(now_s)
+            for news in self._queue.news(self._brain.facts, now_s) if self._queue is not None else ():
+                self._brain.learn(news)
         for event in self._executor.poll(self._brain.facts, now_s):
             self._brain.learn(event)
         for fault in self._notifier.faults():
@@ -353,33 +349,26 @@ class Supervisor:
         self._executor.resume(self._gang, now_s)
         for node in self._heartbeats.mute(self._brain.facts, now_s):
             self._connections.drop(node)
-        if not self._is_resumed():
-            self._status_file.write_if_due(self._status, now_s)
-
-    def _check_queue(self, now_s: float) -> None:
-        """While the job has no hosts, learn which jobs of this machine were in the queue before it."""
-        if self._queue is None:
-            return
-        facts = self._brain.facts
-        if facts.pool is None or facts.run_began_at is not None:
-            self._queue.leave()
-        elif (ahead := self._queue.ahead(now_s)) != facts.ahead:
-            self._brain.learn(e.QueueSeen(now_s, ahead))
+        if now_s >= self._show_due_s:
+            with self._views:
+                self._show(durable=False)
+            self._show_due_s = now_s + self._views.pause_s
 
     def _take_requests(self, now_s: float) -> None:
         for event in self._requests.since(self._brain.facts.requests, now_s):
             self._brain.learn(event)
 
-    def _show(self) -> None:
-        if not self._is_resumed():
-            self._status_file.write(self._status, durable=True)
-
-    def _status(self) -> Status:
+    def _show(self, durable: bool) -> None:
+        """Replace the status file; only a turning point is worth an fsync."""
+        if self._is_resumed():
+            return
         now, facts = status_object.Now(self._brain.now_s(), time.time()), self._brain.facts
-        reasons = self._executor.reasons(facts)
-        status = status_object.status(self._plan, facts, now, self._heartbeats.rates, reasons)
-        status["travels"] = self._transfers.travels()
-        return status
+        status = status_object.status(
+            self._plan, facts, now, self._heartbeats.rates, self._executor.reasons(facts)
+        )
+        with contextlib.suppress(OSError):  # a full disk must not end the supervisor over a view
+            status["travels"] = self._transfers.travels()
+            replace_text(self._job.state, json.dumps(status), durable=durable)
 
 
 def main(root: Path, backend_of: Callable[[JobDir, Plan], Backend], allocation: str = "") -> int:
@@ -388,7 +377,6 @@ def main(root: Path, backend_of: Callable[[JobDir, Plan], Backend], allocation: 
     In the named allocation the code is for the batch script, see `allocation_claim`. Raises JournalError.
     """
     job = JobDir(root)
-    gc.set_threshold(*GC_THRESHOLD)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the terminal that submitted the job may close
     with locks.locked(job) as is_held:
         if not is_held:

@@ -25,7 +25,7 @@ MUTATIONS = (
         "tests/unit/supervisor/test_supervisor.py::test_a_job_crashes_goes_on_from_its_checkpoint_is_looked_at_and_cancelled"),
     Mutation("the journal is not synced", "orchestrator/core/jobdir/durable.py", "os.fdatasync(self._fd)", "pass",
         "tests/unit/core/jobdir/test_durable.py::test_a_disk_that_fails_is_no_full_one"),
-    Mutation("requests are read only at the beginning", "orchestrator/supervisor/supervisor.py", "self._take_requests(now_s)\n            self._check_queue(now_s)", "self._check_queue(now_s)",
+    Mutation("requests are read only at the beginning", "orchestrator/supervisor/supervisor.py", "self._take_requests(now_s)\n            for news in", "for news in",
         "tests/unit/supervisor/test_supervisor.py::test_a_job_crashes_goes_on_from_its_checkpoint_is_looked_at_and_cancelled"),
     Mutation("beats are not acknowledged", "orchestrator/supervisor/heartbeat_tracker.py", "self._heartbeats.get(node, 0))", "0)",
         "tests/unit/supervisor/test_supervisor.py::test_a_job_crashes_goes_on_from_its_checkpoint_is_looked_at_and_cancelled"),

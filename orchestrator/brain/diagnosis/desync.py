@@ -17,9 +17,10 @@ from dataclasses import dataclass
 
 from orchestrator.brain.diagnosis import inspections, suspicion
 from orchestrator.brain.model import decisions as d
+from orchestrator.brain.model.collective_counts import CountKey, Tally
 from orchestrator.brain.model.deadlines import Deadlines
 from orchestrator.brain.model.decisions import Decision, Kind, Verdict
-from orchestrator.brain.model.facts import AttemptFacts, CountKey, Facts, Tally
+from orchestrator.brain.model.facts import AttemptFacts, Facts
 from orchestrator.brain.model.rank_facts import RankFacts, RankState
 from orchestrator.brain.model.verdicts import verdict_on
 from orchestrator.core import observations

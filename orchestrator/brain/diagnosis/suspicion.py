@@ -115,9 +115,10 @@ def is_busy(rank: RankFacts, beat: RankHeartbeat, at: float) -> bool:
 
 def usual_s(facts: Facts) -> float | None:
     """Return the usual time of a step: that of the slowest rank, None before it is known."""
-    return max(
-        (rank.median_step_s for rank in facts.ranks.values() if rank.median_step_s is not None), default=None
-    )
+    if not facts.usual_is_known:
+        medians = [rank.median_step_s for rank in facts.ranks.values() if rank.median_step_s is not None]
+        facts.usual_s, facts.usual_is_known = max(medians, default=None), True
+    return facts.usual_s
 
 
 def has_stepped(facts: Facts) -> bool:
@@ -132,7 +133,7 @@ def suspect_s(facts: Facts) -> float | None:
     if limits.hang_s_max is None or limits.hang_s_max > 0:
         return limits.hang_s_max
     usual = usual_s(facts)
-    if facts.exited and any(rank.ended_well for rank in facts.ranks.values()):
+    if facts.ended_well_at is not None:
         wanted_s = EXIT_SUSPECT_S
     elif usual is None:
         wanted_s = START_SUSPECT_S
@@ -185,10 +186,7 @@ def limit_at(facts: Facts, attempt: AttemptFacts, limit_s: float | None) -> floa
 def gang_at(facts: Facts, attempt: AttemptFacts) -> float:
     """Return when (job clock) the gang was last known to go on as a whole. Time without a supervisor does not count,
     and a rank that ends well counts as a step."""
-    ended_at = 0.0
-    if facts.exited:
-        ended_at = max((rank.died_at for rank in facts.ranks.values() if rank.ended_well), default=0.0)
-    return max(attempt.running_at or 0.0, attempt.watched_at, facts.stepped_at, ended_at)
+    return max(attempt.running_at or 0.0, attempt.watched_at, facts.stepped_at, facts.ended_well_at or 0.0)
 
 
 def quiet_since(facts: Facts, attempt: AttemptFacts) -> float:

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
-from orchestrator.brain.model.node_facts import (
-    NodeFacts,
-)
+from orchestrator.brain.model.collective_counts import CountKey, Tally
+from orchestrator.brain.model.node_facts import NodeFacts
 from orchestrator.brain.model.rank_facts import RankFacts, RankState
 from orchestrator.core import observations
 from orchestrator.core.end_cause import Cause
@@ -183,36 +182,6 @@ class PastAttempt:
         return None if count is None else self.attempt.base_step + count
 
 
-class CountKey(NamedTuple):
-    """What can be compared: the collectives of the group `key` by the steps of one optimizer."""
-
-    key: str
-    optimizer: int
-
-
-@dataclass(slots=True)
-class Tally:
-    """How many collectives each rank had run after one step of an optimizer; `step`: the attempt's own step, the least
-    that a rank reported with it; `ranks_with`: how many ranks have each count."""
-
-    step: int
-    counts: dict[int, int] = field(default_factory=dict)
-    ranks_with: dict[int, int] = field(default_factory=dict)
-
-    def enter(self, rank: int, count: int, step: int) -> bool:
-        """Enter a rank's count; tell whether all that were there before are equal to it."""
-        ranks_with, before = self.ranks_with, self.counts.get(rank)
-        equal = not ranks_with or (len(ranks_with) == 1 and count in ranks_with)
-        if before is not None:
-            ranks_with[before] -= 1
-            if not ranks_with[before]:
-                del ranks_with[before]
-        self.counts[rank] = count
-        ranks_with[count] = ranks_with.get(count, 0) + 1
-        self.step = min(self.step, step)
-        return equal
-
-
 @dataclass(slots=True)
 class Facts:
     """Everything the brain knows of a job."""
@@ -224,11 +193,12 @@ class Facts:
     leaving: dict[str, NodeFacts] = field(default_factory=dict)
     ranks: dict[int, RankFacts] = field(default_factory=dict)
     # Of the ranks of the current attempt: the most steps that one has made, when (job clock) one was last seen to make a
-    # step, and to give a sign of progress, and how many have exited.
+    # step, and to give a sign of progress, how many have exited, and when one last ended well.
     made: int = 0
     stepped_at: float = 0.0
     progress_at: float = 0.0
     exited: int = 0
+    ended_well_at: float | None = None
 
     # What the user wants, and who cancelled the job. Requests are numbers: the last one of all, the last one for an
     # inspection, and the last one for which inspections were ordered. `resumed_after`: the last attempt before the latest
@@ -295,6 +265,9 @@ class Facts:
     by_node: dict[str, list[RankFacts]] = field(default_factory=dict, compare=False, repr=False)
     alive: list[RankFacts] | None = field(default=None, compare=False, repr=False)
     indexed: dict[int, RankFacts] | None = field(default=None, compare=False, repr=False)
+    # Derived, see `suspicion.usual_s`: the greatest median of step times, if it is known to be that.
+    usual_s: float | None = field(default=None, compare=False, repr=False)
+    usual_is_known: bool = field(default=False, compare=False, repr=False)
     # Derived, see `desync`: the ranks of each group of processes.
     members: dict[str, set[int]] = field(default_factory=dict, compare=False, repr=False)
 
@@ -360,13 +333,22 @@ class Facts:
         """Forget what the ranks of an attempt have shown: other ranks begin."""
         self.made = self.exited = 0
         self.stepped_at = self.progress_at = 0.0
+        self.ended_well_at = None
         self.members.clear()
+        self.usual_is_known = False
 
     def note_signs(self, rank: RankFacts) -> None:
         """Note how far a rank has come, and its signs."""
         self.made = max(self.made, rank.steps)
         self.stepped_at = max(self.stepped_at, rank.step_at)
         self.progress_at = max(self.progress_at, rank.sign_at)
+
+    def note_median(self, before_s: float | None, median_s: float | None) -> None:
+        """Note that the median of a rank's step times has changed."""
+        if median_s is not None and (self.usual_s is None or median_s >= self.usual_s):
+            self.usual_s = median_s
+        elif before_s == self.usual_s:
+            self.usual_is_known = False
 
     def broken_at(self) -> float | None:
         """Return when (job clock) the current attempt's gang was at the latest seen to be broken, None if never.

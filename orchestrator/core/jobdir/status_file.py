@@ -5,30 +5,20 @@ The supervisor replaces the file twice a second. Reading it needs nothing of the
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import functools
 import json
-import time
 import typing
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NewType, TypedDict
 
 from orchestrator.core.codec import Json
 from orchestrator.core.errors import ClusterError
 from orchestrator.core.jobdir import ownership
-from orchestrator.core.jobdir.durable import replace_text
 from orchestrator.core.jobdir.layout import JobDir
 
 if TYPE_CHECKING:
     from orchestrator.core.jobdir.plan import Plan
-
-WRITE_SHARE_MAX = 0.05
-"""The share of a processor that writing the file may take."""
-
-WRITE_S_MAX = 2.0
-"""The longest time between two writes."""
 
 IsoTime = NewType("IsoTime", str)
 """A time of day as `iso` writes it."""
@@ -315,23 +305,3 @@ def _is_time(value: Any) -> bool:
         return isinstance(value, str) and seconds(value) >= 0
     except (ValueError, OverflowError):
         return False
-
-
-class StatusWriter:
-    """Writer of a job's status file: the larger the job, the less often it writes."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._due_s = 0.0
-
-    def write_if_due(self, make: Callable[[], Status], now_s: float) -> None:
-        """Write what `make` returns, unless the last time was so long that it is too soon."""
-        if now_s >= self._due_s:
-            began_s = time.thread_time()
-            self.write(make, durable=False)
-            self._due_s = now_s + min((time.thread_time() - began_s) / WRITE_SHARE_MAX, WRITE_S_MAX)
-
-    def write(self, make: Callable[[], Status], *, durable: bool) -> None:
-        """Replace the file; only a turning point is worth an fsync."""
-        with contextlib.suppress(OSError):  # a full disk must not end the supervisor over a view
-            replace_text(self._path, json.dumps(make()), durable=durable)

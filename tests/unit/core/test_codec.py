@@ -177,3 +177,68 @@ def test_plain_data_is_an_object() -> None:
     assert codec.loads_plain(codec.dumps_plain({"a": [1]})) == {"a": [1]}
     with pytest.raises(CodecError, match="an object wanted"):
         codec.loads_plain("[1]")
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    ranks: tuple[int, ...]
+    name: str = "world"
+    parts: tuple[Inner, ...] = ()
+
+
+@pytest.mark.parametrize("ranks", [range(8000), range(3, 8000, 8), range(100, 164)])
+def test_many_numbers_at_equal_distances_are_written_as_a_series_and_read_as_one_object(ranks: range) -> None:
+    text = codec.dumps(Group(tuple(ranks)))
+    assert len(text) < 80
+    codec._series_kept.clear()  # as in another process
+    codec._series_texts.clear()
+    assert codec.loads(Group, text) == Group(tuple(ranks))
+    assert codec.loads(Group, text).ranks is codec.loads(Group, text).ranks
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        range(8),
+        [*range(100), 7],
+        [*range(50), *range(60, 200)],
+        [5] * 100,
+        range(-99, 99),
+        range(10**9, 10**9 + 99),
+    ],
+)
+def test_other_numbers_are_written_one_by_one(ranks: Any) -> None:
+    text = codec.dumps(Group(tuple(ranks)))
+    assert json.loads(text)["ranks"] == list(ranks)
+    assert codec.loads(Group, text) == Group(tuple(ranks))
+
+
+@pytest.mark.parametrize(
+    "series",
+    [
+        "0:9999999:1",
+        "0:5:1",
+        "9:0:1",
+        "0:100:0",
+        "0:100",
+        "a:b:c",
+        "-9:100:1",
+        "0:999999999999:1",
+        "",
+        "0:100:1\n",
+    ],
+)
+def test_what_is_no_series_of_numbers_is_refused(series: str) -> None:
+    with pytest.raises(CodecError):
+        codec.loads(Group, json.dumps({"ranks": series}))
+
+
+def test_a_brief_message_leaves_out_defaults_and_reads_the_same() -> None:
+    value = Group((1, 2), parts=(Inner(1), Inner(2, "other")))
+    brief = codec.pack_brief(value)
+    assert brief == {
+        "kind": "Group",
+        "ranks": [1, 2],
+        "parts": [{"number": 1}, {"number": 2, "text": "other"}],
+    }
+    assert codec.unpack_kind({"Group": Group}, brief) == value

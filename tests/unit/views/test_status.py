@@ -302,21 +302,6 @@ def test_a_line_of_the_table_of_jobs_fits_the_terminal(chars: int) -> None:
     assert ("SUBMITTED" in lines[0]) is (chars > 80)
 
 
-def test_ranks_and_nodes_of_a_large_job_are_counted_by_their_state_unless_all_are_wanted() -> None:
-    one = STATUS["running"]
-    ranks = [{**one["ranks"][0], "rank": rank, "step": 20 + rank % 2} for rank in range(1000)]
-    ranks[7] = {**ranks[7], "state": "exited", "exit": -9, "steps_per_s": None, "beat_s": None}
-    nodes = [
-        {**one["nodes"][0], "name": f"n{node}", "ranks": [node], "seen_s": 1.0 + node / 100}
-        for node in range(100)
-    ]
-    nodes[5] = {**nodes[5], "state": "silent"}
-    many = cast(Status, {**one, "nodes": nodes, "ranks": ranks})
-    golden.check("status-large.txt", cells.plain(status_view.job(many)))
-    every = cells.plain(status_view.job(many, every_rank=True))
-    assert len(every.splitlines()) > 1100 and "--ranks" not in every
-
-
 def test_checkpoints_and_findings_are_those_that_were_looked_at() -> None:
     blank = {
         "step": None,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from orchestrator.brain.diagnosis import stragglers
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
+from orchestrator.brain.model.facts import Facts
+from orchestrator.brain.model.rank_facts import RankFacts, RankState
 from tests.support.brain_story import Story, only
 
 
@@ -56,3 +58,14 @@ def test_a_rank_that_recovers_is_no_straggler_any_more() -> None:
     assert stragglers.slow_ranks(story.brain.facts)
     report(story, [0.1, 0.1, 0.1, 0.1], 600)
     assert not stragglers.slow_ranks(story.brain.facts)
+
+
+def test_in_a_large_job_peers_are_taken_from_all_of_it() -> None:
+    size = 3 * stragglers.PEERS_MAX
+    facts = Facts(ranks={rank: RankFacts(rank, "n", RankState.ALIVE, own_work_s=0.1) for rank in range(size)})
+    for rank in range(size // 3):  # the first nodes are slow
+        facts.ranks[rank].own_work_s = 0.2
+    for rank in (1, size - 2):
+        stragglers.note(facts, facts.ranks[rank], 1.0)
+    assert facts.ranks[1].straggler is not None and facts.ranks[1].straggler.peers_s == 0.1
+    assert facts.ranks[size - 2].straggler is None
