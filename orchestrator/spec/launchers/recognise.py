@@ -15,8 +15,7 @@ from orchestrator.spec.launchers.deepspeed import deepspeed
 from orchestrator.spec.launchers.environment import ASSIGNMENT, is_orchs, of_variables
 from orchestrator.spec.launchers.fabric import fabric
 from orchestrator.spec.launchers.launch_line import INTERPRETER, Dropped, LaunchLine, Setting, program, starts
-from orchestrator.spec.launchers.slurm_size import nested, of_tasks
-from orchestrator.spec.launchers.srun import srun
+from orchestrator.spec.launchers.srun import nested, of_tasks, srun
 from orchestrator.spec.launchers.torchrun import distributed_launch, torchrun
 
 PYTHON = "python3"

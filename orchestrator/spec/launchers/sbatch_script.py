@@ -22,8 +22,7 @@ from orchestrator.spec.launchers.launch_line import (
     read,
 )
 from orchestrator.spec.launchers.recognise import Taken
-from orchestrator.spec.launchers.slurm_size import nested, of_tasks
-from orchestrator.spec.launchers.srun import GPUS_EACH, SBATCH, from_options
+from orchestrator.spec.launchers.srun import GPUS_EACH, SBATCH, from_options, nested, of_tasks
 
 _PREPARES = {"module", "ml", "conda", "mamba", "micromamba", "source", ".", "eval", "ulimit", "unset", "spack", "pyenv",
              "umask", "alias", "shopt"}  # fmt: skip

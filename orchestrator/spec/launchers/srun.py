@@ -1,12 +1,15 @@
-"""Options of srun and of `#SBATCH` lines (Slurm 22.05 to 25.11) as fields of a job file."""
+"""Options of srun and of `#SBATCH` lines (Slurm 22.05 to 25.11) as fields of a job file, and the size that they mean."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from orchestrator.core.slurm.sbatch_options import gpus_of
 from orchestrator.spec.launchers.launch_line import (
+    ALL,
+    CPUS_NODE,
     DEVICE,
     RANKS,
     RANKS_EACH,
@@ -81,6 +84,7 @@ _TAKEN = {**_FIELDS, **dict.fromkeys(_EXTRA.split(), "slurm.extra")}
 SRUN = options("srun", _TAKEN, _NOT_NEEDED, refused=_REFUSED, own=_OWN)
 _WAITS = {"orch submit --follow waits": "-W/--wait"}
 SBATCH = options("sbatch", _TAKEN, {**_NOT_NEEDED, **_WAITS}, refused=_REFUSED, own=_OWN)
+_COUNTS = (RANKS, RANKS_EACH)
 GPUS_EACH, GPUS_ALL = "gpus_of_a_node", "gpus"
 """Keys of settings with the GPUs of a node, and of all nodes together."""
 
@@ -151,7 +155,7 @@ def _gpus(one: Given, dropped: list[Dropped]) -> list[Setting]:
             *([] if is_plain else [Setting("slurm.gres", one.value, one.text)]),
         ]
     kind, _, count_text = one.value.rpartition(":")
-    count = number(Given(one.name, count_text, one.option, one.words))
+    count = number(replace(one, value=count_text))
     gres = [Setting("slurm.gres", f"gpu:{kind}:{count}", one.text)] if kind and one.name != "-G" else []
     return [Setting(GPUS_ALL if one.name == "-G" else GPUS_EACH, str(count), one.text), *gres]
 
@@ -186,3 +190,54 @@ def _env(given: Sequence[Given], dropped: list[Dropped]) -> list[Setting]:
     return [
         Setting(f"env.{name}", value, one.text) for name, _, value in (pair.partition("=") for pair in pairs)
     ]
+
+
+# The size of a job: Slurm's tasks are the ranks, unless srun starts another launcher on each node
+
+
+def of_tasks(line: LaunchLine, inner: LaunchLine | None = None) -> LaunchLine:
+    """Return a line of srun whose tasks are the ranks; `inner` is what the tasks run, when it is Python."""
+    settings, gpus = _without_gpus(line.settings)
+    settings = [*_with_device(settings, gpus), *([gpus] if gpus is not None else [])]
+    if not any(one.key in _COUNTS for one in settings):
+        settings.append(Setting(RANKS_EACH, "1", "srun without --ntasks", yields=True))
+    if inner is None:
+        return replace(line, settings=tuple(settings))
+    return replace(inner, settings=(*settings, *inner.settings), dropped=(*line.dropped, *inner.dropped))
+
+
+def nested(line: LaunchLine, inner: LaunchLine) -> LaunchLine:
+    """Return a line of srun that starts another launcher, one for each node: that one counts the ranks."""
+    settings, gpus = _without_gpus(line.settings)
+    why = f"{inner.launcher} starts the ranks, and says how many"
+    dropped = [Dropped(one.option, why) for one in settings if one.key in _COUNTS]
+    keys = {"slurm.cpus_per_task": CPUS_NODE}
+    outer = [replace(one, key=keys.get(one.key, one.key)) for one in settings if one.key not in _COUNTS]
+    counts = [one for one in inner.settings if one.key in _COUNTS]
+    own = list(inner.settings)
+    if gpus is not None and all(one.yields and one.value == ALL for one in counts):
+        own = [one for one in own if one not in counts] + [gpus]
+    elif gpus is not None:
+        own.append(replace(gpus, yields=True))
+    return replace(
+        inner,
+        settings=(*_with_device(outer, gpus), *own),
+        dropped=(*line.dropped, *dropped, *inner.dropped),
+    )
+
+
+def _without_gpus(settings: Sequence[Setting]) -> tuple[list[Setting], Setting | None]:
+    """Return the settings without those of GPUs, and the GPUs as ranks: of a node, or of all."""
+    keys = {GPUS_EACH: RANKS_EACH, GPUS_ALL: RANKS}
+    gpus = [replace(one, key=keys[one.key]) for one in settings if one.key in keys]
+    return [one for one in settings if one.key not in keys], gpus[-1] if gpus else None
+
+
+def _with_device(settings: Sequence[Setting], gpus: Setting | None) -> list[Setting]:
+    """Return the settings, and the device of ranks: Slurm gives no GPUs that are not asked for. Without any option srun
+    uses the nodes that an sbatch script asked for."""
+    has_own = any(one.key != "backend" for one in settings) or gpus is not None
+    if not has_own or any(one.key == DEVICE for one in settings):
+        return list(settings)
+    option, device = (gpus.option, "gpu") if gpus is not None else ("srun without GPUs", "cpu")
+    return [*settings, Setting(DEVICE, device, option, yields=gpus is None)]
