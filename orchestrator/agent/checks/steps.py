@@ -11,7 +11,6 @@ import resource
 import socket
 import time
 from collections.abc import Mapping
-from typing import assert_never
 
 from orchestrator.agent.checks import gpu_health, peers, program, resources
 from orchestrator.agent.rendezvous import ports
@@ -40,8 +39,6 @@ class Steps:
                 return peers.measure(addresses, ports, token, send_s)
             case w.ReduceAll():
                 return self._reduce(step)
-            case _:
-                assert_never(step)
 
     def close(self) -> None:
         """Close what the steps have opened."""
