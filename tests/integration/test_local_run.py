@@ -95,9 +95,10 @@ def test_python_runs_a_script_and_resumes_it_when_its_session_is_over(
     desk.jobs.append(Sight(limited, desk.environ))
     status = limited.wait(RUN_S_MAX)
     assert (status["state"], "time limit" in status["reason"]) == ("FAILED", True)
-    orchestrator.find("limited").resume(overrides=["entrypoint=train.py"])
+    again = ["entrypoint=train.py", "time_limit=2m"]
+    orchestrator.find("limited").resume(overrides=again)
     assert orchestrator.find("limited").wait(RUN_S_MAX)["state"] == "SUCCEEDED"
-    assert json.loads(limited.folder.overrides.read_text()) == ["entrypoint=train.py"]
+    assert json.loads(limited.folder.overrides.read_text()) == again
 
 
 STEPS = (
