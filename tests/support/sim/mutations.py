@@ -82,7 +82,7 @@ MUTATIONS = (
     Mutation("a new agent hides its dead ranks", "fold_events._agent_up", "if node.incarnation and node.incarnation != news.incarnation:", "if False:"),
     Mutation("a gone agent hides its dead ranks", "fold_events._agent_died", "_lost(facts, node, news.evidence, news.at)", "pass"),
     Mutation("fenced ranks count as done", "rank_facts.RankFacts.ended_well", "not self.ordered and self.code == 0", "(self.ordered or self.code == 0)"),
-    Mutation("one done rank is the whole job", "facts.Facts.done", "all(", "any("),
+    Mutation("one done rank is the whole job", "facts.Facts.done", "self.exited == len(self.ranks) and all(", "any("),
     Mutation("why is empty", "brain._launches", 'f"attempt {attempt.number} needs {node.name}"', '""'),
     Mutation("a start has no deadline", "diagnose._start_took_too_long", "not deadlines.passed(since_s + facts.limits.start_s_max)", "deadlines.now_s < since_s + facts.limits.start_s_max"),
     Mutation("a start never takes too long", "diagnose._start_took_too_long", "attempt.running_at is not None", "True"),
