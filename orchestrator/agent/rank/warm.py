@@ -53,6 +53,11 @@ TORCH = re.compile(
 )
 """A line of a script that imports torch, or what imports it."""
 
+SETS = re.compile(
+    rb"environ\s*(?:\[\s*[\"']|\.setdefault\(\s*[\"'])((?:OMP|GOMP|KMP|MKL|OPENBLAS|PYTORCH|TORCH)_\w+)[\"']\s*(?:\]\s*=(?!=)|,)"
+)
+"""A line of a script that sets a variable which torch and its libraries may read when they are loaded."""
+
 SCRIPT_BYTES_MAX = 1 << 20
 
 
@@ -71,10 +76,12 @@ def reason_against(argv: tuple[str, ...], cwd: Path, *, has_stepped: bool) -> st
         if script.suffix != ".py":
             return f"{argv[1]} is no Python file"
         with script.open("rb") as file:
-            imports = TORCH.search(file.read(SCRIPT_BYTES_MAX)) is not None
+            text = file.read(SCRIPT_BYTES_MAX)
     except (OSError, IndexError, ValueError):
         return "its command is not a Python with a script or module of the code"
-    return "" if imports or has_stepped else f"{script.name} does not import torch"
+    if sets := SETS.search(text):
+        return f"{script.name} sets {sets[1].decode()}, which torch may read when it is imported"
+    return "" if TORCH.search(text) or has_stepped else f"{script.name} does not import torch"
 
 
 def program_folder(argv: tuple[str, ...], cwd: Path) -> Path:

@@ -123,6 +123,24 @@ def test_a_script_without_torch_whose_ranks_made_steps_has_a_template(tmp_path: 
     assert warm.reason_against((sys.executable, "plain.py"), tmp_path, has_stepped=True) == ""
 
 
+@pytest.mark.parametrize(
+    ("line", "sets"),
+    [
+        ('os.environ["OMP_NUM_THREADS"] = "1"', "OMP_NUM_THREADS"),
+        ("os.environ.setdefault('TORCH_LOGS', 'dynamo')", "TORCH_LOGS"),
+        ('if os.environ["TORCH_HOME"] == "":', ""),
+        ('home = os.environ["TORCH_HOME"]', ""),
+        ('os.environ["TOKENIZERS_PARALLELISM"] = "false"', ""),
+    ],
+)
+def test_a_script_that_sets_what_torch_reads_when_it_is_loaded_has_ranks_of_its_own(
+    tmp_path: Path, line: str, sets: str
+) -> None:
+    (tmp_path / "train.py").write_text(f"import os\n{line}\nimport torch\n")
+    reason = warm.reason_against((sys.executable, "train.py"), tmp_path, has_stepped=True)
+    assert reason == (f"train.py sets {sets}, which torch may read when it is imported" if sets else "")
+
+
 def test_every_variable_that_a_rank_gets_when_it_starts_is_one_that_imports_may_not_read() -> None:
     slot = rank_env.RankSlot(0, "node-0", 0, 1, 0, 1)
     own = rank_env.rank_env(jobs.plan(), JobDir(Path("/job")), slot, 1, ("127.0.0.1", 29500), "")
