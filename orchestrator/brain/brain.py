@@ -236,8 +236,8 @@ def _is_clear(
     """Tell whether nothing of the attempt runs on the node: seen, or certain because its agent fences itself.
 
     An agent without contact and without a step of its ranks kills them well before the time of `fence` is over. A
-    broken gang makes no steps after `over_at`; so nothing runs on a silent node once that time has passed since the break and the last
-    contact. An agent of an old allocation notices its end and does not wait for its fence.
+    broken gang makes no steps after `over_at`: nothing runs on a silent node once that time has passed since then and
+    since the last contact. An agent of an old allocation notices its end and does not wait for its fence.
     """
     assert facts.limits is not None
     if node.is_clear(attempt.number):

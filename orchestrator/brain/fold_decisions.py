@@ -148,8 +148,9 @@ def _start(facts: Facts, news: d.Start) -> None:
     node.alone_s = 0.0
     attempt = cast(AttemptFacts, facts.attempt)
     if attempt.phase is not Phase.RUN:  # the first of its orders to start
-        known = {one.name: one.host for one in facts.gang if one.host is not None}
-        facts.host_findings = launch.texts(known, {one.name: len(one.ranks) for one in facts.gang})
+        gang = facts.gang
+        known = {one.name: one.host for one in gang if one.host is not None}
+        facts.host_findings = launch.texts(known, {one.name: len(one.ranks) for one in gang})
     attempt.phase = Phase.RUN
 
 

@@ -17,7 +17,8 @@ TEXTS_MAX = 5
 
 
 def texts(known: Mapping[str, HostFacts], ranks: Mapping[str, int]) -> tuple[str, ...]:
-    """Return the findings on nodes with so many ranks, errors first, each with its fix; one for nodes with one fault."""
+    """Return the findings on nodes, by their facts and their numbers of ranks: errors first, each with its fix; one for all
+    nodes with the same fault."""
     found = [
         finding
         for name, facts in known.items()
@@ -29,6 +30,6 @@ def texts(known: Mapping[str, HostFacts], ranks: Mapping[str, int]) -> tuple[str
     findings = [replace(one, nodes=tuple(names)) for one, names in merged.items()]
     findings.sort(key=lambda one: one.severity is not Severity.ERROR)
     said = [f"{words(one)}; fix: {one.fix}" for one in findings[:TEXTS_MAX]]
-    if left := len(findings) - TEXTS_MAX:
-        said += [f"and {left} more; fix: see them all with orch check"] if left > 0 else []
+    if len(findings) > TEXTS_MAX:
+        said.append(f"and {len(findings) - TEXTS_MAX} more; fix: see them all with orch check")
     return tuple(said)

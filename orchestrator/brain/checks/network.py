@@ -8,7 +8,7 @@ while nothing else is.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.brain.checks.finding import Finding, error, note, warning
@@ -59,7 +59,7 @@ def slow(links: Mapping[Pair, Link]) -> list[Pair]:
     whole = _whole(links)
     if len(whole) < LINKS_MIN:
         return []
-    rate, rtt_s = _medians(whole)
+    rate, rtt_s = medians(whole.values())
     late_s = max(rtt_s * LATE_FACTOR, rtt_s + LATE_S_MIN)
     return [
         pair for pair, link in whole.items() if link.bytes_per_s * SLOW_FACTOR < rate or link.rtt_s > late_s
@@ -70,9 +70,9 @@ def _whole(links: Mapping[Pair, Link]) -> dict[Pair, Link]:
     return {pair: link for pair, link in links.items() if not link.is_cut and link.bytes_per_s}
 
 
-def _medians(links: Mapping[Pair, Link]) -> tuple[float, float]:
-    """Return the usual throughput and round trip."""
-    rates, times = zip(*((link.bytes_per_s, link.rtt_s) for link in links.values()), strict=True)
+def medians(links: Iterable[Link]) -> tuple[float, float]:
+    """Return the usual throughput (bytes/s) and round trip (s) of links, of which there is at least one."""
+    rates, times = zip(*((link.bytes_per_s, link.rtt_s) for link in links), strict=True)
     return statistics.median(rates), statistics.median(times)
 
 
@@ -125,7 +125,7 @@ def _slow(links: Mapping[Pair, Link]) -> Iterator[Finding]:
     if not bad:
         return
     whole = _whole(links)
-    rate, rtt_s = _medians(whole)
+    rate, rtt_s = medians(whole.values())
     usual = f"the median of all links is {rate / 1e6:.0f} MB/s and {rtt_s * 1000:.2g} ms"
     fix = "look at cable, switch port and duplex (ethtool), or leave it out"
     alone = _common(bad, whole)

@@ -6,7 +6,6 @@ Each stage leaves out the hosts that an earlier one has found unusable. The whol
 from __future__ import annotations
 
 import secrets
-import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -186,10 +185,7 @@ def _links(
     report.findings += network.findings(links, sum(map(len, schedule)))
     sent = [link for link in links.values() if not link.is_cut]
     if sent and not any(one.what == "network" for one in report.findings):
-        rate, rtt_s = (
-            statistics.median(values)
-            for values in zip(*((one.bytes_per_s, one.rtt_s) for one in sent), strict=True)
-        )
+        rate, rtt_s = network.medians(sent)
         text = f"{counted(len(sent) // 2, 'pair')} of nodes reach each other, {rate / 1e6:.0f} MB/s and {rtt_s * 1000:.2g} ms"
         report.passed.append(("network", text))
     return links, answers
