@@ -11,7 +11,7 @@ import os
 import socket
 from collections.abc import Callable, Mapping
 
-from orchestrator.agent import setup_script
+from orchestrator.agent import program, setup_script
 from orchestrator.agent.checks import launch, resources
 from orchestrator.agent.keeper import TAG
 from orchestrator.agent.node_log import NodeLog
@@ -231,7 +231,8 @@ class Preparation:
         if order.argv:
             # What a rank is forked from shows the tag for all of them.
             shared = {**to_set(self.settings(order.request), 0), **env, **self._tag}
-            self.starter.prepare(self.argv(order.argv), shared, self._job, self._config.node)
+            argv, node = self.argv(order.argv), self._config.node
+            self.starter.prepare(argv, shared, self._job, node, program.first_steps)
         self._gathering.begin(self._job.bundle, self._question(order), env)
         self._held = order, held
         self.poll()

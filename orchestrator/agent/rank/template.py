@@ -1,15 +1,16 @@
 """Template of a node's ranks: a process that has imported what ranks import first, and forks each rank.
 
 Run by the job's own Python with the environment that the ranks of the node share. `warm.py` is the agent's side; they talk
-over a socket of packets, one JSON object each: first the template's `ready`, `unfit` or `shadowed`, then for each order of a rank
-`pid` or `error`.
+over a socket of packets, one JSON object each: what to import, then the template's `ready` or `fresh`, then for each order of a
+rank `pid` or `error`.
 
 Rules: standard library only, and readable for Python 3.8, as in `hook.py`. What is imported must leave the process as a
-fork needs it (`unfit`); else the template names the module that did not, and ends. A rank is a child of the agent, not of
-the template: the process between them ends at once, and the agent is the nearest subreaper.
+fork needs it (`against`). The first module is imported here; without it there is no template. The others are imported by a
+child, which becomes the template where all went well; else another child leaves out the module that did not. A rank is a
+child of the agent, not of the template: the process between them ends at once, and the agent is the nearest subreaper.
 """
 
-# ruff: noqa: PTH100, PTH104, PTH109, PTH110, PTH115, PTH116, PTH118, PTH120, PTH123, PTH208, RUF012, RUF063
+# ruff: noqa: PTH206, PTH100, PTH104, PTH109, PTH110, PTH115, PTH116, PTH118, PTH120, PTH123, PTH208, RUF012, RUF063
 
 import gc
 import os
@@ -22,7 +23,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Sequence
-    from types import CodeType, ModuleType
+    from types import CodeType, FrameType, ModuleType
     from typing import Any
 
 PACKET_BYTES_MAX = 1 << 20
@@ -41,6 +42,23 @@ ALONE = (
     "SLURM_STEP_NODELIST",
 )  # fmt: skip
 """Variables that a rank gets when it starts: a module that reads them when it is imported is imported by ranks only."""
+
+RANK_ZERO = {
+    "torchmetrics.utilities.prints": ("LOCAL_RANK",),
+    "lightning.fabric.utilities.rank_zero": ("RANK", "LOCAL_RANK", "SLURM_PROCID"),
+    "lightning_fabric.utilities.rank_zero": ("RANK", "LOCAL_RANK", "SLURM_PROCID"),
+}
+"""Modules that set `rank_zero_only.rank` from the first of these variables when they are imported, and keep nothing else of
+them: a rank sets it once more (lightning 2.6, torchmetrics 1.9)."""
+
+BEFORE_MAIN = ("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "PYTORCH_", "TORCH_")
+"""How the names of variables begin that torch's libraries may read when they are loaded."""
+
+MODULE_S_MAX = 30.0
+"""How long a module of the program may take to import before it is left out."""
+
+LEFT_OUT_MAX = 4
+"""How many modules of the program are left out; those after the next that would be are not imported either."""
 
 COMMAND_ROOM = 4096
 """Bytes of the template's command line kept free for the ranks': `ps` shows there what a rank runs."""
@@ -78,44 +96,144 @@ def unfit(handlers: "Sequence[object]") -> str:
 
 
 class Reads(os._Environ):  # type: ignore[type-arg]
-    """`os.environ`, noting which variables of single ranks were asked for."""
+    """`os.environ`, noting which variables were asked for, and which of those were not there."""
 
     seen: "set[str]" = set()
+    absent: "set[str]" = set()
 
     def __getitem__(self, key: str) -> str:
-        if key in ALONE:
+        is_kept = not (key in ALONE and is_set_again())
+        if is_kept:
             self.seen.add(key)
-        return str(super().__getitem__(key))
+        try:
+            return str(super().__getitem__(key))
+        except KeyError:
+            if is_kept:
+                self.absent.add(key)
+            raise
 
     def __contains__(self, key: object) -> bool:
-        if key in ALONE:
-            self.seen.add(str(key))
-        return super().__contains__(key)
+        return self.get(str(key)) is not None
 
 
-def import_all(names: "list[str]") -> "tuple[list[str], str, str]":
-    """Import modules in turn; return those that are there, and the first that made this process unfit, with the reason."""
-    import importlib
-    import signal
+def is_set_again() -> bool:
+    """Tell whether the module that asks for a variable is one of `RANK_ZERO`."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code.co_name != "<module>":
+        frame = frame.f_back
+    return frame is not None and frame.f_globals.get("__name__") in RANK_ZERO
 
-    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
-    known = os.environ.__class__
-    imported: list[str] = []
-    os.environ.__class__ = Reads
+
+def rank_zero() -> "list[Any]":
+    """Return the functions that `RANK_ZERO` tells of, each with its variables."""
+    loaded = [(sys.modules[name], names) for name, names in RANK_ZERO.items() if name in sys.modules]
+    return [(getattr(module, "rank_zero_only", None), names) for module, names in loaded]
+
+
+def place_of(root: str, own: str) -> str:
+    """Return where a top-level module lies: "python", "installed", or "" where neither is certain."""
+    from importlib.machinery import PathFinder
+
+    if root in sys.builtin_module_names:
+        return "python"
+    spec = PathFinder.find_spec(root, [own, *sys.path])
+    path = (spec.origin or "") if spec is not None else ""
+    below = path[len(own) :] if path.startswith(own + os.sep) else path
+    if {"site-packages", "dist-packages"} & set(below.split(os.sep)):
+        return "installed"
+    return "python" if path.startswith(os.path.dirname(os.__file__) + os.sep) else ""
+
+
+def of_program(steps: "list[Any]", own: str) -> "tuple[list[Any], set[str]]":
+    """Return the installed modules that a program imports, each with its names and the variables that the program has set
+    before; and the variables that are set before the first of them."""
+    wanted: list[Any] = []
+    sets: set[str] = set()
+    for step in steps:
+        module, variable = step["module"], step["sets"]
+        place = place_of(module.partition(".")[0], own) if module else ""
+        if variable:
+            sets.add(variable)
+        elif place == "installed":
+            wanted.append((module, step["names"], set(sets)))
+        elif not place:
+            break  # what it does is not known
+    return wanted, wanted[0][2] if wanted else sets
+
+
+def against(module: str, names: "list[str]", sets: "set[str]", own: str, handlers: "list[Any]") -> str:
+    """Import a module, and names of it; return why a fork of this process would not be as a process that imports it later."""
+    before = len(sys.modules)
+    Reads.seen = set()
     try:
-        for name in names:
-            Reads.seen.clear()
-            try:
-                importlib.import_module(name)
-            except Exception:
-                continue  # the rank will say what is wrong, if it needs it
-            reason = unfit(handlers) or ("reads " + min(Reads.seen) if Reads.seen else "")
-            if reason:
-                return imported, name, reason
-            imported.append(name)
-    finally:
-        os.environ.__class__ = known
-    return imported, "", ""
+        __import__(module, fromlist=names)
+    except BaseException as err:
+        return f"raises {type(err).__name__}: {str(err)[:200]}"
+    if len(sys.modules) == before:
+        return ""
+    if reason := unfit(handlers):
+        return reason
+    if alone := Reads.seen & set(ALONE):
+        return "reads " + min(alone)
+    if any(getattr(function, "rank", None) != 0 for function, _ in rank_zero()):
+        return "keeps a rank"
+    if changed := {name for name in sets if name in Reads.seen or name.startswith(BEFORE_MAIN)}:
+        return f"may read {min(changed)}, which the program sets before"
+    if entry := shadowed(own):
+        return f"imports what {entry} of the code takes the place of"
+    return ""
+
+
+def import_rest(wanted: "list[Any]", own: str, handlers: "list[Any]") -> "tuple[dict[str, str], int]":
+    """Import modules in a child, and again in another without the one that something is to be said against. Return in the
+    child that imported them all, with those left out and the pipe on which it tells its parent to end."""
+    left_out: dict[str, str] = {}
+    while True:
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(reading)
+            prctl_death_signal(9)
+            for module, names, sets in wanted:
+                if module in left_out:
+                    continue
+                os.write(writing, module.encode() + b"\n")
+                if reason := against(module, names, sets, own, handlers):
+                    os.write(writing, b" " + reason.encode(errors="replace").replace(b"\n", b" ") + b"\n")
+                    os._exit(1)
+            return left_out, writing
+        os.close(writing)
+        module, reason = end_of(child, reading)
+        if not reason:
+            os._exit(0)  # the child is the template
+        if len(left_out) == LEFT_OUT_MAX:
+            wanted = wanted[: [name for name, _, _ in wanted].index(module)]
+        left_out[module] = reason
+
+
+def end_of(child: int, reading: int) -> "tuple[str, str]":
+    """Wait for a child that imports; return the module that it failed at, and why, or "" once it has taken over."""
+    import select
+
+    text = b""
+    while True:
+        if not select.select([reading], [], [], MODULE_S_MAX)[0]:
+            os.kill(child, 9)
+            reason = f"takes longer than {MODULE_S_MAX:g} s to import"
+            break
+        piece = os.read(reading, 65536)
+        text += piece
+        if text.endswith(b"\0"):
+            return "", ""
+        if not piece:
+            reason = "ends the process"
+            break
+    os.close(reading)
+    os.waitpid(child, 0)
+    lines = text.decode(errors="replace").splitlines()
+    if lines and lines[-1].startswith(" "):
+        reason = lines.pop()[1:]
+    return (lines[-1] if lines else ""), reason
 
 
 def shadowed(folder: str) -> str:
@@ -143,6 +261,10 @@ def serve(line: "socket.socket") -> "dict[str, Any]":
         if not packet:
             os._exit(0)
         order = json.loads(packet)
+        changed = sorted(Reads.absent & order["env"].keys())
+        if changed:
+            line.send(json.dumps({"error": "an imported module has read " + changed[0]}).encode())
+            continue
         reading, writing = os.pipe()
         between = os.fork()
         if between == 0:
@@ -161,21 +283,31 @@ def serve(line: "socket.socket") -> "dict[str, Any]":
         line.send(json.dumps({"pid": int(text)} if text else {"error": "it cannot be forked"}).encode())
 
 
-def become_rank(order: "dict[str, Any]", hook: "ModuleType") -> None:
-    """Turn this process into the rank of an order: what `spawn.start` does for a new interpreter."""
+def prctl_death_signal(number: int) -> None:
+    """Have the kernel send this process a signal when its parent dies; 0 for none."""
     import ctypes
-    import signal
+
+    ctypes.CDLL(None).prctl(1, number, 0, 0, 0)  # PR_SET_PDEATHSIG
+
+
+def be_child_of(agent: int) -> None:
+    """Wait until the agent has adopted this process, and end with it."""
     import time
 
-    os.setsid()
     deadline_s = time.monotonic() + ADOPTED_S_MAX
-    while os.getppid() != order["agent"]:
+    while os.getppid() != agent:
         if time.monotonic() > deadline_s:
             os._exit(1)
         time.sleep(0.0005)
-    ctypes.CDLL(None).prctl(1, int(signal.SIGKILL), 0, 0, 0)  # PR_SET_PDEATHSIG
-    if os.getppid() != order["agent"]:
+    prctl_death_signal(9)
+    if os.getppid() != agent:
         os._exit(1)
+
+
+def become_rank(order: "dict[str, Any]", hook: "ModuleType") -> None:
+    """Turn this process into the rank of an order: what `spawn.start` does for a new interpreter."""
+    os.setsid()
+    be_child_of(order["agent"])
     try:
         os.rename(order["ticket"], order["ticket"] + "." + str(os.getpid()))
     except OSError:
@@ -193,6 +325,8 @@ def become_rank(order: "dict[str, Any]", hook: "ModuleType") -> None:
         sys.modules["numpy.random"].seed()
     if "torch" in sys.modules:
         sys.modules["torch"].default_generator.seed()
+    for function, names in rank_zero():
+        function.rank = next((int(os.environ[name]) for name in names if name in os.environ), 0)
     hook._start()
 
 
@@ -284,21 +418,35 @@ def load_hook(folder: str) -> "ModuleType":
 def main() -> None:
     """Import, report, serve; then, in a rank, run its program."""
     import json
+    import signal
     import socket
 
-    folder, names, own = sys.argv[2], sys.argv[3].split(","), sys.argv[4]
+    hook, agent = load_hook(sys.argv[2]), os.getppid()
     line = socket.socket(fileno=SOCKET_FD)
     sys.path.pop(0)  # the folder of this file
-    hook = load_hook(folder)
-    imported, module, reason = import_all([name for name in names if name])
-    entry = "" if reason else shadowed(own)
-    if reason or entry:
-        answer = {"unfit": module, "reason": reason} if reason else {"shadowed": entry}
-        line.send(json.dumps(answer).encode())
+    asked = json.loads(line.recv(PACKET_BYTES_MAX))
+    own = asked["own"]
+    first, *others = [(name, [], set()) for name in asked["modules"]]
+    program, early = of_program(asked["steps"], own)
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    known = os.environ.__class__
+    os.environ.__class__ = Reads
+    reason = against(first[0], [], early, own, handlers)
+    if reason and not reason.startswith("raises"):
+        line.send(json.dumps({"fresh": f"import {first[0]} {reason}"}).encode())
         os._exit(0)
+    left_out, parent = import_rest([*others, *program], own, handlers)
+    os.environ.__class__ = known
     gc.collect()
     gc.freeze()
-    line.send(json.dumps({"ready": imported}).encode())
+    prctl_death_signal(0)
+    names = [
+        name for name, _, _ in [first, *others, *program] if name not in left_out and name in sys.modules
+    ]
+    line.send(json.dumps({"ready": names, "left_out": left_out, "pid": os.getpid()}).encode())
+    os.write(parent, b"\0")
+    os.close(parent)
+    be_child_of(agent)
     order = serve(line)
     become_rank(order, hook)
     run(order["argv"][1:])

@@ -1,7 +1,7 @@
 """Agent's side of a warm start: the template process of a node, and the forks it makes in place of new interpreters.
 
-A template is never needed: where it is not ready in time, dies, does not answer, or says that a module makes it unfit,
-ranks are started by `spawn` as ever, and `why_fresh` says why.
+A template is never needed: where it is not ready in time, dies, does not answer, or says that ranks must start fresh, they
+are started by `spawn` as ever, and `why_fresh` says why.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -44,9 +44,8 @@ before it tries again (torch 2.13; four ranks on two cores were 0.3 s faster to 
 MODULES = ("torch", "torch._dynamo", "torch.distributed", "torch.nn.parallel")
 """What ranks of torch import at the latest when their first optimizer and DDP are made; `torch._dynamo` is half of it."""
 
-UNFIT_MAX = 8
-"""How many modules are left out, one after the other, before ranks are started as new interpreters for good."""
-
+NAMED_MAX = 4
+"""How many imported packages, and how many that were left out, are named for people."""
 
 TORCH = re.compile(
     rb"^\s*(?:import|from)\s+(?:torch|accelerate|lightning|pytorch_lightning|transformers)\b", re.M
@@ -89,6 +88,36 @@ def program_folder(argv: tuple[str, ...], cwd: Path) -> Path:
     return cwd if argv[1] == "-m" else (cwd / argv[1]).resolve().parent
 
 
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a program does first: it imports a module, and names of it, or sets a variable of the environment."""
+
+    module: str = ""
+    names: tuple[str, ...] = ()
+    sets: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Imports:
+    """What a template is asked for: the folder that its program is imported from, modules, and what the program does first."""
+
+    own: str
+    modules: tuple[str, ...]
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a template says: which modules are imported and which left out, with its pid; why ranks must start fresh; or the
+    pid of a rank, or why there is none."""
+
+    ready: tuple[str, ...] = ()
+    left_out: dict[str, str] = field(default_factory=dict)
+    fresh: str = ""
+    pid: int = 0
+    error: str = ""
+
+
 @dataclass(slots=True)
 class Template:
     """The template process of a node, for one program and environment."""
@@ -99,11 +128,12 @@ class Template:
     env: Mapping[str, str]
     cwd: Path
     modules: tuple[str, ...] = MODULES
+    steps: tuple[Step, ...] = ()
     pid: int = 0
     is_ready: bool = False
     why_fresh: str = ""
-    # Modules that made a template unfit, each with the reason
-    unfit: dict[str, str] = field(default_factory=dict)
+    # What it has imported, and what ranks import themselves, with the reason
+    has: Answer = Answer()
     began_at: float = 0.0
     _line: socket.socket | None = None
 
@@ -111,7 +141,6 @@ class Template:
         """Start the process. An OSError is a reason to start ranks fresh."""
         folder = self.folder / "template"
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        names = ",".join(name for name in self.modules if name not in self.unfit)
         source = pkgutil.get_data("orchestrator.agent.rank", "template.py")
         assert source is not None
         agent_pid = os.getpid()
@@ -125,14 +154,13 @@ class Template:
                 replace_bytes(file, source, durable=False)
             with (folder / "template.log").open("ab", buffering=0) as log:
                 process = subprocess.Popen(
-                    [
-                        *(self.argv[0], str(file), str(theirs.fileno()), hook, names),
-                        *(str(program_folder(self.argv, self.cwd)), " " * COMMAND_ROOM),
-                    ],
+                    [self.argv[0], str(file), str(theirs.fileno()), hook, " " * COMMAND_ROOM],
                     cwd=self.cwd, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
                     pass_fds=(theirs.fileno(),),
                     preexec_fn=lambda: spawn.die_with_parent(agent_pid, signal.SIGKILL),
                 )  # fmt: skip
+            own = str(program_folder(self.argv, self.cwd))
+            ours.send(codec.dumps(Imports(own, self.modules, self.steps)).encode())
         except OSError as err:
             self.why_fresh = f"its template cannot be started: {err.strerror or err}"
             ours.close()
@@ -157,24 +185,16 @@ class Template:
         return f"its template died; see {self.folder / 'template' / 'template.log'}"
 
     def poll(self) -> None:
-        """Take what the template has said without waiting; begin again without the module that made it unfit."""
+        """Take what the template has said without waiting."""
         answer = self._receive(0.0)
         if answer is None or self.is_ready:
             return
-        if "ready" in answer:
-            self.is_ready = True
-            return
-        if "shadowed" in answer:
-            self.why_fresh = f"{answer['shadowed']} of the code takes the place of an installed module"
+        if answer.fresh:
+            self.why_fresh = answer.fresh
             self.end()
             return
-        module, reason = str(answer.get("unfit", "?")), str(answer.get("reason", "?"))
-        self.unfit[module] = reason
-        self.end()
-        if module == self.modules[0] or len(self.unfit) > UNFIT_MAX:
-            self.why_fresh = f"import {module} {reason}"
-        else:
-            self.begin()
+        # A child of the first process has taken its place.
+        self.is_ready, self.pid, self.has = True, answer.pid, answer
 
     def fork(self, program: spawn.Program) -> int:
         """Fork a rank and return its pid, a child of this process; 0 when a new interpreter must do.
@@ -191,24 +211,25 @@ class Template:
         with contextlib.suppress(OSError):
             ticket.touch()
             self._line.send(json.dumps(order).encode())
-            pid = (self._receive(FORK_S_MAX) or {}).get("pid")
-            if isinstance(pid, int):
-                return pid
+            answer = self._receive(FORK_S_MAX) or Answer()
+            if answer.pid:
+                return answer.pid
+            self.why_fresh = answer.error
         self.why_fresh = self.why_fresh or "its template did not answer"
         self.end()
         return _late_fork(ticket)
 
-    def _receive(self, wait_s: float) -> dict[str, object] | None:
+    def _receive(self, wait_s: float) -> Answer | None:
         """Return the next packet; None where there is none in time, and the template is given up when it is gone."""
         line = self._line
         if line is None or not select.select([line], [], [], wait_s)[0]:
             return None
         try:
             packet = line.recv(PACKET_BYTES_MAX)
-            answer = codec.loads_plain(packet) if packet else None
+            answer = codec.loads(Answer, packet) if packet else None
         except (OSError, ValueError):
             answer = None
-        if not isinstance(answer, dict):
+        if answer is None:
             if not self.is_ready:
                 self.why_fresh = self.why_fresh or self._died
             self.end()
@@ -216,7 +237,11 @@ class Template:
         return answer
 
     def ended(self) -> None:
-        """Note that the process was reaped."""
+        """Note that the process was reaped; the first one ends when its child is ready to take its place."""
+        first = self.pid
+        self.poll()
+        if self.pid != first:
+            return
         if not self.is_ready:
             self.why_fresh = self.why_fresh or self._died
         self.pid = 0
@@ -233,6 +258,15 @@ class Template:
             self._line = None
 
 
+def _listed(has: Answer) -> str:
+    """Return, for people, the packages that a template has imported and those that it has left out."""
+    packages = list(dict.fromkeys(name.partition(".")[0] for name in has.ready))
+    more = [f"{len(packages) - NAMED_MAX} more"] if len(packages) > NAMED_MAX else []
+    text = ", ".join(packages[:NAMED_MAX] + more) or "nothing"
+    left_out = [f"{name} {reason}" for name, reason in has.left_out.items()]
+    return text + (f", but not what {'; '.join(left_out[:NAMED_MAX])}" if left_out else "")
+
+
 def _late_fork(ticket: Path) -> int:
     """Keep a rank that was ordered and has not been heard of from starting; return its pid if it has started already, else
     0. Raises OSError where neither is certain: a second rank must not be started on a guess."""
@@ -244,6 +278,10 @@ def _late_fork(ticket: Path) -> int:
     return 0
 
 
+FirstSteps = Callable[[tuple[str, ...], Path], tuple[Step, ...]]
+"""What tells the first steps of the program of a command line in a folder."""
+
+
 class Starter:
     """How ranks are started on this node: forks of its template where there is one, else new interpreters."""
 
@@ -252,7 +290,9 @@ class Starter:
         self._why_fresh = ""
         self.has_stepped = False
 
-    def prepare(self, argv: tuple[str, ...], env: Mapping[str, str], job: JobDir, node: str) -> None:
+    def prepare(
+        self, argv: tuple[str, ...], env: Mapping[str, str], job: JobDir, node: str, first_steps: FirstSteps
+    ) -> None:
         """Begin a template for ranks that will run `argv`, unless there is one or it could not take their place."""
         before = self._template
         if before is not None and (before.argv[:2], before.env) == (argv[:2], env) and not before.is_gone:
@@ -260,7 +300,8 @@ class Starter:
         self.close()
         self._why_fresh = reason_against(argv, job.code, has_stepped=self.has_stepped)
         if not self._why_fresh:
-            self._template = Template(job.node(node), argv, dict(env), job.code)
+            steps = first_steps(argv, job.code)
+            self._template = Template(job.node(node), argv, dict(env), job.code, steps=steps)
             self._template.begin()
 
     @property
@@ -272,7 +313,8 @@ class Starter:
     def how(self) -> str:
         """How the ranks are started, for people."""
         if self.is_warm:
-            return "forks of a process that has imported torch"
+            assert self._template is not None
+            return f"forks of a process that has imported {_listed(self._template.has)}"
         why, template = self._why_fresh, self._template
         if template is not None:
             late = f"its template has not imported torch within {IMPORT_S_MAX:g} s"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 import time
@@ -11,10 +12,12 @@ from pathlib import Path
 import pytest
 
 from orchestrator.agent.rank import processes, spawn, template, warm
+from orchestrator.core.host import procfs
 from orchestrator.core.jobdir import rank_env
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.slurm import step_env
 from tests.support import jobs
+from tests.support.local import wait_until
 
 MODULES = {
     "thread": "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n",
@@ -24,6 +27,10 @@ MODULES = {
     "handles": "import signal\nsignal.signal(signal.SIGTERM, lambda *_: None)\n",
     "well": "VALUE = 7\n",
     "breaks": "raise ImportError('not here')\n",
+    "lazy": "def __getattr__(name):\n    import nested\n    return nested\n",
+    "nested": "import os\nos.environ.get('LOCAL_RANK')\n",
+    "wants": "import os\nVALUE = os.environ.get('MODE')\n",
+    "ends": "import os\nos._exit(3)\n",
 }
 REASONS = {
     "thread": "started a thread",
@@ -31,25 +38,34 @@ REASONS = {
     "sockets": "opened a socket",
     "starts": "started a process",
     "handles": "changed a signal handler",
+    "breaks": "raises ImportError: not here",
+    "ends": "ends the process",
 }
+
+
+@pytest.fixture(autouse=True)
+def adopts() -> None:
+    """Have this process adopt its grandchildren, as an agent does."""
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Return a node's folder with the hook, and installed modules in `lib` beside it."""
-    (tmp_path / "lib").mkdir()
+    """Return a node's folder with the hook, and installed modules beside it."""
+    (tmp_path / "site-packages").mkdir()
     (tmp_path / "code").mkdir()
     for name, source in MODULES.items():
-        (tmp_path / "lib" / f"{name}.py").write_text(source)
+        (tmp_path / "site-packages" / f"{name}.py").write_text(source)
     processes.install_hook(tmp_path)
     return tmp_path
 
 
 @pytest.fixture
 def imported(folder: Path, request: pytest.FixtureRequest) -> Iterator[warm.Template]:
-    """Return a template of the modules that the test names, once it has said what it is."""
-    env = {**os.environ, "PYTHONPATH": str(folder / "lib")}
-    one = warm.Template(folder, (sys.executable, "train.py"), env, folder / "code", request.param)
+    """Return a template of the modules and of the program's first steps, once it has said what it is."""
+    modules, steps = request.param
+    env = {**os.environ, "PYTHONPATH": str(folder / "site-packages")}
+    one = warm.Template(folder, (sys.executable, "train.py"), env, folder / "code", modules, steps)
     one.begin()
     while one.is_importing:
         time.sleep(0.01)
@@ -58,17 +74,74 @@ def imported(folder: Path, request: pytest.FixtureRequest) -> Iterator[warm.Temp
     one.end()
 
 
+def _imports(*names: str) -> tuple[warm.Step, ...]:
+    return tuple(warm.Step(name) for name in names)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("imported", [("well", *REASONS, "breaks")], indirect=True)
-def test_modules_that_keep_a_process_from_being_forked_are_named_and_left_out(
+@pytest.mark.parametrize("imported", [(("well",), _imports(name)) for name in REASONS], indirect=True)
+def test_a_module_that_keeps_a_process_from_being_forked_is_named_and_left_out(
     imported: warm.Template,
 ) -> None:
-    assert imported.unfit == REASONS
-    assert imported.is_ready
+    assert imported.is_ready and imported.has.ready == ("well",)
+    assert [REASONS[name] for name in imported.has.left_out] == list(imported.has.left_out.values())
+    wait_until(lambda: (procfs.stat(imported.pid) or pytest.fail()).ppid == os.getpid(), "it is our child")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("imported", [("thread", "well")], indirect=True)
+@pytest.mark.parametrize("imported", [(("well", "asks"), _imports("thread", "wants", "starts", "sockets", "lazy"))],
+                         indirect=True)  # fmt: skip
+def test_what_follows_a_module_that_is_left_out_is_imported_until_too_many_are(
+    imported: warm.Template,
+) -> None:
+    assert list(imported.has.left_out) == ["asks", "thread", "starts", "sockets"]
+    assert imported.has.ready == ("well", "wants", "lazy")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("imported", [(("well",), (warm.Step("lazy", ("Name",)),))], indirect=True)
+def test_a_name_that_is_imported_when_it_is_asked_for_is_asked_for(imported: warm.Template) -> None:
+    assert imported.has.left_out == {"lazy": "reads LOCAL_RANK"}
+
+
+STEPS = [
+    (("well",), (warm.Step(sets="MODE"), warm.Step("wants"))),
+    (("well",), (*_imports("lazy"), warm.Step(sets="MODE"), warm.Step("wants"))),
+    (("well",), (*_imports("elsewhere"), *_imports("lazy"))),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("imported", STEPS, indirect=True)
+def test_what_depends_on_the_program_is_left_to_ranks(imported: warm.Template) -> None:
+    has = imported.has
+    assert has.ready in [("well",), ("well", "lazy")]
+    assert "wants" not in has.ready
+    assert has.left_out in [{}, {"wants": "may read MODE, which the program sets before"}]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "imported", [(("wants",), (warm.Step(sets="MODE"), *_imports("well")))], indirect=True
+)
+def test_a_variable_that_the_program_sets_before_it_imports_the_first_module_keeps_ranks_fresh(
+    imported: warm.Template,
+) -> None:
+    assert imported.why_fresh == "import wants may read MODE, which the program sets before"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("imported", [(("well", "wants"), ())], indirect=True)
+def test_a_rank_with_a_variable_that_an_import_has_missed_is_no_fork(
+    imported: warm.Template, tmp_path: Path
+) -> None:
+    env = {"MODE": "fast", "ORCH_RANK_DIR": str(tmp_path)}
+    assert imported.fork(spawn.Program((sys.executable, "train.py"), env, tmp_path, tmp_path / "log")) == 0
+    assert imported.why_fresh == "an imported module has read MODE"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("imported", [(("thread", "well"), ())], indirect=True)
 def test_without_the_first_module_there_is_no_template(imported: warm.Template) -> None:
     assert not imported.is_ready
     assert imported.why_fresh == "import thread started a thread"
@@ -76,15 +149,29 @@ def test_without_the_first_module_there_is_no_template(imported: warm.Template) 
 
 
 @pytest.mark.slow
-def test_a_module_of_the_code_that_takes_the_place_of_an_imported_one_is_named(folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("modules", "steps", "why_fresh", "left_out"),
+    [
+        (("nested",), (), "import nested reads LOCAL_RANK", {}),
+        (("well",), (), "import well imports what well.py of the code takes the place of", {}),
+        (("wants",), _imports("well"), "", {}),
+    ],
+)
+def test_a_module_of_the_code_that_takes_the_place_of_an_imported_one_is_named(
+    folder: Path,
+    modules: tuple[str, ...],
+    steps: tuple[warm.Step, ...],
+    why_fresh: str,
+    left_out: dict[str, str],
+) -> None:
     (folder / "code" / "well.py").touch()
-    one = warm.Template(folder, (sys.executable, "train.py"), {**os.environ, "PYTHONPATH": str(folder / "lib")},
-                        folder / "code", ("well",))  # fmt: skip
+    env = {**os.environ, "PYTHONPATH": str(folder / "site-packages")}
+    one = warm.Template(folder, (sys.executable, "train.py"), env, folder / "code", modules, steps)
     one.begin()
     while one.is_importing:
         time.sleep(0.01)
         one.poll()
-    assert one.why_fresh == "well.py of the code takes the place of an installed module"
+    assert (one.why_fresh, one.has.left_out) == (why_fresh, left_out)
     one.end()
 
 
