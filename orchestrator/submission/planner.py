@@ -40,8 +40,9 @@ supervisor waits the whole of it, so that a new attempt never meets the old one.
 RANKS_MAX = 65_536
 """Most ranks of a job, checked before they are listed."""
 
-BREAK_GRACE_S_MAX = 5.0
-"""TERM to KILL for ranks of a broken gang, which has nothing left to save."""
+BREAK_GRACE_S_MAX = 1.0
+"""TERM to KILL for ranks of a broken gang, which has nothing left to save: Lightning's answer to TERM, for one, waits for the end
+of a step that never comes."""
 
 
 @dataclass(frozen=True, slots=True)
