@@ -10,7 +10,7 @@ import torch
 from tiny_gpt import VOCABULARY, read_text
 from torch import Tensor
 from torch.utils.data import Dataset
-from transformers import GPT2Config, GPT2LMHeadModel, HfArgumentParser, Trainer, TrainingArguments
+from transformers import GPT2Config, GPT2LMHeadModel, HfArgumentParser, Trainer, TrainingArguments, set_seed
 
 WINDOW_BYTES = 64
 
@@ -35,6 +35,7 @@ def main() -> None:
     # The Trainer must be told that there is no GPU, or each rank trains a model of its own.
     parser.set_defaults(use_cpu=not torch.cuda.is_available())
     (args,) = parser.parse_args_into_dataclasses()
+    set_seed(args.seed)  # the Trainer does it after the model has its first weights
 
     text, unseen = read_text()
     config = GPT2Config(
