@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from typing import Any
 
 import pytest
 
@@ -137,7 +138,7 @@ if __name__ == "__main__":
 """
 
 
-def _run(desk: Desk, name: str, start: str, **spec: object) -> Sight:
+def _run(desk: Desk, name: str, start: str, **spec: Any) -> Sight:
     body = "\n".join("    " + line for line in PROBES[name].strip().splitlines())
     more = "import lightning" if name == "lightning" else ""
     files = {
@@ -158,7 +159,7 @@ def _run(desk: Desk, name: str, start: str, **spec: object) -> Sight:
 def test_a_program_prints_as_a_fork_what_it_prints_as_a_new_interpreter(desk: Desk, name: str) -> None:
     if name == "lightning" and importlib.util.find_spec("lightning") is None:
         pytest.skip("lightning is not installed")
-    spec = {"env": {"PYTHONPATH": "site"}} if name == "files" else {}
+    spec: dict[str, Any] = {"env": {"PYTHONPATH": "site"}} if name == "files" else {}
     forked, new = (_run(desk, name, start, **spec) for start in ("auto", "fresh"))
     for rank in (0, 1):
         assert forked.log(rank) == new.log(rank).replace(str(new.root), str(forked.root))
