@@ -40,6 +40,7 @@ check: $(DEV_STAMP) ## ruff, ruff format and mypy
 
 bench: $(DEV_STAMP) ## measure what the design promises, as ratios; needs a quiet machine
 	$(BIN)/python bench/run.py
+	$(BIN)/python -m bench.starts
 	$(BIN)/python -m bench.eyes
 	$(BIN)/python -m bench.hang_rule
 	$(BIN)/python -m bench.revival

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from orchestrator.agent.rank import hook, step_counter
-from orchestrator.agent.rank.processes import NodeRanks, RankProcess
+from orchestrator.agent.start.processes import NodeRanks, RankProcess
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.log_index import LogIndex
 from tests.support.watch import SAY_READY, watching

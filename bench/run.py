@@ -9,14 +9,13 @@ from __future__ import annotations
 import functools
 import os
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -134,42 +133,6 @@ def status(folder: Path) -> None:
     report(f"orch status --all with {JOBS} finished jobs", "none", ours, theirs, "s", "python -c pass")
 
 
-def first_step(folder: Path) -> None:
-    """From the command to the first optimizer step on all ranks, against torchrun."""
-    for ranks, aim in ((2, "at most 0.75"), (4, "at most 0.5")):
-        _first_step(folder, ranks, aim)
-
-
-def _first_step(folder: Path, ranks: int, aim: str) -> None:
-    env = {**os.environ, "ORCH_HOME": str(folder / "home")}
-
-    def ours() -> float:
-        out = Path(tempfile.mkdtemp(dir=folder))
-        file = spec(folder, f"train.py 2 {out} 64", nodes=1, procs=ranks)
-        start_s = time.time()
-        subprocess.run(orch("submit", str(file)), env=env, check=True, stdout=subprocess.DEVNULL)
-        took_s = max(stamps(out, ranks, 0)) - start_s
-        orchestrator.find(environ=env).wait(RUN_S_MAX)
-        return took_s
-
-    def theirs() -> float:
-        out = Path(tempfile.mkdtemp(dir=folder))
-        argv = [str(Path(sys.executable).with_name("torchrun")), "--standalone", f"--nproc-per-node={ranks}"]
-        start_s = time.time()
-        process = subprocess.Popen(
-            [*argv, str(folder / "train.py"), "2", str(out), "64"],
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        took_s = max(stamps(out, ranks, 0)) - start_s
-        process.wait(RUN_S_MAX)
-        return took_s
-
-    spec(folder, "train.py", nodes=1, procs=ranks)
-    a, b = in_turns(ours, theirs)
-    report(f"submit to the first step of {ranks} ranks", aim, a, b, "s", "torchrun")
-
-
 def pace(folder: Path) -> None:
     """Steps a second of 2 ranks with agent, hook and heartbeats, against the same script started by hand."""
     env = {**os.environ, "ORCH_HOME": str(folder / "home")}
@@ -244,10 +207,10 @@ def cost(folder: Path) -> None:
 
 def _ours(job: Any) -> list[int]:
     mark = str(job.folder.bundle).encode()
-    return [pid for pid in procfs.pids() if mark in _read(pid, "cmdline")]
+    return [pid for pid in procfs.pids() if mark in read(pid, "cmdline")]
 
 
-def _read(pid: int, name: str) -> bytes:
+def read(pid: int, name: str) -> bytes:
     try:
         return Path(f"/proc/{pid}/{name}").read_bytes()
     except OSError:
@@ -257,61 +220,7 @@ def _read(pid: int, name: str) -> bytes:
 def _look(pid: int) -> tuple[str, procfs.ProcStat]:
     stat = procfs.stat(pid)
     assert stat is not None
-    return _read(pid, "comm").decode().strip(), stat
-
-
-def recovery(folder: Path) -> None:
-    """From the kill of a rank to the next attempt's first step, against torchrun (with its store fixed)."""
-    for ranks in (2, 4):
-        _recovery(folder, ranks)
-
-
-def _recovery(folder: Path, ranks: int) -> None:
-    env = {**os.environ, "ORCH_HOME": str(folder / "home")}
-
-    def ours() -> float:
-        out = Path(tempfile.mkdtemp(dir=folder))
-        job = orchestrator.submit(
-            spec(folder, f"train.py 100000 {out} 64", nodes=1, procs=ranks), environ=env
-        )
-        stamps(out, ranks, 100)
-        time.sleep(1.2)
-        pid = job.status()["ranks"][1]["pid"]
-        assert pid is not None
-        start_s = time.time()
-        os.kill(pid, signal.SIGKILL)
-        took_s = max(stamps(out, ranks, 0, attempt=2)) - start_s
-        job.cancel()
-        job.wait(RUN_S_MAX)
-        return took_s
-
-    def theirs() -> float:
-        out = Path(tempfile.mkdtemp(dir=folder))
-        script = (
-            (folder / "train.py")
-            .read_text()
-            .replace('"ORCH_ATTEMPT", "1"', '"TORCHELASTIC_RESTART_COUNT", "0"')
-        )
-        (folder / "elastic.py").write_text(script)
-        argv = [str(Path(sys.executable).with_name("torchrun")), "--standalone", f"--nproc-per-node={ranks}"]
-        process = subprocess.Popen(
-            [*argv, "--max-restarts", "1", str(folder / "elastic.py"), "100000", str(out), "64"],
-            stderr=subprocess.DEVNULL, start_new_session=True,
-            env={**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
-        )  # fmt: skip
-        stamps(out, ranks, 100, attempt=0)
-        time.sleep(1.2)
-        victim = max(procfs.descendants(process.pid))
-        start_s = time.time()
-        os.kill(victim, signal.SIGKILL)
-        took_s = max(stamps(out, ranks, 0, attempt=1)) - start_s
-        process.terminate()
-        process.wait(RUN_S_MAX)
-        return took_s
-
-    spec(folder, "train.py", nodes=1, procs=ranks)
-    a, b = in_turns(ours, theirs)
-    report(f"kill of one of {ranks} ranks to the next first step", "at most 0.1", a, b, "s", "torchrun")
+    return read(pid, "comm").decode().strip(), stat
 
 
 def logs(folder: Path) -> None:
@@ -361,47 +270,23 @@ def _piped(argv: list[str], env: dict[str, str]) -> float:
     return size_bytes / 1e6 / (time.perf_counter() - start_s)
 
 
-def memory(folder: Path) -> None:
-    """Memory of four ranks as forks, with what they are forked from, against four new interpreters: shared pages count once."""
-    env = {**os.environ, "ORCH_HOME": str(folder / "home")}
-
-    def used(start: str) -> float:
-        out = Path(tempfile.mkdtemp(dir=folder))
-        file = spec(folder, f"train.py 100000 {out} 64", nodes=1, procs=4)
-        job = orchestrator.submit(file, environ=env, overrides=(f"start={start}",))
-        stamps(out, 4, 100)
-        ranks = [rank["pid"] for rank in job.status()["ranks"]]
-        of_job = procfs.with_env(f"ORCH_TAG={job.id}/".encode())
-        pids = {*ranks, *(proc.pid for proc in of_job if b"template.py" in _read(proc.pid, "cmdline"))}
-        sizes = [_read(pid, "smaps_rollup").partition(b"Pss:")[2].split()[0] for pid in pids if pid]
-        job.cancel()
-        job.wait(RUN_S_MAX)
-        return sum(map(int, sizes)) / 1024
-
-    a, b = in_turns(lambda: used("auto"), lambda: used("fresh"))
-    report("memory of 4 ranks", "none", a, b, "MiB", "new interpreters")
+BENCHES = {"status": status, "pace": pace, "cost": cost, "logs": logs}
 
 
-BENCHES = {
-    "status": status, "first_step": first_step, "pace": pace, "cost": cost, "recovery": recovery, "logs": logs,
-    "memory": memory,
-}  # fmt: skip
-
-
-def main(names: list[str]) -> int:
+def main(benches: Mapping[str, Callable[[Path], None]], names: list[str]) -> int:
     """Run the named benches, or all."""
-    unknown = [name for name in names if name not in BENCHES]
+    unknown = [name for name in names if name not in benches]
     if unknown:
-        print(f"no bench {', '.join(unknown)}; there are {', '.join(BENCHES)}", file=sys.stderr)
+        print(f"no bench {', '.join(unknown)}; there are {', '.join(benches)}", file=sys.stderr)
         return 2
-    for name in names or BENCHES:
+    for name in names or benches:
         folder = Path(tempfile.mkdtemp(prefix=f"orch-bench-{name}-"))
         try:
-            BENCHES[name](folder)
+            benches[name](folder)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(BENCHES, sys.argv[1:]))

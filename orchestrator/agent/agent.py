@@ -24,9 +24,9 @@ from orchestrator.agent.outputs.checkpoint_scanner import CheckpointScanner
 from orchestrator.agent.outputs.log_shipper import LogShipper
 from orchestrator.agent.outputs.manifest import Hasher
 from orchestrator.agent.prepare import Preparation
-from orchestrator.agent.rank import spawn
-from orchestrator.agent.rank.processes import NodeRanks, RanksGoal, install_hook
 from orchestrator.agent.rendezvous import probe
+from orchestrator.agent.start import spawn
+from orchestrator.agent.start.processes import NodeRanks, RanksGoal, install_hook
 from orchestrator.agent.supervisor_link import SupervisorLink
 from orchestrator.core import observations
 from orchestrator.core.host import procfs

@@ -6,7 +6,7 @@ in their attempt have a limit of their own. The supervisor sets both times, and 
 
 from __future__ import annotations
 
-from orchestrator.agent.rank.processes import NodeRanks
+from orchestrator.agent.start.processes import NodeRanks
 from orchestrator.core.wire import messages as m
 
 

@@ -28,8 +28,8 @@ from pathlib import Path
 
 from orchestrator.agent import leases
 from orchestrator.agent.leases import LeaseError, Leases
-from orchestrator.agent.rank import spawn
 from orchestrator.agent.rank.error_file import forget_errors
+from orchestrator.agent.start import spawn
 from orchestrator.core import codec
 from orchestrator.core.host import gpus, procfs
 from orchestrator.core.jobdir import full_disk, locks

@@ -11,13 +11,13 @@ import os
 import socket
 from collections.abc import Callable, Mapping
 
-from orchestrator.agent import program, setup_script
+from orchestrator.agent import setup_script
 from orchestrator.agent.checks import launch, resources
 from orchestrator.agent.keeper import TAG
 from orchestrator.agent.node_log import NodeLog
 from orchestrator.agent.outputs.manifest import GivenUp, Hasher
-from orchestrator.agent.rank import warm
 from orchestrator.agent.rendezvous import ports, probe
+from orchestrator.agent.start import warm
 from orchestrator.core import observations
 from orchestrator.core.host import hardware, interfaces
 from orchestrator.core.jobdir.layout import JobDir
@@ -232,7 +232,7 @@ class Preparation:
             # What a rank is forked from shows the tag for all of them.
             shared = {**to_set(self.settings(order.request), 0), **env, **self._tag}
             argv, node = self.argv(order.argv), self._config.node
-            self.starter.prepare(argv, shared, self._job, node, program.first_steps)
+            self.starter.prepare(argv, shared, self._job, node)
         self._gathering.begin(self._job.bundle, self._question(order), env)
         self._held = order, held
         self.poll()

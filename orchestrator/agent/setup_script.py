@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from orchestrator.agent.rank import spawn
+from orchestrator.agent.start import spawn
 
 TAIL_BYTES = 4_000
 OWN_WORDS = "orch: "

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from orchestrator.agent.evidence.inspector import Inspector
-from orchestrator.agent.rank.processes import NodeRanks, install_hook
+from orchestrator.agent.start.processes import NodeRanks, install_hook
 from orchestrator.core import observations
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.settings.rank_settings import RankRequest

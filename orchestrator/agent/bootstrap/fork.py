@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from orchestrator.agent.rank import spawn
+from orchestrator.agent.start import spawn
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.wire import bootstrap as w
 

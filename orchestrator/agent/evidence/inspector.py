@@ -26,7 +26,7 @@ from orchestrator.agent.evidence.classify import PreviousSample, SampleContext
 from orchestrator.agent.probes import gpu_use, python_stacks, stack_frames
 from orchestrator.agent.rank import flight_recorder
 from orchestrator.agent.rank.hook import RING_STEPS
-from orchestrator.agent.rank.processes import STACK_SIGNAL, NodeRanks, RankProcess
+from orchestrator.agent.start.processes import STACK_SIGNAL, NodeRanks, RankProcess
 from orchestrator.core import observations
 from orchestrator.core.host import procfs
 from orchestrator.core.jobdir.layout import rank_name

@@ -18,7 +18,8 @@ from orchestrator.agent.probes import kernel_wait, open_files, source_line, stac
 from orchestrator.agent.probes.kernel_wait import NO_WAIT, Wait
 from orchestrator.agent.probes.python_stacks import RankStack
 from orchestrator.agent.probes.stack_frames import Frame, Thread
-from orchestrator.agent.rank import io_counter, processes
+from orchestrator.agent.rank import io_counter
+from orchestrator.agent.start import processes
 from orchestrator.core.host import procfs
 
 TIMERS = frozenset({signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGIO})

@@ -23,8 +23,8 @@ from orchestrator.agent.outputs.checkpoint_step import stated_step
 from orchestrator.agent.outputs.checkpoint_watch import CheckpointWatch, FoundCheckpoint
 from orchestrator.agent.outputs.manifest import GivenUp, Hasher
 from orchestrator.agent.outputs.saved_outside import SavedOutside
-from orchestrator.agent.rank.processes import NodeRanks
 from orchestrator.agent.rank.step_counter import MTIME_LAG_NS
+from orchestrator.agent.start.processes import NodeRanks
 from orchestrator.core import codec
 from orchestrator.core.jobdir import locks
 from orchestrator.core.jobdir.durable import LINE_BYTES_MAX

@@ -1,1 +1,1 @@
-"""A rank: its process, the hook in it, its step counter, flight recorder and error file."""
+"""A rank: the hook in it, its step counter, flight recorder and error file."""

@@ -14,7 +14,7 @@ import pytest
 from orchestrator.agent.agent import Agent
 from orchestrator.agent.checks.launch import Gathering
 from orchestrator.agent.evidence import inspector
-from orchestrator.agent.rank.processes import NodeRanks, RanksGoal
+from orchestrator.agent.start.processes import NodeRanks, RanksGoal
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.settings.rank_settings import RankRequest
 from orchestrator.core.wire import messages as m

@@ -18,7 +18,7 @@ from orchestrator.agent.outputs.checkpoint_scanner import LOCK_FILE, NOT_KNOWN, 
 from orchestrator.agent.outputs.manifest import Hasher
 from orchestrator.agent.rank import step_counter
 from orchestrator.agent.rank.hook import RING_STEPS, RING_WORD, STEP_FILE_MAGIC, STEP_FILE_VERSION
-from orchestrator.agent.rank.processes import NodeRanks, RankProcess
+from orchestrator.agent.start.processes import NodeRanks, RankProcess
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.log_index import LogIndex
 from orchestrator.core.wire import messages as m

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.agent.rank import processes as ranks_module
+from orchestrator.agent.start import processes as ranks_module
 from orchestrator.core.jobdir.layout import JobDir
 from tests.support import fake_host
 
@@ -21,8 +21,8 @@ WAIT_S_MAX = 30.0
 AGENT = """
 import json, os, sys, time
 from pathlib import Path
-from orchestrator.agent.rank import spawn
-from orchestrator.agent.rank.processes import NodeRanks
+from orchestrator.agent.start import spawn
+from orchestrator.agent.start.processes import NodeRanks
 from orchestrator.core.settings.rank_settings import RankRequest, SetBy, Setting
 from orchestrator.core.wire import messages as m
 from orchestrator.core.jobdir.layout import JobDir

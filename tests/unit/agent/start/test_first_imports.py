@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
-from orchestrator.agent import program
-from orchestrator.agent.rank.warm import Step
+from orchestrator.agent.start import first_imports
+from orchestrator.agent.start.first_imports import Step
 
 
 def _steps(folder: Path, *argv: str, **files: str) -> list[str]:
@@ -17,7 +18,9 @@ def _steps(folder: Path, *argv: str, **files: str) -> list[str]:
         path.write_text(text)
         if path.parent != folder:
             (path.parent / "__init__.py").touch()
-    return [_text(step) for step in program.first_steps(("python", *(argv or ("train.py",))), folder)]
+    return [
+        _text(step) for step in first_imports.read((sys.executable, *(argv or ("train.py",))), folder).steps
+    ]
 
 
 def _text(step: Step) -> str:
@@ -98,7 +101,8 @@ def test_the_reading_ends_with_a_module_that_cannot_be_read_or_does_something(tm
         "b",
     ]
     assert _steps(tmp_path, train="import a\nimport own\nimport z\n", own="what is this") == ["a"]
-    assert _steps(tmp_path, "absent.py") == []
+    with pytest.raises(ValueError, match="not a Python with a script or module"):
+        _steps(tmp_path, "absent.py")
 
 
 def test_a_module_is_read_with_the_packages_around_it(tmp_path: Path) -> None:
@@ -112,8 +116,26 @@ def test_a_module_is_read_with_the_packages_around_it(tmp_path: Path) -> None:
 
 
 def test_a_program_without_end_is_read_to_a_limit(tmp_path: Path) -> None:
-    files = {f"m{n}": f"import m{n + 1}\n" for n in range(program.FILES_MAX + 5)}
+    files = {f"m{n}": f"import m{n + 1}\n" for n in range(first_imports.FILES_MAX + 5)}
     assert _steps(tmp_path, train="import m0\nimport z\n", **files) == []
-    assert _steps(tmp_path, train="import a\n" * (program.STEPS_MAX + 1))[1:] == ["a"] * (
-        program.STEPS_MAX - 1
+    assert _steps(tmp_path, train="import a\n" * (first_imports.STEPS_MAX + 1))[1:] == ["a"] * (
+        first_imports.STEPS_MAX - 1
     )
+
+
+@pytest.mark.parametrize(
+    ("line", "sets"),
+    [
+        ('os.environ["OMP_NUM_THREADS"] = "1"', "OMP_NUM_THREADS"),
+        ("os.environ.setdefault('TORCH_LOGS', 'dynamo')", "TORCH_LOGS"),
+        ('os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder', "TORCHINDUCTOR_CACHE_DIR"),
+        ('if os.environ["TORCH_HOME"] == "":', ""),
+        ('home = os.environ["TORCH_HOME"]', ""),
+        ('os.environ["TOKENIZERS_PARALLELISM"] = "false"', ""),
+    ],
+)
+def test_torch_and_what_it_may_read_are_seen_anywhere_in_a_file(tmp_path: Path, line: str, sets: str) -> None:
+    (tmp_path / "own.py").write_text(f"import os\nbegin()\n{line}\nimport torch\n")
+    (tmp_path / "train.py").write_text("import own\n")
+    source = first_imports.read((sys.executable, "train.py"), tmp_path)
+    assert (source.imports_torch, source.sets) == (True, f"own.py sets {sets}" if sets else "")

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.agent.rank import processes, spawn, template, warm
+from orchestrator.agent.start import processes, spawn, template, warm
+from orchestrator.agent.start.first_imports import Step
 from orchestrator.core.host import procfs
 from orchestrator.core.jobdir import rank_env
 from orchestrator.core.jobdir.layout import JobDir
@@ -74,8 +75,16 @@ def imported(folder: Path, request: pytest.FixtureRequest) -> Iterator[warm.Temp
     one.end()
 
 
-def _imports(*names: str) -> tuple[warm.Step, ...]:
-    return tuple(warm.Step(name) for name in names)
+def _reason(argv: tuple[str, ...], code: Path, *, has_stepped: bool) -> str:
+    try:
+        warm.source_of(argv, code, has_stepped=has_stepped)
+    except ValueError as err:
+        return str(err)
+    return ""
+
+
+def _imports(*names: str) -> tuple[Step, ...]:
+    return tuple(Step(name) for name in names)
 
 
 @pytest.mark.slow
@@ -99,14 +108,14 @@ def test_what_follows_a_module_that_is_left_out_is_imported_until_too_many_are(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("imported", [(("well",), (warm.Step("lazy", ("Name",)),))], indirect=True)
+@pytest.mark.parametrize("imported", [(("well",), (Step("lazy", ("Name",)),))], indirect=True)
 def test_a_name_that_is_imported_when_it_is_asked_for_is_asked_for(imported: warm.Template) -> None:
     assert imported.has.left_out == {"lazy": "reads LOCAL_RANK"}
 
 
 STEPS = [
-    (("well",), (warm.Step(sets="MODE"), warm.Step("wants"))),
-    (("well",), (*_imports("lazy"), warm.Step(sets="MODE"), warm.Step("wants"))),
+    (("well",), (Step(sets="MODE"), Step("wants"))),
+    (("well",), (*_imports("lazy"), Step(sets="MODE"), Step("wants"))),
     (("well",), (*_imports("elsewhere"), *_imports("lazy"))),
 ]
 
@@ -117,27 +126,15 @@ def test_what_depends_on_the_program_is_left_to_ranks(imported: warm.Template) -
     has = imported.has
     assert has.ready in [("well",), ("well", "lazy")]
     assert "wants" not in has.ready
-    assert has.left_out in [{}, {"wants": "may read MODE, which the program sets before"}]
+    assert has.left_out in [{}, {"wants": "reads MODE, which the program sets before"}]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "imported", [(("wants",), (warm.Step(sets="MODE"), *_imports("well")))], indirect=True
-)
+@pytest.mark.parametrize("imported", [(("wants",), (Step(sets="MODE"), *_imports("well")))], indirect=True)
 def test_a_variable_that_the_program_sets_before_it_imports_the_first_module_keeps_ranks_fresh(
     imported: warm.Template,
 ) -> None:
-    assert imported.why_fresh == "import wants may read MODE, which the program sets before"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("imported", [(("well", "wants"), ())], indirect=True)
-def test_a_rank_with_a_variable_that_an_import_has_missed_is_no_fork(
-    imported: warm.Template, tmp_path: Path
-) -> None:
-    env = {"MODE": "fast", "ORCH_RANK_DIR": str(tmp_path)}
-    assert imported.fork(spawn.Program((sys.executable, "train.py"), env, tmp_path, tmp_path / "log")) == 0
-    assert imported.why_fresh == "an imported module has read MODE"
+    assert imported.why_fresh == "import wants reads MODE, which the program sets before"
 
 
 @pytest.mark.slow
@@ -160,7 +157,7 @@ def test_without_the_first_module_there_is_no_template(imported: warm.Template) 
 def test_a_module_of_the_code_that_takes_the_place_of_an_imported_one_is_named(
     folder: Path,
     modules: tuple[str, ...],
-    steps: tuple[warm.Step, ...],
+    steps: tuple[Step, ...],
     why_fresh: str,
     left_out: dict[str, str],
 ) -> None:
@@ -202,30 +199,18 @@ def test_a_template_takes_the_place_of_a_python_that_runs_a_script_with_torch(
     (tmp_path / "plain.py").write_text("# import torch\n")
     (tmp_path / "wrapped").write_text("#!/bin/sh\n")
     real = tuple(sys.executable if word == "PYTHON" else word for word in argv)
-    assert warm.reason_against(real, tmp_path, has_stepped=False) == reason
+    assert _reason(real, tmp_path, has_stepped=False) == reason
 
 
 def test_a_script_without_torch_whose_ranks_made_steps_has_a_template(tmp_path: Path) -> None:
     (tmp_path / "plain.py").write_text("import helper\n")
-    assert warm.reason_against((sys.executable, "plain.py"), tmp_path, has_stepped=True) == ""
+    assert _reason((sys.executable, "plain.py"), tmp_path, has_stepped=True) == ""
 
 
-@pytest.mark.parametrize(
-    ("line", "sets"),
-    [
-        ('os.environ["OMP_NUM_THREADS"] = "1"', "OMP_NUM_THREADS"),
-        ("os.environ.setdefault('TORCH_LOGS', 'dynamo')", "TORCH_LOGS"),
-        ('if os.environ["TORCH_HOME"] == "":', ""),
-        ('home = os.environ["TORCH_HOME"]', ""),
-        ('os.environ["TOKENIZERS_PARALLELISM"] = "false"', ""),
-    ],
-)
-def test_a_script_that_sets_what_torch_reads_when_it_is_loaded_has_ranks_of_its_own(
-    tmp_path: Path, line: str, sets: str
-) -> None:
-    (tmp_path / "train.py").write_text(f"import os\n{line}\nimport torch\n")
-    reason = warm.reason_against((sys.executable, "train.py"), tmp_path, has_stepped=True)
-    assert reason == (f"train.py sets {sets}, which torch may read when it is imported" if sets else "")
+def test_a_program_that_sets_what_torch_reads_when_it_is_loaded_has_ranks_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text('import os\nos.environ["OMP_NUM_THREADS"] = "1"\nimport torch\n')
+    reason = "train.py sets OMP_NUM_THREADS, which torch may read when it is imported"
+    assert _reason((sys.executable, "train.py"), tmp_path, has_stepped=True) == reason
 
 
 def test_every_variable_that_a_rank_gets_when_it_starts_is_one_that_imports_may_not_read() -> None:

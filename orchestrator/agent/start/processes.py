@@ -14,12 +14,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from orchestrator.agent.rank import error_file, last_traceback, spawn, step_counter, warm
+from orchestrator.agent.rank import error_file, last_traceback, step_counter
 from orchestrator.agent.rank.error_file import forget_errors
 from orchestrator.agent.rank.flight_recorder import OwnWork, WorkerServerClient
 from orchestrator.agent.rank.hook import ERROR_FILE, RANK_DIR_ENV, SOCKET_ENV, STACK_SIGNAL_ENV, STEP_FILE
 from orchestrator.agent.rank.io_counter import IoCounter
 from orchestrator.agent.rank.progress_bar import ProgressBar
+from orchestrator.agent.start import spawn, warm
 from orchestrator.core import observations
 from orchestrator.core.host import procfs
 from orchestrator.core.jobdir import full_disk

@@ -51,9 +51,6 @@ RANK_ZERO = {
 """Modules that set `rank_zero_only.rank` from the first of these variables when they are imported, and keep nothing else of
 them: a rank sets it once more (lightning 2.6, torchmetrics 1.9)."""
 
-BEFORE_MAIN = ("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "PYTORCH_", "TORCH_")
-"""How the names of variables begin that torch's libraries may read when they are loaded."""
-
 MODULE_S_MAX = 30.0
 """How long a module of the program may take to import before it is left out."""
 
@@ -96,21 +93,14 @@ def unfit(handlers: "Sequence[object]") -> str:
 
 
 class Reads(os._Environ):  # type: ignore[type-arg]
-    """`os.environ`, noting which variables were asked for, and which of those were not there."""
+    """`os.environ`, noting which variables were asked for."""
 
     seen: "set[str]" = set()
-    absent: "set[str]" = set()
 
     def __getitem__(self, key: str) -> str:
-        is_kept = not (key in ALONE and is_set_again())
-        if is_kept:
+        if not (key in ALONE and is_set_again()):
             self.seen.add(key)
-        try:
-            return str(super().__getitem__(key))
-        except KeyError:
-            if is_kept:
-                self.absent.add(key)
-            raise
+        return str(super().__getitem__(key))
 
     def __contains__(self, key: object) -> bool:
         return self.get(str(key)) is not None
@@ -130,18 +120,19 @@ def rank_zero() -> "list[Any]":
     return [(getattr(module, "rank_zero_only", None), names) for module, names in loaded]
 
 
-def place_of(root: str, own: str) -> str:
-    """Return where a top-level module lies: "python", "installed", or "" where neither is certain."""
+def is_installed(root: str, own: str) -> "bool | None":
+    """Tell whether a top-level module is an installed one, rather than Python's own or missing; None where neither is
+    certain."""
     from importlib.machinery import PathFinder
 
-    if root in sys.builtin_module_names:
-        return "python"
     spec = PathFinder.find_spec(root, [own, *sys.path])
-    path = (spec.origin or "") if spec is not None else ""
+    if spec is None or root in sys.builtin_module_names:
+        return False
+    path = spec.origin or ""
     below = path[len(own) :] if path.startswith(own + os.sep) else path
     if {"site-packages", "dist-packages"} & set(below.split(os.sep)):
-        return "installed"
-    return "python" if path.startswith(os.path.dirname(os.__file__) + os.sep) else ""
+        return True
+    return False if path.startswith(os.path.dirname(os.__file__) + os.sep) else None
 
 
 def of_program(steps: "list[Any]", own: str) -> "tuple[list[Any], set[str]]":
@@ -150,14 +141,14 @@ def of_program(steps: "list[Any]", own: str) -> "tuple[list[Any], set[str]]":
     wanted: list[Any] = []
     sets: set[str] = set()
     for step in steps:
-        module, variable = step["module"], step["sets"]
-        place = place_of(module.partition(".")[0], own) if module else ""
-        if variable:
-            sets.add(variable)
-        elif place == "installed":
-            wanted.append((module, step["names"], set(sets)))
-        elif not place:
+        if step["sets"]:
+            sets.add(step["sets"])
+            continue
+        installed = is_installed(step["module"].partition(".")[0], own)
+        if installed is None:
             break  # what it does is not known
+        if installed:
+            wanted.append((step["module"], step["names"], set(sets)))
     return wanted, wanted[0][2] if wanted else sets
 
 
@@ -177,8 +168,8 @@ def against(module: str, names: "list[str]", sets: "set[str]", own: str, handler
         return "reads " + min(alone)
     if any(getattr(function, "rank", None) != 0 for function, _ in rank_zero()):
         return "keeps a rank"
-    if changed := {name for name in sets if name in Reads.seen or name.startswith(BEFORE_MAIN)}:
-        return f"may read {min(changed)}, which the program sets before"
+    if changed := sets & Reads.seen:
+        return f"reads {min(changed)}, which the program sets before"
     if entry := shadowed(own):
         return f"imports what {entry} of the code takes the place of"
     return ""
@@ -261,10 +252,6 @@ def serve(line: "socket.socket") -> "dict[str, Any]":
         if not packet:
             os._exit(0)
         order = json.loads(packet)
-        changed = sorted(Reads.absent & order["env"].keys())
-        if changed:
-            line.send(json.dumps({"error": "an imported module has read " + changed[0]}).encode())
-            continue
         reading, writing = os.pipe()
         between = os.fork()
         if between == 0:
@@ -426,23 +413,22 @@ def main() -> None:
     sys.path.pop(0)  # the folder of this file
     asked = json.loads(line.recv(PACKET_BYTES_MAX))
     own = asked["own"]
-    first, *others = [(name, [], set()) for name in asked["modules"]]
     program, early = of_program(asked["steps"], own)
+    modules = [(name, [], early) for name in asked["modules"]] + program
+    first = modules[0][0]
     handlers = [signal.getsignal(number) for number in signal.valid_signals()]
     known = os.environ.__class__
     os.environ.__class__ = Reads
-    reason = against(first[0], [], early, own, handlers)
+    reason = against(first, [], early, own, handlers)
     if reason and not reason.startswith("raises"):
-        line.send(json.dumps({"fresh": f"import {first[0]} {reason}"}).encode())
+        line.send(json.dumps({"fresh": f"import {first} {reason}"}).encode())
         os._exit(0)
-    left_out, parent = import_rest([*others, *program], own, handlers)
+    left_out, parent = import_rest(modules[1:], own, handlers)
     os.environ.__class__ = known
     gc.collect()
     gc.freeze()
     prctl_death_signal(0)
-    names = [
-        name for name, _, _ in [first, *others, *program] if name not in left_out and name in sys.modules
-    ]
+    names = [name for name, _, _ in modules if name not in left_out and name in sys.modules]
     line.send(json.dumps({"ready": names, "left_out": left_out, "pid": os.getpid()}).encode())
     os.write(parent, b"\0")
     os.close(parent)

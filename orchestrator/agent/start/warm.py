@@ -10,19 +10,19 @@ import contextlib
 import json
 import os
 import pkgutil
-import re
 import select
 import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from orchestrator.agent.rank import spawn
 from orchestrator.agent.rank.hook import RANK_DIR_ENV
-from orchestrator.agent.rank.template import ALONE, COMMAND_ROOM, PACKET_BYTES_MAX
+from orchestrator.agent.start import first_imports, spawn
+from orchestrator.agent.start.first_imports import Source, Step
+from orchestrator.agent.start.template import ALONE, COMMAND_ROOM, PACKET_BYTES_MAX
 from orchestrator.core import codec
 from orchestrator.core.jobdir.durable import replace_bytes
 from orchestrator.core.jobdir.layout import JobDir
@@ -45,56 +45,21 @@ MODULES = ("torch", "torch._dynamo", "torch.distributed", "torch.nn.parallel")
 """What ranks of torch import at the latest when their first optimizer and DDP are made; `torch._dynamo` is half of it."""
 
 NAMED_MAX = 4
-"""How many imported packages, and how many that were left out, are named for people."""
-
-TORCH = re.compile(
-    rb"^\s*(?:import|from)\s+(?:torch|accelerate|lightning|pytorch_lightning|transformers)\b", re.M
-)
-"""A line of a script that imports torch, or what imports it."""
-
-SETS = re.compile(
-    rb"environ\s*(?:\[\s*[\"']|\.setdefault\(\s*[\"'])((?:OMP|GOMP|KMP|MKL|OPENBLAS|PYTORCH|TORCH)_\w+)[\"']\s*(?:\]\s*=(?!=)|,)"
-)
-"""A line of a script that sets a variable which torch and its libraries may read when they are loaded."""
-
-SCRIPT_BYTES_MAX = 1 << 20
+"""How many imported packages are named for people."""
 
 
-def reason_against(argv: tuple[str, ...], cwd: Path, *, has_stepped: bool) -> str:
-    """Return why ranks that run `argv` are no forks; "" where a template can take the place of their interpreters.
+def source_of(argv: tuple[str, ...], cwd: Path, *, has_stepped: bool) -> Source:
+    """Return the source of the program that ranks run. Raises ValueError, with the reason, where a template cannot take the
+    place of its interpreter.
 
-    A program that is itself a script may do something for each rank, such as to bind it to cores. A script that does not
-    import torch would wait for nothing, until its ranks have been seen to make steps.
+    A program that does not import torch would wait for nothing, until its ranks have been seen to make steps.
     """
-    try:
-        with (cwd / argv[0]).open("rb") as file:
-            if file.read(4) != b"\x7fELF":
-                return f"{argv[0]} is a script"
-        is_module = argv[1] == "-m"
-        script = cwd.joinpath(*argv[2].split(".")).with_suffix(".py") if is_module else cwd / argv[1]
-        if script.suffix != ".py":
-            return f"{argv[1]} is no Python file"
-        with script.open("rb") as file:
-            text = file.read(SCRIPT_BYTES_MAX)
-    except (OSError, IndexError, ValueError):
-        return "its command is not a Python with a script or module of the code"
-    if sets := SETS.search(text):
-        return f"{script.name} sets {sets[1].decode()}, which torch may read when it is imported"
-    return "" if TORCH.search(text) or has_stepped else f"{script.name} does not import torch"
-
-
-def program_folder(argv: tuple[str, ...], cwd: Path) -> Path:
-    """Return the folder that Python imports from first when it runs `argv`."""
-    return cwd if argv[1] == "-m" else (cwd / argv[1]).resolve().parent
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """What a program does first: it imports a module, and names of it, or sets a variable of the environment."""
-
-    module: str = ""
-    names: tuple[str, ...] = ()
-    sets: str = ""
+    source = first_imports.read(argv, cwd)
+    if source.sets:
+        raise ValueError(f"{source.sets}, which torch may read when it is imported")
+    if not (source.imports_torch or has_stepped):
+        raise ValueError(f"{source.script.name} does not import torch")
+    return source
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +106,7 @@ class Template:
         """Start the process. An OSError is a reason to start ranks fresh."""
         folder = self.folder / "template"
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        source = pkgutil.get_data("orchestrator.agent.rank", "template.py")
+        source = pkgutil.get_data("orchestrator.agent.start", "template.py")
         assert source is not None
         agent_pid = os.getpid()
         env = {name: value for name, value in self.env.items() if name not in ALONE}
@@ -159,7 +124,7 @@ class Template:
                     pass_fds=(theirs.fileno(),),
                     preexec_fn=lambda: spawn.die_with_parent(agent_pid, signal.SIGKILL),
                 )  # fmt: skip
-            own = str(program_folder(self.argv, self.cwd))
+            own = str(first_imports.folder_of(self.argv, self.cwd))
             ours.send(codec.dumps(Imports(own, self.modules, self.steps)).encode())
         except OSError as err:
             self.why_fresh = f"its template cannot be started: {err.strerror or err}"
@@ -263,8 +228,8 @@ def _listed(has: Answer) -> str:
     packages = list(dict.fromkeys(name.partition(".")[0] for name in has.ready))
     more = [f"{len(packages) - NAMED_MAX} more"] if len(packages) > NAMED_MAX else []
     text = ", ".join(packages[:NAMED_MAX] + more) or "nothing"
-    left_out = [f"{name} {reason}" for name, reason in has.left_out.items()]
-    return text + (f", but not what {'; '.join(left_out[:NAMED_MAX])}" if left_out else "")
+    left_out = [f"; not {name}, which {reason}" for name, reason in has.left_out.items()]
+    return text + "".join(left_out)
 
 
 def _late_fork(ticket: Path) -> int:
@@ -278,10 +243,6 @@ def _late_fork(ticket: Path) -> int:
     return 0
 
 
-FirstSteps = Callable[[tuple[str, ...], Path], tuple[Step, ...]]
-"""What tells the first steps of the program of a command line in a folder."""
-
-
 class Starter:
     """How ranks are started on this node: forks of its template where there is one, else new interpreters."""
 
@@ -290,19 +251,20 @@ class Starter:
         self._why_fresh = ""
         self.has_stepped = False
 
-    def prepare(
-        self, argv: tuple[str, ...], env: Mapping[str, str], job: JobDir, node: str, first_steps: FirstSteps
-    ) -> None:
+    def prepare(self, argv: tuple[str, ...], env: Mapping[str, str], job: JobDir, node: str) -> None:
         """Begin a template for ranks that will run `argv`, unless there is one or it could not take their place."""
         before = self._template
         if before is not None and (before.argv[:2], before.env) == (argv[:2], env) and not before.is_gone:
             return
         self.close()
-        self._why_fresh = reason_against(argv, job.code, has_stepped=self.has_stepped)
-        if not self._why_fresh:
-            steps = first_steps(argv, job.code)
-            self._template = Template(job.node(node), argv, dict(env), job.code, steps=steps)
-            self._template.begin()
+        self._why_fresh = ""
+        try:
+            source = source_of(argv, job.code, has_stepped=self.has_stepped)
+        except ValueError as err:
+            self._why_fresh = str(err)
+            return
+        self._template = Template(job.node(node), argv, dict(env), job.code, steps=source.steps)
+        self._template.begin()
 
     @property
     def head_start_s(self) -> float:
