@@ -107,6 +107,11 @@ logging.basicConfig(level=logging.INFO, stream=sys.stdout)
 logging.info("logged by %s", __name__)
 print(user_hook() if "user_hook" in globals() else getattr(__import__("builtins"), "user_hook", None))
 """,
+    "development": """
+import faulthandler, warnings
+print(sys.flags.dev_mode, sys.flags.utf8_mode, faulthandler.is_enabled(), os.environ["PYTHONDEVMODE"])
+open(os.devnull)
+""",
     "lightning": """
 from lightning.fabric.utilities.rank_zero import rank_zero_only as one
 from torchmetrics.utilities.prints import rank_zero_only as two
@@ -118,6 +123,8 @@ print(__name__, pickle.loads(pickle.dumps(Picked(3))).value, __file__[-10:], sys
 print(torch.distributed.is_initialized(), torch.is_grad_enabled(), torch.get_num_threads() > 0)
 """,
 }
+
+SETTINGS = {"files": {"PYTHONPATH": "site"}, "development": {"PYTHONDEVMODE": "1"}}
 
 HEAD = """
 import concurrent.futures, os, site, subprocess, sys, tempfile, time
@@ -159,7 +166,7 @@ def _run(desk: Desk, name: str, start: str, **spec: Any) -> Sight:
 def test_a_program_prints_as_a_fork_what_it_prints_as_a_new_interpreter(desk: Desk, name: str) -> None:
     if name == "lightning" and importlib.util.find_spec("lightning") is None:
         pytest.skip("lightning is not installed")
-    spec: dict[str, Any] = {"env": {"PYTHONPATH": "site"}} if name == "files" else {}
+    spec: dict[str, Any] = {"env": SETTINGS[name]} if name in SETTINGS else {}
     forked, new = (_run(desk, name, start, **spec) for start in ("auto", "fresh"))
     for rank in (0, 1):
         assert forked.log(rank) == new.log(rank).replace(str(new.root), str(forked.root))
