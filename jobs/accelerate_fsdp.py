@@ -50,6 +50,7 @@ def main() -> None:
             accelerator.print(f"step {done} loss {loss.item():.4f}", flush=True)
         if done % args.checkpoint_every == 0:
             accelerator.save_state(Path(args.output_dir) / f"step_{done}")
+    accelerator.wait_for_everyone()  # gloo is done with the last step before it is taken down
     accelerator.end_training()
 
 

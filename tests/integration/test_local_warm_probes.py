@@ -73,6 +73,8 @@ print(deep(4000))
     "raises": """
 def outer():
     raise ValueError("wrong")
+if os.environ["RANK"] == "1":
+    time.sleep(60)  # until the end of rank 0 ends the gang
 outer()
 """,
     "execs": """
