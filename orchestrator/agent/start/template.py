@@ -19,6 +19,9 @@ import sys
 AT_START = frozenset(sys.modules)
 """What a new interpreter has imported before its program begins."""
 
+FOLDER = os.getcwd()
+"""The working folder in which ranks start."""
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
@@ -55,7 +58,7 @@ MODULE_S_MAX = 30.0
 """How long a module of the program may take to import before it is left out."""
 
 LEFT_OUT_MAX = 4
-"""How many modules of the program are left out; those after the next that would be are not imported either."""
+"""How many packages are left out; those after the next that would be are not imported either."""
 
 COMMAND_ROOM = 4096
 """Bytes of the template's command line kept free for the ranks': `ps` shows there what a rank runs."""
@@ -83,6 +86,10 @@ def unfit(handlers: "Sequence[object]") -> str:
             return "opened the device " + path
         if stat.S_ISSOCK(kind) and int(name) != SOCKET_FD:
             return "opened a socket"
+    if os.getcwd() != FOLDER:
+        return "changed the working folder"
+    if getattr(sys.modules.get("tempfile"), "_name_sequence", None) is not None:
+        return "made a temporary file"  # it would be removed at the end of each rank
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         return "started a process"
@@ -175,9 +182,15 @@ def against(module: str, names: "list[str]", sets: "set[str]", own: str, handler
     return ""
 
 
+def package_of(module: str) -> str:
+    """Return what is left out with a module: all of its package, but of torch the module alone."""
+    root = module.partition(".")[0]
+    return module if root == "torch" else root
+
+
 def import_rest(wanted: "list[Any]", own: str, handlers: "list[Any]") -> "tuple[dict[str, str], int]":
-    """Import modules in a child, and again in another without the one that something is to be said against. Return in the
-    child that imported them all, with those left out and the pipe on which it tells its parent to end."""
+    """Import modules in a child, and again in another without the package that something is to be said against. Return in
+    the child that imported them all, with those left out and the pipe on which it tells its parent to end."""
     left_out: dict[str, str] = {}
     while True:
         reading, writing = os.pipe()
@@ -186,11 +199,11 @@ def import_rest(wanted: "list[Any]", own: str, handlers: "list[Any]") -> "tuple[
             os.close(reading)
             prctl_death_signal(9)
             for module, names, sets in wanted:
-                if module in left_out:
+                if package_of(module) in left_out:
                     continue
                 os.write(writing, module.encode() + b"\n")
                 if reason := against(module, names, sets, own, handlers):
-                    os.write(writing, b" " + reason.encode(errors="replace").replace(b"\n", b" ") + b"\n")
+                    os.write(writing, b" " + " ".join(reason.split()).encode(errors="replace") + b"\n")
                     os._exit(1)
             return left_out, writing
         os.close(writing)
@@ -199,32 +212,27 @@ def import_rest(wanted: "list[Any]", own: str, handlers: "list[Any]") -> "tuple[
             os._exit(0)  # the child is the template
         if len(left_out) == LEFT_OUT_MAX:
             wanted = wanted[: [name for name, _, _ in wanted].index(module)]
-        left_out[module] = reason
+        left_out[package_of(module)] = reason
 
 
 def end_of(child: int, reading: int) -> "tuple[str, str]":
     """Wait for a child that imports; return the module that it failed at, and why, or "" once it has taken over."""
     import select
 
-    text = b""
-    while True:
+    lines = [""]
+    while not lines[-1].startswith(" "):
         if not select.select([reading], [], [], MODULE_S_MAX)[0]:
             os.kill(child, 9)
-            reason = f"takes longer than {MODULE_S_MAX:g} s to import"
+            lines.append(f" takes longer than {MODULE_S_MAX:g} s to import")
             break
-        piece = os.read(reading, 65536)
-        text += piece
-        if text.endswith(b"\0"):
+        piece = os.read(reading, 65536).decode(errors="replace")
+        if piece.endswith("\0"):
             return "", ""
-        if not piece:
-            reason = "ends the process"
-            break
+        # A line is written at once, and shorter than what a pipe takes at once.
+        lines += piece.splitlines() or [" ends the process"]
     os.close(reading)
     os.waitpid(child, 0)
-    lines = text.decode(errors="replace").splitlines()
-    if lines and lines[-1].startswith(" "):
-        reason = lines.pop()[1:]
-    return (lines[-1] if lines else ""), reason
+    return lines[-2], lines[-1][1:]
 
 
 def shadowed(folder: str) -> str:
@@ -413,7 +421,7 @@ def main() -> None:
     sys.path.pop(0)  # the folder of this file
     gc.disable()  # nothing that an import makes is garbage: a fifth of torch's time
     asked = json.loads(line.recv(PACKET_BYTES_MAX))
-    own = asked["own"]
+    own, sys.argv[:] = asked["own"], asked["argv"]
     program, early = of_program(asked["steps"], own)
     modules = [(name, [], early) for name in asked["modules"]] + program
     first = modules[0][0]
@@ -430,7 +438,7 @@ def main() -> None:
     gc.freeze()
     gc.enable()
     prctl_death_signal(0)
-    names = [name for name, _, _ in modules if name not in left_out and name in sys.modules]
+    names = [name for name, _, _ in modules if package_of(name) not in left_out and name in sys.modules]
     line.send(json.dumps({"ready": names, "left_out": left_out, "pid": os.getpid()}).encode())
     os.write(parent, b"\0")
     os.close(parent)

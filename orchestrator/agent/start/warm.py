@@ -64,8 +64,10 @@ def source_of(argv: tuple[str, ...], cwd: Path, *, has_stepped: bool) -> Source:
 
 @dataclass(frozen=True, slots=True)
 class Imports:
-    """What a template is asked for: the folder that its program is imported from, modules, and what the program does first."""
+    """What a template is asked for: the program's `sys.argv`, the folder that it is imported from, modules, and what it does
+    first."""
 
+    argv: tuple[str, ...]
     own: str
     modules: tuple[str, ...]
     steps: tuple[Step, ...]
@@ -125,7 +127,7 @@ class Template:
                     preexec_fn=lambda: spawn.die_with_parent(agent_pid, signal.SIGKILL),
                 )  # fmt: skip
             own = str(first_imports.folder_of(self.argv, self.cwd))
-            ours.send(codec.dumps(Imports(own, self.modules, self.steps)).encode())
+            ours.send(codec.dumps(Imports(self.argv[1:], own, self.modules, self.steps)).encode())
         except OSError as err:
             self.why_fresh = f"its template cannot be started: {err.strerror or err}"
             ours.close()

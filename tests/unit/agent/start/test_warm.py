@@ -24,7 +24,7 @@ MODULES = {
     "thread": "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n",
     "asks": "import os\nos.environ.get('LOCAL_RANK')\n",
     "sockets": "import socket\nkept = socket.socket()\n",
-    "starts": "import subprocess\nkept = subprocess.Popen(['sleep', '60'])\n",
+    "starts": "import os, time\nif os.fork() == 0:\n    time.sleep(60)\n    os._exit(0)\n",
     "handles": "import signal\nsignal.signal(signal.SIGTERM, lambda *_: None)\n",
     "well": "VALUE = 7\n",
     "breaks": "raise ImportError('not here')\n",
@@ -32,6 +32,8 @@ MODULES = {
     "nested": "import os\nos.environ.get('LOCAL_RANK')\n",
     "wants": "import os\nVALUE = os.environ.get('MODE')\n",
     "ends": "import os\nos._exit(3)\n",
+    "temporary": "import tempfile\nFOLDER = tempfile.TemporaryDirectory()\n",
+    "moves": "import os\nos.chdir('/')\n",
 }
 REASONS = {
     "thread": "started a thread",
@@ -41,6 +43,8 @@ REASONS = {
     "handles": "changed a signal handler",
     "breaks": "raises ImportError: not here",
     "ends": "ends the process",
+    "temporary": "made a temporary file",
+    "moves": "changed the working folder",
 }
 
 
@@ -98,7 +102,7 @@ def test_a_module_that_keeps_a_process_from_being_forked_is_named_and_left_out(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("imported", [(("well", "asks"), _imports("thread", "wants", "starts", "sockets", "lazy"))],
+@pytest.mark.parametrize("imported", [(("well", "asks"), _imports("thread", "thread.inner", "wants", "starts", "sockets", "lazy"))],
                          indirect=True)  # fmt: skip
 def test_what_follows_a_module_that_is_left_out_is_imported_until_too_many_are(
     imported: warm.Template,
