@@ -19,7 +19,7 @@ from orchestrator.agent.outputs.manifest import GivenUp, Hasher
 from orchestrator.agent.rendezvous import ports, probe
 from orchestrator.agent.start import warm
 from orchestrator.core import observations
-from orchestrator.core.host import hardware, interfaces
+from orchestrator.core.host import hardware, interfaces, procfs
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.settings.rank_settings import (
     Environments,
@@ -85,8 +85,10 @@ class Preparation:
 
     @property
     def pids(self) -> set[int]:
-        """The processes of the preparation that live on when ranks are stopped."""
-        return {self.setup_pid or 0, self.starter.pid, self._gathering.pid}
+        """The processes of the preparation that live on when ranks are stopped; a template imports in a child."""
+        template = self.starter.pid
+        importing = procfs.descendants(template) if template else []
+        return {self.setup_pid or 0, template, *importing, self._gathering.pid}
 
     def argv(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
         """Return a rank's command with this node's program first."""

@@ -128,10 +128,7 @@ class _Walk:
             case ast.Assign() | ast.AnnAssign():
                 return self._only_binds(node)
             case ast.Try():
-                handlers = [handler.body for handler in node.handlers]
-                return all(
-                    self._all(body, package) for body in (node.body, *handlers, node.orelse, node.finalbody)
-                )
+                return all(self._all(body, package) for body in (node.body, node.orelse, node.finalbody))
             case ast.If(ast.Name("TYPE_CHECKING") | ast.Attribute(attr="TYPE_CHECKING")):
                 return self._all(node.orelse, package)
             case ast.Expr(ast.Constant()):

@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     import never
 try:
     import k
-except ImportError:
-    k = None
+except ImportError as err:
+    raise SystemExit("install k") from err
 warnings.filterwarnings("ignore")
 os.environ["ONE"] = str(7)
 os.environ.setdefault("TWO", "x")
