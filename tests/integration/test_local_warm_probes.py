@@ -118,6 +118,7 @@ open(os.devnull)
 from lightning.fabric.utilities.rank_zero import rank_zero_only as one
 from torchmetrics.utilities.prints import rank_zero_only as two
 print(one.rank, two.rank)
+print({name: value for name, value in os.environ.items() if name.startswith("PYTORCH")})  # one is set by the import
 """,
     "modules": """
 import pickle

@@ -25,9 +25,10 @@ TORCH = re.compile(
 """A line that imports torch, or what imports it."""
 
 SETS = re.compile(
-    rb"environ\s*(?:\[\s*[\"']|\.setdefault\(\s*[\"'])((?:G?OMP_|KMP_|MKL_|OPENBLAS_|(?:PY)?TORCH)\w+)[\"']\s*(?:\]\s*=(?!=)|,)"
+    rb"environ\s*(?:\[\s*|\.setdefault\(\s*|\.update\([^)]*?|\|=[^}]*?)[\"']?"
+    rb"((?:G?OMP_|KMP_|MKL_|OPENBLAS_|(?:PY)?TORCH)\w+)(?:[\"']?\s*(?:\]\s*=(?!=)|[,:=](?!=)))"
 )
-"""A line that sets a variable which torch and its libraries may read when they are loaded."""
+"""What sets a variable which torch and its libraries may read when they are loaded."""
 
 
 @dataclass(frozen=True, slots=True)

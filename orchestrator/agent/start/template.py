@@ -19,8 +19,8 @@ import sys
 AT_START = frozenset(sys.modules)
 """What a new interpreter has imported before its program begins."""
 
-FOLDER = os.getcwd()
-"""The working folder in which ranks start."""
+FOLDER, ENVIRON = os.getcwd(), dict(os.environ)
+"""The working folder in which ranks start, and the variables that they share."""
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -131,8 +131,12 @@ def is_installed(root: str, own: str) -> "bool | None":
     """Tell whether a top-level module is an installed one, rather than Python's own or missing; None where neither is
     certain."""
     from importlib.machinery import PathFinder
+    from importlib.util import find_spec
 
-    spec = PathFinder.find_spec(root, [own, *sys.path])
+    try:
+        spec = PathFinder.find_spec(root, [own]) or find_spec(root)
+    except ValueError:
+        return None
     if spec is None or root in sys.builtin_module_names:
         return False
     path = spec.origin or ""
@@ -311,8 +315,9 @@ def become_rank(order: "dict[str, Any]", hook: "ModuleType") -> None:
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.close(output)
+    set_by_imports = {name: value for name, value in os.environ.items() if ENVIRON.get(name) != value}
     os.environ.clear()
-    os.environ.update(order["env"])
+    os.environ.update({**order["env"], **set_by_imports})
     os.chdir(order["cwd"])
     show_command(order["argv"])
     # These were drawn when they were imported, once for all ranks.

@@ -129,6 +129,8 @@ def test_a_program_without_end_is_read_to_a_limit(tmp_path: Path) -> None:
         ('os.environ["OMP_NUM_THREADS"] = "1"', "OMP_NUM_THREADS"),
         ("os.environ.setdefault('TORCH_LOGS', 'dynamo')", "TORCH_LOGS"),
         ('os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder', "TORCHINDUCTOR_CACHE_DIR"),
+        ('os.environ.update(A="1", OMP_NUM_THREADS="2")', "OMP_NUM_THREADS"),
+        ('os.environ |= {\n    "A": "1",\n    "MKL_NUM_THREADS": "2",\n}', "MKL_NUM_THREADS"),
         ('if os.environ["TORCH_HOME"] == "":', ""),
         ('home = os.environ["TORCH_HOME"]', ""),
         ('os.environ["TOKENIZERS_PARALLELISM"] = "false"', ""),
