@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,7 @@ def main() -> None:
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     train(args, device)
+    time.sleep(0.1)  # gloo's threads let go of the last step first: see tiny_gpt.py
     dist.destroy_process_group()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -104,6 +105,7 @@ def main() -> None:
         raise SystemExit(f"gradient_accumulation_steps must be a multiple of the {world_size} ranks")
     train(gradient_accumulation_steps // world_size)
     if is_distributed:
+        time.sleep(0.1)  # gloo's threads let go of the last step first: see tiny_gpt.py
         dist.destroy_process_group()
 
 
