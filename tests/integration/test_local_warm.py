@@ -25,7 +25,7 @@ def seen():
     main = sys.modules["__main__"]
     own = {"ORCH_RANK_DIR", "ORCH_TAG", "TORCHELASTIC_ERROR_FILE", "MASTER_PORT", "ORCH_JOB_ID", "TORCHELASTIC_RUN_ID",
            "ORCH_CHECKPOINT_DIR", "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "PWD", "ORCH_JOB_NAME",
-           "NCCL_DEBUG_FILE"}
+           "NCCL_DEBUG_FILE", "TORCHINDUCTOR_CACHE_DIR"}
     return {
         "argv": [word.replace(os.getcwd(), "CODE") for word in sys.argv], "orig_argv": [os.path.basename(sys.orig_argv[0]), *sys.orig_argv[1:]],
         "path": [entry.replace(os.getcwd(), "CODE") for entry in sys.path],
