@@ -11,6 +11,7 @@ import pytest
 
 from orchestrator.core.host import procfs
 from orchestrator.core.host.procfs import Proc
+from tests.integration.test_flight_nccl import has_gpu
 from tests.support.local import Desk, Sight, kill, wait_until
 
 pytest.importorskip("torch", reason="torch is not installed")
@@ -221,3 +222,23 @@ def test_ranks_start_when_their_template_is_dead_or_does_not_answer(desk: Desk, 
     assert (status["state"], status["restarts"]) == ("SUCCEEDED", 2), job.job.why()
     assert "forks" in _how(job, 1) and "forks" in _how(job, 2)
     assert ("forks" if signum == signal.SIGKILL else "did not answer") in _how(job, 3)
+
+
+ON_GPU = """
+import os, time
+import torch
+print(torch.ones(2, device="cuda").sum().item(), torch.cuda.is_initialized(), flush=True)
+while not os.path.exists("go"):
+    time.sleep(0.05)
+"""
+
+
+def test_contexts_of_gpus_are_made_in_ranks_and_not_in_their_template(desk: Desk) -> None:
+    if not has_gpu():
+        pytest.skip("needs a CUDA device")
+    job = desk.submit({"train.py": ON_GPU}, entrypoint="train.py", gpus_per_node=1, device="gpu")
+    wait_until(lambda: "True" in job.log(), "a context in the rank")
+    opened = [str(fd.readlink()) for fd in (procfs.PROC / str(_template(job).pid) / "fd").iterdir()]
+    assert [path for path in opened if path.startswith("/dev/nvidia")] == []
+    (job.job.folder.code / "go").touch()
+    assert job.wait()["state"] == "SUCCEEDED" and job.log().startswith("2.0 True")
