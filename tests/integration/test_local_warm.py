@@ -236,7 +236,7 @@ while not os.path.exists("go"):
 def test_contexts_of_gpus_are_made_in_ranks_and_not_in_their_template(desk: Desk) -> None:
     if not has_gpu():
         pytest.skip("needs a CUDA device")
-    job = desk.submit({"train.py": ON_GPU}, entrypoint="train.py", gpus_per_node=1)
+    job = desk.submit({"train.py": ON_GPU}, entrypoint="train.py", procs_per_node=1, gpus_per_node=1)
     wait_until(lambda: "True" in job.log(), "a context in the rank")
     opened = [str(fd.readlink()) for fd in (procfs.PROC / str(_template(job).pid) / "fd").iterdir()]
     assert [path for path in opened if path.startswith("/dev/nvidia")] == []
