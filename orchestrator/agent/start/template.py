@@ -134,7 +134,8 @@ def is_installed(root: str, own: str) -> "bool | None":
     from importlib.util import find_spec
 
     try:
-        spec = PathFinder.find_spec(root, [own]) or find_spec(root)
+        # Python's own, some of which are frozen, have a path for the first; an editable install is known to the second only.
+        spec = PathFinder.find_spec(root, [own, *sys.path]) or find_spec(root)
     except ValueError:
         return None
     if spec is None or root in sys.builtin_module_names:

@@ -125,6 +125,14 @@ STEPS = [
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "imported", [(("well",), _imports("os", "sys", "json", "missing", "lazy"))], indirect=True
+)
+def test_python_own_modules_and_missing_ones_end_nothing(imported: warm.Template) -> None:
+    assert imported.has.ready == ("well", "lazy")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("imported", STEPS, indirect=True)
 def test_what_depends_on_the_program_is_left_to_ranks(imported: warm.Template) -> None:
     has = imported.has
