@@ -83,16 +83,34 @@ LIGHTNING = (
 
 def first_step(folder: Path) -> None:
     """From the command to the first optimizer step on all ranks, against torchrun."""
+    script = folder / "train.py"
+    spec(folder, script.name, nodes=1, procs=2)  # which writes the script
     for ranks, aim in ((2, "at most 0.75"), (4, "at most 0.5")):
-        _first_step(folder, ranks, aim)
+        _first_step(f"{ranks} ranks", script, "64", ranks, torchrun(ranks), aim)
 
 
-def _first_step(folder: Path, ranks: int, aim: str) -> None:
+def frameworks(folder: Path) -> None:
+    """From the command to the first step on 2 ranks: Accelerate against torchrun, Lightning against its own start.
+
+    `accelerate launch` starts one process on CPUs, and torchrun on GPUs.
+    """
+    for name, text, alone in (
+        ("accelerate", ACCELERATE, torchrun(2)),
+        ("lightning", LIGHTNING, [sys.executable]),
+    ):
+        script = folder / f"{name}_tiny.py"
+        script.write_text(text)
+        _first_step(f"2 ranks of {name}", script, "", 2, alone, "at most 0.6")
+
+
+def _first_step(what: str, script: Path, last: str, ranks: int, alone: list[str], aim: str) -> None:
+    """Compare a script that takes 2, a folder and `last`: submitted, and started by the words of `alone`."""
+    folder = script.parent
     env = {**os.environ, "ORCH_HOME": str(folder / "home")}
 
     def ours() -> float:
         out = Path(tempfile.mkdtemp(dir=folder))
-        file = spec(folder, f"train.py 2 {out} 64", nodes=1, procs=ranks)
+        file = spec(folder, f"{script.name} 2 {out} {last}", nodes=1, procs=ranks)
         start_s = time.time()
         subprocess.run(orch("submit", str(file)), env=env, check=True, stdout=subprocess.DEVNULL)
         took_s = max(stamps(out, ranks, 0)) - start_s
@@ -101,60 +119,21 @@ def _first_step(folder: Path, ranks: int, aim: str) -> None:
 
     def theirs() -> float:
         out = Path(tempfile.mkdtemp(dir=folder))
-        argv = [str(Path(sys.executable).with_name("torchrun")), "--standalone", f"--nproc-per-node={ranks}"]
         start_s = time.time()
         process = subprocess.Popen(
-            [*argv, str(folder / "train.py"), "2", str(out), "64"],
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+            [*alone, str(script), "2", str(out), *last.split()],
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
         took_s = max(stamps(out, ranks, 0)) - start_s
         process.wait(RUN_S_MAX)
         return took_s
 
-    spec(folder, "train.py", nodes=1, procs=ranks)
     a, b = in_turns(ours, theirs)
-    report(f"submit to the first step of {ranks} ranks", aim, a, b, "s", "torchrun")
+    report(f"submit to the first step of {what}", aim, a, b, "s", Path(alone[0]).name)
 
 
-def frameworks(folder: Path) -> None:
-    """From the command to the first step on 2 ranks: Accelerate against torchrun, Lightning against its own start.
-
-    `accelerate launch` starts one process on CPUs, and torchrun on GPUs.
-    """
-    env = {**os.environ, "ORCH_HOME": str(folder / "home")}
-    torchrun = [str(Path(sys.executable).with_name("torchrun")), "--standalone", "--nproc-per-node=2"]
-    for name, script, alone in (
-        ("accelerate", ACCELERATE, torchrun),
-        ("lightning", LIGHTNING, [sys.executable]),
-    ):
-        file = folder / f"{name}_tiny.py"
-        file.write_text(script)
-
-        def ours(file: Path = file) -> float:
-            out = Path(tempfile.mkdtemp(dir=folder))
-            job = spec(folder, f"{file.name} 2 {out}", nodes=1, procs=2)
-            start_s = time.time()
-            subprocess.run(orch("submit", str(job)), env=env, check=True, stdout=subprocess.DEVNULL)
-            took_s = max(stamps(out, 2, 0)) - start_s
-            orchestrator.find(environ=env).wait(RUN_S_MAX)
-            return took_s
-
-        def theirs(file: Path = file, alone: list[str] = alone) -> float:
-            out = Path(tempfile.mkdtemp(dir=folder))
-            start_s = time.time()
-            process = subprocess.Popen(
-                [*alone, str(file), "2", str(out)],
-                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-            )  # fmt: skip
-            took_s = max(stamps(out, 2, 0)) - start_s
-            process.wait(RUN_S_MAX)
-            return took_s
-
-        a, b = in_turns(ours, theirs)
-        report(
-            f"submit to the first step of 2 ranks of {name}", "at most 0.6", a, b, "s", Path(alone[0]).name
-        )
+def torchrun(ranks: int) -> list[str]:
+    return [str(Path(sys.executable).with_name("torchrun")), "--standalone", f"--nproc-per-node={ranks}"]
 
 
 def recovery(folder: Path) -> None:
@@ -190,9 +169,8 @@ def _recovery(folder: Path, ranks: int) -> None:
             .replace('"ORCH_ATTEMPT", "1"', '"TORCHELASTIC_RESTART_COUNT", "0"')
         )
         (folder / "elastic.py").write_text(script)
-        argv = [str(Path(sys.executable).with_name("torchrun")), "--standalone", f"--nproc-per-node={ranks}"]
         process = subprocess.Popen(
-            [*argv, "--max-restarts", "1", str(folder / "elastic.py"), "100000", str(out), "64"],
+            [*torchrun(ranks), "--max-restarts", "1", str(folder / "elastic.py"), "100000", str(out), "64"],
             stderr=subprocess.DEVNULL, start_new_session=True,
             env={**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
         )  # fmt: skip

@@ -233,8 +233,7 @@ class Preparation:
         if order.argv:
             # What a rank is forked from shows the tag for all of them.
             shared = {**to_set(self.settings(order.request), 0), **env, **self._tag}
-            argv, node = self.argv(order.argv), self._config.node
-            self.starter.prepare(argv, shared, self._job, node)
+            self.starter.prepare(self.argv(order.argv), shared, self._job, self._config.node)
         self._gathering.begin(self._job.bundle, self._question(order), env)
         self._held = order, held
         self.poll()

@@ -56,7 +56,7 @@ def adopts() -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Return a node's folder with the hook, and installed modules beside it."""
+    """Return a node's folder with the hook, and installed modules next to it."""
     (tmp_path / "site-packages").mkdir()
     (tmp_path / "code").mkdir()
     for name, source in MODULES.items():
@@ -68,15 +68,20 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def imported(folder: Path, request: pytest.FixtureRequest) -> Iterator[warm.Template]:
     """Return a template of the modules and of the program's first steps, once it has said what it is."""
-    modules, steps = request.param
+    one = _begun(folder, *request.param)
+    yield one
+    one.end()
+
+
+def _begun(folder: Path, modules: tuple[str, ...], steps: tuple[Step, ...]) -> warm.Template:
+    """Return a template that has said what it is."""
     env = {**os.environ, "PYTHONPATH": str(folder / "site-packages")}
     one = warm.Template(folder, (sys.executable, "train.py"), env, folder / "code", modules, steps)
     one.begin()
     while one.is_importing:
         time.sleep(0.01)
         one.poll()
-    yield one
-    one.end()
+    return one
 
 
 def _reason(argv: tuple[str, ...], code: Path, *, has_stepped: bool) -> str:
@@ -174,12 +179,7 @@ def test_a_module_of_the_code_that_takes_the_place_of_an_imported_one_is_named(
     left_out: dict[str, str],
 ) -> None:
     (folder / "code" / "well.py").touch()
-    env = {**os.environ, "PYTHONPATH": str(folder / "site-packages")}
-    one = warm.Template(folder, (sys.executable, "train.py"), env, folder / "code", modules, steps)
-    one.begin()
-    while one.is_importing:
-        time.sleep(0.01)
-        one.poll()
+    one = _begun(folder, modules, steps)
     assert (one.why_fresh, one.has.left_out) == (why_fresh, left_out)
     one.end()
 
