@@ -201,7 +201,7 @@ def why(job: str | None, as_json: bool) -> int:
 def stacks(job: str | None, ranks: tuple[int, ...], as_json: bool) -> int:
     """Show what every rank of a running job is doing right now.
 
-    Looks twice, and changes nothing: stacks by faulthandler's signal, the kernel's view, and the collectives that ranks are in. Ranks with equal frames stand together; the pages with all threads are in the job's evidence folder.
+    Looks twice, and changes nothing: stacks by a signal, the kernel's view, and the collectives that ranks are in. Ranks with equal frames stand together; the pages with all threads are in the job's evidence folder.
     """
     from orchestrator.views import stacks as stack_view
 

@@ -1,4 +1,4 @@
-"""The hook under real torch and its frameworks, and the stacks of processes that hang."""
+"""The hook under real torch and its frameworks."""
 
 from __future__ import annotations
 
@@ -7,14 +7,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
 from orchestrator.agent.probes import python_stacks
-from orchestrator.agent.probes.python_stacks import RankStack
 from orchestrator.agent.rank import error_file, hook
 from orchestrator.agent.rank.step_counter import NO_STEP
 from orchestrator.core.host import procfs
@@ -23,7 +20,6 @@ from tests.support.hooked import (
     STACK_SIGNAL,
     WORLD_SIZE,
     Rank,
-    bare_env,
     free_port,
     gang,
     lay_out,
@@ -191,159 +187,6 @@ def test_errors_are_read_of_the_first_process_else_the_newest(tmp_path: Path) ->
     (tmp_path / hook.ERROR_FILE.format(5)).write_text("torn")
     found = [error_file.error_of(tmp_path, pid) for pid in (10, 20, 5, 99)]
     assert [error.type for error in found if error is not None] == ["E10", "E20", "E30", "E30"]
-
-
-# Stacks.
-
-
-@contextmanager
-def running(rank: Rank, text: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A process of the rank that has said `ready`."""
-    argv = [sys.executable, "-u", str(rank.script(text))]
-    process = subprocess.Popen(argv, env=rank.env, stdout=subprocess.PIPE, start_new_session=True)
-    assert process.stdout is not None
-    try:
-        assert process.stdout.readline() == b"ready\n"
-        yield process
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, 9)
-        process.wait()
-        process.stdout.close()
-
-
-HOLDS_THE_GIL = """
-def train_step():
-    sum(range(10**12))  # one call into C, which never lets go
-print("ready")
-train_step()
-"""
-SLEEPS = """
-import time
-def train_step():
-    time.sleep(60)
-print("ready")
-train_step()
-"""
-FORKS = """
-import os, time
-def work():
-    time.sleep(60)
-def wait():
-    os.wait()
-if os.fork() == 0:
-    work()
-print("ready")
-wait()
-"""
-
-
-def take_until(process: subprocess.Popen[bytes], rank: Rank, *words: str) -> list[RankStack]:
-    """Take stacks until each process shows its word: it may just have said `ready` and not be there yet."""
-    deadline = time.monotonic() + START_S_MAX
-    found: list[RankStack] = []
-    while time.monotonic() < deadline and process.poll() is None:
-        found = python_stacks.take(process.pid, rank.dir, STACK_SIGNAL, STACKS_S_MAX)
-        if len(found) == len(words) and all(word in one.text for word, one in zip(words, found, strict=True)):
-            return found
-        time.sleep(python_stacks.POLL_S)
-    raise AssertionError(f"{words} not in {found}")
-
-
-def test_a_loop_that_holds_the_gil_shows_its_line(tmp_path: Path) -> None:
-    rank = lay_out(tmp_path)
-    with running(rank, HOLDS_THE_GIL) as process:
-        for _ in range(2):  # the second answer is the new one only
-            (stack,) = take_until(process, rank, 'train.py", line 3 in train_step')
-            assert stack.pid == process.pid
-            assert stack.text.count("most recent call first") == 1
-        assert process.poll() is None
-
-
-def test_forked_children_answer_each_for_itself(tmp_path: Path) -> None:
-    rank = lay_out(tmp_path)
-    with running(rank, FORKS) as process:
-        parent, child = take_until(process, rank, "in wait\n", "in work\n")
-        assert "in work\n" not in parent.text
-        assert "in wait\n" not in child.text
-        assert rank.files() == [f"stacks-{process.pid}.txt", "steps"]
-
-
-def test_a_process_without_a_handler_is_described_and_not_killed(tmp_path: Path) -> None:
-    process = subprocess.Popen(["sleep", "60"], env=bare_env())
-    try:
-        settled_by = time.monotonic() + START_S_MAX
-        while (
-            not ((stat := procfs.stat(process.pid)) and stat.state == "S") and time.monotonic() < settled_by
-        ):
-            time.sleep(0.01)  # a process that is still being loaded may be in state D
-        (stack,) = python_stacks.take(process.pid, tmp_path, STACK_SIGNAL, STACKS_S_MAX)
-        assert "no Python stack" in stack.text
-        assert process.poll() is None
-    finally:
-        process.kill()
-        process.wait()
-
-
-def test_a_stopped_process_is_said_to_be_stopped_at_once(tmp_path: Path) -> None:
-    rank = lay_out(tmp_path)
-    with running(rank, SLEEPS) as process:
-        os.kill(process.pid, 19)
-        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
-        asked = python_stacks.ask(process.pid, rank.dir, STACK_SIGNAL)
-        found = python_stacks.answer(asked)
-        assert found is not None
-        assert found[0].state == "T"
-        assert found[0].text.startswith("stopped (state T)")
-        assert not procfs.has_pending(process.pid, STACK_SIGNAL)
-
-
-CHURNS = """
-import threading, time
-print("ready")
-until_s = time.monotonic() + 3
-while time.monotonic() < until_s:
-    threads = [threading.Thread(target=sum, args=(range(1000),)) for _ in range(4)]
-    for thread in threads: thread.start()
-    for thread in threads: thread.join()
-"""
-ENDS = """
-import time
-print("ready")
-time.sleep(0.05)
-"""
-
-
-@pytest.mark.parametrize("text", [CHURNS, *[ENDS] * 9])
-def test_looks_without_number_do_no_harm_while_threads_come_and_go_or_the_process_ends(
-    tmp_path: Path, text: str
-) -> None:
-    rank = lay_out(tmp_path)
-    with running(rank, text) as process:
-        deadline = time.monotonic() + START_S_MAX
-        while process.poll() is None and time.monotonic() < deadline:
-            os.kill(process.pid, STACK_SIGNAL)
-            time.sleep(0.0003)  # else it comes to nothing else
-        assert process.returncode == 0
-
-
-def test_eight_ranks_answer_together_without_threads(tmp_path: Path) -> None:
-    ranks = gang(tmp_path, 8)
-    threads = threading.active_count()
-    with ExitStack() as open_ranks:
-        pids = [open_ranks.enter_context(running(rank, SLEEPS)).pid for rank in ranks]
-        asked = [
-            python_stacks.ask(pid, rank.dir, STACK_SIGNAL) for pid, rank in zip(pids, ranks, strict=True)
-        ]
-        deadline = time.monotonic() + STACKS_S_MAX
-        found = [python_stacks.answer(one) for one in asked]
-        while not all(found) and time.monotonic() < deadline:
-            time.sleep(python_stacks.POLL_S)
-            found = [old or python_stacks.answer(one) for old, one in zip(found, asked, strict=True)]
-        texts = [one[0].text for one in found if one]
-        assert len(texts) == len(ranks)
-        assert all('train.py", line ' in text for text in texts)
-        assert threading.active_count() == threads
 
 
 def test_a_stack_in_the_middle_of_a_collective_does_not_disturb_it(tmp_path: Path) -> None:

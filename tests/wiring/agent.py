@@ -35,6 +35,8 @@ MUTATIONS = (
         "tests/unit/agent/test_agent.py::test_ranks_see_the_gpus_that_were_leased_unless_the_user_has_chosen_some"),
     Mutation("the grace of a stop is not used", "orchestrator/agent/agent.py", "ranks.stop(order.grace_s, ", "processes.stop(0.0, ",
         "tests/unit/agent/test_agent.py::test_a_stop_leaves_ranks_the_grace_that_it_names"),
+    Mutation("a thread that runs gets faulthandler's signal", "orchestrator/agent/probes/python_stacks.py", "due = signum if dump.sent or is_asleep else signum + 1", "due = signum",
+        "tests/unit/agent/probes/test_python_stacks.py::test_a_thread_that_runs_is_asked_by_the_signal_that_python_answers"),
     Mutation("no KILL follows TERM", "orchestrator/agent/start/processes.py", "_signal(pid, signal.SIGKILL)", "pass",
         "tests/unit/agent/start/test_processes.py::test_a_rank_that_ignores_term_is_killed_after_its_grace"),
     Mutation("KILL does not wait for the grace", "orchestrator/agent/start/processes.py", "if now_s >= self.kill_at or", "if True or",

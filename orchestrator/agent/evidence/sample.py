@@ -26,7 +26,8 @@ TIMERS = frozenset({signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIG
 """Signals that arrive without another process, and may end any wait."""
 
 _FAULTS = frozenset({signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL})
-COMMON_SIGNALS = _FAULTS | {signal.SIGINT, signal.SIGCHLD, 32, 33, processes.STACK_SIGNAL}
+_STACK_SIGNALS = frozenset({processes.STACK_SIGNAL, processes.STACK_SIGNAL + 1})
+COMMON_SIGNALS = _FAULTS | _STACK_SIGNALS | {signal.SIGINT, signal.SIGCHLD, 32, 33}
 """Signals that Python, torch, the hook and glibc (32 and 33, the first two of real time) catch in every process, and
 those that come only from children."""
 
@@ -157,7 +158,7 @@ def measure(pids: tuple[int, ...], tid: int = 0) -> ResourceUse:
     io_bytes = sum(io_counter.io_bytes(pid) or 0 for pid in pids[:CHILDREN_MAX])
     stat = procfs.stat(first)
     process_s = stat.cpu_s if stat is not None else 0.0
-    run_s, queue_s = _scheduled_s(first, tid or first)
+    run_s, queue_s = kernel_wait.scheduled_s(first, tid or first)
     wakes = {tid: kernel_wait.wakes(first, tid) for tid in _tids(first)}
     wakes |= {pid: kernel_wait.wakes(pid, pid) for pid in others}
     return ResourceUse(at_s, run_s + queue_s or process_s, queue_s, process_s, children_s, io_bytes, wakes)
@@ -326,16 +327,7 @@ def _tid(pid: int, ident: int) -> int | None:
 
 def _main_s(pid: int, process_s: float) -> float:
     """Return the main thread's time on a processor and in its queue; all threads' time without schedstats."""
-    return sum(_scheduled_s(pid, pid)) or process_s
-
-
-def _scheduled_s(pid: int, tid: int) -> tuple[float, float]:
-    """Return how long a thread was on a processor, and how long in the queue for one; 0 where it is not known."""
-    try:
-        run_ns, queue_ns = Path(f"/proc/{pid}/task/{tid}/schedstat").read_text().split()[:2]
-    except (OSError, ValueError):
-        return 0.0, 0.0
-    return int(run_ns) / 1e9, int(queue_ns) / 1e9
+    return sum(kernel_wait.scheduled_s(pid, pid)) or process_s
 
 
 def _name(pid: int) -> str:

@@ -137,6 +137,15 @@ def wakes(pid: int, tid: int) -> int:
     return next((int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches:")), 0)
 
 
+def scheduled_s(pid: int, tid: int) -> tuple[float, float]:
+    """Return how long a thread was on a processor, and how long in the queue for one; 0 where it is not known."""
+    try:
+        run_ns, queue_ns = (procfs.PROC / str(pid) / "task" / str(tid) / "schedstat").read_text().split()[:2]
+    except (OSError, ValueError):
+        return 0.0, 0.0
+    return int(run_ns) / 1e9, int(queue_ns) / 1e9
+
+
 def is_frail(pid: int, tid: int, is_shown: bool = False) -> bool:
     """Tell whether a thread is in a call that any signal ends, handled or not (signal(7)): a long sleep or a pause of C
     code.

@@ -1,11 +1,13 @@
 """Python stacks of a rank's processes, requested by a signal, and the kernel's state of a process without a stack.
 
-`ask` sends the stack signal to a rank's processes and returns at once; the agent's loop then calls `answer` for all its
-ranks until each is done or its own deadline has passed. The signal goes only to a process that has a handler for it,
-since its default action kills; and it does not go to a thread that it would wake from a call of C code, or that blocks
-it and may wait for signals itself. Each process answers with the stack of one thread, the main one or the one that
-trains: reading the stacks of other threads is safe only under the GIL, by torch's worker server (see
-`flight_recorder`).
+`ask` looks at a rank's processes and returns at once; the agent's loop then calls `answer`, which sends the signals, for
+all its ranks until each is done or its own deadline has passed. A thread that has not run between two looks is in C
+code, and gets the stack signal itself; one that runs gets the next signal, which Python answers (see `hook.Stacks`), and
+the stack signal only if it has run for `NATIVE_S` without an answer: then it is in C code as well. A signal goes only to
+a process that has a handler for it, since its default action kills; and it does not go to a thread that it would wake
+from a call of C code, or that blocks it and may wait for signals itself. Each process answers with the stack of one
+thread, the main one or the one that trains: reading the stacks of other threads is safe only under the GIL, by torch's
+worker server (see `flight_recorder`).
 """
 
 from __future__ import annotations
@@ -27,6 +29,13 @@ TEXT_BYTES_MAX = 1 << 20
 FDS_MAX = 4096
 POLL_S = 0.02
 
+ASLEEP_S = 0.01
+"""For how long a thread must not have run before it counts as asleep."""
+
+NATIVE_S = 0.1
+"""How long a thread runs without an answer before it counts as in C code. Python itself answers at the next call or
+iteration of a loop."""
+
 
 @dataclass(frozen=True, slots=True)
 class RankStack:
@@ -44,18 +53,28 @@ class RankStack:
 
 @dataclass(slots=True)
 class _Dump:
-    """One process that got the signal, in its thread `tid`: its answer is the content of `file` after `start_bytes`."""
+    """The dump of one process by its thread `tid`: the content of `file` after `start_bytes`."""
 
     proc: Proc
     tid: int
     file: Path
     start_bytes: int
     seen_bytes: int
+    # torch's worker server has its stack, too.
+    is_shown: bool
+    # When the thread was looked at, and how often it had waited by then; -1 while it runs.
+    looked_s: float
+    wakes: int
+    # The last signal sent, 0 for none, and the thread's time on a processor by then.
+    sent: int = 0
+    ran_s: float = 0.0
+    # No signal may be sent.
+    is_refused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class PendingStacks:
-    """The processes of one rank, and the dumps of those that got the signal."""
+    """The processes of one rank, and the dumps of those that may get a signal."""
 
     pids: tuple[int, ...]
     dumps: Mapping[int, _Dump]
@@ -66,12 +85,9 @@ def take(root_pid: int, folder: Path, signum: int, limit_s: float = 1.0) -> list
     """Request one rank's stacks and wait for the answer, `limit_s` at most."""
     pending = ask(root_pid, folder, signum)
     deadline = time.monotonic() + limit_s
-    while time.monotonic() < deadline:
-        stacks = answer(pending)
-        if stacks is not None:
-            return stacks
+    while (stacks := answer(pending)) is None and time.monotonic() < deadline:
         time.sleep(POLL_S)
-    return last_answer(pending)
+    return stacks if stacks is not None else last_answer(pending)
 
 
 def processes(root_pid: int, tree: Mapping[int, list[int]] | None = None) -> tuple[int, ...]:
@@ -80,15 +96,17 @@ def processes(root_pid: int, tree: Mapping[int, list[int]] | None = None) -> tup
 
 
 def ask(root_pid: int, folder: Path, signum: int) -> PendingStacks:
-    """Send the stack signal to a rank's first process and its descendants, where it is caught."""
+    """Ask a rank's first process and its descendants for their stacks, where they catch the signal."""
     return ask_these(processes(root_pid), folder, signum)
 
 
 def ask_these(
     pids: tuple[int, ...], folder: Path, signum: int, trainer: tuple[int, int] = (0, 0)
 ) -> PendingStacks:
-    """Send the stack signal to those of a rank's processes in `pids` (its first process and descendants) that catch
-    it. `trainer`: the process and the thread that train; in the other processes the main thread gets the signal."""
+    """Ask those of a rank's processes in `pids` (its first process and descendants) that catch the signal.
+
+    `trainer`: the process and the thread that train; in the other processes the main thread is asked.
+    """
     dumps = {}
     for pid in pids:
         tid = trainer[1] if pid == trainer[0] and procfs.has_thread(*trainer) else pid
@@ -117,14 +135,14 @@ def last_answer(pending: PendingStacks) -> list[RankStack]:
         text = _new_text(dump) if dump is not None else ""
         if stat is not None or text:
             state = stat.state if stat is not None else "X"
-            text = text or _why_none(pid, state, dump is not None, pending.signum)
+            text = text or _why_none(pid, state, dump, pending.signum)
             tid = dump.tid if dump is not None else pid
             stacks.append(RankStack(pid, state, procfs.wchan(pid), text, tid))
     return stacks
 
 
 def _ask_one(pid: int, tid: int, folder: Path, signum: int, is_shown: bool) -> _Dump | None:
-    """Send the signal to one thread, unless that may do harm. `is_shown`: torch's worker server has its stack."""
+    """Look at one thread before a signal. `is_shown`: torch's worker server has its stack."""
     stat = procfs.stat(pid)
     if stat is None or stat.state in "TtZX" or not procfs.catches(pid, signum):
         return None
@@ -134,11 +152,39 @@ def _ask_one(pid: int, tid: int, folder: Path, signum: int, is_shown: bool) -> _
     start_bytes = _size_bytes(file)
     if procfs.blocks(tid, signum) or kernel_wait.is_frail(pid, tid, is_shown):
         return None
-    dump = _Dump(Proc(pid, stat.start_ticks), tid, file, start_bytes, start_bytes)
-    # Again, right before the signal: the pid may be another's by now, or run a program without a handler.
-    if not procfs.alive(dump.proc) or not procfs.catches(pid, signum):
-        return None
-    return dump if _is_sent(pid, tid, signum) else None
+    now_s = time.monotonic()
+    return _Dump(
+        Proc(pid, stat.start_ticks), tid, file, start_bytes, start_bytes, is_shown, now_s, _wakes(pid, tid)
+    )
+
+
+def _wakes(pid: int, tid: int) -> int:
+    """Return how often a thread has waited, which tells whether it has run since; -1 while it runs."""
+    stat = procfs.stat(tid)
+    return -1 if stat is None or stat.state == "R" else kernel_wait.wakes(pid, tid)
+
+
+def _send_due(dump: _Dump, signum: int) -> None:
+    """Send the signal that is due, or find that none may be sent."""
+    pid, tid = dump.proc.pid, dump.tid
+    if time.monotonic() < dump.looked_s + ASLEEP_S or dump.sent == signum:
+        return
+    before, dump.wakes, dump.looked_s = dump.wakes, _wakes(pid, tid), time.monotonic()
+    is_asleep = before == dump.wakes != -1
+    ran_s = kernel_wait.scheduled_s(pid, tid)[0]
+    if dump.sent and not is_asleep and ran_s < dump.ran_s + NATIVE_S:
+        return
+    due = signum if dump.sent or is_asleep else signum + 1
+    dump.is_refused = (
+        (due != signum and tid != pid)  # Python answers in its main thread
+        or procfs.blocks(tid, due)
+        or kernel_wait.is_frail(pid, tid, dump.is_shown)
+        # Right before the signal: the pid may be another's by now, or run a program without a handler.
+        or not procfs.alive(dump.proc)
+        or not procfs.catches(pid, due)
+        or not _is_sent(pid, tid, due)
+    )
+    dump.sent, dump.ran_s = due, ran_s
 
 
 def _is_sent(pid: int, tid: int, signum: int) -> bool:
@@ -175,7 +221,7 @@ def _stacks_file(pid: int, folder: Path) -> Path | None:
 
 def _is_done(dump: _Dump, signum: int) -> bool:
     """Tell whether the dump is complete: the file has grown and has stopped growing, and the signal's handler has
-    returned.
+    returned. Before that, send the signal that is due.
 
     `faulthandler` writes no end mark; but while it writes, the kernel blocks the signal in that thread.
     """
@@ -184,6 +230,9 @@ def _is_done(dump: _Dump, signum: int) -> bool:
     dump.seen_bytes = size_bytes
     if not procfs.alive(dump.proc):
         return True
+    if size_bytes == dump.start_bytes:
+        _send_due(dump, signum)
+        return dump.is_refused
     return still and not procfs.has_pending(tid, signum) and not procfs.blocks(tid, signum)
 
 
@@ -196,14 +245,16 @@ def _new_text(dump: _Dump) -> str:
         return ""
 
 
-def _why_none(pid: int, state: str, is_sent: bool, signum: int) -> str:
+def _why_none(pid: int, state: str, dump: _Dump | None, signum: int) -> str:
     if state in "Tt":
         reason = f"stopped (state {state})"
     elif state in "ZX":
         reason = f"ended (state {state})"
     elif state == "D":
         reason = "waits in the kernel and takes no signal (state D)"
-    elif is_sent:
+    elif dump is not None and dump.is_refused and dump.tid != pid:
+        reason = f"a thread other than the main one runs, which torch's worker server alone may show (state {state})"
+    elif dump is not None and not dump.is_refused:
         reason = f"did not answer the stack signal (state {state})"
     elif procfs.catches(pid, signum) and kernel_wait.is_frail(pid, pid):
         reason = f"in a call that the stack signal would end (state {state})"

@@ -1,6 +1,6 @@
 """Hook in every Python process of a rank: this file, copied as `sitecustomize.py` to the front of PYTHONPATH.
 
-In each process it arms `faulthandler` on the stack signal and notes an uncaught exception. Once torch is imported it
+In each process it answers the stack signals and notes an uncaught exception. Once torch is imported it
 starts torch's worker server, counts optimizer steps and collectives, and notes whether the rank has formed a process
 group. It notes when the process is exiting. In a child that `multiprocessing` has spawned it only counts. At start it
 makes way for the `sitecustomize` that would have run without it.
@@ -20,6 +20,7 @@ import sys
 TYPE_CHECKING = False  # typing's own costs 3 ms
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, MutableMapping
+    from types import FrameType
     from typing import Any, TypeVar
     from weakref import ref
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 # The environment that the agent sets for a rank.
 RANK_DIR_ENV = "ORCH_RANK_DIR"
-STACK_SIGNAL_ENV = "ORCH_STACK_SIGNAL"
+STACK_SIGNAL_ENV = "ORCH_STACK_SIGNAL"  # of two stack signals; the other is the next one, see `Stacks`
 SOCKET_ENV = "ORCH_SOCKET"  # not empty: start torch's worker server; the user may set it empty
 
 # The files in a rank's folder.
@@ -64,6 +65,7 @@ STEP_FILE_BYTES = 8 * (COUNTS_WORD + RING_STEPS * ROW_WORDS)
 CLAIMS_MAX = 64  # processes that may take over one step file in turn: a script may restart its trainer
 CLAIM_RETRY_NS = 1_000_000_000
 MESSAGE_CHARS_MAX = 4_000
+STACK_FRAMES_MAX = 100  # as many as `faulthandler` writes
 TRACEBACK_CHARS_MAX = 20_000
 ALONE_WITH = ("torch", "lightning", "accelerate")
 ALONE_EVERY_STEPS = 16  # how often it is checked
@@ -133,10 +135,13 @@ class HookNotes:
 
 
 class Stacks:
-    """`faulthandler` on the stack signal: a thread writes its own stack to a file, even while the GIL is held.
+    """Two stack signals, by which a thread writes its own stack to a file.
 
-    It does not write the stacks of all threads: one of them may end, and its state be freed, while the handler
-    reads it.
+    The first is `faulthandler`'s, which answers in C code, too, and while the GIL is held. It must only interrupt a
+    thread that is in C code: in the middle of a call of a Python function the frames are not complete, and Python 3.11
+    to 3.13 dies of reading them (up to one look in 30). So a thread that runs gets the next signal first, which Python
+    answers between two instructions, in its main thread. `faulthandler` does not write the stacks of all threads: one
+    of them may end, and its state be freed, while the handler reads it.
     """
 
     def __init__(self, folder: str, signal_number: int) -> None:
@@ -150,6 +155,22 @@ class Stacks:
         # `faulthandler` restores the former handler when Python ends: a late stack signal must not kill then.
         _signal.signal(signal_number, _signal.SIG_IGN)
         faulthandler.register(signal_number, file=self._fd, all_threads=False, chain=False)
+        self._running_signal = signal_number + 1
+        _signal.signal(self._running_signal, self._write)
+        _signal.siginterrupt(self._running_signal, False)  # system calls go on, as under `faulthandler`
+
+    def _write(self, signal_number: int, frame: "FrameType | None") -> None:
+        """Write the stack that the signal has interrupted, as `faulthandler` does."""
+        try:
+            lines = ["Stack (most recent call first):"]
+            while frame is not None and len(lines) <= STACK_FRAMES_MAX:
+                code = frame.f_code
+                lines.append(f'  File "{code.co_filename}", line {frame.f_lineno} in {code.co_name}')
+                frame = frame.f_back
+            if os.fstat(self._fd).st_ino == self._inode:
+                os.write(self._fd, ("\n".join(lines) + "\n").encode("ascii", "backslashreplace"))
+        except Exception:
+            pass  # a Ctrl-C in the middle of it is the script's
 
     def after_fork(self) -> None:
         """Give a forked child a file of its own in memory: two processes would mix their lines in one file."""
@@ -163,7 +184,11 @@ class Stacks:
             pass  # the child is without stacks
 
     def at_exit(self) -> None:
-        """Remove the file if it is empty: a script may run ten thousand short Python processes."""
+        """Ignore the signal that Python answers, since its end would restore the default action, which kills; and
+        remove the file if it is empty: a script may run ten thousand short Python processes."""
+        import _signal
+
+        _signal.signal(self._running_signal, _signal.SIG_IGN)
         if self._pid == os.getpid() and os.stat(self._path).st_size == 0:
             os.unlink(self._path)
 

@@ -336,4 +336,5 @@ def _failure(process: RankProcess, exit_code: int) -> observations.Failure | Non
 
 
 STACK_SIGNAL = signal.SIGRTMIN + 6
-"""Requests a process's stack. USR1 and USR2 belong to NCCL, Lightning and submitit, so it is a real-time signal."""
+"""Requests a process's stack from `faulthandler`, the next signal from Python (see `hook.Stacks`). USR1 and USR2 belong to
+NCCL, Lightning and submitit, so they are real-time signals."""
