@@ -37,7 +37,7 @@ def seen():
         "os_environ_class": type(os.environ).__name__,
         "cwd_is_code": os.path.basename(os.getcwd()), "umask": status["Umask"], "limits": [
             resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_")],
-        "signals": [str(signal.getsignal(number)).split(" at 0x")[0] for number in signal.valid_signals()],
+        "signals": [str(signal.getsignal(number)).split(" of <")[0] for number in signal.valid_signals()],
         "masks": [status[name] for name in ("SigBlk", "SigIgn", "ShdPnd", "SigPnd")],
         "caps": [status[name] for name in status if name.startswith("Cap")], "nice": os.nice(0),
         "cpus": sorted(os.sched_getaffinity(0)), "oom": open("/proc/self/oom_score_adj").read(),
