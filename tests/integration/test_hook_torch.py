@@ -148,7 +148,33 @@ def test_dataloader_workers_stay_silent(tmp_path: Path) -> None:
     done = rank.run([sys.executable, script])
     assert (done.returncode, done.stdout) == (0, b"6\n6\n")
     assert rank.last_step() == NO_STEP
+    assert rank.reader().batches() == 2 * 4  # the two loaders' in the rank itself
     assert rank.files() == ["steps"]
+
+
+def test_batches_leave_no_trace_in_a_loader_and_end_with_the_first_step(tmp_path: Path) -> None:
+    rank = lay_out(tmp_path)
+    script = rank.script(
+        "import sys, torch, traceback\n"
+        "from torch.utils.data.dataloader import DataLoader, _BaseDataLoaderIter as Iterator\n"
+        "class Data(list):\n"
+        "    def __getitem__(self, number): return [1, 2, 3][number]\n"
+        "batches = iter(DataLoader(Data(range(4))))\n"
+        "print(hasattr(object.__new__(type(batches)), '_num_yielded'), [next(batches).item() for _ in range(2)])\n"
+        "weight = torch.nn.Parameter(torch.ones(1))\n"
+        "weight.grad = torch.ones(1)\n"
+        "if 'step' in sys.argv: torch.optim.SGD([weight], lr=0.1).step()\n"
+        "print('_num_yielded' in vars(Iterator), next(batches).item(), batches._num_yielded, vars(batches)['_num_yielded'])\n"
+        "try: next(batches)\n"
+        "except IndexError: traceback.print_exc()\n"
+    )
+    bare = rank.run_bare([sys.executable, script, "step"])
+    done = rank.run([sys.executable, script, "step"])
+    assert b"False [1, 2]\nFalse 3 3 3\nTraceback" in bare.stdout
+    assert done.stdout == bare.stdout
+    assert (rank.last_step().step, rank.reader().batches()) == (1, 0)
+    done = rank.run([sys.executable, script])
+    assert done.stdout == bare.stdout.replace(b"False 3 3 3", b"True 3 3 3")
 
 
 def test_an_error_is_noted_under_torchs_hooks_and_the_log_is_theirs(tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from orchestrator.brain.model import decisions as d
 from orchestrator.views import cells, post_mortem, status
 from tests.support.local import FAKE_TORCH, STEPPER, Desk, wait_until
@@ -32,6 +34,12 @@ INFERS = """
 import time
 from tqdm import tqdm
 for _ in tqdm(range(1000)):
+    time.sleep(0.02)
+"""
+LOADS = """
+import time
+from torch.utils.data import DataLoader
+for _ in DataLoader(range(1000)):
     time.sleep(0.02)
 """
 
@@ -68,13 +76,16 @@ def test_what_a_checkpoint_says_of_its_step_counts_and_is_said(desk: Desk) -> No
     assert notice.why in cells.plain(status.job(end))
 
 
-def test_a_progress_bar_is_the_progress_of_a_job_without_steps(desk: Desk) -> None:
-    job = desk.submit({"infer.py": INFERS}, nodes=1, procs_per_node=2, entrypoint="infer.py")
-    wait_until(lambda: job.seen()["progress"], "a bar")
+@pytest.mark.parametrize(("script", "shown"), [(INFERS, "/1000 (tqdm)"), (LOADS, " batches")])
+def test_bars_and_batches_are_the_progress_of_a_job_without_steps(
+    desk: Desk, script: str, shown: str
+) -> None:
+    job = desk.submit({"infer.py": script}, nodes=1, procs_per_node=2, entrypoint="infer.py")
+    wait_until(lambda: shown in (job.seen()["progress"] or ""), "a bar, or batches")
     seen = job.job.last_status()
     assert seen["step"] is None
-    assert all(str(rank["progress"]).endswith("/1000 (tqdm)") for rank in seen["ranks"] if rank["progress"])
-    assert "/1000 (tqdm)" in cells.plain([status.headline(seen)])
+    assert any(str(rank["progress"]).endswith(shown) for rank in seen["ranks"])
+    assert shown in cells.plain([status.headline(seen)])
     job.job.cancel()
     assert job.wait()["state"] == "CANCELLED"
     assert not job.news(d.Judge, d.Alert, d.Suspect, d.Notice)

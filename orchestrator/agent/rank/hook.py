@@ -1,9 +1,9 @@
 """Hook in every Python process of a rank: this file, copied as `sitecustomize.py` to the front of PYTHONPATH.
 
-In each process it answers the stack signals and notes an uncaught exception. Once torch is imported it
-starts torch's worker server, counts optimizer steps and collectives, and notes whether the rank has formed a process
-group. It notes when the process is exiting. In a child that `multiprocessing` has spawned it only counts. At start it
-makes way for the `sitecustomize` that would have run without it.
+In each process it answers the stack signals and notes an uncaught exception. Once torch is imported it starts torch's
+worker server, counts optimizer steps, collectives and batches, and notes whether the rank has formed a process group.
+It notes when the process is exiting. In a child that `multiprocessing` has spawned it only counts. At start it makes way
+for the `sitecustomize` that would have run without it.
 Under any other module name it does nothing, so that the agent can import its constants.
 
 Rules: standard library only, and as little of it as possible, since every interpreter start pays. It never breaks a
@@ -48,12 +48,14 @@ SOCKET_FILE = "torch-{}.socket"
 # is not known. SCRIPT_STEP_COLUMN: the script's step, see `ScriptSteps`. GROUPS_FILE assigns the columns for the
 # generation in GROUPS_WORD, which is odd while columns change. EXITING_WORD: when the process EXITING_PID_WORD was about
 # to exit. THREAD_WORD: the kernel's id of the thread that made the last step. ALONE_WORD: one of ALONE_WITH, counted from
-# 1, where the process trains and has formed no process group with another one; else 0.
+# 1, where the process trains and has formed no process group with another one; else 0. BATCHES_WORD: how many batches its
+# DataLoaders have yielded before the first step.
 STEP_FILE_MAGIC = 0x4843524F  # b"ORCH" read as u32; the version is the upper half of the same word
 STEP_FILE_VERSION = 5
 MAGIC_WORD, PID_WORD, STEP_WORD, TIME_WORD = range(4)
 EXITING_WORD, EXITING_PID_WORD, GROUPS_WORD, THREAD_WORD = range(4, 8)
 ALONE_WORD = 8
+BATCHES_WORD = 9
 RING_WORD = 16
 RING_STEPS = 1024
 GROUPS_MAX = 8
@@ -645,19 +647,69 @@ def claim(folder: str) -> bool:
     return False
 
 
-def open_step_file(folder: str) -> memoryview:
-    """Map the step file that the agent made, cleared and with this process's id. Raises OSError, ValueError."""
+def map_step_file(folder: str) -> memoryview:
+    """Map the step file as it is. Raises OSError, ValueError."""
     import mmap
 
     fd = os.open(os.path.join(folder, STEP_FILE), os.O_RDWR)
     try:
-        words = memoryview(mmap.mmap(fd, STEP_FILE_BYTES)).cast("Q")
+        return memoryview(mmap.mmap(fd, STEP_FILE_BYTES)).cast("Q")
     finally:
         os.close(fd)
+
+
+def open_step_file(folder: str) -> memoryview:
+    """Map the step file that the agent made, cleared and with this process's id. Raises OSError, ValueError."""
+    words = map_step_file(folder)
     words[:] = memoryview(bytes(STEP_FILE_BYTES)).cast("Q")
     words[PID_WORD] = os.getpid()
     words[MAGIC_WORD] = STEP_FILE_MAGIC | STEP_FILE_VERSION << 32
     return words
+
+
+class Batches:
+    """Counts the batches that DataLoaders yield until the first optimizer step, for a rank that makes none.
+
+    It takes the place of the attribute in which an iterator of torch's DataLoader counts its batches. A wrapper around
+    `__next__` would stand in every traceback of a DataLoader.
+    """
+
+    NAME = "_num_yielded"
+
+    def __init__(self, folder: str, notes: HookNotes) -> None:
+        self._folder = folder
+        self._notes = notes
+        self._class: Any = None
+        self._words: memoryview | None = None
+
+    def watch(self, iterator_class: "Any") -> None:
+        """Begin, as an attribute of torch's class of iterators."""
+        self._class = iterator_class
+        setattr(iterator_class, self.NAME, self)
+
+    def end(self) -> None:
+        """Leave the class: its iterators keep their counts."""
+        if self._class is not None:
+            delattr(self._class, self.NAME)
+            self._class = None
+
+    def __get__(self, iterator: "Any", owner: object = None) -> "Any":
+        """Return an iterator's own count."""
+        if iterator is None:
+            return self
+        if self.NAME not in iterator.__dict__:
+            raise AttributeError(self.NAME)
+        return iterator.__dict__[self.NAME]
+
+    def __set__(self, iterator: "Any", count: int) -> None:
+        """Set an iterator's own count; above 0 it has yielded one more batch."""
+        iterator.__dict__[self.NAME] = count
+        if count:
+            self._notes.guard("batches", self._note)
+
+    def _note(self) -> None:
+        self._words = words = self._words or map_step_file(self._folder)
+        words[BATCHES_WORD] += 1
 
 
 class ImportWatcher:
@@ -773,11 +825,14 @@ class Hook:
             os.register_at_fork(after_in_child=self._steps.after_fork)
             return
         self._errors = Errors(folder, self._notes)
-        self._steps = Steps(folder, self._notes, self._errors.wrap)
+        self._batches = Batches(folder, self._notes)
+        self._steps = Steps(folder, self._notes, self._claimed)
         self._stacks = self._notes.guard("stacks", lambda: Stacks(folder, int(environ[STACK_SIGNAL_ENV])))
         atexit.register(self._steps.at_exit)  # the first to register is the last to run
         self._errors.wrap()
         self._when_imported("torch.optim.optimizer", "register_optimizer_step_post_hook", self._count_steps)
+        self._when_imported("torch.utils.data.dataloader", "_BaseDataLoaderIter", self._batches.watch)
+        os.register_at_fork(after_in_child=self._batches.end)
         if environ.get(SOCKET_ENV):
             self._when_imported("torch._C._distributed_c10d", "_WorkerServer", self._start_worker_server)
         atexit.register(self._errors.at_exit)
@@ -792,6 +847,10 @@ class Hook:
             sys.meta_path.insert(0, ImportWatcher(module, name, on_import, self._notes))
         else:  # this rank was forked from its node's template
             self._notes.guard(name, lambda: on_import(value))
+
+    def _claimed(self) -> None:
+        self._errors.wrap()
+        self._batches.end()
 
     def _count_steps(self, register: "Callable[..., object]") -> None:
         self._errors.wrap()

@@ -22,6 +22,7 @@ from pathlib import Path
 from orchestrator.agent.rank.hook import (
     ALONE_WITH,
     ALONE_WORD,
+    BATCHES_WORD,
     COUNTS_WORD,
     EXITING_PID_WORD,
     EXITING_WORD,
@@ -140,6 +141,10 @@ class StepCounter:
         that is not known."""
         number = self._words[ALONE_WORD]
         return observations.Framework(ALONE_WITH[number - 1]) if 0 < number <= len(ALONE_WITH) else None
+
+    def batches(self) -> int:
+        """Return how many batches the rank's DataLoaders have yielded before its first optimizer step."""
+        return self._words[BATCHES_WORD]
 
     def exiting_pid(self) -> int | None:
         """Return the process that is exiting: it has nothing left to do but to end. None while the rank runs."""

@@ -74,6 +74,11 @@ class RankProcess:
         """Tell whether the process was reaped."""
         return self.exit_code is not None
 
+    def progress(self, optimizer_steps: int) -> str:
+        """Return how far a rank without optimizer steps is: its bar, else the batches of its DataLoaders."""
+        bar, batches = self.progress_bar.text(optimizer_steps), self.counter.batches()
+        return bar or (f"{batches} batch{'es' * (batches > 1)}" if batches and not optimizer_steps else "")
+
     def is_exiting(self) -> bool:
         """Tell whether the process that trains is exiting and has not yet ended."""
         pid = self.counter.exiting_pid()
@@ -184,7 +189,7 @@ class NodeRanks:
             io_bytes=process.io_counter.bytes(now_s), median_step_s=process.counter.median_step_s(),
             own_work_s=process.own_work.poll(process.counter, now_s) if last.rows else None, exiting=process.is_exiting(),
             groups=tuple(group.key for group in process.counter.groups()), collective_counts=counts,
-            optimizer_steps=last.rows, alone=process.counter.alone_with(), progress=process.progress_bar.text(last.rows),
+            optimizer_steps=last.rows, alone=process.counter.alone_with(), progress=process.progress(last.rows),
         )  # fmt: skip
 
     def note_logs(self, now_ns: int) -> None:
