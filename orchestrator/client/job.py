@@ -336,7 +336,7 @@ class Job:
 
     def why(self) -> Json:
         """Return the post-mortem as `orch why --json` prints it. Raises OrchError when plan or journal are damaged."""
-        from orchestrator.client import post_mortem
+        from orchestrator.client import logged_loss, post_mortem
         from orchestrator.supervisor.journal import facts_file, journal_file, lost_journal
 
         plan = self.plan()
@@ -344,6 +344,8 @@ class Job:
         record = facts_file.read(self.folder)
         with journal_file.replayed(self.folder.journal):
             why = post_mortem.why(plan, record)
+        for attempt in why["attempts"] if len(why["attempts"]) > 1 else ():
+            attempt["losses"] = logged_loss.of_log(self.folder.rank_log(attempt["attempt"], 0))
         goes_on = record.facts.end is None
         why |= {"suspicion": self._suspicion() if goes_on else None, "dir": str(self.folder.root)}
         return {**why, **self._in_queue()} if goes_on and self.is_slurm else why

@@ -72,8 +72,10 @@ def post_mortem(why: Json) -> list[Line]:
     if reason := after.removeprefix("; ") if told in why["reason"] else before:
         lines += reason_lines(reason, folder)
     body = [*_earlier(attempts[:last], attempts[last], folder)] if judged else []
-    for attempt in attempts[last:]:
+    for number, attempt in enumerate(attempts[last:], last):
         body += ((), *_attempt(attempt, folder, why["state"]))
+        if number and attempt.get("losses"):
+            body.append(_losses(attempt, attempts[number - 1]))
     if why.get("suspicion"):
         body += [(), line("suspicion   ", Cell(short(why["suspicion"], folder), "yellow"))]
     return [*lines, *body, *_hosts(why.get("hosts", ()), folder), *_hint(attempts), *next_steps(why)]
@@ -230,6 +232,15 @@ def _attempt(attempt: Json, folder: str, state: str) -> Iterator[Line]:
             if piece == _RANKS.sub("", verdict["summary"]):
                 continue  # it stands above
             yield from _piece(short(piece, folder), verdict["summary"])
+
+
+def _losses(attempt: Json, before: Json) -> Line:
+    """Return the losses that an attempt has logged beside those of the attempt before it: did the script go on?"""
+    earlier = before.get("losses")
+    was = f"; in attempt {before['attempt']} from {earlier[0]} to {earlier[1]}" if earlier else ""
+    return line(
+        f"{_PAD}loss in the log of rank 0: from {attempt['losses'][0]} to {attempt['losses'][1]}{was}"
+    )
 
 
 def _remarks(remarks: Sequence[str]) -> Iterator[Line]:

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from orchestrator.views import cells, post_mortem
@@ -71,6 +73,7 @@ if os.path.exists("snapshot.pt"):
 for epoch in range(epochs_run, 8):
     for _ in range(10):
         step()
+    print(f"Epoch {epoch} | loss {8 - epoch}", flush=True)
     if int(os.environ["LOCAL_RANK"]) == 0 and epoch % 2 == 0:
         torch.save({"MODEL_STATE": model.state_dict(), "EPOCHS_RUN": epoch}, "snapshot.pt")
         print(f"Epoch {epoch} | Training snapshot saved", flush=True)
@@ -117,6 +120,7 @@ def test_a_script_that_goes_on_by_itself_from_its_working_folder_is_said_to(desk
         assert job.attempts()[1]["may_go_on_from"]["path"] == "code/snapshot.pt"
         came_from = "the script may have gone on from code/snapshot.pt, written at"
         assert f"no checkpoint of checkpoint.path; {came_from}" in why(job)
+        assert re.search(r"loss in the log of rank 0: from 4 to 1; in attempt 1 from 8 to [34]\b", why(job))
     else:  # the line that was offered does what it says
         assert status["saved_outside"] == []
         assert job.attempts()[1]["resumed_from"] == str(snapshot)

@@ -48,6 +48,10 @@ def test_an_attempt_that_may_have_gone_on_by_itself_did_not_begin_at_the_beginni
     came_from = "the script may have gone on from code/snapshot.pt, written at 11:06:43 UTC;"
     assert f"  no checkpoint of checkpoint.path; {came_from} since 2026-11-18" in text
     assert "attempt 2  goes on, step 1 of its own" in text
+    assert "loss in the log" not in text
+    attempts[0]["losses"], attempts[1]["losses"] = ["10.98", "2.29"], ["2.31", "1.9"]
+    told = "loss in the log of rank 0: from 2.31 to 1.9; in attempt 1 from 10.98 to 2.29"
+    assert told in cells.plain(post_mortem.post_mortem(why))
     assert (
         "fix: to let orch start from it, add checkpoint: {path: '{job_dir}/code/snapshot.pt'} to the job file, or --set"
         in text
