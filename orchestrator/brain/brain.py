@@ -154,19 +154,29 @@ def _drive(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[De
         return placement.gather(facts, attempt, deadlines)
     if attempt.phase is Phase.RUN:
         orders = _starts(facts, attempt, deadlines) or fence.orders(facts, attempt, deadlines)
-        return orders or placement.keep_spares(facts, attempt, deadlines)
-    orders = _launches(facts, attempt, deadlines) + _prepares(facts, attempt, deadlines)
+        orders = orders or placement.keep_spares(facts, attempt, deadlines)
+        return orders or _prepares(facts.spares, attempt, None, deadlines)
+    orders = _launches(facts, attempt, deadlines)
+    orders += _prepares(facts.gang, attempt, attempt.resume, deadlines)
     orders += rendezvous.probes(facts, attempt, deadlines)
     if orders or not _is_ready(facts, attempt):
         return orders
     return _starts(facts, attempt, deadlines)
 
 
-def _prepares(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
-    why = f"attempt {attempt.number} needs"
+def _prepares(
+    nodes: list[NodeFacts], attempt: AttemptFacts, resume: d.Checkpoint | None, deadlines: Deadlines
+) -> list[Decision]:
+    """Make nodes ready. Spares too: the setup lines and the imports of an attempt that needs them are then done."""
     return [
-        d.Prepare(deadlines.now_s, f"{why} {node.name}", attempt.number, node.name, attempt.resume)
-        for node in facts.gang
+        d.Prepare(
+            deadlines.now_s,
+            f"attempt {attempt.number} {'needs' if node.ranks else 'may need'} {node.name}",
+            attempt.number,
+            node.name,
+            resume,
+        )
+        for node in nodes
         if node.agent_state is AgentState.UP
         and node.ready < attempt.number
         and node.ordered.prepare < attempt.number

@@ -191,7 +191,10 @@ def _probed(facts: Facts, news: e.Probed) -> None:
 
 def _prepare_failed(facts: Facts, news: e.PrepareFailed) -> None:
     if node := _current(facts, news.node, news.attempt, news.at):
-        node.setup_failure = SetupFailure(news.reason, news.tail)
+        if node in facts.spares:
+            node.excluded = news.reason
+        else:
+            node.setup_failure = SetupFailure(news.reason, news.tail)
 
 
 def _started(facts: Facts, news: e.Started) -> None:

@@ -219,7 +219,10 @@ class Executor:
 
     def _prepare(self, decision: d.Prepare, gang: rank_env.Gang, pieces: tuple[m.ManifestEntry, ...]) -> None:
         node = decision.node
-        if any(name == node for name, _ in gang):  # it may have lost its place during the transfer
+        has_place = any(name == node for name, _ in gang)
+        if not has_place and decision.resume is None:
+            gang = (*gang[:-1], (node, gang[-1][1]))  # a spare, as if it had the last place
+        if has_place or decision.resume is None:  # else it has lost its place during the transfer
             view = self._view(node, gang)
             self._connections.send(
                 node, translation.prepare(self._plan, decision, self._job_secrets, view, pieces)

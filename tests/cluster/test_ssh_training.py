@@ -5,6 +5,7 @@ Weights are compared bit for bit, and lines that are lost or doubled on their wa
 
 from __future__ import annotations
 
+import datetime
 import re
 from typing import Any
 
@@ -91,6 +92,9 @@ def test_a_host_lost_for_good_is_replaced_by_the_spare_with_the_same_weights(des
     assert (lost["verdict"]["kind"], lost["verdict"]["node"], last["verdict"]) == ("node_lost", "node2", None)
     assert last["resumed_from"] is not None
     assert job.placed() == ["node1", "node3"]
+    template = job.on_host("node3").node("node3") / "template"
+    assert template.stat().st_mtime < datetime.datetime.fromisoformat(last["started_at"]).timestamp()
+    assert all(how.startswith("forks of") for how in last["starts"])
     assert digest(job) == wanted
     box.heal()
     desk.orch("clean", "--yes")  # the agent there, which nobody could dismiss, would wait for an hour

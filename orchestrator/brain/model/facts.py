@@ -298,6 +298,15 @@ class Facts:
         """The nodes that have ranks in the current attempt, in the order of the ranks; none before it is placed."""
         return sorted((node for node in self.nodes.values() if node.ranks), key=lambda node: node.ranks[0])
 
+    @property
+    def spares(self) -> list[NodeFacts]:
+        """The nodes without ranks that the current attempt keeps in reserve; none before it is placed."""
+        is_placed = self.attempt is not None and self.attempt.placed_at is not None
+        idle = [
+            node for node in self.nodes.values() if not (node.ranks or node.excluded or node.ordered.leave)
+        ]
+        return idle if self.pool is not None and is_placed else []
+
     def every_node(self) -> list[NodeFacts]:
         """Return the nodes of the plan, then those of earlier plans."""
         return [*self.nodes.values(), *self.leaving.values()]

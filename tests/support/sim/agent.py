@@ -235,7 +235,7 @@ class Agent:
         if self.host.living():  # KILL has not worked: it goes on trying
             self.world.after(1.0, self._set_up, attempt, ranks)
             return
-        hosts, first = self.world.night.hosts, ranks[0] == 0
+        hosts, first = self.world.night.hosts, ranks[:1] == (0,)
         unfit = hosts is not None and self.host.index in hosts.unfit
         if unfit or (self.host.index == 0 and attempt <= self.world.night.setup_fails):
             self.post(

@@ -342,6 +342,7 @@ class Boss:
     def _order(self, order: d.Prepare | d.Probe | d.Start | d.Stop | d.Inspect | d.Fence | d.Dismiss) -> None:
         line, node = self.lines.get(order.node), self.brain.facts.node(order.node)
         assert node is not None
-        stale = isinstance(order, d.Prepare) and not node.ranks  # what it was sent for came too late
+        # What it was sent for came too late; a spare is sent nothing.
+        stale = isinstance(order, d.Prepare) and order.resume is not None and not node.ranks
         if line is not None and not stale:
             line.down(line.agent.obey, order, node.ranks)

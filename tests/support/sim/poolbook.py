@@ -64,6 +64,7 @@ class PoolBook:
         self.placed: dict[str, tuple[int, ...]] = {}
         self.last: tuple[str, ...] = ()
         self.probed: dict[str, list[observations.Reached]] = {}
+        self.readied: set[str] = set()  # ordered to make ready in this attempt
         self.started = self.stopping = False
         self.since: dict[str, float] = {}
 
@@ -149,6 +150,7 @@ class PoolBook:
         match news:
             case d.BeginAttempt():
                 self.placed, self.probed, self.asked, self.fails = {}, {}, set(self.launched), {}
+                self.readied.clear()
                 self.began_s = self.world.clock
                 self.started = self.stopping = False
                 self.since.clear()
@@ -159,6 +161,9 @@ class PoolBook:
                 self.launched[news.node] = self.world.clock
             case d.Place():
                 self._places(news)
+            case d.Prepare():
+                self._must(self.barred.get(news.node, "") == "", f"{self.barred.get(news.node)}: {news}")
+                self.readied.add(news.node)
             case d.Start():
                 self.started = True
             case d.Judge():
@@ -294,6 +299,8 @@ class PoolBook:
         free = [name for name in good if name not in self.placed]
         wanted = min(self.spares, len(free))
         self._lasts("too few spares", runs and len(idle) < wanted, SPARES_S_MAX)
+        unready = any(name not in self.readied for name in idle if name not in self.barred)
+        self._lasts("a spare is not made ready", runs and unready, SPARES_S_MAX)
         self._lasts("too many spares", runs and len(idle) > self.spares, SPARES_S_MAX)
 
     def _is_good(self, host: Host, since_s: float) -> bool:
