@@ -141,7 +141,7 @@ def watch_job(job: Job, *, as_json: bool) -> int:
 def follow_job(job: Job, *, as_json: bool = False) -> int:
     """Show a job's logs and states until it ends, and return the exit code: its success."""
     from orchestrator.cli import live
-    from orchestrator.client import log_reader
+    from orchestrator.client.logs import reader as log_reader
     from orchestrator.views import logs as log_view
     from orchestrator.views import status as status_view
 

@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from orchestrator.cli import terminal
 from orchestrator.client.job import Job
-from orchestrator.client.log_reader import Follower, LogQuery
+from orchestrator.client.logs.reader import Follower, LogQuery
 from orchestrator.core.errors import OrchError
 from orchestrator.core.jobdir import status_file
 from orchestrator.core.jobdir.status_file import Status

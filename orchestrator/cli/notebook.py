@@ -24,7 +24,7 @@ from orchestrator.core.jobdir import status_file
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from orchestrator.client.log_reader import LogBlock
+    from orchestrator.client.logs.reader import LogBlock
     from orchestrator.core.jobdir.status_file import Status
 
 LOG_LINES = 10
@@ -133,7 +133,7 @@ def _display_of_notebook() -> Callable[[RenderableType], None] | None:
 
 def follow_in_notebook(job: Job, display: Callable[[RenderableType], None]) -> None:
     """Show a job by `display` until it ends or an interrupt comes, after which the last panel says how to go on."""
-    from orchestrator.client import log_reader
+    from orchestrator.client.logs import reader as log_reader
     from orchestrator.views.logs import LogStyle, LogView, ShownLine
 
     mask = job.mask()

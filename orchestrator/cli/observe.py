@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import re
     from collections.abc import Iterator
 
-    from orchestrator.client.log_reader import LogQuery
+    from orchestrator.client.logs.reader import LogQuery
 
 
 @click.command()
@@ -101,7 +101,7 @@ def logs(
     Of the newest attempt that printed anything; with --tail, --since or --grep of earlier ones too.
     """
     from orchestrator.cli import live as following
-    from orchestrator.client import log_reader as reading
+    from orchestrator.client.logs import reader as reading
     from orchestrator.views import logs as log_view
 
     found = find_job(job)
@@ -161,7 +161,7 @@ def _print_logs(job: Job, query: LogQuery) -> None:
 
 
 def _printed(job: Job, query: LogQuery) -> Iterator[str]:
-    from orchestrator.client import log_reader as reading
+    from orchestrator.client.logs import reader as reading
     from orchestrator.views import logs as log_view
 
     style = log_view.style_of(query, terminal=terminal.is_terminal(), environ=os.environ)

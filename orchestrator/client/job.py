@@ -25,7 +25,7 @@ from orchestrator.core.jobdir.status_file import Status
 from orchestrator.submission import supervisor_process
 
 if TYPE_CHECKING:
-    from orchestrator.client.log_reader import LogLine, LogQuery
+    from orchestrator.client.logs.reader import LogLine, LogQuery
     from orchestrator.core.jobdir.plan import Plan
     from orchestrator.core.mask import Mask
     from orchestrator.spec.load import SpecFile
@@ -97,7 +97,7 @@ class Job:
 
         Raises ClusterError when the plan is missing or damaged.
         """
-        from orchestrator.client import log_reader
+        from orchestrator.client.logs import reader as log_reader
 
         return log_reader.nodes(self.folder) if self.is_slurm else [node.name for node in self.plan().nodes]
 
@@ -161,7 +161,7 @@ class Job:
 
     def logs(self, query: LogQuery | None = None) -> Iterator[LogLine]:
         """Yield the ranks' log lines, merged by time; `query` narrows them down."""
-        from orchestrator.client import log_reader
+        from orchestrator.client.logs import reader as log_reader
 
         return log_reader.read(self.folder, query or log_reader.LogQuery(), time.time_ns(), self.mask())
 
@@ -336,7 +336,8 @@ class Job:
 
     def why(self) -> Json:
         """Return the post-mortem as `orch why --json` prints it. Raises OrchError when plan or journal are damaged."""
-        from orchestrator.client import logged_loss, post_mortem
+        from orchestrator.client import post_mortem
+        from orchestrator.client.logs import losses
         from orchestrator.supervisor.journal import facts_file, journal_file, lost_journal
 
         plan = self.plan()
@@ -345,7 +346,7 @@ class Job:
         with journal_file.replayed(self.folder.journal):
             why = post_mortem.why(plan, record)
         for attempt in why["attempts"] if len(why["attempts"]) > 1 else ():
-            attempt["losses"] = logged_loss.of_log(self.folder.rank_log(attempt["attempt"], 0))
+            attempt["losses"] = losses.of_log(self.folder.rank_log(attempt["attempt"], 0))
         goes_on = record.facts.end is None
         why |= {"suspicion": self._suspicion() if goes_on else None, "dir": str(self.folder.root)}
         return {**why, **self._in_queue()} if goes_on and self.is_slurm else why

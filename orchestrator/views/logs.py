@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 
-from orchestrator.client.log_reader import LogBlock, LogLine, LogQuery, lines
+from orchestrator.client.logs.reader import LogBlock, LogLine, LogQuery, lines
 from orchestrator.core.invisible_characters import harmless, visible
 from orchestrator.core.mask import Mask
 from orchestrator.core.text import ranks_text

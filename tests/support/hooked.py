@@ -116,7 +116,10 @@ def lay_out(root: Path) -> Rank:
 def lay_out_with_stand_in(root: Path) -> Rank:
     """The same, with as much of torch in the user's code as the hook looks at."""
     rank = lay_out(root)
-    rank.script("", "torch/__init__.py")
+    rank.script("import torch.utils.data.dataloader", "torch/__init__.py")
+    rank.script("", "torch/utils/__init__.py")
+    rank.script("", "torch/utils/data/__init__.py")
+    rank.script("class _BaseDataLoaderIter: pass", "torch/utils/data/dataloader.py")
     rank.script("", "torch/optim/__init__.py")
     rank.script(STAND_IN, "torch/optim/optimizer.py")
     return rank

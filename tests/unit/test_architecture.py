@@ -48,6 +48,7 @@ LAYERS = (
         "submission.nodes",
         "submission",
         "client.checks",
+        "client.logs",
         "client",
         "client.outline",
         "views",

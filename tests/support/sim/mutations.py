@@ -294,7 +294,7 @@ KILLERS = {
     "ranks are alone from the first step on": "named ranks-that-are-alone",
     "ranks that are alone are not named": "named ranks-that-are-alone",
     "that ranks are alone is not taken back": "named ranks-that-are-alone-for-a-while",
-    "busy hosts are not asked again": "pool 21",
+    "busy hosts are not asked again": "pool 22",
     "busy hosts are asked one by one": "pool 27",
     "busy hosts are asked as often after hours": "pool 28",
     "hosts are held while others are busy": "pool 21",

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import pytest
 
-from orchestrator.client.log_reader import LogBlock, LogLine, LogQuery, lines
+from orchestrator.client.logs.reader import LogBlock, LogLine, LogQuery, lines
 from orchestrator.core.invisible_characters import harmless
 from orchestrator.core.mask import Mask
 from orchestrator.views.logs import (

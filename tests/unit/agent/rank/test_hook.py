@@ -97,8 +97,7 @@ def test_the_children_of_a_fork_server_stay_silent(rank: Rank) -> None:
 
 
 def test_a_worker_for_data_makes_no_steps(rank: Rank) -> None:
-    rank.script("", "torch/utils/__init__.py")
-    rank.script("def get_worker_info():\n    return 'worker 0'\n", "torch/utils/data.py")
+    rank.script("def get_worker_info():\n    return 'worker 0'\n", "torch/utils/data/__init__.py")
     children(rank, "spawn", "import torch.utils.data; torch.optim.optimizer.step()")
     assert rank.last_step() == NO_STEP
     assert rank.files() == ["steps"]
@@ -162,7 +161,7 @@ def test_the_import_at_which_torch_is_found_to_be_there_finds_its_module(rank: R
     text = (
         "import sys, torch.optim.optimizer\n"
         "first = next(one for one in sys.meta_path if 'BuiltinImporter' in str(one))\n"
-        "sys.meta_path.remove(first)\nsys.meta_path.insert(1, first)\n"
+        "sys.meta_path.remove(first)\nsys.meta_path.insert(2, first)\n"
         "name = next(one for one in sys.builtin_module_names if one not in sys.modules)\n"
         "__import__(name)\nprint(len(torch.optim.optimizer.HOOKS))\n"
     )

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
 
-from orchestrator.client.log_lines import (
+from orchestrator.client.logs.lines import (
     CUT_MARK,
     LINE_BYTES_MAX,
     Cut,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.client import logged_loss
+from orchestrator.client.logs import losses as logged
 
 
 @pytest.mark.parametrize(
@@ -22,6 +22,6 @@ from orchestrator.client import logged_loss
 )  # fmt: skip
 def test_the_losses_of_a_log(tmp_path: Path, log: str, losses: tuple[str, str] | None) -> None:
     path = tmp_path / "rank.log"
-    assert logged_loss.of_log(path) is None
+    assert logged.of_log(path) is None
     path.write_text(log)
-    assert logged_loss.of_log(path) == losses
+    assert logged.of_log(path) == losses

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.client.log_reader import FLUSH_S, LINE_BYTES_MAX, Follower, LogLine, LogQuery, lines, read
+from orchestrator.client.logs.reader import FLUSH_S, LINE_BYTES_MAX, Follower, LogLine, LogQuery, lines, read
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.log_index import LogIndex
 from orchestrator.core.mask import Mask

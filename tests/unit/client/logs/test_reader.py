@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.client.log_reader import (
+from orchestrator.client.logs.reader import (
     BAR_S,
     CUT_MARK,
     LINE_BYTES_MAX,
