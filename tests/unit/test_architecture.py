@@ -89,7 +89,6 @@ LONG_FILES = {
     "orchestrator/cli/app.py": "one function for each verb",
     "orchestrator/client/job.py": "one method for each thing that can be done with a job",
     "orchestrator/agent/rank/hook.py": "one file is what is copied into every rank",
-    "orchestrator/agent/start/template.py": "one file is what a node's Python runs",
     "orchestrator/core/wire/messages.py": "one list of all that supervisor and agents say",
     "orchestrator/supervisor/supervisor.py": "one loop: receive, learn, decide, journal, carry out",
     "tests/unit/test_architecture.py": "one list of all rules of the house",

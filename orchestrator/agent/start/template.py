@@ -2,15 +2,15 @@
 
 Run by the job's own Python with the environment that the ranks of the node share. `warm.py` is the agent's side; they talk
 over a socket of packets, one JSON object each: what to import, then the template's `ready` or `fresh`, then for each order of a
-rank `pid` or `error`.
+rank `pid` or `error`. `more` has it import what ranks were seen to import, while it still serves.
 
-Rules: standard library only, and readable for Python 3.8, as in `hook.py`. What is imported must leave the process as a
-fork needs it (`against`). The first module is imported here; without it there is no template. The others are imported by a
-child, which becomes the template where all went well; else another child leaves out the module that did not. A rank is a
-child of the agent, not of the template: the process between them ends at once, and the agent is the nearest subreaper.
+What is imported must leave the process as a fork needs it: see `imports_ahead`. A rank is a child of the agent, not of the
+template: the process between them ends at once, and the agent is the nearest subreaper.
+
+Rules: standard library only, and readable for Python 3.8, as in `hook.py`.
 """
 
-# ruff: noqa: PTH206, PTH100, PTH104, PTH109, PTH110, PTH115, PTH116, PTH118, PTH120, PTH123, PTH208, RUF012, RUF063
+# ruff: noqa: PTH100, PTH104, PTH109, PTH118, PTH120, PTH123, RUF063
 
 import gc
 import os
@@ -19,14 +19,14 @@ import sys
 AT_START = frozenset(sys.modules)
 """What a new interpreter has imported before its program begins."""
 
-FOLDER, ENVIRON = os.getcwd(), dict(os.environ)
-"""The working folder in which ranks start, and the variables that they share."""
+ENVIRON = dict(os.environ)
+"""The variables that ranks share."""
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Sequence
-    from types import CodeType, FrameType, ModuleType
+    from collections.abc import Callable
+    from types import CodeType, ModuleType
     from typing import Any
 
 PACKET_BYTES_MAX = 1 << 20
@@ -35,262 +35,11 @@ PACKET_BYTES_MAX = 1 << 20
 ADOPTED_S_MAX = 10.0
 """How long a new rank waits until it is the agent's child."""
 
-ALONE = (
-    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK", "ROLE_RANK",
-    "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT",
-    "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_ERROR_FILE", "ORCH_JOB_ID", "ORCH_JOB_NAME", "ORCH_ATTEMPT",
-    "ORCH_CHECKPOINT_DIR", "ORCH_RESUME_FROM", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS",
-    "SLURM_NPROCS", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE",
-    "SLURM_GTIDS", "SLURM_NNODES", "SLURM_JOB_NUM_NODES", "SLURM_STEP_NUM_NODES", "SLURM_NODELIST", "SLURM_JOB_NODELIST",
-    "SLURM_STEP_NODELIST",
-)  # fmt: skip
-"""Variables that a rank gets when it starts: a module that reads them when it is imported is imported by ranks only."""
-
-RANK_ZERO = {
-    "torchmetrics.utilities.prints": ("LOCAL_RANK",),
-    "lightning.fabric.utilities.rank_zero": ("RANK", "LOCAL_RANK", "SLURM_PROCID"),
-    "lightning_fabric.utilities.rank_zero": ("RANK", "LOCAL_RANK", "SLURM_PROCID"),
-}
-"""Modules that set `rank_zero_only.rank` from the first of these variables when they are imported, and keep nothing else of
-them: a rank sets it once more (lightning 2.6, torchmetrics 1.9)."""
-
-MODULE_S_MAX = 30.0
-"""How long a module of the program may take to import before it is left out."""
-
-LEFT_OUT_MAX = 4
-"""How many packages are left out; those after the next that would be are not imported either."""
-
 COMMAND_ROOM = 4096
 """Bytes of the template's command line kept free for the ranks': `ps` shows there what a rank runs."""
 
 
-def unfit(handlers: "Sequence[object]") -> str:
-    """Return what keeps this process from being forked as if it were new; "" when nothing does."""
-    import signal
-    import stat
-
-    if os.listdir("/proc/self/task")[1:]:
-        # OpenBLAS ends its threads before a fork and starts them when it needs them: they are no harm.
-        pid = os.fork()
-        if pid == 0:
-            os._exit(0)
-        os.waitpid(pid, 0)
-        if os.listdir("/proc/self/task")[1:]:
-            return "started a thread"
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            kind, path = os.stat(int(name)).st_mode, os.readlink("/proc/self/fd/" + name)
-        except OSError:
-            continue  # that of the listing itself
-        if path.startswith(("/dev/nvidia", "/dev/kfd", "/dev/dri")):
-            return "opened the device " + path
-        if stat.S_ISSOCK(kind) and int(name) != SOCKET_FD:
-            return "opened a socket"
-    if os.getcwd() != FOLDER:
-        return "changed the working folder"
-    if getattr(sys.modules.get("tempfile"), "_name_sequence", None) is not None:
-        return "made a temporary file"  # it would be removed at the end of each rank
-    try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        return "started a process"
-    except ChildProcessError:
-        pass
-    now = [signal.getsignal(number) for number in signal.valid_signals()]
-    return "" if now == handlers else "changed a signal handler"
-
-
-class Reads(os._Environ):  # type: ignore[type-arg]
-    """`os.environ`, noting which variables were asked for."""
-
-    seen: "set[str]" = set()
-
-    def __getitem__(self, key: str) -> str:
-        if not (key in ALONE and is_set_again()):
-            self.seen.add(key)
-        return str(super().__getitem__(key))
-
-    def __contains__(self, key: object) -> bool:
-        return self.get(str(key)) is not None
-
-
-def is_set_again() -> bool:
-    """Tell whether the module that asks for a variable is one of `RANK_ZERO`."""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None and frame.f_code.co_name != "<module>":
-        frame = frame.f_back
-    return frame is not None and frame.f_globals.get("__name__") in RANK_ZERO
-
-
-def rank_zero() -> "list[Any]":
-    """Return the functions that `RANK_ZERO` tells of, each with its variables."""
-    loaded = [(sys.modules[name], names) for name, names in RANK_ZERO.items() if name in sys.modules]
-    return [(getattr(module, "rank_zero_only", None), names) for module, names in loaded]
-
-
-def is_installed(root: str, own: str) -> "bool | None":
-    """Tell whether a top-level module is an installed one, rather than Python's own or missing; None where neither is
-    certain."""
-    from importlib.machinery import PathFinder
-    from importlib.util import find_spec
-
-    try:
-        # Python's own, some of which are frozen, have a path for the first; an editable install is known to the second only.
-        spec = PathFinder.find_spec(root, [own, *sys.path]) or find_spec(root)
-    except ValueError:
-        return None
-    if spec is None or root in sys.builtin_module_names:
-        return False
-    path = spec.origin or ""
-    below = path[len(own) :] if path.startswith(own + os.sep) else path
-    if {"site-packages", "dist-packages"} & set(below.split(os.sep)):
-        return True
-    return False if path.startswith(os.path.dirname(os.__file__) + os.sep) else None
-
-
-def of_program(steps: "list[Any]", own: str) -> "tuple[list[Any], set[str]]":
-    """Return the installed modules that a program imports, each with its names and the variables that the program has set
-    before; and the variables that are set before the first of them."""
-    wanted: list[Any] = []
-    sets: set[str] = set()
-    for step in steps:
-        if step["sets"]:
-            sets.add(step["sets"])
-            continue
-        installed = is_installed(step["module"].partition(".")[0], own)
-        if installed is None:
-            break  # what it does is not known
-        if installed:
-            wanted.append((step["module"], step["names"], set(sets)))
-    return wanted, wanted[0][2] if wanted else sets
-
-
-def against(module: str, names: "list[str]", sets: "set[str]", own: str, handlers: "list[Any]") -> str:
-    """Import a module, and names of it; return why a fork of this process would not be as a process that imports it later."""
-    before = len(sys.modules)
-    Reads.seen = set()
-    try:
-        __import__(module, fromlist=names)
-    except BaseException as err:
-        return f"raises {type(err).__name__}: {str(err)[:200]}"
-    if len(sys.modules) == before:
-        return ""
-    if reason := unfit(handlers):
-        return reason
-    if alone := Reads.seen & set(ALONE):
-        return "reads " + min(alone)
-    if any(getattr(function, "rank", None) != 0 for function, _ in rank_zero()):
-        return "keeps a rank"
-    if changed := sets & Reads.seen:
-        return f"reads {min(changed)}, which the program sets before"
-    if entry := shadowed(own):
-        return f"imports what {entry} of the code takes the place of"
-    return ""
-
-
-def package_of(module: str) -> str:
-    """Return what is left out with a module: all of its package, but of torch the module alone."""
-    root = module.partition(".")[0]
-    return module if root == "torch" else root
-
-
-def import_rest(wanted: "list[Any]", own: str, handlers: "list[Any]") -> "tuple[dict[str, str], int]":
-    """Import modules in a child, and again in another without the package that something is to be said against. Return in
-    the child that imported them all, with those left out and the pipe on which it tells its parent to end."""
-    left_out: dict[str, str] = {}
-    while True:
-        reading, writing = os.pipe()
-        child = os.fork()
-        if child == 0:
-            os.close(reading)
-            prctl_death_signal(9)
-            for module, names, sets in wanted:
-                if package_of(module) in left_out:
-                    continue
-                os.write(writing, module.encode() + b"\n")
-                if reason := against(module, names, sets, own, handlers):
-                    os.write(writing, b" " + " ".join(reason.split()).encode(errors="replace") + b"\n")
-                    os._exit(1)
-            return left_out, writing
-        os.close(writing)
-        module, reason = end_of(child, reading)
-        if not reason:
-            os._exit(0)  # the child is the template
-        if len(left_out) == LEFT_OUT_MAX:
-            wanted = wanted[: [name for name, _, _ in wanted].index(module)]
-        left_out[package_of(module)] = reason
-
-
-def end_of(child: int, reading: int) -> "tuple[str, str]":
-    """Wait for a child that imports; return the module that it failed at, and why, or "" once it has taken over."""
-    import select
-
-    lines = [""]
-    while not lines[-1].startswith(" "):
-        if not select.select([reading], [], [], MODULE_S_MAX)[0]:
-            os.kill(child, 9)
-            lines.append(f" takes longer than {MODULE_S_MAX:g} s to import")
-            break
-        piece = os.read(reading, 65536).decode(errors="replace")
-        if piece.endswith("\0"):
-            return "", ""
-        # A line is written at once, and shorter than what a pipe takes at once.
-        lines += piece.splitlines() or [" ends the process"]
-    os.close(reading)
-    os.waitpid(child, 0)
-    return lines[-2], lines[-1][1:]
-
-
-def shadowed(folder: str) -> str:
-    """Return the file of the program's own folder that a new interpreter would import in place of a module imported here;
-    "" where there is none."""
-    names = {name.partition(".")[0] for name in sys.modules if name not in AT_START} - AT_START
-    try:
-        entries = os.listdir(folder)
-    except OSError:
-        return ""
-    for entry in sorted(entries):
-        name = entry.partition(".")[0]
-        is_module = entry.endswith((".py", ".so", ".pyc"))
-        if name in names and (is_module or os.path.exists(os.path.join(folder, entry, "__init__.py"))):
-            return entry
-    return ""
-
-
-def serve(line: "socket.socket") -> "dict[str, Any]":
-    """Fork a rank for each order, until the agent closes the line. In a rank, return its order."""
-    import json
-
-    while True:
-        packet = line.recv(PACKET_BYTES_MAX)
-        if not packet:
-            os._exit(0)
-        order = json.loads(packet)
-        reading, writing = os.pipe()
-        between = os.fork()
-        if between == 0:
-            rank = os.fork()
-            if rank:
-                os.write(writing, str(rank).encode())
-                os._exit(0)
-            os.close(reading)
-            os.close(writing)
-            line.close()
-            return order  # type: ignore[no-any-return]
-        os.close(writing)
-        text = os.read(reading, 100)
-        os.close(reading)
-        os.waitpid(between, 0)
-        line.send(json.dumps({"pid": int(text)} if text else {"error": "it cannot be forked"}).encode())
-
-
-def prctl_death_signal(number: int) -> None:
-    """Have the kernel send this process a signal when its parent dies; 0 for none."""
-    import ctypes
-
-    ctypes.CDLL(None).prctl(1, number, 0, 0, 0)  # PR_SET_PDEATHSIG
-
-
-def be_child_of(agent: int) -> None:
+def be_child_of(agent: int, ahead: "ModuleType") -> None:
     """Wait until the agent has adopted this process, and end with it."""
     import time
 
@@ -299,15 +48,15 @@ def be_child_of(agent: int) -> None:
         if time.monotonic() > deadline_s:
             os._exit(1)
         time.sleep(0.0005)
-    prctl_death_signal(9)
+    ahead.prctl_death_signal(9)
     if os.getppid() != agent:
         os._exit(1)
 
 
-def become_rank(order: "dict[str, Any]", hook: "ModuleType") -> None:
+def become_rank(order: "dict[str, Any]", hook: "ModuleType", ahead: "ModuleType") -> None:
     """Turn this process into the rank of an order: what `spawn.start` does for a new interpreter."""
     os.setsid()
-    be_child_of(order["agent"])
+    be_child_of(order["agent"], ahead)
     try:
         os.rename(order["ticket"], order["ticket"] + "." + str(os.getpid()))
     except OSError:
@@ -326,7 +75,7 @@ def become_rank(order: "dict[str, Any]", hook: "ModuleType") -> None:
         sys.modules["numpy.random"].seed()
     if "torch" in sys.modules:
         sys.modules["torch"].default_generator.seed()
-    for function, names in rank_zero():
+    for function, names in ahead.rank_zero():
         function.rank = next((int(os.environ[name]) for name in names if name in os.environ), 0)
     hook._start()
 
@@ -404,57 +153,159 @@ def guarded(act: "Callable[[], object]") -> None:
         sys.exit(1)
 
 
-def load_hook(folder: str) -> "ModuleType":
-    """Return the hook as a module, loaded but not armed: this process is no rank yet."""
+def load(path: str, name: str) -> "ModuleType":
+    """Return a file of orch as a module that programs do not see."""
     import importlib.util
 
-    spec = importlib.util.spec_from_file_location("orch_hook", os.path.join(folder, "sitecustomize.py"))
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    module.__name__ = "sitecustomize"
     return module
+
+
+class Template:
+    """What the template knows of itself: the line to the agent, and what has been imported and left out."""
+
+    def __init__(self, line: "socket.socket", ahead: "ModuleType", own: str) -> None:
+        import signal
+
+        self.line = line
+        self.agent = os.getppid()
+        self.ahead = ahead
+        self.own = own
+        self.handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+        self.environ_class = os.environ.__class__
+        self.names: list[str] = []
+        self.left_out: dict[str, str] = {}
+
+    def begin(self, modules: "list[str]", steps: "list[Any]") -> None:
+        """Import modules and what a program does first; return in the process that is the template."""
+        import json
+
+        program, early = self.ahead.of_program(steps, self.own)
+        first = modules[0]
+        gc.disable()  # nothing that an import makes is garbage: a fifth of torch's time
+        os.environ.__class__ = self.ahead.Reads
+        reason = self.ahead.against(first, [], early, self.own, self.handlers)
+        if reason and not reason.startswith("raises"):
+            self.line.send(json.dumps({"fresh": f"import {first} {reason}"}).encode())
+            os._exit(0)
+        self.names = [first] * (first in sys.modules)
+        self._take_over([(name, [], early) for name in modules[1:]] + program)
+
+    def grow(self, modules: "list[str]") -> int:
+        """Import more modules in the background; return a descriptor from which a byte is read once this process may end,
+        and in the process that takes its place -1."""
+        roots = {name.partition(".")[0] for name in modules}
+        installed = {root for root in roots if self.ahead.is_installed(root, self.own)}
+        wanted: list[Any] = [
+            (name, [], set())
+            for name in modules
+            if name.partition(".")[0] in installed and name not in sys.modules
+            if self.ahead.package_of(name) not in self.left_out
+        ]
+        reading, writing = os.pipe()
+        if os.fork():
+            os.close(writing)
+            return reading
+        os.close(reading)
+        self.ahead.prctl_death_signal(9)
+        os.environ.__class__ = self.ahead.Reads
+        gc.disable()
+        self._take_over(wanted)
+        os.write(writing, b"\0")
+        os.close(writing)
+        return -1
+
+    def _take_over(self, wanted: "list[Any]") -> None:
+        """Import modules, return in the child that is to take this process's place, and tell the agent."""
+        import json
+
+        left_out, parent = self.ahead.import_rest(wanted, self.own, self.handlers)
+        os.environ.__class__ = self.environ_class
+        gc.collect()
+        gc.freeze()
+        gc.enable()
+        self.ahead.prctl_death_signal(0)
+        self.left_out.update(left_out)
+        self.names += [
+            name
+            for name, _, _ in wanted
+            if self.ahead.package_of(name) not in left_out and name in sys.modules
+        ]
+        ready = list(dict.fromkeys(name.partition(".")[0] for name in self.names))
+        self.line.send(
+            json.dumps({"ready": ready, "left_out": self.left_out, "template": os.getpid()}).encode()
+        )
+        os.write(parent, b"\0")
+        os.close(parent)
+        be_child_of(self.agent, self.ahead)
+
+    def serve(self) -> "dict[str, Any]":
+        """Fork a rank for each order, until the agent closes the line. In a rank, return its order."""
+        import json
+        import select
+
+        successor = -1
+        while True:
+            waited = [self.line.fileno()] + [successor] * (successor >= 0)
+            if successor in select.select(waited, [], [])[0]:
+                if os.read(successor, 1):
+                    os._exit(0)
+                os.close(successor)  # nothing has come of it
+                successor = -1
+                continue
+            packet = self.line.recv(PACKET_BYTES_MAX)
+            if not packet:
+                os._exit(0)
+            order = json.loads(packet)
+            if "more" in order:
+                successor = self.grow(order["more"])
+                continue
+            reading, writing = os.pipe()
+            between = os.fork()
+            if between == 0:
+                rank = os.fork()
+                if rank:
+                    os.write(writing, str(rank).encode())
+                    os._exit(0)
+                for fd in (reading, writing, successor):
+                    if fd >= 0:
+                        os.close(fd)
+                self.line.close()
+                return order  # type: ignore[no-any-return]
+            os.close(writing)
+            text = os.read(reading, 100)
+            os.close(reading)
+            os.waitpid(between, 0)
+            self.line.send(
+                json.dumps({"pid": int(text)} if text else {"error": "it cannot be forked"}).encode()
+            )
 
 
 def main() -> None:
     """Import, report, serve; then, in a rank, run its program."""
     import json
-    import signal
     import socket
 
-    hook, agent = load_hook(sys.argv[2]), os.getppid()
-    line = socket.socket(fileno=SOCKET_FD)
-    sys.path.pop(0)  # the folder of this file
-    gc.disable()  # nothing that an import makes is garbage: a fifth of torch's time
+    folder = os.path.dirname(os.path.abspath(__file__))
+    ahead = load(os.path.join(folder, "imports_ahead.py"), "orch_imports_ahead")
+    hook = load(
+        os.path.join(sys.argv[2], "sitecustomize.py"), "orch_hook"
+    )  # not armed: this process is no rank yet
+    hook.__name__ = "sitecustomize"
+    vars(ahead).update(AT_START=AT_START, SOCKET_FD=int(sys.argv[1]))
+    line = socket.socket(fileno=int(sys.argv[1]))
+    sys.path[:] = [entry for entry in sys.path if entry != folder]
     asked = json.loads(line.recv(PACKET_BYTES_MAX))
-    own, sys.argv[:] = asked["own"], asked["argv"]
-    program, early = of_program(asked["steps"], own)
-    modules = [(name, [], early) for name in asked["modules"]] + program
-    first = modules[0][0]
-    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
-    known = os.environ.__class__
-    os.environ.__class__ = Reads
-    reason = against(first, [], early, own, handlers)
-    if reason and not reason.startswith("raises"):
-        line.send(json.dumps({"fresh": f"import {first} {reason}"}).encode())
-        os._exit(0)
-    left_out, parent = import_rest(modules[1:], own, handlers)
-    os.environ.__class__ = known
-    gc.collect()
-    gc.freeze()
-    gc.enable()
-    prctl_death_signal(0)
-    names = [name for name, _, _ in modules if package_of(name) not in left_out and name in sys.modules]
-    line.send(json.dumps({"ready": names, "left_out": left_out, "pid": os.getpid()}).encode())
-    os.write(parent, b"\0")
-    os.close(parent)
-    be_child_of(agent)
-    order = serve(line)
-    become_rank(order, hook)
+    sys.argv[:] = asked["argv"]
+    template = Template(line, ahead, asked["own"])
+    template.begin(asked["modules"], asked["steps"])
+    order = template.serve()
+    become_rank(order, hook, ahead)
     run(order["argv"][1:])
 
 
-SOCKET_FD = -1
 if __name__ == "__main__":
-    SOCKET_FD = int(sys.argv[1])
     main()

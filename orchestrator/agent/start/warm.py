@@ -19,10 +19,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from orchestrator.agent.rank.hook import RANK_DIR_ENV
+from orchestrator.agent.rank.hook import IMPORTS_FILE, RANK_DIR_ENV
 from orchestrator.agent.start import first_imports, spawn
 from orchestrator.agent.start.first_imports import Source, Step
-from orchestrator.agent.start.template import ALONE, COMMAND_ROOM, PACKET_BYTES_MAX
+from orchestrator.agent.start.imports_ahead import ALONE
+from orchestrator.agent.start.template import COMMAND_ROOM, PACKET_BYTES_MAX
 from orchestrator.core import codec
 from orchestrator.core.jobdir.durable import replace_bytes
 from orchestrator.core.jobdir.layout import JobDir
@@ -43,6 +44,12 @@ before it tries again (torch 2.13; four ranks on two cores were 0.3 s faster to 
 
 MODULES = ("torch", "torch._dynamo", "torch.distributed", "torch.nn.parallel")
 """What ranks of torch import at the latest when their first optimizer and DDP are made; `torch._dynamo` is half of it."""
+
+FILES = ("template.py", "imports_ahead.py")
+"""What a template runs; the first is its program."""
+
+MORE_MAX = 1000
+"""How many modules that a rank has imported before its first step a template is to import, too."""
 
 NAMED_MAX = 4
 """How many imported packages are named for people."""
@@ -75,9 +82,10 @@ class Imports:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a template says: which modules are imported and which left out, with its pid; why ranks must start fresh; or the
-    pid of a rank, or why there is none."""
+    """What a template says: its pid, which packages are imported and which left out; why ranks must start fresh; or the pid
+    of a rank, or why there is none."""
 
+    template: int = 0
     ready: tuple[str, ...] = ()
     left_out: dict[str, str] = field(default_factory=dict)
     fresh: str = ""
@@ -102,26 +110,27 @@ class Template:
     # What it has imported, and what ranks import themselves, with the reason
     has: Answer = Answer()
     began_at: float = 0.0
+    has_grown: bool = False
     _line: socket.socket | None = None
 
     def begin(self) -> None:
         """Start the process. An OSError is a reason to start ranks fresh."""
         folder = self.folder / "template"
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        source = pkgutil.get_data("orchestrator.agent.start", "template.py")
-        assert source is not None
         agent_pid = os.getpid()
         env = {name: value for name, value in self.env.items() if name not in ALONE}
         hook = str(self.folder / "hook")
         env["PYTHONPATH"] = os.pathsep.join(part for part in (hook, env.get("PYTHONPATH", "")) if part)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            file = folder / "template.py"
-            if not file.exists() or file.read_bytes() != source:
-                replace_bytes(file, source, durable=False)
+            for name in FILES:
+                file, source = folder / name, pkgutil.get_data("orchestrator.agent.start", name)
+                assert source is not None
+                if not file.exists() or file.read_bytes() != source:
+                    replace_bytes(file, source, durable=False)
             with (folder / "template.log").open("ab", buffering=0) as log:
                 process = subprocess.Popen(
-                    [self.argv[0], str(file), str(theirs.fileno()), hook, " " * COMMAND_ROOM],
+                    [self.argv[0], str(folder / FILES[0]), str(theirs.fileno()), hook, " " * COMMAND_ROOM],
                     cwd=self.cwd, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
                     pass_fds=(theirs.fileno(),),
                     preexec_fn=lambda: spawn.die_with_parent(agent_pid, signal.SIGKILL),
@@ -154,14 +163,23 @@ class Template:
     def poll(self) -> None:
         """Take what the template has said without waiting."""
         answer = self._receive(0.0)
-        if answer is None or self.is_ready:
-            return
-        if answer.fresh:
+        if answer is not None and answer.fresh:
             self.why_fresh = answer.fresh
             self.end()
+        elif answer is not None and answer.template:
+            self._take(answer)
+
+    def _take(self, answer: Answer) -> None:
+        """Note that a child has taken the template's place."""
+        self.is_ready, self.pid, self.has = True, answer.template, answer
+
+    def grow(self, names: list[str]) -> None:
+        """Have it import more, for the next attempt; meanwhile it forks ranks as before."""
+        if not self.is_ready or self.has_grown or self._line is None or not names:
             return
-        # A child of the first process has taken its place.
-        self.is_ready, self.pid, self.has = True, answer.pid, answer
+        self.has_grown = True
+        with contextlib.suppress(OSError):
+            self._line.send(json.dumps({"more": names[:MORE_MAX]}).encode())
 
     def fork(self, program: spawn.Program) -> int:
         """Fork a rank and return its pid, a child of this process; 0 when a new interpreter must do.
@@ -178,7 +196,8 @@ class Template:
         with contextlib.suppress(OSError):
             ticket.touch()
             self._line.send(json.dumps(order).encode())
-            answer = self._receive(FORK_S_MAX) or Answer()
+            while (answer := self._receive(FORK_S_MAX) or Answer()).template:
+                self._take(answer)
             if answer.pid:
                 return answer.pid
             self.why_fresh = answer.error
@@ -227,9 +246,8 @@ class Template:
 
 def _listed(has: Answer) -> str:
     """Return, for people, the packages that a template has imported and those that it has left out."""
-    packages = list(dict.fromkeys(name.partition(".")[0] for name in has.ready))
-    more = [f"{len(packages) - NAMED_MAX} more"] if len(packages) > NAMED_MAX else []
-    text = ", ".join(packages[:NAMED_MAX] + more) or "nothing"
+    more = [f"{len(has.ready) - NAMED_MAX} more"] if len(has.ready) > NAMED_MAX else []
+    text = ", ".join([*has.ready[:NAMED_MAX], *more]) or "nothing"
     left_out = [f"; not {name}, which {reason}" for name, reason in has.left_out.items()]
     return text + "".join(left_out)
 
@@ -267,6 +285,14 @@ class Starter:
             return
         self._template = Template(job.node(node), argv, dict(env), job.code, steps=source.steps)
         self._template.begin()
+
+    def first_step(self, folder: Path) -> None:
+        """Note that a rank, whose folder this is, has made its first step: what it has imported until then is imported ahead
+        of the next attempt."""
+        self.has_stepped = True
+        if self._template is not None:
+            with contextlib.suppress(OSError):
+                self._template.grow((folder / IMPORTS_FILE).read_text().splitlines())
 
     @property
     def head_start_s(self) -> float:

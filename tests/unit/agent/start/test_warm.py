@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.agent.start import processes, spawn, template, warm
+from orchestrator.agent.start import imports_ahead, processes, spawn, warm
 from orchestrator.agent.start.first_imports import Step
 from orchestrator.core.host import procfs
 from orchestrator.core.jobdir import rank_env
@@ -229,7 +229,7 @@ def test_every_variable_that_a_rank_gets_when_it_starts_is_one_that_imports_may_
     slot = rank_env.RankSlot(0, "node-0", 0, 1, 0, 1)
     own = rank_env.rank_env(jobs.plan(), JobDir(Path("/job")), slot, 1, ("127.0.0.1", 29500), "")
     of_slurm = step_env.of_a_rank(0, 0, [("node-0", (0,))])
-    assert set(template.ALONE) == (own.keys() | of_slurm.keys()) - {"ORCH_TAG"}
+    assert set(imports_ahead.ALONE) == (own.keys() | of_slurm.keys()) - {"ORCH_TAG"}
 
 
 def test_a_late_fork_is_told_from_one_that_will_never_be(tmp_path: Path) -> None:
