@@ -328,9 +328,8 @@ class Agent:
 
     def _tick_ranks(self, ranks: NodeRanks, now_s: float) -> None:
         ranks.note_logs(time.time_ns())
-        if (first := ranks.first_to_step()) is not None:
-            self._beat_due = 0.0
-            ranks.starter.first_step(first.folder)
+        if ranks.makes_first_step():
+            self._beat_due, ranks.starter.has_stepped = 0.0, True
         if self._inspector is not None and (report := self._inspector.gather()) is not None:
             self._link.report(report)
         if ranks.want is RanksGoal.RUN:

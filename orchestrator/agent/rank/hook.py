@@ -40,7 +40,6 @@ ERROR_FILE = "error-{}.json"
 NOTES_FILE = "hook-notes.txt"
 GROUPS_FILE = "groups.json"
 SOCKET_FILE = "torch-{}.socket"
-IMPORTS_FILE = "imports.txt"  # the modules imported until the first step
 
 # The step file is an array of little-endian u64: a header of 128 bytes, the time of step n at n % RING_STEPS, then a
 # row of ROW_WORDS words for each step. Here a step is one of any optimizer. A group's column holds one more than the
@@ -818,8 +817,6 @@ class Hook:
 
         folder = self._folder = environ[RANK_DIR_ENV]
         self._pid = os.getpid()
-        # What this rank was forked with, from its node's template; a new interpreter has no torch yet.
-        self._modules = frozenset(sys.modules) if "torch" in sys.modules else None
         self._notes = HookNotes(folder)
         if only_counts:
             self._steps = Steps(folder, self._notes, lambda: None, is_child=True)
@@ -854,23 +851,6 @@ class Hook:
     def _claimed(self) -> None:
         self._errors.wrap()
         self._batches.end()
-        self._notes.guard("imports", self._note_imports)
-
-    def _note_imports(self) -> None:
-        """Write which modules of files a forked rank has imported until its first step, in their order."""
-        before = self._modules
-        if before is None:
-            return
-        specs: dict[str, Any] = {
-            name: vars(module).get("__spec__")
-            for name, module in list(sys.modules.items())
-            if name not in before and isinstance(module, type(sys))
-        }
-        names = [
-            name for name, spec in specs.items() if getattr(spec, "has_location", False) and spec.name == name
-        ]
-        with open(os.path.join(self._folder, IMPORTS_FILE), "w") as file:
-            file.write("\n".join(names))
 
     def _count_steps(self, register: "Callable[..., object]") -> None:
         self._errors.wrap()

@@ -20,7 +20,8 @@ HARMLESS = ("warnings", "logging")
 """Modules whose calls change nothing that an import depends on but what it prints."""
 
 TORCH = re.compile(
-    rb"^\s*(?:import|from)\s+(?:torch|accelerate|lightning|pytorch_lightning|transformers)\b", re.M
+    rb"^\s*(?:import\s+(?:[\w.]+(?:\s+as\s+\w+)?\s*,\s*)*|from\s+)(?:torch|accelerate|lightning|pytorch_lightning|transformers)\b",
+    re.M,
 )
 """A line that imports torch, or what imports it."""
 

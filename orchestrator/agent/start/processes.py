@@ -233,13 +233,12 @@ class NodeRanks:
             self.kill_at = now_s + KILL_AGAIN_S
         return False
 
-    def first_to_step(self) -> RankProcess | None:
-        """Return, once, a rank that has made its first optimizer step."""
-        if self.stepped:
-            return None
-        first = next((process for process in self.processes if process.counter.read().time_ns), None)
-        self.stepped = first is not None
-        return first
+    def makes_first_step(self) -> bool:
+        """Return True once: when a rank has made its first optimizer step."""
+        if self.stepped or not self.last_step_ns():
+            return False
+        self.stepped = True
+        return True
 
     def last_step_ns(self) -> int:
         """Return the time of the latest optimizer step of any rank here (wall clock), 0 before the first."""

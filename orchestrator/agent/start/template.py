@@ -2,7 +2,7 @@
 
 Run by the job's own Python with the environment that the ranks of the node share. `warm.py` is the agent's side; they talk
 over a socket of packets, one JSON object each: what to import, then the template's `ready` or `fresh`, then for each order of a
-rank `pid` or `error`. `more` has it import what ranks were seen to import, while it still serves.
+rank `pid` or `error`.
 
 What is imported must leave the process as a fork needs it: see `imports_ahead`. A rank is a child of the agent, not of the
 template: the process between them ends at once, and the agent is the nearest subreaper.
@@ -37,6 +37,33 @@ ADOPTED_S_MAX = 10.0
 
 COMMAND_ROOM = 4096
 """Bytes of the template's command line kept free for the ranks': `ps` shows there what a rank runs."""
+
+
+def serve(line: "socket.socket") -> "dict[str, Any]":
+    """Fork a rank for each order, until the agent closes the line. In a rank, return its order."""
+    import json
+
+    while True:
+        packet = line.recv(PACKET_BYTES_MAX)
+        if not packet:
+            os._exit(0)
+        order = json.loads(packet)
+        reading, writing = os.pipe()
+        between = os.fork()
+        if between == 0:
+            rank = os.fork()
+            if rank:
+                os.write(writing, str(rank).encode())
+                os._exit(0)
+            os.close(reading)
+            os.close(writing)
+            line.close()
+            return order  # type: ignore[no-any-return]
+        os.close(writing)
+        text = os.read(reading, 100)
+        os.close(reading)
+        os.waitpid(between, 0)
+        line.send(json.dumps({"pid": int(text)} if text else {"error": "it cannot be forked"}).encode())
 
 
 def be_child_of(agent: int, ahead: "ModuleType") -> None:
@@ -164,145 +191,47 @@ def load(path: str, name: str) -> "ModuleType":
     return module
 
 
-class Template:
-    """What the template knows of itself: the line to the agent, and what has been imported and left out."""
-
-    def __init__(self, line: "socket.socket", ahead: "ModuleType", own: str) -> None:
-        import signal
-
-        self.line = line
-        self.agent = os.getppid()
-        self.ahead = ahead
-        self.own = own
-        self.handlers = [signal.getsignal(number) for number in signal.valid_signals()]
-        self.environ_class = os.environ.__class__
-        self.names: list[str] = []
-        self.left_out: dict[str, str] = {}
-
-    def begin(self, modules: "list[str]", steps: "list[Any]") -> None:
-        """Import modules and what a program does first; return in the process that is the template."""
-        import json
-
-        program, early = self.ahead.of_program(steps, self.own)
-        first = modules[0]
-        gc.disable()  # nothing that an import makes is garbage: a fifth of torch's time
-        os.environ.__class__ = self.ahead.Reads
-        reason = self.ahead.against(first, [], early, self.own, self.handlers)
-        if reason and not reason.startswith("raises"):
-            self.line.send(json.dumps({"fresh": f"import {first} {reason}"}).encode())
-            os._exit(0)
-        self.names = [first] * (first in sys.modules)
-        self._take_over([(name, [], early) for name in modules[1:]] + program)
-
-    def grow(self, modules: "list[str]") -> int:
-        """Import more modules in the background; return a descriptor from which a byte is read once this process may end,
-        and in the process that takes its place -1."""
-        roots = {name.partition(".")[0] for name in modules}
-        installed = {root for root in roots if self.ahead.is_installed(root, self.own)}
-        wanted: list[Any] = [
-            (name, [], set())
-            for name in modules
-            if name.partition(".")[0] in installed and name not in sys.modules
-            if self.ahead.package_of(name) not in self.left_out
-        ]
-        reading, writing = os.pipe()
-        if os.fork():
-            os.close(writing)
-            return reading
-        os.close(reading)
-        self.ahead.prctl_death_signal(9)
-        os.environ.__class__ = self.ahead.Reads
-        gc.disable()
-        self._take_over(wanted)
-        os.write(writing, b"\0")
-        os.close(writing)
-        return -1
-
-    def _take_over(self, wanted: "list[Any]") -> None:
-        """Import modules, return in the child that is to take this process's place, and tell the agent."""
-        import json
-
-        left_out, parent = self.ahead.import_rest(wanted, self.own, self.handlers)
-        os.environ.__class__ = self.environ_class
-        gc.collect()
-        gc.freeze()
-        gc.enable()
-        self.ahead.prctl_death_signal(0)
-        self.left_out.update(left_out)
-        self.names += [
-            name
-            for name, _, _ in wanted
-            if self.ahead.package_of(name) not in left_out and name in sys.modules
-        ]
-        ready = list(dict.fromkeys(name.partition(".")[0] for name in self.names))
-        self.line.send(
-            json.dumps({"ready": ready, "left_out": self.left_out, "template": os.getpid()}).encode()
-        )
-        os.write(parent, b"\0")
-        os.close(parent)
-        be_child_of(self.agent, self.ahead)
-
-    def serve(self) -> "dict[str, Any]":
-        """Fork a rank for each order, until the agent closes the line. In a rank, return its order."""
-        import json
-        import select
-
-        successor = -1
-        while True:
-            waited = [self.line.fileno()] + [successor] * (successor >= 0)
-            if successor in select.select(waited, [], [])[0]:
-                if os.read(successor, 1):
-                    os._exit(0)
-                os.close(successor)  # nothing has come of it
-                successor = -1
-                continue
-            packet = self.line.recv(PACKET_BYTES_MAX)
-            if not packet:
-                os._exit(0)
-            order = json.loads(packet)
-            if "more" in order:
-                successor = self.grow(order["more"])
-                continue
-            reading, writing = os.pipe()
-            between = os.fork()
-            if between == 0:
-                rank = os.fork()
-                if rank:
-                    os.write(writing, str(rank).encode())
-                    os._exit(0)
-                for fd in (reading, writing, successor):
-                    if fd >= 0:
-                        os.close(fd)
-                self.line.close()
-                return order  # type: ignore[no-any-return]
-            os.close(writing)
-            text = os.read(reading, 100)
-            os.close(reading)
-            os.waitpid(between, 0)
-            self.line.send(
-                json.dumps({"pid": int(text)} if text else {"error": "it cannot be forked"}).encode()
-            )
-
-
 def main() -> None:
     """Import, report, serve; then, in a rank, run its program."""
     import json
+    import signal
     import socket
 
-    folder = os.path.dirname(os.path.abspath(__file__))
+    folder, agent = os.path.dirname(os.path.abspath(__file__)), os.getppid()
     ahead = load(os.path.join(folder, "imports_ahead.py"), "orch_imports_ahead")
     hook = load(
         os.path.join(sys.argv[2], "sitecustomize.py"), "orch_hook"
     )  # not armed: this process is no rank yet
     hook.__name__ = "sitecustomize"
-    vars(ahead).update(AT_START=AT_START, SOCKET_FD=int(sys.argv[1]))
-    line = socket.socket(fileno=int(sys.argv[1]))
+    socket_fd = int(sys.argv[1])
+    vars(ahead).update(AT_START=AT_START, SOCKET_FD=socket_fd)
+    line = socket.socket(fileno=socket_fd)
     sys.path[:] = [entry for entry in sys.path if entry != folder]
     asked = json.loads(line.recv(PACKET_BYTES_MAX))
-    sys.argv[:] = asked["argv"]
-    template = Template(line, ahead, asked["own"])
-    template.begin(asked["modules"], asked["steps"])
-    order = template.serve()
+    own, sys.argv[:] = asked["own"], asked["argv"]
+    program, early = ahead.of_program(asked["steps"], own)
+    modules = [(name, [], early) for name in asked["modules"]] + program
+    first = modules[0][0]
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    known = os.environ.__class__
+    gc.disable()  # nothing that an import makes is garbage: a fifth of torch's time
+    os.environ.__class__ = ahead.Reads
+    reason = ahead.against(first, [], early, own, handlers)
+    if reason and not reason.startswith("raises"):
+        line.send(json.dumps({"fresh": f"import {first} {reason}"}).encode())
+        os._exit(0)
+    left_out, parent = ahead.import_rest(modules[1:], own, handlers)
+    os.environ.__class__ = known
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+    ahead.prctl_death_signal(0)
+    names = [name for name, _, _ in modules if ahead.package_of(name) not in left_out and name in sys.modules]
+    line.send(json.dumps({"ready": names, "left_out": left_out, "pid": os.getpid()}).encode())
+    os.write(parent, b"\0")
+    os.close(parent)
+    be_child_of(agent, ahead)
+    order = serve(line)
     become_rank(order, hook, ahead)
     run(order["argv"][1:])
 

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from orchestrator.agent.rank.hook import IMPORTS_FILE, RANK_DIR_ENV
+from orchestrator.agent.rank.hook import RANK_DIR_ENV
 from orchestrator.agent.start import first_imports, spawn
 from orchestrator.agent.start.first_imports import Source, Step
 from orchestrator.agent.start.imports_ahead import ALONE
@@ -47,9 +47,6 @@ MODULES = ("torch", "torch._dynamo", "torch.distributed", "torch.nn.parallel")
 
 FILES = ("template.py", "imports_ahead.py")
 """What a template runs; the first is its program."""
-
-MORE_MAX = 1000
-"""How many modules that a rank has imported before its first step a template is to import, too."""
 
 NAMED_MAX = 4
 """How many imported packages are named for people."""
@@ -82,10 +79,9 @@ class Imports:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a template says: its pid, which packages are imported and which left out; why ranks must start fresh; or the pid
-    of a rank, or why there is none."""
+    """What a template says: which modules are imported and which left out, with its pid; why ranks must start fresh; or the
+    pid of a rank, or why there is none."""
 
-    template: int = 0
     ready: tuple[str, ...] = ()
     left_out: dict[str, str] = field(default_factory=dict)
     fresh: str = ""
@@ -110,7 +106,6 @@ class Template:
     # What it has imported, and what ranks import themselves, with the reason
     has: Answer = Answer()
     began_at: float = 0.0
-    has_grown: bool = False
     _line: socket.socket | None = None
 
     def begin(self) -> None:
@@ -163,23 +158,14 @@ class Template:
     def poll(self) -> None:
         """Take what the template has said without waiting."""
         answer = self._receive(0.0)
-        if answer is not None and answer.fresh:
+        if answer is None or self.is_ready:
+            return
+        if answer.fresh:
             self.why_fresh = answer.fresh
             self.end()
-        elif answer is not None and answer.template:
-            self._take(answer)
-
-    def _take(self, answer: Answer) -> None:
-        """Note that a child has taken the template's place."""
-        self.is_ready, self.pid, self.has = True, answer.template, answer
-
-    def grow(self, names: list[str]) -> None:
-        """Have it import more, for the next attempt; meanwhile it forks ranks as before."""
-        if not self.is_ready or self.has_grown or self._line is None or not names:
             return
-        self.has_grown = True
-        with contextlib.suppress(OSError):
-            self._line.send(json.dumps({"more": names[:MORE_MAX]}).encode())
+        # A child of the first process has taken its place.
+        self.is_ready, self.pid, self.has = True, answer.pid, answer
 
     def fork(self, program: spawn.Program) -> int:
         """Fork a rank and return its pid, a child of this process; 0 when a new interpreter must do.
@@ -196,8 +182,7 @@ class Template:
         with contextlib.suppress(OSError):
             ticket.touch()
             self._line.send(json.dumps(order).encode())
-            while (answer := self._receive(FORK_S_MAX) or Answer()).template:
-                self._take(answer)
+            answer = self._receive(FORK_S_MAX) or Answer()
             if answer.pid:
                 return answer.pid
             self.why_fresh = answer.error
@@ -246,8 +231,9 @@ class Template:
 
 def _listed(has: Answer) -> str:
     """Return, for people, the packages that a template has imported and those that it has left out."""
-    more = [f"{len(has.ready) - NAMED_MAX} more"] if len(has.ready) > NAMED_MAX else []
-    text = ", ".join([*has.ready[:NAMED_MAX], *more]) or "nothing"
+    packages = list(dict.fromkeys(name.partition(".")[0] for name in has.ready))
+    more = [f"{len(packages) - NAMED_MAX} more"] if len(packages) > NAMED_MAX else []
+    text = ", ".join(packages[:NAMED_MAX] + more) or "nothing"
     left_out = [f"; not {name}, which {reason}" for name, reason in has.left_out.items()]
     return text + "".join(left_out)
 
@@ -285,14 +271,6 @@ class Starter:
             return
         self._template = Template(job.node(node), argv, dict(env), job.code, steps=source.steps)
         self._template.begin()
-
-    def first_step(self, folder: Path) -> None:
-        """Note that a rank, whose folder this is, has made its first step: what it has imported until then is imported ahead
-        of the next attempt."""
-        self.has_stepped = True
-        if self._template is not None:
-            with contextlib.suppress(OSError):
-                self._template.grow((folder / IMPORTS_FILE).read_text().splitlines())
 
     @property
     def head_start_s(self) -> float:

@@ -206,8 +206,8 @@ def test_a_template_takes_the_place_of_a_python_that_runs_a_script_with_torch(
     tmp_path: Path, argv: tuple[str, ...], reason: str
 ) -> None:
     (tmp_path / "pack").mkdir()
-    for name in ("train.py", "pack/train.py"):
-        (tmp_path / name).write_text("import os\nfrom torch import nn\n")
+    (tmp_path / "train.py").write_text("import os, numpy as np, torch.nn as nn\n")
+    (tmp_path / "pack/train.py").write_text("import os\nfrom torch import nn\n")
     (tmp_path / "plain.py").write_text("# import torch\n")
     (tmp_path / "wrapped").write_text("#!/bin/sh\n")
     real = tuple(sys.executable if word == "PYTHON" else word for word in argv)
