@@ -11,24 +11,21 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.agent.probes import python_stacks
 from orchestrator.agent.rank import error_file, hook
 from orchestrator.agent.rank.step_counter import NO_STEP
 from orchestrator.core.host import procfs
 from tests.support.hooked import (
     RUN_S_MAX,
-    STACK_SIGNAL,
     WORLD_SIZE,
     Rank,
     free_port,
     gang,
     lay_out,
+    take_stacks,
     torchrun_env,
 )
 
 STEPS = 6
-STACKS_S_MAX = 2.0  # a busy machine; the agent waits less
-START_S_MAX = 10.0
 
 MODEL = """
 import os, sys, torch
@@ -232,9 +229,7 @@ def test_a_stack_in_the_middle_of_a_collective_does_not_disturb_it(tmp_path: Pat
     deadline = time.monotonic() + RUN_S_MAX / 2
     while "all_reduce" not in seen and time.monotonic() < deadline:
         for proc in procfs.with_env(f"ORCH_RANK_DIR={ranks[0].dir}".encode()):
-            seen = "".join(
-                s.text for s in python_stacks.take(proc.pid, ranks[0].dir, STACK_SIGNAL, STACKS_S_MAX)
-            )
+            seen = "".join(s.text for s in take_stacks(proc.pid, ranks[0]))
         time.sleep(0.1)
     go.touch()
     training.join()

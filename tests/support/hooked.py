@@ -6,14 +6,18 @@ import os
 import shutil
 import socket
 import subprocess
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from orchestrator.agent.probes import python_stacks
+from orchestrator.agent.probes.python_stacks import RankStack
 from orchestrator.agent.rank import error_file, hook, step_counter
 from orchestrator.agent.rank.step_counter import LastStep, StepCounter
 
 STACK_SIGNAL = 50
+STACKS_S_MAX = 2.0  # a busy machine; the agent waits less
 RUN_S_MAX = 180  # a busy machine imports torch three times
 # As much of torch as the hook looks at: a module with this name and this function.
 STAND_IN = """
@@ -91,6 +95,20 @@ class Rank:
 
     def files(self) -> list[str]:
         return sorted(path.name for path in self.dir.iterdir())
+
+
+def ask_for_stacks(pid: int, rank: Rank) -> python_stacks.PendingStacks:
+    """Look at a rank's processes, as an inspection does."""
+    return python_stacks.ask(python_stacks.processes(pid), rank.dir, STACK_SIGNAL)
+
+
+def take_stacks(pid: int, rank: Rank) -> list[RankStack]:
+    """Return the stacks of a rank's processes."""
+    pending = ask_for_stacks(pid, rank)
+    deadline = time.monotonic() + STACKS_S_MAX
+    while (stacks := python_stacks.answer(pending)) is None and time.monotonic() < deadline:
+        time.sleep(python_stacks.POLL_S)
+    return stacks if stacks is not None else python_stacks.last_answer(pending)
 
 
 def bare_env() -> dict[str, str]:

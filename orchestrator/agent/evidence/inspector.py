@@ -158,7 +158,7 @@ class Inspector:
         # Measured before any request: what the answers cost is not the rank's own doing.
         before = sample.measure(tuple(dict.fromkeys((own, *pids))), tid)
         last = rank.process.counter.read()
-        stacks = python_stacks.ask_these(pids, rank.process.folder, int(STACK_SIGNAL), (last.pid, last.tid))
+        stacks = python_stacks.ask(pids, rank.process.folder, int(STACK_SIGNAL), (last.pid, last.tid))
         query = rank.client.start_query(last.pid or (previous.sample.pid if previous is not None else 0))
         return _RankJob(rank, before, stacks, query)
 

@@ -81,28 +81,12 @@ class PendingStacks:
     signum: int
 
 
-def take(root_pid: int, folder: Path, signum: int, limit_s: float = 1.0) -> list[RankStack]:
-    """Request one rank's stacks and wait for the answer, `limit_s` at most."""
-    pending = ask(root_pid, folder, signum)
-    deadline = time.monotonic() + limit_s
-    while (stacks := answer(pending)) is None and time.monotonic() < deadline:
-        time.sleep(POLL_S)
-    return stacks if stacks is not None else last_answer(pending)
-
-
 def processes(root_pid: int, tree: Mapping[int, list[int]] | None = None) -> tuple[int, ...]:
     """Return a rank's first process and its descendants; `tree`: see `procfs.descendants`."""
     return (root_pid, *procfs.descendants(root_pid, tree))[:PROCESSES_MAX]
 
 
-def ask(root_pid: int, folder: Path, signum: int) -> PendingStacks:
-    """Ask a rank's first process and its descendants for their stacks, where they catch the signal."""
-    return ask_these(processes(root_pid), folder, signum)
-
-
-def ask_these(
-    pids: tuple[int, ...], folder: Path, signum: int, trainer: tuple[int, int] = (0, 0)
-) -> PendingStacks:
+def ask(pids: tuple[int, ...], folder: Path, signum: int, trainer: tuple[int, int] = (0, 0)) -> PendingStacks:
     """Ask those of a rank's processes in `pids` (its first process and descendants) that catch the signal.
 
     `trainer`: the process and the thread that train; in the other processes the main thread is asked.

@@ -16,11 +16,19 @@ import pytest
 from orchestrator.agent.probes import python_stacks
 from orchestrator.agent.probes.python_stacks import RankStack
 from orchestrator.core.host import procfs
-from tests.support.hooked import STACK_SIGNAL, Rank, bare_env, gang, lay_out
+from tests.support.hooked import (
+    STACK_SIGNAL,
+    STACKS_S_MAX,
+    Rank,
+    ask_for_stacks,
+    bare_env,
+    gang,
+    lay_out,
+    take_stacks,
+)
 
 pytestmark = pytest.mark.slow
 
-STACKS_S_MAX = 2.0  # a busy machine; the agent waits less
 START_S_MAX = 10.0
 
 
@@ -71,7 +79,7 @@ def take_until(process: subprocess.Popen[bytes], rank: Rank, *words: str) -> lis
     deadline = time.monotonic() + START_S_MAX
     found: list[RankStack] = []
     while time.monotonic() < deadline and process.poll() is None:
-        found = python_stacks.take(process.pid, rank.dir, STACK_SIGNAL, STACKS_S_MAX)
+        found = take_stacks(process.pid, rank)
         if len(found) == len(words) and all(word in one.text for word, one in zip(words, found, strict=True)):
             return found
         time.sleep(python_stacks.POLL_S)
@@ -105,7 +113,7 @@ def test_a_process_without_a_handler_is_described_and_not_killed(tmp_path: Path)
             not ((stat := procfs.stat(process.pid)) and stat.state == "S") and time.monotonic() < settled_by
         ):
             time.sleep(0.01)  # a process that is still being loaded may be in state D
-        (stack,) = python_stacks.take(process.pid, tmp_path, STACK_SIGNAL, STACKS_S_MAX)
+        (stack,) = take_stacks(process.pid, lay_out(tmp_path))
         assert "no Python stack" in stack.text
         assert process.poll() is None
     finally:
@@ -118,7 +126,7 @@ def test_a_stopped_process_is_said_to_be_stopped_at_once(tmp_path: Path) -> None
     with running(rank, SLEEPS) as process:
         os.kill(process.pid, 19)
         os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
-        asked = python_stacks.ask(process.pid, rank.dir, STACK_SIGNAL)
+        asked = ask_for_stacks(process.pid, rank)
         found = python_stacks.answer(asked)
         assert found is not None
         assert found[0].state == "T"
@@ -187,9 +195,7 @@ def test_eight_ranks_answer_together_without_threads(tmp_path: Path) -> None:
     threads = threading.active_count()
     with ExitStack() as open_ranks:
         pids = [open_ranks.enter_context(running(rank, SLEEPS)).pid for rank in ranks]
-        asked = [
-            python_stacks.ask(pid, rank.dir, STACK_SIGNAL) for pid, rank in zip(pids, ranks, strict=True)
-        ]
+        asked = [ask_for_stacks(pid, rank) for pid, rank in zip(pids, ranks, strict=True)]
         deadline = time.monotonic() + STACKS_S_MAX
         found = [python_stacks.answer(one) for one in asked]
         while not all(found) and time.monotonic() < deadline:
