@@ -1,10 +1,10 @@
 """Python stacks of a rank's processes, requested by a signal, and the kernel's state of a process without a stack.
 
-`ask` looks at a rank's processes and returns at once; the agent's loop then calls `answer`, which sends the signals, for
-all its ranks until each is done or its own deadline has passed. A thread that has not run between two looks is in C
-code, and gets the stack signal itself; one that runs gets the next signal, which Python answers (see `hook.Stacks`), and
-the stack signal only if it has run for `NATIVE_S` without an answer: then it is in C code as well. A signal goes only to
-a process that has a handler for it, since its default action kills; and it does not go to a thread that it would wake
+`ask` looks at a rank's processes and returns at once; the agent's loop then calls `answer`, which sends the signals,
+for all its ranks until each is done or its own deadline has passed. A thread that has not run between two looks is in
+C code, and gets the stack signal itself; one that runs gets the next signal, which Python answers (see `hook.Stacks`),
+and the stack signal only if no answer has come in `NATIVE_S`: then it is in C code as well. A signal goes only to a
+process that has a handler for it, since its default action kills; and it does not go to a thread that it would wake
 from a call of C code, or that blocks it and may wait for signals itself. Each process answers with the stack of one
 thread, the main one or the one that trains: reading the stacks of other threads is safe only under the GIL, by torch's
 worker server (see `flight_recorder`).
@@ -33,8 +33,8 @@ ASLEEP_S = 0.01
 """For how long a thread must not have run before it counts as asleep."""
 
 NATIVE_S = 0.1
-"""How long a thread runs without an answer before it counts as in C code. Python itself answers at the next call or
-iteration of a loop."""
+"""How long a thread runs, or is seen to wait, without an answer before it counts as in C code. Python itself answers at the
+next call or iteration of a loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +65,9 @@ class _Dump:
     # When the thread was looked at, and how often it had waited by then; -1 while it runs.
     looked_s: float
     wakes: int
-    # The last signal sent, 0 for none, and the thread's time on a processor by then.
+    # The last signal sent, 0 for none, when, and the thread's time on a processor by then.
     sent: int = 0
+    sent_s: float = 0.0
     ran_s: float = 0.0
     # No signal may be sent.
     is_refused: bool = False
@@ -156,8 +157,11 @@ def _send_due(dump: _Dump, signum: int) -> None:
     before, dump.wakes, dump.looked_s = dump.wakes, _wakes(pid, tid), time.monotonic()
     is_asleep = before == dump.wakes != -1
     ran_s = kernel_wait.scheduled_s(pid, tid)[0]
-    if dump.sent and not is_asleep and ran_s < dump.ran_s + NATIVE_S:
-        return
+    if dump.sent and not is_asleep:
+        # It runs, or wakes again and again, as one that waits for the GIL does.
+        since_s = ran_s - dump.ran_s if dump.wakes == -1 else dump.looked_s - dump.sent_s
+        if since_s < NATIVE_S:
+            return
     due = signum if dump.sent or is_asleep else signum + 1
     dump.is_refused = (
         (due != signum and tid != pid)  # Python answers in its main thread
@@ -168,7 +172,7 @@ def _send_due(dump: _Dump, signum: int) -> None:
         or not procfs.catches(pid, due)
         or not _is_sent(pid, tid, due)
     )
-    dump.sent, dump.ran_s = due, ran_s
+    dump.sent, dump.sent_s, dump.ran_s = due, dump.looked_s, ran_s
 
 
 def _is_sent(pid: int, tid: int, signum: int) -> bool:

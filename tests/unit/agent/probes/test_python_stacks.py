@@ -54,6 +54,15 @@ def train_step():
 print("ready")
 train_step()
 """
+WAITS_FOR_THE_GIL = """
+import threading
+def train_step():
+    while True:
+        pass
+threading.Timer(0.2, sum, [range(10**12)]).start()
+print("ready")
+train_step()
+"""
 SLEEPS = """
 import time
 def train_step():
@@ -94,6 +103,14 @@ def test_a_loop_that_holds_the_gil_shows_its_line(tmp_path: Path) -> None:
             assert stack.pid == process.pid
             assert stack.text.count("most recent call first") == 1
         assert process.poll() is None
+
+
+def test_a_thread_that_waits_for_the_gil_shows_its_line(tmp_path: Path) -> None:
+    rank = lay_out(tmp_path)
+    with running(rank, WAITS_FOR_THE_GIL) as process:
+        time.sleep(0.5)
+        (stack,) = take_stacks(process.pid, rank)
+        assert "in train_step\n" in stack.text
 
 
 def test_forked_children_answer_each_for_itself(tmp_path: Path) -> None:
