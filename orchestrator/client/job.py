@@ -345,7 +345,7 @@ class Job:
         record = facts_file.read(self.folder)
         with journal_file.replayed(self.folder.journal):
             why = post_mortem.why(plan, record)
-        for attempt in why["attempts"] if len(why["attempts"]) > 1 else ():
+        for attempt in why["attempts"][-losses.ATTEMPTS_MAX :] if len(why["attempts"]) > 1 else ():
             attempt["losses"] = losses.of_log(self.folder.rank_log(attempt["attempt"], 0))
         goes_on = record.facts.end is None
         why |= {"suspicion": self._suspicion() if goes_on else None, "dir": str(self.folder.root)}

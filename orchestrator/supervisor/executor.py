@@ -220,13 +220,14 @@ class Executor:
     def _prepare(self, decision: d.Prepare, gang: rank_env.Gang, pieces: tuple[m.ManifestEntry, ...]) -> None:
         node = decision.node
         has_place = any(name == node for name, _ in gang)
-        if not has_place and decision.resume is None:
+        if not has_place and decision.resume is not None:
+            return  # it has lost its place during the transfer
+        if not has_place:
             gang = (*gang[:-1], (node, gang[-1][1]))  # a spare, as if it had the last place
-        if has_place or decision.resume is None:  # else it has lost its place during the transfer
-            view = self._view(node, gang)
-            self._connections.send(
-                node, translation.prepare(self._plan, decision, self._job_secrets, view, pieces)
-            )
+        view = self._view(node, gang)
+        self._connections.send(
+            node, translation.prepare(self._plan, decision, self._job_secrets, view, pieces)
+        )
 
     def _config(self, node: str) -> m.AgentConfig:
         return translation.agent_config(self._plan, self._job, self._job_secrets, node, self.endpoint)

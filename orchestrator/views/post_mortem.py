@@ -235,7 +235,7 @@ def _attempt(attempt: Json, folder: str, state: str) -> Iterator[Line]:
 
 
 def _losses(attempt: Json, before: Json) -> Line:
-    """Return the losses that an attempt has logged beside those of the attempt before it: did the script go on?"""
+    """Return the losses that an attempt has logged, and those of the attempt before it: did the script go on?"""
     earlier = before.get("losses")
     was = f"; in attempt {before['attempt']} from {earlier[0]} to {earlier[1]}" if earlier else ""
     return line(

@@ -1,4 +1,4 @@
-"""Losses that a rank has logged: they show whether a restarted script went on, or began anew.
+"""Losses that a rank has logged: they show whether a restarted script went on, or began from the start again.
 
 Read as people read a log: the number after the word `loss`, of training and not of validation.
 """
@@ -8,6 +8,9 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+
+ATTEMPTS_MAX = 3
+"""Of how many attempts, the last ones, the losses are read: a job may have hundreds."""
 
 HEAD_BYTES = 1 << 20
 TAIL_BYTES = 1 << 16

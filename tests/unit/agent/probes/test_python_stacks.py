@@ -207,6 +207,16 @@ def test_a_thread_that_runs_is_asked_by_the_signal_that_python_answers(tmp_path:
         assert process.poll() is None
 
 
+def test_a_thread_that_cannot_write_its_stack_is_not_taken_to_be_in_c_code(tmp_path: Path) -> None:
+    rank = lay_out(tmp_path)
+    full = "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # as a full disk\n"
+    with running(rank, full + RUNS) as process:
+        for _ in range(3):
+            (stack,) = take_stacks(process.pid, rank)
+            assert stack.text.startswith("no Python stack to be had")
+        assert process.poll() is None
+
+
 def test_eight_ranks_answer_together_without_threads(tmp_path: Path) -> None:
     ranks = gang(tmp_path, 8)
     threads = threading.active_count()
