@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 
+from orchestrator.brain.brain import SLEPT_S
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.core.host import procfs
@@ -42,6 +43,11 @@ def _gated(desk: Desk) -> Sight:
 
 def _open_gate(job: Sight) -> None:
     (job.job.folder.checkpoints / "gate").touch()
+
+
+def _state(pid: int) -> str:
+    stat = procfs.stat(pid)
+    return stat.state if stat is not None else ""
 
 
 def _assert_nothing_lost_or_doubled(job: Sight) -> None:
@@ -99,8 +105,7 @@ def test_a_look_lets_a_stopped_supervisor_go_on_and_its_guard_as_well(desk: Desk
     assert stat is not None
     for proc in (proc_of(stat.ppid), supervisor):
         kill(proc, signal.SIGSTOP)
-        stopped = lambda proc=proc: (found := procfs.stat(proc.pid)) and found.state == "T"  # noqa: E731
-        wait_until(stopped, "the stop")
+        wait_until(lambda proc=proc: _state(proc.pid) == "T", "the stop")  # type: ignore[misc]
     long_ago = time.time() - STOPPED_S_MAX - 1.0
     os.utime(job.job.folder.state, (long_ago, long_ago))
     job.job.status()
@@ -191,9 +196,12 @@ def test_a_supervisor_that_wakes_after_its_job_was_taken_over_leaves_without_a_w
     job.wait_for_step(50)
     ranks, old, lock = job.rank_procs(), job.supervisor(), job.job.folder.lock
     mine = lock.read_bytes()
+    wait_until(lambda: _state(old.pid) == "S", "the supervisor between two rounds")
     os.kill(old.pid, signal.SIGSTOP)
+    wait_until(lambda: _state(old.pid) == "T", "the stop")
     written = job.job.folder.journal.read_bytes()
     lock.write_text("1 another-machine\n")  # as one signs it that does not see the lock
+    time.sleep(SLEPT_S + 1.0)  # a shorter pause is none: the lock is then looked at with the next chores
     os.kill(old.pid, signal.SIGCONT)
     wait_until(lambda: not procfs.alive(old), "the end of the supervisor")
     assert "has taken the job over (pid 1 on another-machine)" in job.job.folder.supervisor_log.read_text()
