@@ -3,7 +3,8 @@ Pure.
 
 A version is an attempt, a name and its steps. A name with a number in it is written once in an attempt, so all parts
 under it belong together. A name that is written again is a slot: its parts belong together only where all hosts had
-made the same steps, since hosts do not report which of their writings belong together.
+made the same steps, since hosts do not report which of their writings belong together. One file that several hosts write
+(rank 0 of each host saves `snapshot.pt`) is no part: the one of the most steps counts, of equal ones the first reported.
 """
 
 from __future__ import annotations
@@ -118,18 +119,27 @@ class Version:
             before.update(piece.name for piece in part.pieces)
         raise AssertionError(f"{node} has no part in {self.name}")
 
+    @property
+    def is_one_file(self) -> bool:
+        """Tell whether it is one file, of which each host that writes it has all."""
+        return self.parts[0].is_all_of(self.name)
+
     def may_take(self, new: Part) -> bool:
         """Tell whether a host's part is new: not reported before, nor of a file that another host has reported
         already."""
-        is_other_s = self.placed == (self.node,) != (new.node,) and new.steps <= self.steps
-        return self.part_of(new.node) != new and not is_other_s
+        if self.is_one_file and new.node != self.node:
+            return self.is_slot and new.steps > self.steps
+        return self.part_of(new.node) != new
 
     def seems_whole_without(self, new: Part) -> bool:
         """Tell whether it was taken for whole before a host reported its part."""
         return self.state is VersionState.INSTALLED and not self.is_slot and self.part_of(new.node) is None
 
     def with_part(self, new: Part) -> Version:
-        """Return the version with a host's newest part; a part that has only grown does not count as written again."""
+        """Return the version with a host's newest part; a part that has only grown does not count as written again.
+        One file takes the place of another host's."""
+        if self.is_one_file and new.node != self.node:
+            return dataclasses.replace(self, placed=(new.node,), parts=(new,), state=VersionState.EXPECTED)
         old = self.part_of(new.node)
         again = old is not None and not set(old.pieces) <= set(new.pieces)
         parts = (*self.parts, new) if old is None else tuple(new if one is old else one for one in self.parts)

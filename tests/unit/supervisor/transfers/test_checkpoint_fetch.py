@@ -80,6 +80,20 @@ def test_a_file_that_several_hosts_wrote_is_fetched_from_the_first_to_report(wor
     assert world.home("step_5")["step_5/model.pt"] == b"n0" and len(world.home("step_5")) == 4
 
 
+@pytest.mark.parametrize("later", [(0, 0), (1, 0), (0, 1), (-1, 3)])
+@pytest.mark.parametrize("name", ["snapshot.pt", "step_{}.pt"])
+def test_one_file_that_every_host_writes_comes_from_one_of_them(
+    world: World, name: str, later: tuple[int, int]
+) -> None:
+    for count in (100, 200, 300):
+        for node, n in zip(GANG, (0, *later), strict=True):
+            world.save(node, name.format(count), count + n, f"{node} at {count}".encode())
+        world.arrive_all()
+        (data,) = world.home(name.format(count)).values()
+        assert data.decode().endswith(f"at {count}")
+    assert set(world.kinds()) == {"FetchStarted", "Found"} and world.notes == [] and world.waits() == ()
+
+
 def test_pieces_of_torch_wait_for_their_metadata_and_count_with_all_that_it_names(world: World) -> None:
     saved = metadata("__0_0.distcp", "__1_0.distcp")
     pieces = {
