@@ -69,7 +69,7 @@ class _Dump:
     sent: int = 0
     sent_s: float = 0.0
     ran_s: float = 0.0
-    # No signal may be sent.
+    # No signal may be sent, nor will be.
     is_refused: bool = False
 
 
@@ -216,7 +216,7 @@ def _is_done(dump: _Dump, signum: int) -> bool:
     tid, size_bytes = dump.tid, _size_bytes(dump.file)
     still = dump.start_bytes < size_bytes == dump.seen_bytes
     dump.seen_bytes = size_bytes
-    if not procfs.alive(dump.proc):
+    if dump.is_refused or not procfs.alive(dump.proc):
         return True
     if size_bytes == dump.start_bytes:
         _send_due(dump, signum)
@@ -234,18 +234,19 @@ def _new_text(dump: _Dump) -> str:
 
 
 def _why_none(pid: int, state: str, dump: _Dump | None, signum: int) -> str:
+    tid = dump.tid if dump is not None else pid
     if state in "Tt":
         reason = f"stopped (state {state})"
     elif state in "ZX":
         reason = f"ended (state {state})"
     elif state == "D":
         reason = "waits in the kernel and takes no signal (state D)"
-    elif dump is not None and dump.is_refused and dump.tid != pid:
-        reason = f"a thread other than the main one runs, which torch's worker server alone may show (state {state})"
     elif dump is not None and not dump.is_refused:
         reason = f"did not answer the stack signal (state {state})"
-    elif procfs.catches(pid, signum) and kernel_wait.is_frail(pid, pid):
+    elif procfs.catches(pid, signum) and kernel_wait.is_frail(pid, tid):
         reason = f"in a call that the stack signal would end (state {state})"
+    elif tid != pid:
+        reason = f"a thread other than the main one runs, which torch's worker server alone may show (state {state})"
     else:
         reason = f"no Python stack to be had (state {state})"
     return f"{reason}\n{procfs.kernel_stack(pid)}".rstrip() + "\n"

@@ -157,6 +157,7 @@ class Stacks:
         # `faulthandler` restores the former handler when Python ends: a late stack signal must not kill then.
         _signal.signal(signal_number, _signal.SIG_IGN)
         faulthandler.register(signal_number, file=self._fd, all_threads=False, chain=False)
+        self._unregister = faulthandler.unregister  # in C: it needs no frame
         self._faulthandlers_signal, self._running_signal = signal_number, signal_number + 1
         _signal.signal(self._running_signal, self._write)
         _signal.siginterrupt(self._running_signal, False)  # system calls go on, as under `faulthandler`
@@ -171,11 +172,9 @@ class Stacks:
                 frame = frame.f_back
             if os.fstat(self._fd).st_ino == self._inode:
                 os.write(self._fd, ("\n".join(lines) + "\n").encode("ascii", "backslashreplace"))
-        except Exception:  # a full disk; a Ctrl-C in the middle of it is the script's
-            import faulthandler
-
+        except Exception:  # a full disk, a deep recursion; a Ctrl-C in the middle of it is the script's
             # Without an answer this thread would be taken to be in C code: it must not get that signal.
-            faulthandler.unregister(self._faulthandlers_signal)
+            self._unregister(self._faulthandlers_signal)
 
     def after_fork(self) -> None:
         """Give a forked child a file of its own in memory: two processes would mix their lines in one file."""

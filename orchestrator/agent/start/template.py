@@ -206,7 +206,7 @@ def main() -> None:
     socket_fd = int(sys.argv[1])
     vars(ahead).update(AT_START=AT_START, SOCKET_FD=socket_fd)
     line = socket.socket(fileno=socket_fd)
-    sys.path[:] = [entry for entry in sys.path if entry != folder]
+    sys.path[:] = [entry for entry in sys.path if entry not in (folder, os.path.realpath(folder))]
     asked = json.loads(line.recv(PACKET_BYTES_MAX))
     own, sys.argv[:] = asked["own"], asked["argv"]
     program, early = ahead.of_program(asked["steps"], own)

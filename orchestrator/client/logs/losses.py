@@ -1,12 +1,14 @@
 """Losses that a rank has logged: they show whether a restarted script went on, or began from the start again.
 
-Read as people read a log: the number after the word `loss`, of training and not of validation.
+Read as people read a log: the number after the word `loss`, of training and not of validation, in one line. A loss that
+cannot be told from other numbers is passed over.
 """
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 ATTEMPTS_MAX = 3
@@ -15,10 +17,22 @@ ATTEMPTS_MAX = 3
 HEAD_BYTES = 1 << 20
 TAIL_BYTES = 1 << 16
 
+PHASE_CHARS = 200
+"""How far before a loss a word may stand that says what it is of."""
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_LINE_END = re.compile(r"[\r\n]+")
 _LOSS = re.compile(
-    rb"(?i)(?<![a-z])(?<!val[ _/])(?<!eval[ _/])(?<!test[ _/])(?<!validation[ _/])loss['\"]?\s*[:=]?\s*"
-    rb"([-+]?(?:\d+\.?\d*(?:e[-+]?\d+)?|nan|inf)\b)"
+    r"""(?<![a-z])loss['"]?(?:[ \t]{0,8}[:=][ \t]{0,8}|[ \t]{1,8})['"]?(?:tensor\()?"""
+    r"([-+]?(?:\d+\.?\d*(?:e[-+]?\d+)?|nan|inf))(?![\w%/]|[-,:.]\d)",
+    re.IGNORECASE,
 )
+_PHASE = re.compile(
+    r"(?<![a-z])(?:(train)|(?:val|valid|eval|test|dev)(?![a-z])|validat|evaluat)", re.IGNORECASE
+)
+
+_SUMMARY = "train_runtime"
+"""In the last line of transformers' Trainer: its loss is a mean over steps that other attempts may have made."""
 
 
 def of_log(log: Path) -> tuple[str, str] | None:
@@ -27,8 +41,23 @@ def of_log(log: Path) -> tuple[str, str] | None:
         with log.open("rb") as file:
             head = file.read(HEAD_BYTES)
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
-            tail = file.read(TAIL_BYTES)
+            is_cut, tail = file.tell() > 0, file.read(TAIL_BYTES)
     except OSError:
         return None
-    first, last = _LOSS.search(head), list(_LOSS.finditer(tail))
-    return (first[1].decode(), last[-1][1].decode()) if first and last else None
+    lines = _lines(tail)
+    first = next(_losses(_lines(head)), None)
+    last = list(_losses(lines[1:] if is_cut and len(lines) > 1 else lines))
+    return (first, last[-1]) if first and last else None
+
+
+def _lines(raw: bytes) -> list[str]:
+    return _LINE_END.split(_COLOUR.sub("", raw.decode(errors="replace")))
+
+
+def _losses(lines: list[str]) -> Iterator[str]:
+    """Yield the training losses; the last word before one that names a phase says whether it is."""
+    for line in lines:
+        for found in _LOSS.finditer(line) if _SUMMARY not in line else ():
+            phases = list(_PHASE.finditer(line, max(0, found.start() - PHASE_CHARS), found.start()))
+            if not phases or phases[-1][1]:
+                yield found[1]

@@ -217,6 +217,39 @@ def test_a_thread_that_cannot_write_its_stack_is_not_taken_to_be_in_c_code(tmp_p
         assert process.poll() is None
 
 
+TRAINS_IN_A_THREAD = f"""
+import os, signal, threading, time
+signal.signal({STACK_SIGNAL}, lambda *_: os._exit(7))
+child = os.fork()
+while child == 0:
+    time.sleep(0.01)
+def train_step():
+    while True:
+        max(range(100), key=lambda number: -number)
+threading.Thread(target=train_step).start()
+print("ready")
+while True:
+    time.sleep(0.01)
+"""
+
+
+def test_a_thread_that_was_refused_a_signal_gets_none_while_another_process_is_waited_for(
+    tmp_path: Path,
+) -> None:
+    rank = lay_out(tmp_path)
+    with running(rank, TRAINS_IN_A_THREAD) as process:
+        pid, child = python_stacks.processes(process.pid)
+        tid = max(int(task.name) for task in (procfs.PROC / str(pid) / "task").iterdir())
+        asked = python_stacks.ask((pid, child), rank.dir, STACK_SIGNAL, trainer=(pid, tid))
+        os.kill(child, 19)  # it never answers
+        for _ in range(50):
+            assert python_stacks.answer(asked) is None
+            time.sleep(python_stacks.POLL_S)
+        assert process.poll() is None
+        stack, _ = python_stacks.last_answer(asked)
+        assert stack.text.startswith("a thread other than the main one runs")
+
+
 def test_eight_ranks_answer_together_without_threads(tmp_path: Path) -> None:
     ranks = gang(tmp_path, 8)
     threads = threading.active_count()
