@@ -109,6 +109,7 @@ class Executor:
             case d.Probe(node=node):
                 self._connections.send(node, m.Probe(decision.attempt, decision.addresses, decision.port))
             case d.Start(node=node):
+                self._transfers.let_go(node, now_s)
                 resume_from = (
                     self._transfers.path_there(node, decision.resume.path) if decision.resume else ""
                 )

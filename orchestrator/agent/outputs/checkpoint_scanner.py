@@ -145,6 +145,9 @@ class CheckpointScanner:
             self.give_up()
         self._release()
         self._finish_by_s = None
+        # Of the next attempt, which this node may be ready for at once, nothing is told yet.
+        self._pending_steps.clear()
+        self.reported_through_step = NOT_KNOWN
         return True
 
     @property

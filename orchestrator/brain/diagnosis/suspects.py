@@ -63,7 +63,8 @@ def _standing(facts: Facts, now_s: float) -> str:
         for rank in facts.ranks.values()
         if rank.rank_state is RankState.ALIVE
         and rank.state in words
-        and facts.nodes[rank.node].agent_state is AgentState.UP
+        and (node := facts.node(rank.node)) is not None  # one of an allocation that is over may be gone
+        and node.agent_state is AgentState.UP
         # A rank that ends is a zombie for a moment, and a tool that reads native frames stops it for a moment.
         and (rank.state == "T" or now_s >= rank.state_at + BRIEF_S)
     ]

@@ -152,10 +152,7 @@ class CheckpointFetch:
         the node's next agent."""
         if self._reports.lose(node, attempt):
             self._store.note_lost(self._reports.lost)
-        sends = [one for one in self._copies.values() if one.copy.node == node and one.is_send]
-        self._drop(sends)
-        for send in sends:
-            self._finish(at, send.name)
+        self.end_sends(at, node)
         self._try_all(at)
 
     def tidy(self, at: float) -> None:
@@ -174,17 +171,32 @@ class CheckpointFetch:
 
     # Sending
 
-    def send(self, path: str, node: str, root: str) -> Copy:
-        """Begin to bring a checkpoint from the job folder to `resume_path` on a host, and return the copy. Raises
-        ClusterError when there is no such checkpoint."""
-        files, top = files_of(Path(path)), self._store.top_of(path)
+    def send(self, at: float, path: str, node: str, root: str) -> Copy:
+        """Begin to bring a checkpoint from the job folder to `resume_path` on a host, and return the copy, or the one
+        that is under way; no other is brought there any more. Raises ClusterError when there is no such checkpoint."""
+        name, top = self._store.name_of(path), self._store.top_of(path)
+        for one in self._sends_to(node):
+            if (one.name, one.copy.local_dir) == (name, top):
+                return one.copy
+        self.end_sends(at, node)
+        files = files_of(Path(path))
         names = tuple(str(file.relative_to(top)) for file, _ in files)
         self._sends += 1
         copy = Copy(f"send {self._sends} {node}", node, Direction.SEND, f"{root}/{self._place}", top, names)
         size_bytes = sum(size_bytes for _, size_bytes in files)
-        self._copies[copy.key] = CopyInFlight(copy, self._store.name_of(path), size_bytes, is_send=True)
+        self._copies[copy.key] = CopyInFlight(copy, name, size_bytes, is_send=True)
         self.carrier.copy(copy)
         return copy
+
+    def end_sends(self, at: float, node: str) -> None:
+        """Give up what is being sent to a host."""
+        sends = self._sends_to(node)
+        self._drop(sends)
+        for send in sends:
+            self._finish(at, send.name)
+
+    def _sends_to(self, node: str) -> list[CopyInFlight]:
+        return [one for one in self._copies.values() if one.copy.node == node and one.is_send]
 
     def resume_path(self, path: str, root: str) -> str:
         """Return where a checkpoint lies on a host to which it was sent."""

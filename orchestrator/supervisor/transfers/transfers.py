@@ -93,6 +93,7 @@ class Transfers:
         """A node's agent, the last that had ranks of this attempt, has died or was given up for its silence: what it
         has not reported will not come."""
         self._incarnations.pop(node, None)
+        self._forget_sends(node)
         if self._checkpoint_fetch is not None:
             self._checkpoint_fetch.lost(at, node, attempt)
 
@@ -167,19 +168,35 @@ class Transfers:
     # Checkpoints to hosts
 
     def send(self, decision: d.Prepare, at: float) -> bool:
-        """Begin to send the checkpoint of an attempt to a node; True when there is nothing to send."""
+        """Begin to send the checkpoint of an attempt to a node, or go on with it; True when there is nothing to send."""
         node, resume = decision.node, decision.resume
         if resume is None or self._checkpoint_fetch is None or not self.ships(node):
             return True
         if not Path(resume.path).is_relative_to(self._job.root):
             return True  # the user says that all hosts see that place
         try:
-            copy = self._checkpoint_fetch.send(resume.path, node, str(self.root(node).root))
+            copy = self._checkpoint_fetch.send(at, resume.path, node, str(self.root(node).root))
         except (OrchError, OSError) as err:
             self._failed(decision, str(err), at)
             return False
+        self._forget_sends(node)
         self._sending[copy.key] = decision
         return False
+
+    def let_go(self, node: str, at: float) -> None:
+        """The ranks of a node are started: nothing more is sent there, which could be written over what they save, and
+        no failure to send counts."""
+        if self._checkpoint_fetch is None:
+            return
+        self._checkpoint_fetch.end_sends(at, node)
+        self._forget_sends(node)
+        self._hashing = [(order, future) for order, future in self._hashing if order.node != node]
+        self._events = [
+            event for event in self._events if not (isinstance(event, e.PrepareFailed) and event.node == node)
+        ]
+
+    def _forget_sends(self, node: str) -> None:
+        self._sending = {key: order for key, order in self._sending.items() if order.node != node}
 
     def arrived(self, at: float) -> list[Ready]:
         """Return the nodes whose checkpoint has arrived since the last call, to be verified there."""

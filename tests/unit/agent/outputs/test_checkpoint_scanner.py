@@ -163,6 +163,20 @@ def test_what_never_becomes_a_checkpoint_holds_nothing_back_for_long(tmp_path: P
     _play(tmp_path, act)
 
 
+def test_nothing_is_told_of_an_attempt_between_the_end_of_one_and_the_start_of_the_next(
+    tmp_path: Path,
+) -> None:
+    async def act(bench: Bench) -> None:
+        for count in range(1, 4):
+            bench.steps(count)
+            await bench.scan()
+        assert bench.scanner.reported_through_step == 2
+        assert bench.scanner.finish(bench.ranks, bench.now_s)
+        assert bench.scanner.reported_through_step == NOT_KNOWN
+
+    _play(tmp_path, act)
+
+
 def test_what_is_still_being_read_does_not_count_as_told(tmp_path: Path) -> None:
     async def act(bench: Bench) -> None:
         bench.steps(1)

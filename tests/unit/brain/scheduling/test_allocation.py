@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from orchestrator.brain.diagnosis import suspects
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import JobGoal
@@ -244,6 +245,17 @@ def test_the_post_mortem_tells_how_much_of_a_restart_was_spent_in_the_queue() ->
         Entry(n, news.at, news.at, "m", "", 0, news) for n, news in enumerate([*_planned(), *told])
     ).attempts
     assert attempts[0].queued_s == 300.0
+
+
+def test_a_stopped_rank_on_a_node_that_the_next_allocation_lacks_is_no_suspicion() -> None:
+    job = _running()
+    job.hear(job.beat(1, 9, "T"))
+    assert suspects.text(job.brain.facts, job.now_s)
+    there = (e.NodePlan("n0", ()), e.NodePlan("n2", ()))
+    pool = e.Pool(2, 1, 0, 0, job.queue)
+    job.brain.learn(e.AllocationBegan(job.now_s, "7.1"))
+    job.brain.learn(e.Planned(job.now_s, there, job.limits, pool))
+    assert suspects.text(job.brain.facts, job.now_s) == ""  # status is shown before anything is decided
 
 
 def _planned() -> list[e.Event]:

@@ -323,7 +323,7 @@ def test_a_checkpoint_is_sent_with_all_its_files_and_known_by_its_manifest(world
     world.found("n0", "s", 10, pieces, placed=ALONE)
     world.arrive_all()
     path = world.path("s")
-    copy = world.carry.send(path, "n1", "/far/n1")
+    copy = world.carry.send(3.0, path, "n1", "/far/n1")
     assert copy.names == ("s/a.pt", "s/d/b.pt") and copy.local_dir == world.job.checkpoints
     assert copy.remote_dir == "/far/n1/checkpoints" and copy.direction is Direction.SEND
     assert world.carry.pieces(path) == pieces
@@ -334,7 +334,7 @@ def test_a_checkpoint_from_elsewhere_is_sent_under_its_own_name(world: World, tm
     other = tmp_path / "other" / "last.pt"
     other.parent.mkdir()
     other.write_bytes(b"data")
-    copy = world.carry.send(str(other), "n1", "/far/n1")
+    copy = world.carry.send(3.0, str(other), "n1", "/far/n1")
     assert (copy.local_dir, copy.names) == (other.parent, ("last.pt",))
     (piece,) = world.carry.pieces(str(other))
     assert (piece.name, piece.sha256) == ("last.pt", hashlib.sha256(b"data").hexdigest())
@@ -350,7 +350,7 @@ def test_a_checkpoint_that_was_changed_at_home_is_read_anew(world: World) -> Non
 
 def test_a_checkpoint_that_is_not_there_is_told(world: World) -> None:
     with pytest.raises(ClusterError, match="no checkpoint"):
-        world.carry.send(world.path("none.pt"), "n1", "/far/n1")
+        world.carry.send(3.0, world.path("none.pt"), "n1", "/far/n1")
     with pytest.raises(ClusterError, match="no checkpoint"):
         world.carry.pieces(world.path("none.pt"))
 
@@ -358,7 +358,7 @@ def test_a_checkpoint_that_is_not_there_is_told(world: World) -> None:
 def test_nothing_is_put_in_the_place_of_what_is_being_sent(world: World) -> None:
     world.save("n0", "last.pt", 10, b"1", placed=ALONE)
     world.arrive_all()
-    copy = world.carry.send(world.path("last.pt"), "n1", "/far/n1")
+    copy = world.carry.send(3.0, world.path("last.pt"), "n1", "/far/n1")
     world.save("n0", "last.pt", 20, b"2", placed=ALONE)
     world.arrive("n0")
     assert world.home("last.pt") == {"last.pt": b"1"}
@@ -370,7 +370,7 @@ def test_nothing_is_put_in_the_place_of_what_is_being_sent(world: World) -> None
 def test_what_is_sent_to_a_node_that_is_lost_holds_nothing_up(world: World) -> None:
     world.save("n0", "last.pt", 10, b"1", placed=ALONE)
     world.arrive_all()
-    copy = world.carry.send(world.path("last.pt"), "n1", "/far/n1")
+    copy = world.carry.send(3.0, world.path("last.pt"), "n1", "/far/n1")
     world.save("n0", "last.pt", 20, b"2", placed=ALONE)
     world.arrive("n0")
     world.carry.lost(1.0, "n1", 1)

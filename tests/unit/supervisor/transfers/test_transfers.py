@@ -175,6 +175,28 @@ def test_a_checkpoint_that_cannot_be_brought_fails_the_preparation_with_the_reas
     assert failed.reason == f"{path} could not be brought there: no space is left on n1"
 
 
+def test_a_checkpoint_is_sent_once_however_often_its_node_is_to_be_prepared_and_no_more_once_ranks_start(
+    quay: Quay,
+) -> None:
+    quay.up("n0")
+    quay.up("n1")
+    quay.bring("step-10.pt", b"ten")
+    quay.bring("step-20.pt", b"twenty")
+    old, new = (str(quay.job.checkpoints / name) for name in ("step-10.pt", "step-20.pt"))
+    for _ in range(2):  # its connection broke in between
+        assert quay.transfers.send(_prepare(quay, "n1", old), 3.0) is False
+    assert len(quay.carrier.begun) == 1
+    quay.transfers.send(_prepare(quay, "n1", new), 3.0)
+    (first, second) = quay.carrier.begun
+    assert quay.carrier.dropped == [first.key]
+    quay.carrier.done.append(Copied(first, "given up"))
+    assert quay.transfers.news(4.0) == []
+    quay.transfers.let_go("n1", 5.0)
+    assert quay.carrier.dropped == [first.key, second.key]
+    quay.carrier.done.append(Copied(second, "no space is left on n1"))
+    assert quay.transfers.news(6.0) == [] and quay.transfers.arrived(6.0) == []
+
+
 def test_nothing_is_brought_to_a_node_that_sees_it_or_from_a_place_that_all_see(quay: Quay) -> None:
     quay.up("n0", ships=False, root="/nfs")
     quay.up("n1")
