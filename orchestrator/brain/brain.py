@@ -155,7 +155,9 @@ def _drive(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[De
     if attempt.phase is Phase.RUN:
         orders = _starts(facts, attempt, deadlines) or fence.orders(facts, attempt, deadlines)
         orders = orders or placement.keep_spares(facts, attempt, deadlines)
-        return orders or _prepares(facts.spares, attempt, None, deadlines)
+        if orders or facts.pool is None or not facts.pool.readies_spares:
+            return orders
+        return _prepares(facts.spares, attempt, None, deadlines)
     orders = _launches(facts, attempt, deadlines)
     orders += _prepares(facts.gang, attempt, attempt.resume, deadlines)
     orders += rendezvous.probes(facts, attempt, deadlines)
@@ -167,7 +169,7 @@ def _drive(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[De
 def _prepares(
     nodes: list[NodeFacts], attempt: AttemptFacts, resume: d.Checkpoint | None, deadlines: Deadlines
 ) -> list[Decision]:
-    """Make nodes ready. Spares too: the setup lines and the imports of an attempt that needs them are then done."""
+    """Make nodes ready. Spares too: the imports of an attempt that needs them are then done."""
     return [
         d.Prepare(
             deadlines.now_s,

@@ -6,6 +6,7 @@ What can fail at once comes back as events; everything else arrives later, from 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 
 from orchestrator.backends.api import Backend, LaunchError
@@ -225,10 +226,10 @@ class Executor:
             return  # it has lost its place during the transfer
         if not has_place:
             gang = (*gang[:-1], (node, gang[-1][1]))  # a spare, as if it had the last place
-        view = self._view(node, gang)
-        self._connections.send(
-            node, translation.prepare(self._plan, decision, self._job_secrets, view, pieces)
-        )
+        order = translation.prepare(self._plan, decision, self._job_secrets, self._view(node, gang), pieces)
+        if not has_place:  # a port is found when it is needed
+            order = dataclasses.replace(order, wants_port=False, wants_addresses=False)
+        self._connections.send(node, order)
 
     def _config(self, node: str) -> m.AgentConfig:
         return translation.agent_config(self._plan, self._job, self._job_secrets, node, self.endpoint)

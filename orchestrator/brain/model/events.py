@@ -45,7 +45,7 @@ class Pool:
     """How many of the planned nodes an attempt needs, with how many ranks on each, and how many more are kept ready.
 
     `seed` spreads the tries of jobs that compete for the same hosts. With a queue the nodes are those of the present
-    allocation.
+    allocation. `readies_spares`: whether spares are made ready beside the ranks, and not only when they are needed.
     """
 
     nodes: int
@@ -53,6 +53,7 @@ class Pool:
     spares: int
     seed: int
     queue: QueueTerms | None = None
+    readies_spares: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,4 +34,7 @@ def _pool(plan: Plan) -> e.Pool | None:
         return None
     slurm = plan.slurm
     queue = e.QueueTerms(slurm.requeues_at_time_limit, slurm.grace_s) if slurm is not None else None
-    return e.Pool(pool.nodes, pool.ranks_each, pool.spares, zlib.crc32(plan.id.encode()), queue)
+    # Setup lines could change files that ranks use, where nodes share a disk, or fail for a while and use up all hosts.
+    readies_spares = not plan.setup
+    seed = zlib.crc32(plan.id.encode())
+    return e.Pool(pool.nodes, pool.ranks_each, pool.spares, seed, queue, readies_spares)

@@ -159,7 +159,12 @@ class Night:
         if self.lease is not None:
             queue = QueueTerms(self.lease.requeues, self.lease.grace_s)
             return Pool(nodes, self.ranks, self.lease.spares, self.seed, queue)
-        return None if self.hosts is None else Pool(nodes, self.ranks, self.hosts.spares, self.seed)
+        if self.hosts is None:
+            return None
+        has_setup = bool(
+            self.hosts.unfit and self.seed % 2
+        )  # else it is the program that an unfit host lacks
+        return Pool(nodes, self.ranks, self.hosts.spares, self.seed, None, not has_setup)
 
     @property
     def must_end_s(self) -> float:

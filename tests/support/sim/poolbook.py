@@ -49,6 +49,7 @@ class PoolBook:
         self.world = world
         self.names: list[str] = []
         self.nodes = self.spares = 0
+        self.readies = True
         self.up: set[str] = set()
         self.leaving: set[str] = set()
         self.been_up: set[str] = set()
@@ -80,6 +81,7 @@ class PoolBook:
                 assert news.pool is not None
                 self.names = [plan.name for plan in news.nodes]
                 self.nodes, self.spares = news.pool.nodes, news.pool.spares
+                self.readies = news.pool.readies_spares
                 if news.pool.queue is not None:
                     self.last = tuple(name for name in self.last if name in self.names)
             case e.AllocationBegan():
@@ -163,6 +165,8 @@ class PoolBook:
                 self._places(news)
             case d.Prepare():
                 self._must(self.barred.get(news.node, "") == "", f"{self.barred.get(news.node)}: {news}")
+                needed = self.readies or news.node in self.placed
+                self._must(needed, f"setup lines may change what ranks use: {news}")
                 self.readied.add(news.node)
             case d.Start():
                 self.started = True
@@ -299,7 +303,7 @@ class PoolBook:
         free = [name for name in good if name not in self.placed]
         wanted = min(self.spares, len(free))
         self._lasts("too few spares", runs and len(idle) < wanted, SPARES_S_MAX)
-        unready = any(name not in self.readied for name in idle if name not in self.barred)
+        unready = self.readies and any(name not in self.readied for name in idle if name not in self.barred)
         self._lasts("a spare is not made ready", runs and unready, SPARES_S_MAX)
         self._lasts("too many spares", runs and len(idle) > self.spares, SPARES_S_MAX)
 

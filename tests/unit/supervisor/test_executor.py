@@ -65,6 +65,17 @@ def test_on_a_full_disk_an_old_word_that_still_holds_is_renewed_and_another_foll
     executor.close()
 
 
+def test_a_spare_looks_for_no_port_even_where_it_would_be_the_first_node(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    executor, sent = _executor(JobDir(tmp_path), Backend()), {}
+    monkeypatch.setattr(AgentConnections, "send", lambda _, node, order: sent.update({node: order}))
+    for node in ("node-0", "node-1"):
+        executor.carry_out(d.Prepare(1.0, "why", 1, node, None), (("node-0", (0, 1)),), 1.0)
+    assert [sent[node].wants_port for node in ("node-0", "node-1")] == [True, False]
+    executor.close()
+
+
 def test_what_a_backend_says_of_a_node_is_masked(tmp_path: Path) -> None:
     brain, words = Brain(), f"its last words: no access with {SECRET}"
     for news in (*jobs.submitted(), d.Launch(1.0, "needed", 1, "node-0")):
