@@ -37,13 +37,18 @@ class _Line(click.Command):
             options = [name for param in self.params for name in param.opts if name.startswith("--")]
             near = _near(first, options)
             name = first.partition("=")[0]
-            hint = (
-                None
-                if near
-                else f"No such option {name!r}. Options of your script stand behind it: orch run train.py {name}"
-            )
+            hint = None if near else f"No such option {name!r}. {_where(name)}"
             raise click.NoSuchOption(name, hint, possibilities=near, ctx=ctx)
         return rest
+
+
+def _where(name: str) -> str:
+    """Say where an option belongs that is not one of the verb's own."""
+    from orchestrator.spec.launchers import torchrun
+
+    if torchrun.has_option(name):
+        return f"It is torchrun's: orch run torchrun {name} … train.py"
+    return f"Options of your script stand behind it: orch run train.py {name}"
 
 
 def _near(word: str, options: list[str]) -> list[str] | None:

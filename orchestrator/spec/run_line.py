@@ -15,16 +15,14 @@ from typing import TypeAlias
 
 from orchestrator.spec import hosts, job_writer
 from orchestrator.spec.launchers import recognise
-from orchestrator.spec.launchers.launch_line import INTERPRETER
+from orchestrator.spec.launchers.launch_line import INTERPRETER, as_job_name
 from orchestrator.spec.load import SpecFile, checked
-from orchestrator.spec.value_types import NAME, host_texts
+from orchestrator.spec.value_types import host_texts
 from orchestrator.spec.yaml_document import ECHO_CHARS_MAX, Document, Place, Value, escaped
 
 Spell: TypeAlias = Callable[[str, str], str]
 """How a setting was written, from its name and value: `--nodes 2` on the command line, `nodes=2` in Python."""
 
-FALLBACK_NAME = "job"
-NAME_CHARS_MAX = 63
 _SHELL = re.compile(r"(.*/)?((ba|z|da|k)?sh|[^/]+\.sh)")
 
 
@@ -79,8 +77,7 @@ def name_of(words: Sequence[str]) -> str:
     modules = [after.rpartition(".")[2] for word, after in itertools.pairwise(words) if word == "-m"]
     first = scripts[0] if scripts else modules[-1] if modules else next(iter(words), "")
     stem = first.rstrip("/").rpartition("/")[2].removesuffix(".py")
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-._")[:NAME_CHARS_MAX]
-    return name if re.match(NAME, name) else FALLBACK_NAME
+    return as_job_name(stem)
 
 
 def without_python(words: Sequence[str]) -> tuple[str, tuple[str, ...]]:

@@ -242,6 +242,10 @@ def _shell_lines(value: object) -> object:
 
 
 def _entry(value: object) -> Entry:
+    if isinstance(value, str) and (operator := shell_text.first_operator(value)):
+        raise ValueError(
+            f"holds {operator}, which only a shell reads: write `command: python3 {value.strip()}`, or quote it"
+        )
     if not isinstance(value, Mapping):
         return _program(
             _words(value, 'a script with arguments ("train.py --lr 0.1"), "-m module …", or a list of words')

@@ -90,7 +90,7 @@ def in_words(words: Sequence[str], *, as_program: bool) -> Taken | None:
     found = _line(words, as_program=as_program)
     if found is None:
         _refuse_quoted(words)
-        return None
+        return Taken("python", None, shlex.join(words)) if as_program and runs_python(words) else None
     line = _with_variables(found.line, found.variables)
     if line.launcher == "srun" and _is_shell_call(line.program(words)):
         return _in_shell_of_srun(line, line.program(words)[2])
@@ -123,7 +123,7 @@ def _in_shell_of_srun(line: LaunchLine, text: str) -> Taken:
 def in_text(text: str, *, as_program: bool) -> Taken | None:
     """Return what shell text becomes, None where no launch line is in it. Raises ValueError for one that cannot be seen
     through."""
-    if not _NAMED.search(f"{text} ") and not (as_program and _BEGINS_WITH_PYTHON.match(text)):
+    if not _NAMED.search(f"{text} ") and not (as_program and _starts_python(text)):
         return None
     shell = shell_text.parsed(text)
     commands = [one for one in shell.commands if one.words]
@@ -138,8 +138,10 @@ def in_text(text: str, *, as_program: bool) -> Taken | None:
     lines = [(one, found) for one in commands if (found := _line([word.text for word in one.words]))]
     _refuse_hidden(commands, lines)
     if not lines:
-        is_python = as_program and _BEGINS_WITH_PYTHON.match(text)
-        return Taken("python", None, text) if is_python else None
+        if not as_program or not _starts_python(text):
+            return None
+        fails = _fails(text, commands[0]) if commands else ""
+        return Taken("python", None, f"{fails}{text}")
     command, found = lines[0]
     line = _with_variables(found.line, [pair for pair in found.variables if is_orchs(pair[0])])
     return Taken(line.launcher, None, _replaced(text, command, found), line.settings, line.dropped)
@@ -155,6 +157,25 @@ def names_launcher(text: str) -> bool:
     return bool(_NAMED.search(f"{text} ")) and any(
         is_line([word.text for word in one.words]) for one in shell_text.parsed(text).commands
     )
+
+
+def runs_python(words: Sequence[str]) -> bool:
+    """Tell whether words run a script or module, also behind variables or a program such as `uv run`."""
+    at = 1 if words[:1] == ["env"] else 0
+    while at < len(words) and ASSIGNMENT.fullmatch(words[at]):
+        at += 1
+    return any(INTERPRETER.fullmatch(_base(words[start])) for start in starts(words, at))
+
+
+def _starts_python(text: str) -> bool:
+    """Tell whether the first command of shell text runs a script or module."""
+    if _BEGINS_WITH_PYTHON.match(text):
+        return True
+    try:
+        commands = shell_text.parsed(text).commands
+    except ValueError:
+        return False
+    return bool(commands) and not commands[0].depth and runs_python([word.text for word in commands[0].words])
 
 
 def is_line(words: Sequence[str]) -> bool:
@@ -326,13 +347,17 @@ def _replaced(text: str, command: shell_text.Command, found: Found, *, keeps_var
         pieces.append("" if at in gone else raw)
         done = word.end
     inner = "".join(pieces)
-    rest = text[words[-1].end :]
+    return f"{_fails(text, command)}{inner}{text[words[-1].end :]}".strip()
+
+
+def _fails(text: str, command: shell_text.Command) -> str:
+    """Return what stands before shell text so that a rank that fails is seen, whatever its output is piped through. Raises
+    ValueError for a program in the background."""
+    rest = text[command.words[-1].end :]
     behind = _BEHIND.match(rest)
     if behind is not None and behind[1] == "&" and "wait" not in rest.split():
-        raise ValueError("starts a launcher in the background, and would end at once; leave the & out")
-    # A rank that fails must be seen, whatever its output is piped through.
-    fails = "set -o pipefail; " if behind is not None and behind[1] == "|" else ""
-    return f"{fails}{inner}{rest}".strip()
+        raise ValueError("starts its program in the background, and would end at once; leave the & out")
+    return "set -o pipefail; " if behind is not None and behind[1] == "|" else ""
 
 
 def _base(word: str) -> str:

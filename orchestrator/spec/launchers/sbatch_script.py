@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import operator
 import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from orchestrator.spec.launchers import recognise, shell_text
-from orchestrator.spec.launchers.environment import ASSIGNMENT, of_variables
+from orchestrator.spec.launchers.environment import of_variables
 from orchestrator.spec.launchers.launch_line import (
     DEVICE,
     RANKS,
@@ -22,6 +21,7 @@ from orchestrator.spec.launchers.launch_line import (
     read,
 )
 from orchestrator.spec.launchers.recognise import Taken
+from orchestrator.spec.launchers.script_variables import Variables
 from orchestrator.spec.launchers.srun import GPUS_EACH, SBATCH, from_options, nested, of_tasks
 
 _PREPARES = {"module", "ml", "conda", "mamba", "micromamba", "source", ".", "eval", "ulimit", "unset", "spack", "pyenv",
@@ -32,15 +32,13 @@ _IDLE = {
     "it is for the batch script, which is orch's own": "set wait exit sleep trap true :",
 }
 _WHY_IDLE = {name: why for why, names in _IDLE.items() for name in names.split()}
-_VARIABLE = re.compile(r"\$(?:\{(?P<wrapped>\w+)\}|(?P<bare>[A-Za-z_]\w*|[1-9]))")
-_ARGUMENTS = re.compile(r"\"\$[@*]\"|\$[@*]|\"\$\{[@*]\}\"")
-_SUM = re.compile(r"\$\(\(\s*(\w+)\s*([*+/-])\s*(\w+)\s*\)\)")
-_SIGNS = {"*": operator.mul, "+": operator.add, "-": operator.sub, "/": operator.floordiv}
+_FILTERS = ["head", "tail", "grep", "egrep", "tee", "awk", "sed", "sort", "tr", "cut", "wc", "xargs", "uniq"]
+_SETTERS = ("export", "declare", "local", "readonly")
+_ASSIGNED = re.compile(r"(?P<name>[A-Za-z_]\w*)(?P<more>\+?)=(?P<value>.*)", re.DOTALL)
+_LIST = re.compile(r"(?P<name>[A-Za-z_]\w*)(?P<more>\+?)=\((?P<words>.*)\)\s*", re.DOTALL)
 # A line after which PATH may find another Python: that of the script's ranks
 _CHOOSES_PYTHON = re.compile(r"\bactivate\b|\bPATH=|python|conda|mamba|pyenv|torch", re.IGNORECASE)
 _OF_RANKS = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "NODE_RANK", "LOCAL_RANK")
-VALUES_DEEP_MAX = 5
-"""How often a value may name another variable, whose value names another."""
 
 
 @dataclass(slots=True)
@@ -49,13 +47,9 @@ class _Script:
 
     settings: list[Setting] = field(default_factory=list)
     dropped: list[Dropped] = field(default_factory=list)
-    values: dict[str, str] = field(default_factory=dict)
+    variables: Variables = field(default_factory=Variables)
     env: dict[str, str] = field(default_factory=dict)
     setup: list[str] = field(default_factory=list)
-    # Exports of values that other variables give, and the variables whose value another text has taken over
-    pending: dict[str, str] = field(default_factory=dict)
-    used: set[str] = field(default_factory=set)
-    arguments: list[str] = field(default_factory=list)
     # Lines that start ranks, and those that start Python alone, each with its number
     launches: list[tuple[int, str]] = field(default_factory=list)
     programs: list[tuple[int, str]] = field(default_factory=list)
@@ -66,7 +60,7 @@ def taken(text: str, arguments: Sequence[str], *, on_slurm: bool) -> Taken:
 
     Raises ValueError for a script that is not one training.
     """
-    script, given = _Script(arguments=list(arguments)), []
+    script, given = _Script(variables=Variables(list(arguments))), []
     for number, line in _directives(text):
         words = shlex.split(line, comments=True)
         options, end = read(words, 0, SBATCH)
@@ -74,11 +68,12 @@ def taken(text: str, arguments: Sequence[str], *, on_slurm: bool) -> Taken:
             raise ValueError(f"line {number}: {words[end]} is no option of sbatch")
         given += options
     settings, script.dropped = from_options(given)
-    script.values |= _known_of_slurm(settings, given)
+    script.variables.values |= _known_of_slurm(settings, given)
     for number, item in items(text):
         _take(number, item, script)
     number, line = _launch(script)
     try:
+        script.variables.require_clear(line)
         ranks = recognise.in_text(line, as_program=True)
     except ValueError as err:
         raise ValueError(f"line {number}: {err}") from err
@@ -131,62 +126,74 @@ def items(text: str) -> Iterator[tuple[int, str]]:
 
 def _take(number: int, item: str, script: _Script) -> None:
     """Sort one command of the script."""
-    shell = shell_text.parsed(item)
-    if not shell.commands:
+    commands, variables = shell_text.parsed(item).commands, script.variables
+    if not commands:
         return
-    words = [word.text for word in shell.commands[0].words]
-    name = words[0].rpartition("/")[2]
-    if re.match(r"\w+=\(", item):
-        script.dropped.append(Dropped(_short(item), "a list of the shell does not reach the ranks"))
-    elif len(shell.commands) == 1 and _assigns(words):
-        _variables(words[words[0] == "export" :], item, script, is_export=words[0] == "export")
+    words, filled = [word.text for word in commands[0].words], variables.filled(item)
+    names = [one.words[0].text.rpartition("/")[2] for one in commands]
+    is_one = len(commands) == 1
+    if (listed := _LIST.fullmatch(item)) is not None:
+        variables.note_list(listed["name"], listed["words"], is_more=bool(listed["more"]))
+        script.dropped.append(Dropped(_short(item), "its words stand where the launch line names it"))
+    elif is_one and _assigns(words):
+        _assign(words[words[0] in _SETTERS :], item, script, is_export=words[0] == "export")
     elif words == ["shift"]:
-        del script.arguments[:1]
-    elif name in _PREPARES:
-        script.setup.append(_filled(item, script))
-    elif name == "cd" and len(words) == 2:
-        _folder(words[1], item, script)
-    elif name in _WHY_IDLE:
-        script.dropped.append(Dropped(_short(item), _WHY_IDLE[name]))
-    elif recognise.names_launcher(filled := _filled(item, script)):
+        del variables.arguments[:1]
+    elif recognise.names_launcher(filled):
         script.launches.append((number, filled))
-    elif re.match(r"(?:\S*/)?python[0-9.]*\s", filled) and not shell.commands[0].depth:
+    elif any(recognise.runs_python(_words(one, variables)) and not one.depth for one in commands):
         script.programs.append((number, filled))
-    elif script.launches or script.programs:
+    elif is_one and names[0] == "cd" and len(words) == 2:
+        _folder(words[1], item, script)
+    elif names[0] in _WHY_IDLE and all(name in _WHY_IDLE or name in _FILTERS for name in names):
+        script.dropped.append(Dropped(_short(item), _WHY_IDLE[names[0]]))
+    elif (script.launches or script.programs) and names[0] not in _PREPARES:
         script.dropped.append(
             Dropped(_short(item), "it stands behind the training; run it when the job has ended")
         )
     else:
-        script.setup.append(_filled(item, script))
+        script.setup.append(filled)
+        variables.note_unclear(number, item)
+
+
+def _words(command: shell_text.Command, variables: Variables) -> list[str]:
+    """Return the words of a command; the first, which names a program, with its variables filled in."""
+    words = [word.text for word in command.words]
+    return [*variables.filled(words[0]).split(), *words[1:]]
 
 
 def _assigns(words: Sequence[str]) -> bool:
-    rest = words[1:] if words[0] in ("export", "declare", "local") else words
-    return bool(rest) and all(ASSIGNMENT.fullmatch(word) or words[0] == "export" for word in rest)
+    rest = words[1:] if words[0] in _SETTERS else words
+    return bool(rest) and all(_ASSIGNED.fullmatch(word) or words[0] == "export" for word in rest)
 
 
-def _variables(words: Sequence[str], item: str, script: _Script, *, is_export: bool) -> None:
+def _assign(words: Sequence[str], item: str, script: _Script, *, is_export: bool) -> None:
     """Note variables: those that are known go into `env` where they are exported, others are made on each node."""
+    variables = script.variables
     for word in words:
-        name, equals, value = word.partition("=")
-        value = _filled(value, script)
-        if not equals:
-            if name in script.values and is_export:
-                script.env[name] = script.values[name]
-        elif not is_later(value):
-            script.values[name] = value
-            if is_export:
+        match = _ASSIGNED.fullmatch(word)
+        if match is None:
+            if word in variables.values:
+                script.env[word] = variables.values[word]
+            continue
+        name = match["name"]
+        value = variables.filled(f"${{{name}}}{match['value']}" if match["more"] else match["value"])
+        if not is_later(value):
+            variables.note(name, value)
+            if is_export or name in script.env:
                 script.env[name] = value
         elif name in _OF_RANKS:
             script.dropped.append(Dropped(_short(item), f"orch gives {name} its value on every rank"))
         elif "scontrol" in value or "hostname" in value:
             script.dropped.append(Dropped(_short(item), "orch knows the nodes, and makes the rendezvous"))
         elif "$(" in value or "`" in value:
+            variables.forget(name)
             script.setup.append(f"export {name}={_quoted(value)}")
         else:
-            script.values[name] = value
-            if is_export:
-                script.pending[name] = f"export {name}={_quoted(value)}"
+            variables.note(name, value)
+            is_more = name not in variables.values  # it adds to the one that the node has
+            if (is_export or is_more) and not recognise.names_launcher(value):
+                script.setup.append(f"export {name}={_quoted(value)}")
 
 
 def _quoted(value: str) -> str:
@@ -200,36 +207,6 @@ def _folder(path: str, item: str, script: _Script) -> None:
         raise ValueError(f"{item}: write the folder of the code as workdir")
     else:
         script.settings.append(Setting("workdir", path, item))
-
-
-def _filled(text: str, script: _Script) -> str:
-    """Return a text with the variables filled in that the script sets, and with sums of numbers."""
-
-    def value(match: re.Match[str]) -> str:
-        name = match["wrapped"] or match["bare"]
-        if name.isdigit() and 0 < int(name) <= len(script.arguments):
-            return script.arguments[int(name) - 1]
-        if name in script.values:
-            script.used.add(name)
-        return script.values.get(name, match[0])
-
-    if script.arguments:
-        text = _ARGUMENTS.sub(lambda _: shlex.join(script.arguments), text)
-    for _ in range(VALUES_DEEP_MAX):
-        new = _SUM.sub(lambda match: _sum(match, script), _VARIABLE.sub(value, text))
-        if new == text:
-            break
-        text = new
-    return text
-
-
-def _sum(match: re.Match[str], script: _Script) -> str:
-    """Return a product, sum or quotient of two numbers; any other as it is written."""
-    left, sign, right = match[1], match[2], match[3]
-    left, right = script.values.get(left, left), script.values.get(right, right)
-    if not (left.isdecimal() and right.isdecimal()) or (sign == "/" and not int(right)):
-        return match[0]
-    return str(_SIGNS[sign](int(left), int(right)))
 
 
 def _known_of_slurm(settings: Sequence[Setting], given: Sequence[Given]) -> dict[str, str]:
@@ -252,7 +229,6 @@ def _launch(script: _Script) -> tuple[int, str]:
     if not found:
         found, programs = programs, []
     script.setup += [line for number, line in programs if found and number < found[0][0]]
-    script.setup += [line for name, line in script.pending.items() if name not in script.used]
     if not found:
         raise ValueError(
             "no line of the script starts a training; name the line: orch init --from-command 'torchrun …'"

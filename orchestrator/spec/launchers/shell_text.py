@@ -7,6 +7,7 @@ loop, a condition or a subshell. Nothing is filled in: a word that the shell wou
 from __future__ import annotations
 
 import re
+import shlex
 from dataclasses import dataclass, field
 
 _REDIRECTION = re.compile(r"(?:\d*(?:>>|>&|>\||>|<<<|<<-?|<&|<>|<)|&>>?)")
@@ -15,6 +16,7 @@ _CLOSERS = ("done", "fi", "esac", "}")
 _MIDDLES = ("do", "then", "else", "elif", "!")
 _CHANGED = re.compile(r"[*?\[]")
 _ANSI_QUOTED = re.compile(r"\$'(?:[^'\\]|\\.)*'", re.DOTALL)
+_OPERATOR = re.compile(r"\|\|?|&&?|;|<|(?:\d|&)?>>?(?:&\d|\S*)")
 _UNCLOSED = "has a quote or bracket that is not closed"
 
 
@@ -63,6 +65,16 @@ def last_command(text: str) -> str:
     return commands[-1].words[0].text.rpartition("/")[2] if commands else ""
 
 
+def first_operator(text: str) -> str:
+    """Return the first word of a text that is nothing but an operator to a shell, or a redirection; empty where there is
+    none."""
+    try:
+        words = shlex.split(text.replace("\\\n", " "), posix=False)
+    except ValueError:
+        return ""
+    return next((word for word in words[1:] if _OPERATOR.fullmatch(word)), "")
+
+
 class _Parser:
     def __init__(self, text: str) -> None:
         self._text = text
@@ -101,12 +113,14 @@ class _Parser:
         elif char == "(" and text[at - 1 : at] == "=":  # the values of an array
             self._at = self._behind(at, "(", ")")
         elif char in ";&|()":
+            change = {"(": 1, ")": -1}.get(char, 0)
             if char == ")" and not self._brackets:
                 self._commands[-1].words.clear()  # a pattern of `case`
-            self._brackets = max(0, self._brackets + {"(": 1, ")": -1}.get(char, 0))
+                change = 0
+            self._brackets += change
             self._at += 1
             self._has_operators = True
-            self._depth = max(0, self._depth + {"(": 1, ")": -1}.get(char, 0))
+            self._depth = max(0, self._depth + change)
             self._next_command()
         else:
             self._word()

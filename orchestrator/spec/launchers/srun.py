@@ -17,6 +17,7 @@ from orchestrator.spec.launchers.launch_line import (
     Given,
     LaunchLine,
     Setting,
+    as_job_name,
     count_later,
     counts,
     is_later,
@@ -104,6 +105,9 @@ def srun(words: Sequence[str], start: int) -> LaunchLine:
 def from_options(given: Sequence[Given]) -> tuple[list[Setting], list[Dropped]]:
     """Return the settings that options of srun or sbatch stand for, and those not needed."""
     settings, dropped = sorted_out([one for one in given if one.option.key != "slurm.extra"])
+    settings = [
+        replace(one, value=as_job_name(str(one.value))) if one.key == "name" else one for one in settings
+    ]
     extra = [one for one in given if one.option.key == "slurm.extra"]
     if extra:
         settings.append(
@@ -111,7 +115,9 @@ def from_options(given: Sequence[Given]) -> tuple[list[Setting], list[Dropped]]:
         )
     settings += _size(given, dropped)
     if (time := last(given, "-t")) is not None:
-        settings.append(Setting("time_limit", duration(time), time.text))
+        limit = duration(time)
+        settings += [Setting("time_limit", limit, time.text)] if limit else []
+        dropped += [] if limit else [Dropped(time.text, "to Slurm it is no limit")]
     if (alone := last(given, "--exclusive")) is not None:
         settings.append(Setting("slurm.exclusive", "true", alone.text))
     settings += _env(given, dropped)
@@ -161,7 +167,8 @@ def _gpus(one: Given, dropped: list[Dropped]) -> list[Setting]:
 
 
 def duration(one: Given) -> str:
-    """Return a time limit as a job file has it: `2-12` is `60h`. Raises ValueError for one without end."""
+    """Return a time limit as a job file has it: `2-12` is `60h`; empty for 0, which is none. Raises ValueError for another
+    text."""
     match = _TIME.fullmatch(one.value)
     if match is None:
         raise ValueError(f"{one.text}: write a time such as 12:00:00 or 2-00:00:00")
@@ -174,7 +181,7 @@ def duration(one: Given) -> str:
     for letter, unit in (("h", 3600), ("m", 60), ("s", 1)):
         count, seconds = divmod(seconds, unit)
         text += f"{count}{letter}" if count else ""
-    return text or "1m"
+    return text
 
 
 def _env(given: Sequence[Given], dropped: list[Dropped]) -> list[Setting]:
@@ -200,7 +207,7 @@ def of_tasks(line: LaunchLine, inner: LaunchLine | None = None) -> LaunchLine:
     settings, gpus = _without_gpus(line.settings)
     settings = [*_with_device(settings, gpus), *([gpus] if gpus is not None else [])]
     if not any(one.key in _COUNTS for one in settings):
-        settings.append(Setting(RANKS_EACH, "1", "srun without --ntasks", yields=True))
+        settings.append(Setting(RANKS_EACH, "1", "one process", yields=True))
     if inner is None:
         return replace(line, settings=tuple(settings))
     return replace(inner, settings=(*settings, *inner.settings), dropped=(*line.dropped, *inner.dropped))

@@ -49,6 +49,11 @@ _RUN = options("torchrun", _TAKEN, NOT_NEEDED, own=_OWN)
 _LAUNCH = options("torch.distributed.launch", _TAKEN, NOT_NEEDED, own=_OWN)
 
 
+def has_option(name: str) -> bool:
+    """Tell whether an option is one of torchrun's."""
+    return _RUN.find(name) is not None
+
+
 def torchrun(words: Sequence[str], start: int) -> LaunchLine:
     """Return the launch line whose options begin at `start`."""
     given, at = read(words, start, _RUN)

@@ -39,6 +39,8 @@ TABLE: list[tuple[str, int, str]] = [
         2,
         "No such option '-x'. Options of your script stand behind it: orch run train.py -x",
     ),
+    ("run --nproc_per_node 2 train.py", 2, "It is torchrun's: orch run torchrun --nproc_per_node … train.py"),
+    ("run --save - uv run python train.py", 0, "entrypoint: uv run python train.py"),
     ("run -m", 2, "SCRIPT: -m must be followed by a module's dotted name"),
     ("run tain.py --nodes 2", 2, "SCRIPT: no file tain.py in"),
     ("run --nodes 0 --gpus x train.py", 2, "--gpus x: must be a whole number"),

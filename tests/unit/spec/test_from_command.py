@@ -72,6 +72,14 @@ def test_a_line_is_meant_for_the_current_folder_wherever_its_job_file_lies(
     assert load(tmp_path / "jobs" / "job.yaml").spec.workdir == f"../code{'/src' if chdir else ''}"
 
 
+@pytest.mark.parametrize("line", ["bin/torchrun train.py", "bin/python3 train.py"])
+def test_a_launcher_that_is_named_by_its_path_is_no_script(tmp_path: Path, line: str) -> None:
+    for name in ("train.py", line.split()[0]):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("#!/usr/bin/python3\nif x: 'y\n")
+    assert "entrypoint: train.py" in from_command.job_file(line, tmp_path, tmp_path).text
+
+
 @pytest.mark.parametrize(
     ("command", "fault"),
     [

@@ -153,6 +153,7 @@ def test_an_entry_is_a_script_a_module_or_a_command(folder: Path, text: str, ent
             "entrypoint: -u train.py",
             "starts with -u, not with a Python script: options stand behind it, only -m before",
         ),
+        ("entrypoint: train.py | tee log", "holds |, which only a shell reads: write `command:"),
         ("entrypoint: mpirun train.py", "orch takes the place of mpirun"),
         ("entrypoint: bash run.sh", "for a shell script write `command: bash run.sh`"),
         ("entrypoint: ./run.sh", "for a shell script write `command: bash run.sh`"),

@@ -95,9 +95,62 @@ def test_what_only_a_node_knows_is_exported_there() -> None:
     assert said(text)["program"] == "python3 t.py --out $OUT $HOME/x"
 
 
+RUN = "torchrun --nproc-per-node 2 t.py"
+
+
+@pytest.mark.parametrize(
+    ("text", "program"),
+    [
+        ('A=""\nA+=" --lr 1"\nA+=" --bs 8"\n' + RUN + " $A", ("t.py", "--lr", "1", "--bs", "8")),
+        ('A="\n --x 1 \\\n --y\n"\n' + RUN + " $A --z", ("t.py", "--x", "1", "--y", "--z")),
+        ('A=(--lr 1 # its rate\n --name "a b")\nA+=(--z)\n' + RUN + ' "${A[@]}"', ("t.py", "--lr", "1", "--name", "a b", "--z")),
+        ("A=(--nproc-per-node 2\n  --nnodes 1)\ntorchrun ${A[@]} t.py", ("t.py",)),
+        ("S=${1:-42}\nB=${3:-8}\n" + RUN + " $S $B", ("t.py", "7", "8")),
+        ("if true; then L=1; fi\nL=2\n" + RUN + " $L", ("t.py", "2")),
+        ("if true; then export L=1; fi\n" + RUN + " $L", "python3 t.py $L"),
+        (f"cd src && {RUN}", "cd src && python3 t.py"),
+        (f"echo start; {RUN}", "echo start; python3 t.py"),
+        ("A=1 python t.py", ("t.py",)),
+        ("time python t.py", "time python t.py"),
+        ("uv run python t.py", "uv run python t.py"),
+        ("cd src && python t.py", "cd src && python t.py"),
+        ("python t.py | tee log", "set -o pipefail; python t.py | tee log"),
+    ],
+)  # fmt: skip
+def test_the_program_gets_what_the_shell_would_give_it(text: str, program: object) -> None:
+    assert said(text + "\n", "7", "6")["program"] == program
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [
+        "if x; then L=2; fi",
+        "for L in 1 2; do y; done",
+        "read -r L < file",
+        "case $M in\n  a) L=1 ;;\n  (b) L=2 ;;\nesac",
+        "while getopts l: o; do case $o in l) L=$OPTARG ;; esac; done",
+        "if x; then export L=2; fi",
+    ],
+)
+def test_a_value_that_the_text_does_not_tell_is_asked_for(sets: str) -> None:
+    with pytest.raises(ValueError, match=r"\$L is set in line 2, and not by L=… alone"):
+        said(f"L=1\n{sets}\nA=$L\n{RUN} --lr $A\n")
+
+
+def test_what_is_exported_stays_exported_and_before_what_needs_it() -> None:
+    text = f'export H=$SCRATCH/h\nmkdir -p $H\nexport PATH=/x:$PATH\nP+=":$PWD"\n{RUN} $H\n'
+    assert said(text)["setup"] == [
+        'export H="$SCRATCH/h"', "mkdir -p $SCRATCH/h", 'export PATH="/x:$PATH"', 'export P="${P}:$PWD"',
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
+        ("torchrun $A t.py\n", "line 1: $A stands where options of torchrun may stand"),
+        ("torchrun ${A[@]} t.py\n", "line 1: ${A[@]} is no list that the script writes out"),
+        ("python t.py &\nwait\n", "line 1: starts its program in the background"),
+        ("case $H in g*) torchrun t.py;; esac\n", "line 1: starts a launcher in a loop"),
         ("echo hello\n", "no line of the script starts a training"),
         ("torchrun a.py\ntorchrun b.py\n", "lines 1 and 2 each start a training"),
         ("for x in 1 2; do\n  torchrun t.py\ndone\n", "line 1: starts a launcher in a loop"),

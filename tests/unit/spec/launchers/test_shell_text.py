@@ -65,3 +65,14 @@ def test_any_text_is_taken_apart_or_refused(text: str) -> None:
         return
     ends = [place for one in commands for word in one.words for place in (word.start, word.end)]
     assert ends == sorted(ends)
+
+
+@pytest.mark.parametrize(
+    ("text", "operator"),
+    [
+        ("t.py '|' | tee", "|"), ("t.py >log 2>&1", ">log"), ("t.py 2>&1", "2>&1"), ("t.py &", "&"), ("t.py && x", "&&"),
+        ("t.py --mask <mask> (1,2) a>b 'a | b' \"x; y\" |x", ""), ("t.py 'a", ""),
+    ],
+)  # fmt: skip
+def test_an_operator_among_words_is_one_that_stands_alone(text: str, operator: str) -> None:
+    assert shell_text.first_operator(text) == operator

@@ -53,10 +53,12 @@ def test_options_are_settings(text: str, settings: dict[str, object]) -> None:
         ("2-00", "48h"),
         ("1-2:03", "26h3m"),
         ("1-0:0:5", "24h5s"),
+        ("0", None),
     ],
 )
-def test_a_time_limit_is_read_as_slurm_reads_it(time: str, limit: str) -> None:
-    assert said(f"-t {time} python t.py")["time_limit"] == limit
+def test_a_time_limit_is_read_as_slurm_reads_it(time: str, limit: str | None) -> None:
+    assert said(f"-J 'my job/1' -t {time} python t.py").get("time_limit") == limit
+    assert said(f"-J 'my job/1' -t {time} python t.py")["name"] == "my-job-1"
 
 
 @pytest.mark.parametrize(
