@@ -81,6 +81,12 @@ def _note_missing(facts: Facts, attempt: AttemptFacts) -> None:
             node.missing = lost
         elif node.setup_failure is not None and others:
             node.excluded = node.setup_failure.reason
+        elif (
+            others
+            and verdict is not None
+            and (verdict.kind, verdict.node) == (d.Kind.START_TIMEOUT, node.name)
+        ):
+            node.excluded = f"set aside: in attempt {attempt.number} all but this host were ready in time"
         elif placement.has_another(facts) and (hung := _hung_again(facts, attempt, node)):
             node.excluded = hung
     elsewhere = others or facts.queue is not None

@@ -236,6 +236,8 @@ class Agent:
             self.world.after(1.0, self._set_up, attempt, ranks)
             return
         hosts, first = self.world.night.hosts, ranks[:1] == (0,)
+        if hosts is not None and self.host.index in hosts.stuck:
+            return
         unfit = hosts is not None and self.host.index in hosts.unfit
         if unfit or (self.host.index == 0 and attempt <= self.world.night.setup_fails):
             self.post(

@@ -102,6 +102,7 @@ def _unusable(plain: Night, step: int) -> list[Case]:
         ),
         (_on(plain, Hosts(3, bad=(0, 1))), Expected((), ((Kind.LAUNCH, ""),), JobEnd.FAILED)),
         (_on(plain, Hosts(3, unfit=(1,))), Expected(NEXT, ((Kind.LAUNCH, "n1"),), again_s=10.0)),
+        (_on(plain, Hosts(3, stuck=(1,))), Expected(NEXT, ((Kind.START_TIMEOUT, "n1"),), again_s=75.0)),
         (_on(wide, Hosts(2, spares=1, unfit=(0,))), Expected(("n1",), ((Kind.LAUNCH, "n0"),), again_s=5.0)),
         (dataclasses.replace(_on(plain, Hosts(2)), launch_fails=2), Expected(BOTH, launches=4)),
         (dataclasses.replace(_on(plain, Hosts(3)), launch_fails=9), Expected(("n1", "n2"))),

@@ -161,9 +161,8 @@ class Night:
             return Pool(nodes, self.ranks, self.lease.spares, self.seed, queue)
         if self.hosts is None:
             return None
-        has_setup = bool(
-            self.hosts.unfit and self.seed % 2
-        )  # else it is the program that an unfit host lacks
+        faulty = self.hosts.unfit or self.hosts.stuck
+        has_setup = bool(faulty and self.seed % 2)  # else it is the program that an unfit host lacks
         return Pool(nodes, self.ranks, self.hosts.spares, self.seed, None, not has_setup)
 
     @property

@@ -35,6 +35,7 @@ class Hosts:
     spares: int = 0
     bad: tuple[int, ...] = ()  # refuse every new connection: a wrong key
     unfit: tuple[int, ...] = ()  # the setup lines fail there
+    stuck: tuple[int, ...] = ()  # the setup lines never end there
     busy: tuple[Busy, ...] = ()
     ahead: tuple[float, ...] = ()
     nets: tuple[str, ...] = ()
@@ -130,4 +131,5 @@ def _one_alone(rng: random.Random, hosts: Hosts) -> Hosts:
 
 
 def _one_unfit(rng: random.Random, hosts: Hosts) -> Hosts:
-    return dataclasses.replace(hosts, unfit=(rng.randrange(hosts.count),))
+    one = (rng.randrange(hosts.count),)
+    return dataclasses.replace(hosts, stuck=one) if hosts.bridge else dataclasses.replace(hosts, unfit=one)

@@ -229,6 +229,8 @@ class PoolBook:
         waited_s = clock - max(self.began_s, self.queued_s) + ROUNDING_S
         if verdict.kind is d.Kind.START_TIMEOUT:
             self._must(waited_s >= limits.start_s_max, f"queued {waited_s:.0f} s ago: {verdict}")
+            if verdict.node and len(self.names) > self.nodes:
+                self.barred[verdict.node] = "stuck"
         if verdict.signature.endswith(" allocation"):
             return  # the queue's book has it
         if verdict.kind is d.Kind.TIME_LIMIT:
