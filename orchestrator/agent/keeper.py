@@ -201,7 +201,7 @@ def _keep(config: AgentConfig, run_agent: Callable[[AgentConfig], int], held: Le
 
 def _clean_up(config: AgentConfig) -> None:
     """Kill the processes of an earlier agent, and delete the unmasked errors of its ranks."""
-    clean_up_processes(config.job, config.node)
+    clean_up_processes(config.job, config.node, is_keeper=True)
     forget_errors(JobDir.at(config.root).node(config.node))
 
 
@@ -297,23 +297,24 @@ def _how(status: int) -> str:
     return f"signal {-code}" if code < 0 else f"code {code}"
 
 
-def clean_up_processes(job: str, node: str) -> list[int]:
+def clean_up_processes(job: str, node: str, *, is_keeper: bool = False) -> list[int]:
     """Kill all processes of earlier agents of a job's node; return the pids that are still alive after
-    `CLEANUP_S_MAX`."""
+    `CLEANUP_S_MAX`. To a keeper, which adopts what they leave, all its descendants are theirs."""
     deadline_s = time.monotonic() + CLEANUP_S_MAX
     while True:
-        pids = _processes_of(job, node)
+        pids = _processes_of(job, node, is_keeper)
         for pid in pids:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        _reap()
+        if is_keeper:
+            _reap()
         if not pids or time.monotonic() > deadline_s:
             return pids
         time.sleep(0.02)
 
 
-def _processes_of(job: str, node: str) -> list[int]:
-    ours = procfs.descendants(os.getpid())
+def _processes_of(job: str, node: str, is_keeper: bool) -> list[int]:
+    ours = procfs.descendants(os.getpid()) if is_keeper else []
     marked = [proc.pid for proc in procfs.with_env(f"{TAG}={job}/{node}".encode())]
     living = [pid for pid in dict.fromkeys(ours + marked) if pid != os.getpid()]
     return [pid for pid in living if (stat := procfs.stat(pid)) is not None and stat.state not in "ZX"]

@@ -30,7 +30,13 @@ def clean_local(jobs: Sequence[Job]) -> tuple[str, dict[str, remote_files.Accoun
         run = job.folder.root / "nodes"
         if not job.folder.ended.exists() or not run.exists() or job.folder.archive.exists():
             continue  # over SSH it holds the agents' reports, and nothing of the job runs here
-        if why := _clean_run_files(job.id, run):
+        try:
+            why = _clean_run_files(job.folder, run)
+        except OSError as err:
+            why = _left(
+                f"cannot be deleted: {run}: {err.strerror or err}", "see to that, then orch clean again"
+            )
+        if why:
             left[job.id] = why
         else:
             cleaned += 1
@@ -46,14 +52,19 @@ def clean_local(jobs: Sequence[Job]) -> tuple[str, dict[str, remote_files.Accoun
     return ", ".join(parts), left
 
 
-def _clean_run_files(job_id: str, run: Path) -> remote_files.Account | None:
-    """End what a job left running here and remove its run files; return what is left and why, None for nothing."""
-    living = [pid for node in sorted(run.iterdir()) for pid in keeper.clean_up_processes(job_id, node.name)]
-    if living:
-        return _left(
-            f"cannot be ended: process {', '.join(map(str, living))}", "see with ps what holds it up"
-        )
-    return _delete_folder(run)
+def _clean_run_files(job: JobDir, run: Path) -> remote_files.Account | None:
+    """End what a job left running here and remove its run files, unless it is resumed at that moment; return what is
+    left and why, None for nothing."""
+    with locks.resuming(job, 0.0) as is_mine:
+        if not is_mine or not job.ended.exists():
+            return _resumed(job)
+        living = [
+            pid for node in sorted(run.iterdir()) for pid in keeper.clean_up_processes(job.id, node.name)
+        ]
+        if living:
+            what = f"cannot be ended: process {', '.join(map(str, living))}"
+            return _left(what, "see with ps what holds it up")
+        return _delete_folder(run)
 
 
 def _drafts(place: Path) -> list[Path]:
@@ -90,7 +101,7 @@ def _delete_job(job: JobDir) -> remote_files.Account | None:
     try:
         with locks.resuming(job, 0.0) as is_mine:
             if not is_mine or not job.ended.exists():
-                return _left("was resumed, so it is not over", f"orch status {job.id} shows how it is")
+                return _resumed(job)
             for path in sorted({*job.root.iterdir()} - {job.plan, job.ended}):
                 if not path.is_dir() or path.is_symlink():
                     path.unlink()
@@ -99,6 +110,10 @@ def _delete_job(job: JobDir) -> remote_files.Account | None:
             return _delete_folder(job.root)
     except OSError as err:
         return _left(f"cannot be deleted: {err.filename or job.root}: {err.strerror or err}", again)
+
+
+def _resumed(job: JobDir) -> remote_files.Account:
+    return _left("was resumed, so it is not over", f"orch status {job.id} shows how it is")
 
 
 def _left(what: str, fix: str) -> remote_files.Account:

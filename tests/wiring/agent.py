@@ -53,7 +53,7 @@ MUTATIONS = (
         "tests/unit/agent/test_agent.py::test_the_last_checkpoint_is_told_before_the_word_that_the_attempt_is_over"),
     Mutation("a keeper leaves the errors of ranks unmasked", "orchestrator/agent/keeper.py", "    forget_errors(JobDir.at(config.root).node(config.node))", "    pass",
         "tests/unit/agent/test_keeper.py::test_a_keeper_clears_up_after_an_agent_that_died_and_starts_another_though_its_log_has_no_room"),
-    Mutation("a keeper does not clean up", "orchestrator/agent/keeper.py", "    clean_up_processes(config.job, config.node)\n", "",
+    Mutation("a keeper does not clean up", "orchestrator/agent/keeper.py", "    clean_up_processes(config.job, config.node, is_keeper=True)\n", "",
         "tests/unit/agent/test_keeper.py::test_a_keeper_clears_up_after_an_agent_that_died_and_starts_another_though_its_log_has_no_room"),
     Mutation("a stopped agent is not let go on", "orchestrator/agent/keeper.py", "os.kill(self.agent_pid, signal.SIGCONT)", "pass",
         "tests/unit/agent/test_keeper.py::test_an_agent_that_stays_stopped_is_let_go_on"),

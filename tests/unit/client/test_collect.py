@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import subprocess
 import time
 import zipfile
 from pathlib import Path
@@ -165,6 +166,21 @@ def test_a_process_that_cannot_be_ended_keeps_its_run_files(
     said, left = cleanup.clean_local([Job(job)])
     assert said == "" and "process 4711" in left[job.id].lines()[0]
     assert (job.root / "nodes" / "node-0").exists()
+
+
+@pytest.mark.slow
+def test_a_cleanup_ends_what_the_job_left_and_nothing_else_that_it_has_started(tmp_path: Path) -> None:
+    job = folders.failed(tmp_path)
+    (job.root / "nodes" / "node-0").mkdir(parents=True)
+    left = {**os.environ, keeper.TAG: f"{job.id}/node-0"}
+    with (
+        subprocess.Popen(["sleep", "60"]) as other,  # such as the supervisor of another job, revived just now
+        subprocess.Popen(["sleep", "60"], env=left) as its_own,
+    ):
+        said, _ = cleanup.clean_local([Job(job)])
+        ended = its_own.wait(10.0), other.poll()
+        other.kill()
+    assert said.startswith("cleaned up 1 ended job") and ended == (-9, None)
 
 
 def test_tidy_does_not_need_a_plan(tmp_path: Path) -> None:
