@@ -52,7 +52,10 @@ class NewerAllocation:
         if self._own and now_s >= self._due_s and not is_reading:
             self._due_s = now_s + CHECK_S
             self._thread = threading.Thread(target=self._read, name="newer-allocation", daemon=True)
-            self._thread.start()
+            try:
+                self._thread.start()
+            except RuntimeError:  # the limit of processes is reached
+                self._thread = None
         return self._current if self._current != self._own else ""
 
     def _read(self) -> None:
@@ -101,7 +104,10 @@ class LostSupervisor:
             return
         self._due_s = no_contact_s + AGAIN_S
         self._thread = threading.Thread(target=self._requeue_if_lost, name="lost-supervisor", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:  # the limit of processes is reached
+            self._thread = None
 
     def _requeue_if_lost(self) -> None:
         job = scontrol.show_job(self._job_id)

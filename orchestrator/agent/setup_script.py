@@ -34,7 +34,7 @@ class Setup:
         self, lines: tuple[str, ...], env: Mapping[str, str], cwd: Path, folder: Path, log: Path
     ) -> None:
         """Start the lines. Raises SetupError when there is no bash."""
-        self._env_fd = os.memfd_create("setup-env")  # in memory, since secrets are in it
+        self._env_fd = spawn.memory_file("setup-env")  # in memory, since secrets are in it
         env_file = f"/proc/{os.getpid()}/fd/{self._env_fd}"
         self._log = log
         script = folder / "setup.sh"

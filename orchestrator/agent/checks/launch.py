@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from orchestrator.agent.checks import steps
+from orchestrator.agent.start import spawn
 from orchestrator.core import codec
 from orchestrator.core.host_facts import HostFacts
 from orchestrator.core.wire import bootstrap as w
@@ -39,8 +40,8 @@ class Gathering:
         if self._began_at is not None or not bundle.exists():
             return
         self._began_at = time.monotonic()
-        self._output_fd = os.memfd_create("facts")
-        with os.fdopen(os.memfd_create("facts-asked"), "w+b") as asked, contextlib.suppress(OSError):
+        self._output_fd = spawn.memory_file("facts")
+        with os.fdopen(spawn.memory_file("facts-asked"), "w+b") as asked, contextlib.suppress(OSError):
             asked.write(codec.dumps(step).encode())
             asked.seek(0)
             process = subprocess.Popen(

@@ -109,7 +109,8 @@ class Inspector:
         self._jobs = []
         self._begin_ranks()
         self._gpus = _GpuQuery()
-        threading.Thread(target=self._note_gpus, args=(self._gpus,), daemon=True).start()
+        with contextlib.suppress(RuntimeError):  # the limit of processes is reached
+            threading.Thread(target=self._note_gpus, args=(self._gpus,), daemon=True).start()
 
     @property
     def is_inspecting(self) -> bool:
@@ -177,10 +178,11 @@ class Inspector:
             stacks = python_stacks.last_answer(job.pending_stacks)
         if stacks is None:
             return
-        job.stacks = stacks
         until_s = self._began_s + INSPECTION_S_MAX - 2 * POLL_S
-        job.rank.thread = threading.Thread(target=self._inspect, args=(job, stacks, until_s), daemon=True)
-        job.rank.thread.start()
+        thread = threading.Thread(target=self._inspect, args=(job, stacks, until_s), daemon=True)
+        with contextlib.suppress(RuntimeError):  # the limit of processes is reached: it is tried again
+            thread.start()
+            job.stacks, job.rank.thread = stacks, thread
 
     def _inspect(self, job: _RankJob, stacks: list[python_stacks.RankStack], until_s: float) -> None:
         """Inspect one rank, in a thread of its own."""

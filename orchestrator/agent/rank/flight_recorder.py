@@ -129,7 +129,10 @@ class PendingQuery:
     def __init__(self, client: WorkerServerClient, python_of: int | None) -> None:
         self._record: FlightRecord | None = None
         self._thread = threading.Thread(target=self._run, args=(client, python_of), daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as err:  # the limit of processes is reached, by the ranks' own workers perhaps
+            self._record = FlightRecord(unavailable=f"torch's flight recorder: {err}")
 
     def answer(self) -> FlightRecord | None:
         """Return torch's answer, None while it has not come."""

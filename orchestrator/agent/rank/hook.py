@@ -184,7 +184,7 @@ class Stacks:
                 os.dup2(fd, self._fd, inheritable=False)
                 os.close(fd)
                 self._inode = os.fstat(self._fd).st_ino
-        except OSError:
+        except (OSError, AttributeError):  # a Python without `memfd_create`
             pass  # the child is without stacks
 
     def at_exit(self) -> None:
@@ -786,6 +786,8 @@ def _without_its_signals(start: "Callable[[], T]") -> "T":
 
 def _without_its_greeting(start: "Callable[[], object]") -> object:
     """Run `start` with stderr in memory, and pass on all lines except the server's own."""
+    if not hasattr(os, "memfd_create"):
+        return start()
     stderr = os.dup(2)
     memory = os.memfd_create("stderr")
     os.dup2(memory, 2)

@@ -10,6 +10,7 @@ import ctypes
 import os
 import signal
 import subprocess
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,3 +78,12 @@ def show_argv(words: Sequence[str]) -> None:
 def name_process(name: str) -> None:
     """Set the short name that `ps -o comm` and `top` show (at most 15 bytes)."""
     _LIBC.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
+
+
+def memory_file(name: str) -> int:
+    """Return the descriptor of a new file in memory. Builds of Python for old systems, such as conda's, lack
+    `memfd_create`: there it is a deleted temporary file, which is its owner's alone."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create(name)
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())

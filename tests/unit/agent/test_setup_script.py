@@ -20,7 +20,12 @@ def _run(tmp_path: Path, *lines: str) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_what_the_lines_set_and_the_environment_before_are_returned(tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_memory", [True, False], ids=["in memory", "a Python without memfd_create"])
+def test_what_the_lines_set_and_the_environment_before_are_returned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_memory: bool
+) -> None:
+    if not has_memory:
+        monkeypatch.delattr(os, "memfd_create")
     env = _run(tmp_path, 'export GREETING="hello $WHO', 'again"', "export NUMBER=$((1 + 1))", "LOCAL=no")
     assert env["GREETING"] == "hello world\nagain"
     assert (env["NUMBER"], env["WHO"]) == ("2", "world")
