@@ -11,8 +11,10 @@
 from __future__ import annotations
 
 import enum
+import errno
 import json
 import re
+import stat
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -55,6 +57,9 @@ class Wholeness(enum.Enum):
     UNKNOWN = "unknown"
 
 
+_GONE = frozenset((errno.ENOENT, errno.ENOTDIR, errno.ELOOP))
+
+
 @dataclass(frozen=True, slots=True)
 class Shape:
     """The files of an entry. Equal shapes at two times mean that nothing was written in between."""
@@ -81,11 +86,26 @@ def inspect_shape(path: Path) -> Shape:
             if file.is_dir():
                 todo.extend(sorted(file.iterdir(), reverse=True))
                 continue
-            stat = file.stat()
+            about = file.stat()
         except OSError:
             continue
-        files.append((str(file.relative_to(path)), stat.st_size, stat.st_mtime_ns))
+        files.append((str(file.relative_to(path)), about.st_size, about.st_mtime_ns))
     return Shape(tuple(files))
+
+
+def is_unreadable(path: Path) -> bool:
+    """Tell whether an entry may be there and cannot be read now, as on a disk that has lost its server: its files cannot
+    be told from files that are gone."""
+    todo = [path]
+    while todo:
+        file = todo.pop()
+        try:
+            if stat.S_ISDIR(file.stat().st_mode):
+                todo.extend(file.iterdir())
+        except OSError as err:
+            if err.errno not in _GONE:
+                return True
+    return False
 
 
 def is_temporary(name: str) -> bool:

@@ -11,7 +11,9 @@ Temporary names never count, nor does a link to another entry. Under the default
 
 from __future__ import annotations
 
+import contextlib
 import glob
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -24,6 +26,7 @@ from orchestrator.agent.outputs.checkpoint_formats import (
     inspect_shape,
     is_half_rewritten,
     is_temporary,
+    is_unreadable,
     proves_itself,
     wholeness,
 )
@@ -94,7 +97,7 @@ class CheckpointWatch:
         complete: list[FoundCheckpoint] = []
         entries = self._entries()
         counted = self._counted(entries)
-        spoiled = [path for path in self.reported if path not in entries]
+        spoiled = [path for path in self.reported if path not in entries and not is_unreadable(path)]
         for path, shape in entries.items():
             before = self.reported.get(path)
             if before == shape:
@@ -102,7 +105,7 @@ class CheckpointWatch:
             proven = shape.mtime_ns < stepped_ns or all_ended_well or proves_itself(path, shape)
             if path in counted and proven and self._may_be_whole(path, shape):
                 complete.append(self._mark_reported(path, shape))
-            elif before is not None:
+            elif before is not None and not is_unreadable(path):
                 spoiled.append(path)
         for path in spoiled:
             self.whole.pop(str(path), None)
@@ -123,7 +126,7 @@ class CheckpointWatch:
         changed = [
             path
             for path, shape in entries.items()
-            if self.whole.get(str(path), _stamp(shape)) != _stamp(shape)
+            if self.whole.get(str(path), _stamp(shape)) != _stamp(shape) and not is_unreadable(path)
         ]
         return [
             path
@@ -137,19 +140,19 @@ class CheckpointWatch:
         Only checkpoints known to be whole are deleted, or count as kept, and only those in the job's own checkpoint
         folder. The target of a link in the same folder stays.
         """
-        own = self.folder.resolve()
+        own = _real(self.folder)
         shapes = {
             path: shape
             for path, shape in self.listed().items()
-            if path.resolve().is_relative_to(own) and self.whole.get(str(path)) == _stamp(shape)
+            if _real(path).is_relative_to(own) and self.whole.get(str(path)) == _stamp(shape)
         }
         siblings = {sibling for path in shapes for sibling in path.parent.iterdir()}
-        targets = [path.resolve() for path in siblings if path.is_symlink()]
+        targets = [_real(path) for path in siblings if path.is_symlink()]
         members = checkpoint_series.members_of(shapes)
         old = [member.path for member in checkpoint_series.old(members, keep, has_step_between)]
-        deleted = [path for path in old if not any(to.is_relative_to(path.resolve()) for to in targets)]
+        free = [path for path in old if not any(to.is_relative_to(_real(path)) for to in targets)]
+        deleted = [path for path in free if _delete(path)]
         for path in deleted:
-            _delete(path)
             self.reported.pop(path, None)
             self.seen.pop(path, None)
             self.whole.pop(str(path), None)
@@ -188,8 +191,8 @@ class CheckpointWatch:
                 break
             full += "/*"
         links = [path for path in entries if path.is_symlink()]
-        targets = {path.resolve() for path in entries if path not in links} if links else set()
-        doubles = {path for path in links if path.resolve() in targets}
+        targets = {_real(path) for path in entries if path not in links} if links else set()
+        doubles = {path for path in links if _real(path) in targets}
         return {path: shape for path, shape in entries.items() if path not in doubles}
 
 
@@ -206,8 +209,21 @@ def _stamp(shape: Shape) -> Stamp:
     return shape.mtime_ns, shape.size_bytes, len(shape.files)
 
 
-def _delete(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
+def _real(path: Path) -> Path:
+    return Path(os.path.realpath(path))  # `Path.resolve` refuses links in a circle
+
+
+def _delete(path: Path) -> bool:
+    """Delete an entry; tell whether it is gone. It is renamed first where it can be: what cannot be deleted of it must not
+    look like a checkpoint."""
+    hidden = path.with_name(f".{path.name}.deleted")
+    try:
+        path.rename(hidden)
+    except OSError:
+        hidden = path
+    if hidden.is_dir() and not hidden.is_symlink():
+        shutil.rmtree(hidden, ignore_errors=True)
     else:
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            hidden.unlink()
+    return not os.path.lexists(path)

@@ -22,6 +22,7 @@ T = TypeVar("T")
 
 BLOCK_BYTES = 1 << 20
 NICENESS = 10
+AGAIN_S = 1.0
 
 
 class GivenUp(Exception):
@@ -54,7 +55,13 @@ class Hasher:
     async def _in_thread(self, read: Callable[[], T]) -> T:
         if self._thread is None:
             self._thread = concurrent.futures.ThreadPoolExecutor(1, "hash", _be_nice)
-        return await asyncio.get_running_loop().run_in_executor(self._thread, read)
+        while True:
+            try:
+                return await asyncio.get_running_loop().run_in_executor(self._thread, read)
+            except RuntimeError as err:  # no thread can be started: the limit of processes is reached
+                if self._given_up.is_set():
+                    raise GivenUp from err
+            await asyncio.sleep(AGAIN_S)
 
     def _manifest(self, path: Path, shape: Shape) -> tuple[ManifestEntry, ...] | None:
         if inspect_shape(path) != shape:

@@ -24,6 +24,7 @@ from tests.support.saved_files import (
     write,
     zipped,
 )
+from tests.support.unprivileged import unprivileged
 
 
 def test_a_checkpoint_counts_once_every_rank_has_stepped_after_its_last_byte(tmp_path: Path) -> None:
@@ -253,6 +254,39 @@ def test_a_checkpoint_that_was_told_and_then_cut_off_or_deleted_is_spoiled(tmp_p
     found, spoiled = watch.last_scan(STEPPED_NS, all_ended_well=False)
     assert (found, sorted(spoiled)) == ([], [gone, last])
     assert watch.torn() == [last]
+
+
+def test_what_cannot_be_read_at_the_moment_is_not_spoiled(tmp_path: Path) -> None:
+    watch = begun(tmp_path)
+    for name in ("step-10/a.pt", "step-10/b.pt", "step-20/a.pt"):
+        write(tmp_path / name, zipped())
+    assert len(scan_twice(watch)) == 2
+    with unprivileged(tmp_path):
+        (tmp_path / "step-10").chmod(0)  # as EIO on a disk that has lost its server
+        assert watch.last_scan(STEPPED_NS, False) == ([], [])
+        assert watch.torn() == []
+        tmp_path.chmod(0)
+        assert watch.last_scan(STEPPED_NS, False) == ([], [])
+        tmp_path.chmod(0o755)
+
+
+def test_what_can_be_deleted_only_in_part_is_no_checkpoint_any_more_and_a_circle_of_links_is_passed_over(
+    tmp_path: Path,
+) -> None:
+    watch = begun(tmp_path)
+    for number in (10, 20, 30):
+        write(tmp_path / f"step-{number}/a.pt", zipped(), SAVED_NS + number)
+        write(tmp_path / f"step-{number}/sub/b.pt", zipped(), SAVED_NS + number)
+    (tmp_path / "latest").symlink_to("latest")
+    assert len(scan_twice(watch)) == 3
+    with unprivileged(tmp_path):
+        (tmp_path / "step-10/sub").chmod(0o555)
+        deleted = watch.prune(2, lambda before, after: True)
+        assert [path.name for path in deleted] == ["step-10"] and scan_twice(watch) == []
+        tmp_path.chmod(0o555)
+        assert watch.prune(1, lambda before, after: True) == [] and (tmp_path / "step-20").exists()
+        tmp_path.chmod(0o755)
+        (tmp_path / ".step-10.deleted/sub").chmod(0o755)
 
 
 def test_what_was_known_to_be_whole_and_has_changed_is_torn_unless_it_proves_itself(tmp_path: Path) -> None:
