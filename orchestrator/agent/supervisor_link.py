@@ -54,6 +54,7 @@ class SupervisorLink:
         self._obey = obey
         self._outbox = Outbox()
         self._line: connection.Line | None = None
+        self._is_caught_up = False  # all pending reports were sent over this connection
         self._redial_s = REDIAL_S_MIN
         self._connected_at = 0.0
         self._disconnected_at = time.monotonic()
@@ -120,10 +121,27 @@ class SupervisorLink:
         return list(dict.fromkeys(addresses))
 
     async def _listen(self, source: connection.Line) -> None:
-        pending = self._outbox.pending()
-        source.send(self._greet(len(pending)))
-        for seq, report in pending:
-            source.send(report, seq)
+        self._is_caught_up = False
+        source.send(self._greet(len(self._outbox.pending())))
+        catching_up = asyncio.create_task(self._catch_up(source))
+        try:
+            await self._receive(source)
+        finally:
+            catching_up.cancel()
+
+    async def _catch_up(self, source: connection.Line) -> None:
+        """Send the pending reports in order, no faster than they are read; those made meanwhile stand behind them."""
+        sent = 0
+        try:
+            while pending := [one for one in self._outbox.pending() if one[0] > sent]:
+                for sent, report in pending:
+                    source.send(report, sent)
+                    await source.writer.drain()
+            self._is_caught_up = True
+        except OSError:
+            source.abort()
+
+    async def _receive(self, source: connection.Line) -> None:
         while True:
             data, _ = await source.receive()
             order, _ = connection.take_message(data, _ORDERS)
@@ -141,7 +159,9 @@ class SupervisorLink:
 
     def report(self, report: m.ReliableReport) -> None:
         """Send a report that must arrive: now if possible, and on every new connection until it is acknowledged."""
-        self._send(report, self._outbox.keep(report))
+        seq = self._outbox.keep(report)
+        if self._is_caught_up:
+            self._send(report, seq)
 
     def chunk(self, chunk: m.Chunk, raw: bytes) -> bool:
         """Send bytes of a file, if a connection is open; tell whether they were sent."""

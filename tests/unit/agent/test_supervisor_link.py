@@ -112,3 +112,25 @@ def test_a_report_is_said_on_each_new_line_until_it_is_acknowledged(tmp_path: Pa
         assert await pair.greeted() == []
 
     _play(tmp_path, act)
+
+
+def test_more_reports_than_a_connection_holds_arrive_in_order_with_those_made_meanwhile(
+    tmp_path: Path,
+) -> None:
+    files = tuple(m.ManifestEntry(f"step-{n}/part.pt", 1, 1, "0" * 64) for n in range(200))
+
+    async def act(pair: Pair) -> None:
+        await pair.greeted()
+        pair.link.close()
+        assert await pair.hear() == AgentDropped("node-0")
+        for _ in range(600):  # 16 MB, after a weekend without the supervisor
+            pair.link.report(m.ManifestReported(1, "step", 1, files))
+        numbers: list[int] = []
+        while len(numbers) < 601:
+            word = await pair.hear()
+            numbers += [word.seq] if isinstance(word, Envelope) else []
+            if len(numbers) == 300 and isinstance(word, Envelope):
+                pair.link.report(m.Stopped(1, "asked"))
+        assert numbers == list(range(1, 602))
+
+    _play(tmp_path, act)
