@@ -196,6 +196,7 @@ def _keep(config: AgentConfig, run_agent: Callable[[AgentConfig], int], held: Le
             _clean_up(config)
             return 0
         _note(f"the agent of {config.node} died ({_how(status)})")
+    _clean_up(config)
     return 1
 
 

@@ -58,6 +58,8 @@ class Preparation:
         self._order: m.Prepare | None = None
         # The last setup lines that ran, and the environment they made.
         self._setup_result: tuple[tuple[str, ...], dict[str, str]] | None = None
+        # What the setup lines have left running, such as a mounted file system: it is there for all attempts.
+        self._daemons: tuple[procfs.Proc, ...] = ()
         self._verifying: asyncio.Task[None] | None = None
         self._listener: probe.Listener | None = None
         self._program = ""
@@ -88,7 +90,8 @@ class Preparation:
         """The processes of the preparation that live on when ranks are stopped; a template imports in a child."""
         template = self.starter.pid
         importing = procfs.descendants(template) if template else []
-        return {self.setup_pid or 0, template, *importing, self._gathering.pid}
+        daemons = [daemon.pid for daemon in self._daemons if procfs.alive(daemon)]
+        return {self.setup_pid or 0, template, *importing, self._gathering.pid, *daemons}
 
     def argv(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
         """Return a rank's command with this node's program first."""
@@ -195,6 +198,8 @@ class Preparation:
             self._report(m.PrepareFailed(order.attempt, err.reason, err.tail))
             return
         self._setup_result = (order.setup, env)
+        left = [(pid, procfs.stat(pid)) for pid in procfs.descendants(os.getpid())]
+        self._daemons = tuple(procfs.Proc(pid, stat.start_ticks) for pid, stat in left if stat is not None)
         self._check(order, env)
 
     def _check(self, order: m.Prepare, env: dict[str, str]) -> None:

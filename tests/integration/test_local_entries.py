@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.local import FAKE_TORCH, STEPPER, Desk
+from tests.support.local import FAKE_TORCH, STEPPER, Desk, wait_until
 
 ENTRIES: dict[str, dict[str, Any]] = {
     "script": {"entrypoint": "train.py --lr 0.1 'two words'"},
@@ -122,14 +122,17 @@ def test_setup_lines_run_once_a_node_and_what_they_export_reaches_the_ranks(desk
     script = """
 import os, sys
 print("from setup:", os.environ["GREETING"], os.environ["PATH"].split(":")[0], flush=True)
+print("still mounted:", os.path.exists(f"/proc/{os.environ['MOUNTED']}"), flush=True)
 print("left out:", [name for name in os.environ if name.startswith("ORCH_SETUP")])
 sys.exit(3 if os.environ["ORCH_ATTEMPT"] == "1" else 0)
 """
     job = desk.submit(
         {"train.py": script}, nodes=2, procs_per_node=1, entrypoint="train.py", env={"WHO": "wörld"},
-        setup=["echo setting up", "export GREETING=\"hello $WHO\n2\"", "PATH=/added:$PATH"],
+        setup=["echo setting up", "export GREETING=\"hello $WHO\n2\"", "PATH=/added:$PATH", "setsid sleep 3600 & export MOUNTED=$!"],
     )  # fmt: skip
     assert job.wait()["state"] == "SUCCEEDED"
+    assert "still mounted: True" in job.log(1, 2), "what the lines left running is there for all attempts"
+    wait_until(lambda: not job.processes(), "the end of what the setup lines left running")
     assert "from setup: hello wörld\n2 /added" in job.log(1, 2)
     assert "left out: []" in job.log(1, 2)
     for node in ("node-0", "node-1"):
