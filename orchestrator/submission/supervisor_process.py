@@ -136,7 +136,7 @@ def start_supervisor(job: JobDir) -> None:
     alone = () if over_ssh else ("-I", "-S")  # paramiko comes from site-packages; all else is in the bundle
     with contextlib.suppress(OSError, codec.CodecError):  # a damaged plan is reported by its supervisor
         lost_journal.require_journal(job, codec.loads(Plan, job.plan.read_bytes()))
-    started_ns = time.time_ns()
+    before_ns = _written_ns(job.endpoint)
     with job.supervisor_log.open("ab") as log:
         log_start = log.tell()
         process = subprocess.Popen(
@@ -145,7 +145,7 @@ def start_supervisor(job: JobDir) -> None:
         )  # fmt: skip
     deadline_s = time.monotonic() + START_S_MAX
     while time.monotonic() < deadline_s:
-        if _written_since(job.endpoint, started_ns) or process.poll() == 0:
+        if _written_ns(job.endpoint) != before_ns or process.poll() == 0:
             return
         if process.returncode is not None:
             break
@@ -172,9 +172,9 @@ def _is_over_ssh(job: JobDir) -> bool:
         return False
 
 
-def _written_since(path: Path, time_ns: int) -> bool:
+def _written_ns(path: Path) -> int:
+    """Return when a file was written, by the clock of its disk, 0 for one that is not there."""
     try:
-        # File times come from a clock that ticks every 4-10 ms.
-        return path.stat().st_mtime_ns >= time_ns - 20_000_000
+        return path.stat().st_mtime_ns
     except OSError:
-        return False
+        return 0

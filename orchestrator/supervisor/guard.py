@@ -27,6 +27,9 @@ DEATHS_S = 60.0
 PAUSE_S = 0.25
 """The pause before the first new start; doubled with each further death within `DEATHS_S`."""
 
+NO_ROOM_PAUSE_S, NO_ROOM_MAX = 30.0, 120
+"""Pause before a supervisor is started again that could not be started, for want of memory or processes, and how often."""
+
 GIVEN_UP = "given up"
 
 UNFIT = 78
@@ -51,9 +54,22 @@ def keep(
 ) -> int:
     """Call `run`, which returns a wait status, until a supervisor has done its work or too many have died."""
     deaths: list[float] = []
+    refused = 0
     never_up = _up_at(job)
     while True:
-        code = os.waitstatus_to_exitcode(run())
+        try:
+            code = os.waitstatus_to_exitcode(run())
+        except (
+            OSError
+        ) as err:  # no memory or no process is to be had, which may have ended the supervisor, too
+            refused += 1
+            if refused > NO_ROOM_MAX or job.ended.exists() or not job.plan.exists():
+                _log(f"the supervisor cannot be started: {err.strerror}: {GIVEN_UP}")
+                return 1
+            _log(f"the supervisor cannot be started: {err.strerror}: it is tried again")
+            sleep(NO_ROOM_PAUSE_S)
+            continue
+        refused = 0
         if code == 0 or job.ended.exists() or not job.plan.exists():
             return 0
         if code == UNFIT or _up_at(job) == never_up:

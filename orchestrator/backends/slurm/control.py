@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from orchestrator.backends.slurm import end_causes
-from orchestrator.core.slurm import command, scontrol
+from orchestrator.core.slurm import command, command_output, scontrol
+from orchestrator.core.slurm.hostlist import expand
 
 REQUEUE_S_MAX = 600.0
 """How long a requeue is tried while the controller does not answer: its restart takes minutes."""
@@ -14,6 +16,9 @@ REQUEUE_S_MAX = 600.0
 REQUEUE_PAUSE_S = 5.0
 KILL_WAIT_S = 30.0
 """How long Slurm waits from TERM to KILL where it does not say (the default of KillWait)."""
+
+_MUNGE = re.compile(r"munge|authentication|credential", re.IGNORECASE)
+"""Words of a refusal while munged restarts."""
 
 _IS_DONE = ("Job is pending execution", "already completing")
 """Slurm's refusals to requeue a job that it has requeued by itself."""
@@ -39,19 +44,38 @@ def requeue(job_id: str, avoid: Iterable[str]) -> str:
     while refusal := scontrol.ask("requeue", job_id)[1]:
         if any(word in refusal for word in _IS_DONE):
             break
-        if not command.NO_ANSWER.search(refusal) or time.monotonic() > deadline_s:
+        passes = command.NO_ANSWER.search(refusal) or _MUNGE.search(refusal)
+        if not passes or time.monotonic() > deadline_s:
             return refusal
         time.sleep(REQUEUE_PAUSE_S)
     _avoid(job_id, tuple(avoid))
     return ""
 
 
+def _too_few_without(names: str, job: Mapping[str, str]) -> str:
+    """Say that a partition has too few nodes without those named: Slurm would hold the job for ever, also once they are
+    back. Empty where there are enough, or that cannot be told."""
+    partition = command_output.fields(
+        scontrol.ask("--oneliner", "show", "partition", job.get("Partition", ""))[0]
+    )
+    total, wanted = partition.get("TotalNodes", ""), job.get("NumNodes", "").partition("-")[0]
+    try:
+        left = int(total) - len(set(expand(names)))
+        return (
+            f"{left} of {total} nodes would be left, and the job takes {wanted}" if left < int(wanted) else ""
+        )
+    except ValueError:
+        return ""
+
+
 def _avoid(job_id: str, nodes: tuple[str, ...]) -> None:
     """Add nodes to those that the job must not get; if that fails, the next allocation finds out about them again."""
     if not nodes:
         return
-    job = show(job_id)
-    names = ",".join([*([job.avoided] if job and job.avoided else []), *nodes])
-    refusal = scontrol.ask("update", f"JobId={job_id}", f"ExcNodeList={names}")[1]
+    fields = scontrol.show_job(job_id)
+    before = (job := end_causes.shown(fields)) and job.avoided
+    names = ",".join([*([before] if before else []), *nodes])
+    refusal = _too_few_without(names, fields)
+    refusal = refusal or scontrol.ask("update", f"JobId={job_id}", f"ExcNodeList={names}")[1]
     if refusal:
         print(f"Slurm may give {', '.join(nodes)} to this job again: {refusal}", flush=True)

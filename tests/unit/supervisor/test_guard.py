@@ -74,6 +74,16 @@ def test_one_that_dies_now_and_then_is_never_given_up(job: JobDir) -> None:
     assert (lives.keep(), lives.starts) == (0, 31)
 
 
+def test_one_that_cannot_be_started_for_want_of_memory_is_tried_again_and_is_no_death(job: JobDir) -> None:
+    def refuse() -> int:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    lives = Lives(job, *[refuse] * 20, KILLED, DONE)
+    assert (lives.keep(), lives.starts) == (0, 22)
+    lives = Lives(job, *[refuse] * (guard.NO_ROOM_MAX + 1))
+    assert lives.keep() == 1
+
+
 def test_a_first_one_that_never_came_up_is_not_followed(job: JobDir) -> None:
     job.endpoint.write_text("of an earlier one")
     lives = Lives(job, CODE_1)

@@ -170,6 +170,7 @@ class Connection:
             "StrictHostKeyChecking=yes",
             "ClearAllForwardings=yes",
             "ControlMaster=no",
+            "ControlPath=none",  # a master that has lost its network would hold up every copy
         ]
         options += [
             f"ConnectTimeout={int(target.connect_s_max or CONNECT_S_MAX)}",

@@ -304,6 +304,17 @@ def test_a_requeue_names_the_nodes_to_avoid_beside_those_of_the_user(world: Worl
     assert "requeue 8" in asked and "update JobId=8 ExcNodeList=n7,n2" in asked
 
 
+def test_no_node_is_avoided_where_too_few_would_be_left(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world.shows(f"{RUNNING} NumNodes=3-3 TotalNodes=3")
+    one = world.backend()
+    assert one.allocation is not None
+    assert one.allocation.requeue({"n2": "lost"}) == ""
+    assert "ExcNodeList" not in (world.folder / "asked").read_text()
+    assert "again: 2 of 3 nodes would be left, and the job takes 3" in capsys.readouterr().out
+
+
 def test_a_requeue_that_slurm_refuses_is_told_in_its_words_and_one_that_it_has_done_is_none(
     world: World,
 ) -> None:
