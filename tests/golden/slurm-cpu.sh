@@ -16,6 +16,7 @@ umask go-w
 root=/home/me/.orch/jobs/gpt-20261120-224605123-k3
 STARTS_MAX=20           # of the supervisor
 PAUSE_S_MAX=15          # before one of them
+BUSY_MAX=240            # times 15 s, until the lock of a supervisor on a lost node is free
 HAND_OVER_TICKS_MAX=600 # of 0.2 s, until whoever submitted this has written down its id
 REQUEUE_S_MAX=300       # until Slurm takes the nodes back
 
@@ -69,6 +70,7 @@ until is_known; do
 done
 
 starts=0
+busy=0
 while test "$starts" -lt "$STARTS_MAX"; do
     starts=$((starts + 1))
     told=$ending
@@ -88,6 +90,16 @@ while test "$starts" -lt "$STARTS_MAX"; do
             test ! -e "$root/ended" || exit "$end"
             sleep 1 # whoever resumes the job takes that file away before he writes down the new id
             is_known || exit "$end"
+            ;;
+        73) # another supervisor holds the lock: that of a node that was lost may keep it for a while
+            busy=$((busy + 1))
+            if test "$busy" -le "$BUSY_MAX"; then
+                test "$busy" -gt 1 || say "$(tail -n 1 "$root/supervisor.log"): waiting for its end"
+                starts=$((starts - 1))
+                sleep 15 &
+                wait "$!"
+                continue
+            fi
             ;;
         75)
             trap - USR1 TERM

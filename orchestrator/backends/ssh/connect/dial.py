@@ -43,10 +43,11 @@ def dial(target: Target) -> socket.socket:
         why_not = getattr(err, "strerror", None) or str(err)
         raise LaunchError("connect", f"no address is known for {target.hostname}: {why_not}", fix) from err
     why: OSError = TimeoutError()
-    for family, kind, protocol, _, address in places:
+    for tried, (family, kind, protocol, _, address) in enumerate(places):
         line = socket.socket(family, kind, protocol)
         try:
-            line.settimeout(max(0.1, deadline - time.monotonic()))
+            left_s = (deadline - time.monotonic()) / (len(places) - tried)  # one may lead nowhere
+            line.settimeout(max(0.1, left_s))
             line.connect(address)
             line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             return line

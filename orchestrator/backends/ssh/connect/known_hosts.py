@@ -134,7 +134,10 @@ def _refuse_changed(target: Target, key: HostKey, plain: list[Known]) -> NoRetur
 
 
 def _add_command(target: Target, key: HostKey) -> str:
-    """Return the command that adds the key: ssh-keyscan, or ssh itself where ssh-keyscan cannot reach the host."""
+    """Return how the key is added: ssh-keyscan, or ssh itself where ssh-keyscan cannot reach the host; and what gives it a
+    place first where the user's ssh_config leaves it none."""
+    if target.user_known_hosts[:1] == (Path(os.devnull),):
+        return f"name a file: `UserKnownHostsFile ~/.ssh/known_hosts` for {target.host} in ~/.ssh/config, and connect once"
     if target.jump is not None or target.proxy_command or target.key_alias:
         return f"ssh -o StrictHostKeyChecking=ask {target.port_option}-l {shlex.quote(target.user)} {target.host} true"
     file = _first_file(target) or home() / ".ssh" / "known_hosts"
