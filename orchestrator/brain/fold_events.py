@@ -146,8 +146,8 @@ def _launch_failed(facts: Facts, news: e.LaunchFailed) -> None:
     node.busy = None
     node.launch_failures += 1
     node.launch_reason = f"{news.stage}: {news.reason}" if news.stage else news.reason
-    if news.trouble is observations.Retryable.PERMANENT:
-        node.excluded = node.launch_reason
+    if news.trouble is observations.Retryable.PERMANENT and not node.incarnation:
+        node.excluded = node.launch_reason  # where an agent has been up before, the host may be booting
 
 
 def _queue_seen(facts: Facts, news: e.QueueSeen) -> None:

@@ -143,9 +143,9 @@ class PoolBook:
             case observations.Retryable.BUSY:
                 self.busy.add(news.node)
                 self.queued_s = self.world.clock
-            case observations.Retryable.PERMANENT:
+            case observations.Retryable.PERMANENT if news.node not in self.been_up:
                 self.barred[news.node] = "refused"
-            case observations.Retryable.TRANSIENT:
+            case observations.Retryable.PERMANENT | observations.Retryable.TRANSIENT:
                 self.fails[news.node] = self.fails.get(news.node, 0) + 1
 
     def _decided(self, news: News) -> None:
