@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import sys
 import time
@@ -26,6 +27,7 @@ from orchestrator.cli.params import Ago, Count, Pattern
 from orchestrator.client.job import Job
 from orchestrator.core.errors import UserError
 from orchestrator.core.jobdir import home
+from orchestrator.core.jobdir.layout import rank_name
 
 if TYPE_CHECKING:
     import re
@@ -246,10 +248,10 @@ def _ranks_wanted(
     plan = job.plan()
     names = job.node_names()
     for name in nodes:
-        if name not in names:
+        if name not in names and not any(job.folder.logs.glob(f"*/node-{glob.escape(name)}.log")):
             raise UserError(f"{job.id} has no node {name!r}", "--node", f"it has: {', '.join(names[:20])}")
-    for rank in ranks:
-        if rank >= plan.world_size:
+    for rank in ranks:  # an earlier attempt may have had more of them
+        if rank >= plan.world_size and not any(job.folder.logs.glob(f"*/{rank_name(rank)}.log")):
             raise UserError(
                 f"{job.id} has no rank {rank}", "--rank", f"its ranks are 0 to {plan.world_size - 1}"
             )

@@ -76,6 +76,7 @@ def collect(job: Job, to: Path | None) -> Path:
             if part.exists() and (not part.is_symlink() or home.is_ours(job.folder)):
                 shutil.copytree(part, to / part.name, symlinks=True, copy_function=_copy)
                 _close_folders(to / part.name)
+        _copy_saved_elsewhere(job, to / job.folder.checkpoints.name)
         for file in files:
             if file.exists():
                 _copy(file, to / file.name)
@@ -88,12 +89,35 @@ def collect(job: Job, to: Path | None) -> Path:
     return to
 
 
+def _copy_saved_elsewhere(job: Job, to: Path) -> None:
+    """Copy the checkpoints of a job whose `checkpoint.path` is not in its checkpoint folder."""
+    try:
+        place, glob = job.plan().checkpoint_place(job.folder)
+    except OrchError:
+        return
+    if place == job.folder.checkpoints and not Path(glob).is_absolute():
+        return
+    for path in CheckpointWatch(place, glob).listed():
+        target = to / (path.relative_to(place) if path.is_relative_to(place) else path.name)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            shutil.copytree(path, target, symlinks=True, copy_function=_copy)
+            _close_folders(target)
+        else:
+            _copy(path, target)
+
+
 def _copy(source: str | Path, target: str | Path) -> None:
     """Copy a file with its times.
 
     Its mode loses set-user-ID and others' right to write: a file of another user's job must not run as the collector.
     """
-    shutil.copyfile(source, target, follow_symlinks=False)
+    try:
+        shutil.copyfile(source, target, follow_symlinks=False)
+    except FileNotFoundError:
+        if os.path.lexists(source):
+            raise
+        return  # a running job has deleted or renamed it meanwhile
     if not Path(target).is_symlink():
         about = Path(source).lstat()
         os.utime(target, ns=(about.st_atime_ns, about.st_mtime_ns))

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import html
 import os
 import time
@@ -160,10 +161,12 @@ class Job:
             time.sleep(POLL_S)
 
     def logs(self, query: LogQuery | None = None) -> Iterator[LogLine]:
-        """Yield the ranks' log lines, merged by time; `query` narrows them down."""
+        """Yield the ranks' log lines, merged by time and without secrets; `query` narrows them down."""
         from orchestrator.client.logs import reader as log_reader
 
-        return log_reader.read(self.folder, query or log_reader.LogQuery(), time.time_ns(), self.mask())
+        mask = self.mask()
+        for line in log_reader.read(self.folder, query or log_reader.LogQuery(), time.time_ns(), mask):
+            yield dataclasses.replace(line, text=mask.apply(line.text))
 
     def cancel(self, gone: str = "") -> None:
         """Request the job's end, for which `wait` waits. `gone`: as for `resume`.
@@ -414,7 +417,7 @@ class Job:
         try:
             return secret_mask.of_job(self.folder)
         except ValueError as err:
-            what = "the secrets are damaged, so nothing could be masked"
+            what = f"the job's secrets are not known, so nothing could be masked: {err}"
             raise ClusterError(what, str(self.folder.secrets), "read the log files themselves") from err
 
 

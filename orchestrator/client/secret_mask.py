@@ -11,13 +11,25 @@ from orchestrator.core.mask import Mask, of_secrets
 def of_job(job: JobDir) -> Mask:
     """Return the mask of a job's secrets; an empty one for another user's job, whose secrets cannot be read.
 
-    Raises ValueError when they are damaged.
+    Raises ValueError when they are damaged, or missing though the job has some.
     """
     try:
         secrets = codec.loads_plain(ownership.read_regular(job.secrets / "secrets.json"))
         webhook = ownership.read_regular(job.webhook).decode() if job.webhook.exists() else ""
-    except (FileNotFoundError, PermissionError):
+    except PermissionError:
+        return Mask(())
+    except FileNotFoundError as err:
+        if job.plan.exists() and _has_secrets(job):
+            raise ValueError(f"they cannot be read: {err.strerror}") from err
         return Mask(())
     except OSError as err:
         raise ValueError(f"they cannot be read: {err.strerror}") from err
     return of_secrets(map(str, secrets.values()), webhook)
+
+
+def _has_secrets(job: JobDir) -> bool:
+    """Tell whether a job names secrets; False for a damaged plan."""
+    try:
+        return bool(codec.loads_plain(ownership.read_regular(job.plan)).get("secrets"))
+    except (OSError, codec.CodecError):
+        return False

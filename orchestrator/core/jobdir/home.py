@@ -121,7 +121,7 @@ def _age(job_id: str) -> tuple[str, str]:
 def find(folder: Path, wanted: str | None) -> JobDir:
     """Return the job with this id, or the latest with this name, or the latest of all when `wanted` is None.
 
-    A unique part of an id is enough. Raises UserError when there is no such job, with the nearest names.
+    The beginning or end of one id alone is enough. Raises UserError when there is no such job, with the nearest names.
     """
     newest = latest(folder)
     if newest is None:
@@ -135,12 +135,14 @@ def _chosen(job_ids: list[str], wanted: str, folder: Path) -> str:
     named = [job_id for job_id in job_ids if name_of(job_id) == wanted]
     if named:
         return named[-1]
-    partly = [job_id for job_id in job_ids if wanted and wanted in job_id]
+    partly = [
+        job_id for job_id in job_ids if wanted and (job_id.startswith(wanted) or job_id.endswith(wanted))
+    ]
     if len(partly) == 1:
         return partly[0]
     if partly:
         fix = f"name one of them: {', '.join(partly[-NEAR_MAX:])}"
-        raise UserError(f"{len(partly)} jobs have {wanted!r} in their id", str(folder), fix)
+        raise UserError(f"{len(partly)} job ids begin or end with {wanted!r}", str(folder), fix)
     fix = f"there are: {', '.join(_near(job_ids, wanted))}; `orch status --all` lists all"
     raise UserError(f"no job has the id or name {wanted!r}", str(folder), fix)
 

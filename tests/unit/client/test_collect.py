@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
+import shutil
 import subprocess
 import time
 import zipfile
@@ -16,6 +18,7 @@ from orchestrator.agent import keeper
 from orchestrator.brain.model import events as e
 from orchestrator.client import cleanup, collect
 from orchestrator.client.job import Job
+from orchestrator.core import codec
 from orchestrator.core.errors import ClusterError, UserError
 from orchestrator.core.jobdir import locks
 from orchestrator.core.jobdir.layout import JobDir
@@ -68,6 +71,36 @@ def test_collect_copies_logs_checkpoints_and_the_post_mortem_but_no_secrets(tmp_
         "logs/attempt-001/rank-00001.log", "why.json",
     ]  # fmt: skip
     assert json.loads((to / "why.json").read_text())["attempts"][0]["verdict"]["kind"] == "crash"
+
+
+def test_checkpoints_that_are_saved_elsewhere_are_copied_too(tmp_path: Path) -> None:
+    job = folders.failed(tmp_path)
+    place = dataclasses.replace(Job(job).plan(), checkpoint_glob="{job_dir}/code/out/*")
+    job.plan.write_text(codec.dumps(place))
+    for name in ("out/s.pt", "out/step-1/a.pt", "train.py"):
+        (job.code / name).parent.mkdir(parents=True, exist_ok=True)
+        (job.code / name).write_text("x")
+    to = collect.collect(Job(job), tmp_path / "to")
+    assert sorted(str(path.relative_to(to)) for path in to.glob("checkpoints/**/*.pt")) == [
+        "checkpoints/out/s.pt", "checkpoints/out/step-1/a.pt",
+    ]  # fmt: skip
+
+
+def test_a_file_that_vanishes_while_a_running_job_is_copied_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = folders.failed(tmp_path)
+    for number in (1, 2):
+        (job.checkpoints / f"step-{number}.pt").write_text("x")
+    copy = shutil.copyfile
+
+    def copy_and_prune(source: str, target: str, **more: bool) -> str:
+        (job.checkpoints / "step-2.pt").unlink(missing_ok=True)
+        return copy(source, target, **more)
+
+    monkeypatch.setattr(shutil, "copyfile", copy_and_prune)
+    to = collect.collect(Job(job), tmp_path / "to")
+    assert [path.name for path in (to / "checkpoints").iterdir()] == ["step-1.pt"]
 
 
 def test_what_is_collected_lends_nobodys_rights_and_others_cannot_write_to_it(tmp_path: Path) -> None:

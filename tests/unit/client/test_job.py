@@ -156,7 +156,13 @@ def test_a_damaged_plan_is_said_to_be_damaged(tmp_path: Path, damage: str) -> No
 def test_secrets_are_masked_and_damaged_ones_are_not_guessed(tmp_path: Path) -> None:
     job = Job(folders.failed(tmp_path))
     assert job.mask().apply(f"token {folders.SECRET}") == "token ***"
+    with job.folder.rank_log(1, 0).open("a") as log:
+        log.write(f"prints {folders.SECRET}\n")
+    assert "prints ***" in [line.text for line in job.logs()]
     (job.folder.secrets / "secrets.json").write_text("{")
+    with pytest.raises(ClusterError, match="nothing could be masked"):
+        job.mask()
+    (job.folder.secrets / "secrets.json").unlink()
     with pytest.raises(ClusterError, match="nothing could be masked"):
         job.mask()
 

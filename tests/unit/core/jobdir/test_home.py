@@ -88,9 +88,15 @@ def test_a_name_that_is_part_of_another_name_means_itself(tmp_path: Path) -> Non
     assert home.find(folder, "gpt").id == short
 
 
+def test_a_part_from_the_middle_of_an_id_means_no_job(tmp_path: Path) -> None:
+    folder = _home(tmp_path, home.new_id("nanogpt", T))
+    with pytest.raises(UserError, match="no job has the id or name 'gpt'"):
+        home.find(folder, "gpt")
+
+
 def test_a_part_that_several_ids_have_is_asked_back(tmp_path: Path) -> None:
     ids = [home.new_id("gpt", T), home.new_id("gpt", T + 1)]
-    with pytest.raises(UserError, match="2 jobs have 'gp' in their id") as told:
+    with pytest.raises(UserError, match="2 job ids begin or end with 'gp'") as told:
         home.find(_home(tmp_path, *ids), "gp")
     assert all(job_id in told.value.fix for job_id in ids)
 
