@@ -19,7 +19,7 @@ LOST_S_MAX = 27.0
 
 
 LATER = 84
-"""The seed of a case that was thought of later, so that the others keep theirs."""
+"""The first seed of the cases that were thought of later, so that the others keep theirs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,8 @@ def pool_night(seed: int) -> Case:
         *_apart(plain),
         *_ways_home(plain, step),
     ]
-    return _slow(plain) if seed == LATER else cases[seed % len(cases)]
+    later = {LATER: _slow, LATER + 1: _stuck}
+    return later[seed](plain) if seed in later else cases[seed % len(cases)]
 
 
 def _lost(plain: Night, step: int) -> list[Case]:
@@ -102,7 +103,6 @@ def _unusable(plain: Night, step: int) -> list[Case]:
         ),
         (_on(plain, Hosts(3, bad=(0, 1))), Expected((), ((Kind.LAUNCH, ""),), JobEnd.FAILED)),
         (_on(plain, Hosts(3, unfit=(1,))), Expected(NEXT, ((Kind.LAUNCH, "n1"),), again_s=10.0)),
-        (_on(plain, Hosts(3, stuck=(1,))), Expected(NEXT, ((Kind.START_TIMEOUT, "n1"),), again_s=75.0)),
         (_on(wide, Hosts(2, spares=1, unfit=(0,))), Expected(("n1",), ((Kind.LAUNCH, "n0"),), again_s=5.0)),
         (dataclasses.replace(_on(plain, Hosts(2)), launch_fails=2), Expected(BOTH, launches=4)),
         (dataclasses.replace(_on(plain, Hosts(3)), launch_fails=9), Expected(("n1", "n2"))),
@@ -174,6 +174,11 @@ def _slow(plain: Night) -> Case:
         _on(dataclasses.replace(plain, launch_lost=1), Hosts(3)),
         Expected(("n1", "n2"), first_s=(8.0, 20.0)),
     )
+
+
+def _stuck(plain: Night) -> Case:
+    """The setup lines never end on a host; another one is free."""
+    return _on(plain, Hosts(3, stuck=(1,))), Expected(NEXT, ((Kind.START_TIMEOUT, "n1"),), again_s=75.0)
 
 
 def _on(night: Night, hosts: Hosts, *faults: Fault) -> Night:

@@ -332,7 +332,7 @@ KILLERS = {
     "who cannot meet is tried again": "named pool-a-node-cannot-reach-the-first",
     "the first node is never the one apart": "pool 33",
     "who accused the one apart is not forgiven": "pool 34",
-    "a host that is never ready is tried again": "pool 18",
+    "a host that is never ready is tried again": "pool 85",
     "an unfit host is tried again": "pool 17",
     "no checkpoint on its way is waited for": "named pool-checkpoint-on-its-way-at-a-crash",
     "checkpoints on their way are waited for without end": "pool 39",
@@ -517,7 +517,7 @@ def kills(night: str, mutation: Mutation) -> bool:
 
 def search(mutation: Mutation) -> str:
     """Return the first night that kills the mutation, or nothing."""
-    nights = [f"named {name}" for name in NAMED] + [f"pool {seed}" for seed in range(2 * POOL_CASES + 1)]
+    nights = [f"named {name}" for name in NAMED] + [f"pool {seed}" for seed in range(2 * POOL_CASES + 2)]
     nights += [f"queue {seed}" for seed in range(2 * QUEUE_CASES)]
     nights = [f"hang {seed}" for seed in range(2 * HANG_CASES)] + nights
     nights = [f"desync {seed}" for seed in range(2 * DESYNC_CASES)] + nights

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import json
 import os
@@ -16,6 +17,7 @@ import pytest
 
 from orchestrator import find
 from orchestrator.client.job import Job
+from orchestrator.core import codec
 from orchestrator.core.errors import ClusterError, UserError
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.submission.supervisor_process import BEGIN_S_MAX, STOPPED_S_MAX, revive
@@ -163,6 +165,7 @@ def test_secrets_are_masked_and_damaged_ones_are_not_guessed(tmp_path: Path) -> 
     with pytest.raises(ClusterError, match="nothing could be masked"):
         job.mask()
     (job.folder.secrets / "secrets.json").unlink()
+    job.folder.plan.write_text(codec.dumps(dataclasses.replace(job.plan(), secrets=("HF_TOKEN",))))
     with pytest.raises(ClusterError, match="nothing could be masked"):
         job.mask()
 
