@@ -97,7 +97,7 @@ def clean(job: str | None, older_than: float | None, yes: bool) -> int:
         raise UserError("the job is not over yet", jobs[0].id, "wait for its end, or orch cancel it")
     cleaned, unclean = cleanup.clean_local(jobs)
     accounts = cleanup.clean_hosts(jobs)
-    unclean |= {job_id: account for job_id, account in accounts.items() if not account.is_whole}
+    unclean |= {job_id: account for job_id, account in accounts.items() if account.lines()}
     done = [text for text in (cleaned, cleanup.cleaned_text(list(accounts.values()))) if text]
     if done or not unclean:
         terminal.say("\n".join(done) or "ended jobs have left nothing behind")

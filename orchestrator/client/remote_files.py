@@ -1,13 +1,14 @@
 """Files of an ended job on its SSH hosts: fetched into the job folder, after which a host can be cleaned up.
 
 Rules: nothing in the job folder is ever overwritten: logs only grow by what is missing at their end, and only
-checkpoint files that the folder lacks are fetched. A host is cleaned up only when all its files were fetched; the job
+checkpoint files that the folder lacks are fetched; a newer one of the same name comes beside it, into `from-hosts`. A host is cleaned up only when all its files were fetched; the job
 folder keeps which hosts are clean, so that no host is visited twice.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import json
 import os
 import stat
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+from orchestrator.agent.outputs.checkpoint_formats import METADATA
 from orchestrator.backends.api import LaunchError
 from orchestrator.backends.ssh import fanout
 from orchestrator.brain.model import decisions as d
@@ -42,6 +44,9 @@ if TYPE_CHECKING:
 FILES_MAX = 100_000
 DEPTH_MAX = 8
 READ_BYTES = 1 << 20
+SAME_SAVE_S = 60.0
+"""Within this time two hosts write their file of one save, whose size is the same."""
+
 BEFORE_FOLDER = frozenset(("config", "connect", "host key", "auth", "forward", "shell", "python"))
 """The stages in which a failed launch leaves nothing on a host."""
 
@@ -51,11 +56,13 @@ ALL_S_MAX = 24 * 3600.0
 
 @dataclass(slots=True)
 class Fetched:
-    """What was fetched from a host; `missing`: a text for each file that could not be."""
+    """What was fetched from a host; `missing`: a text for each file that could not be; `beside`: for each that is newer
+    than the one in the job folder."""
 
     files: int = 0
     size_bytes: int = 0
     missing: list[str] = field(default_factory=list)
+    beside: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +83,12 @@ class Account:
         return tuple(host for host, fetched in self.fetched.items() if not fetched.missing)
 
     def lines(self) -> list[str]:
-        """Return a text for each thing that was left on a host, its fix on a line below."""
-        missing = [f"{host}: {text}" for host, fetched in self.fetched.items() for text in fetched.missing]
+        """Return a text for each thing that was left on a host, its fix on a line below, or that came beside another."""
+        missing = [
+            f"{host}: {text}"
+            for host, fetched in self.fetched.items()
+            for text in (*fetched.missing, *fetched.beside)
+        ]
         fixes = {host: f"\n  fix: {err.fix}" if err.fix else "" for host, err in self.failed.items()}
         return [*missing, *(f"{host}: {err}{fixes[host]}" for host, err in self.failed.items())]
 
@@ -206,6 +217,27 @@ class _Visit:
 
     connection: Connection
     sftp: paramiko.SFTPClient
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    """Where ranks save on a host: a folder in that of the job, and the glob of `checkpoint.path` in it."""
+
+    folder: str
+    glob: str
+
+    def has(self, name: str) -> bool:
+        """Tell whether a file of the job, by its name on the host, belongs to a checkpoint."""
+        return name.startswith(("checkpoints/", f"{self.folder}/")) and self.may_have(name, is_file=True)
+
+    def may_have(self, name: str, *, is_file: bool) -> bool:
+        """Tell whether a file belongs to a checkpoint, or a folder may hold one; True in other folders of the job."""
+        folder, *parts = name.split("/")
+        wanted = self.glob.split("/")
+        if folder != self.folder or folder == "checkpoints":
+            return True
+        return (len(parts) >= len(wanted) or not is_file) and all(map(fnmatch.fnmatchcase, parts, wanted))
 
 
 class _Fetcher:
@@ -214,6 +246,8 @@ class _Fetcher:
     def __init__(self, job: JobDir, plan: Plan, rate_limit: _RateLimit) -> None:
         self._job = job
         self._root = _relative(remote_root(plan))
+        folder, glob = job.checkpoint_place(plan.checkpoint_glob)
+        self._saved = _Saved("checkpoints", "*") if Path(glob).is_absolute() else _Saved(folder.name, glob)
         self._rate_limit = rate_limit
         self._locks: dict[str, threading.Lock] = {}
         self._lock = threading.Lock()
@@ -225,10 +259,10 @@ class _Fetcher:
         try:
             if self._is_own(sftp):
                 return fetched
-            for name, size_bytes in _files(sftp, self._root):
-                if shipped_files.may_send(host, name) or name.startswith("checkpoints/"):
+            for name, size_bytes in _files(sftp, self._root, self._saved):
+                if shipped_files.may_send(host, name) or self._saved.has(name):
                     with self._file_lock(name):
-                        self._fetch_file(_Visit(connection, sftp), name, size_bytes, fetched)
+                        self._fetch_file(_Visit(connection, sftp, host), name, size_bytes, fetched)
         finally:
             sftp.close()
         return fetched
@@ -245,16 +279,27 @@ class _Fetcher:
     def _fetch_file(self, visit: _Visit, name: str, size_bytes: int, fetched: Fetched) -> None:
         path = self._job.root / name
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if name.startswith("checkpoints/"):
+            if self._saved.has(name):
+                path = self._job.checkpoints / name.partition("/")[2]
+                if os.path.lexists(path) and self._is_newer(visit, name, path):
+                    path = self._job.root / "from-hosts" / visit.host / name
+                    fetched.beside.append(f"{name} is newer than the one in the job folder; it is in {path}")
+                path.parent.mkdir(parents=True, exist_ok=True)
                 copied_bytes = self._whole(visit, name, path) if not os.path.lexists(path) else 0
             else:
+                path.parent.mkdir(parents=True, exist_ok=True)
                 copied_bytes = self._tail(visit, name, path, size_bytes)
         except OSError as err:
             fetched.missing.append(f"{name} could not be fetched: {err.strerror or err}")
             return
         fetched.files += copied_bytes > 0
         fetched.size_bytes += copied_bytes
+
+    def _is_newer(self, visit: _Visit, name: str, path: Path) -> bool:
+        """Tell whether a host's file was written after the one that came home under its name, in a later save."""
+        about, own = visit.sftp.stat(f"{self._root}/{name}"), path.stat()
+        later_s = (about.st_mtime or 0) - int(own.st_mtime)
+        return later_s > SAME_SAVE_S or (later_s > 0 and about.st_size != own.st_size)
 
     def _tail(self, visit: _Visit, name: str, path: Path, size_bytes: int) -> int:
         """Append what is missing at the end of a file that only grows."""
@@ -310,10 +355,10 @@ def _relative(root: str) -> str:
     return root
 
 
-def _files(sftp: paramiko.SFTPClient, root: str) -> Iterator[tuple[str, int]]:
+def _files(sftp: paramiko.SFTPClient, root: str, saved: _Saved) -> Iterator[tuple[str, int]]:
     """Yield the files of a job on a host that may have to be fetched, each with its size."""
     count = 0
-    todo = [("logs", 1), ("evidence", 1), ("nodes", 1), ("checkpoints", 1)]
+    todo = [(name, 1) for name in dict.fromkeys(("logs", "evidence", "nodes", "checkpoints", saved.folder))]
     while todo:
         folder, depth = todo.pop()
         try:
@@ -325,7 +370,8 @@ def _files(sftp: paramiko.SFTPClient, root: str) -> Iterator[tuple[str, int]]:
             raise LaunchError("folder", reason, "make it readable there", Retryable.PERMANENT) from err
         for entry in entries:
             name, mode = f"{folder}/{entry.filename}", entry.st_mode or 0
-            if "/" in entry.filename or entry.filename.startswith("."):
+            is_hidden = entry.filename.startswith(".") and entry.filename != METADATA
+            if is_hidden or "/" in entry.filename or not saved.may_have(name, is_file=stat.S_ISREG(mode)):
                 continue  # an unfinished file, or one that a host may not send
             count += 1
             if count > FILES_MAX:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import time
@@ -237,6 +238,40 @@ def test_collect_brings_what_is_missing_once_and_overwrites_nothing(desk: Desk, 
     assert abs(came.stat().st_mtime - (there / "checkpoints/step-2/rank-0.pt").stat().st_mtime) < 1
     assert not (home.root / "stranger").exists() and not (home.checkpoints / ".tmp").exists()
     assert remote_files.summary([remote_files.collect(job)]) == "", "nothing comes twice"
+
+
+def test_a_newer_checkpoint_comes_beside_the_one_at_home_and_metadata_comes_too(
+    desk: Desk, tmp_path: Path
+) -> None:
+    server = _start(desk)
+    _configure(desk, one=server, two=server)
+    job, there = _ended(desk, tmp_path)
+    newer = there / "checkpoints/step-1.pt"
+    os.utime(newer, (time.time() + 100, time.time() + 100))
+    (there / "checkpoints/step-2/.metadata").write_text("which pieces there are")
+    account = remote_files.collect(job)
+    beside = job.folder.root / "from-hosts/one/checkpoints/step-1.pt"
+    assert beside.read_text() == "other" and (job.folder.checkpoints / "step-1.pt").read_text() == "at home"
+    assert account.is_whole and account.lines()[0].endswith(f"it is in {beside}")
+    assert (job.folder.checkpoints / "step-2/.metadata").exists()
+
+
+def test_checkpoints_of_the_working_folder_come_home_and_nothing_else_of_it(
+    desk: Desk, tmp_path: Path
+) -> None:
+    server = _start(desk)
+    _configure(desk, one=server, two=server)
+    job, there = _ended(desk, tmp_path)
+    plan = dataclasses.replace(job.plan(), checkpoint_glob="{job_dir}/code/out/*")
+    job.folder.plan.write_text(codec.dumps(plan))
+    for name in ("out/s.pt", "out/step-1/a.pt", "data/x.pt", "train.py"):
+        (there / "code" / name).parent.mkdir(parents=True, exist_ok=True)
+        (there / "code" / name).write_text(name)
+    remote_files.collect(job)
+    came = sorted(
+        str(path.relative_to(job.folder.checkpoints)) for path in job.folder.checkpoints.rglob("*.pt")
+    )
+    assert came == ["out/s.pt", "out/step-1/a.pt", "step-1.pt", "step-2/rank-0.pt"]
 
 
 def test_a_host_out_of_reach_is_named_and_the_others_are_collected(desk: Desk, tmp_path: Path) -> None:
