@@ -174,7 +174,7 @@ def test_the_last_lines_of_a_log_go_before_the_word_that_the_attempt_is_over(tmp
     job = JobDir(tmp_path)
     for folder in (job.rank_run("node-0", 2, 0), job.attempt_logs(2), job.checkpoints):
         folder.mkdir(parents=True)
-    agent._link._line = line  # type: ignore[assignment]
+    agent._link._line, agent._link._is_caught_up = line, True  # type: ignore[assignment]
     _running(agent, tmp_path)
     agent._obey(m.ResumeOffsets({}))
     job.rank_log(2, 0).write_text("last words\n")

@@ -76,6 +76,18 @@ def test_a_spare_looks_for_no_port_even_where_it_would_be_the_first_node(
     executor.close()
 
 
+def test_nothing_is_sent_any_more_to_a_node_whose_ranks_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    executor, let_go = _executor(JobDir(tmp_path), Backend()), []
+    monkeypatch.setattr(AgentConnections, "send", lambda *_: True)
+    monkeypatch.setattr(Transfers, "let_go", lambda _, node, at: let_go.append(node))
+    start = d.Start(1.0, "why", 1, "node-0", "127.0.0.1", 29500, "", None)
+    executor.carry_out(start, (("node-0", (0, 1)),), 1.0)
+    assert let_go == ["node-0"]
+    executor.close()
+
+
 def test_what_a_backend_says_of_a_node_is_masked(tmp_path: Path) -> None:
     brain, words = Brain(), f"its last words: no access with {SECRET}"
     for news in (*jobs.submitted(), d.Launch(1.0, "needed", 1, "node-0")):
