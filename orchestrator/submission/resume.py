@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from orchestrator.core import codec
 from orchestrator.core.errors import ClusterError, UserError
@@ -30,12 +31,35 @@ def resume(
     if old.slurm is not None:
         _resume_in_queue(job, old, path, overrides, environ)
         return
-    if overrides or _is_elsewhere(old):
-        replan(job, old, overrides, environ)
-    requests.ask(job.requests, "resume", path=path)
-    job.ended.unlink(missing_ok=True)
-    job.cleaned_hosts.unlink(missing_ok=True)  # it will be on hosts again
-    start_supervisor(job)
+    with _put_back_on_failure(job):
+        if overrides or _is_elsewhere(old):
+            replan(job, old, overrides, environ)
+        number = requests.ask(job.requests, "resume", path=path)
+        try:
+            job.ended.unlink(missing_ok=True)
+            job.cleaned_hosts.unlink(missing_ok=True)  # it will be on hosts again
+            start_supervisor(job)
+        except ClusterError:
+            requests.withdraw(job.requests, number)  # it must not be resumed later by itself
+            job.ended.touch()
+            raise
+
+
+@contextlib.contextmanager
+def _put_back_on_failure(job: JobDir) -> Iterator[None]:
+    """Put back what planning a job again changes, when what stands inside fails."""
+    kept_if_there = [file for file in (job.webhook, job.cleaned_hosts) if file.exists()]
+    files = (job.plan, job.overrides, *kept_if_there, *sorted(job.scripts.iterdir()))
+    kept = {file: (file.read_bytes(), file.stat().st_mode & 0o777) for file in files}
+    written = {*job.root.glob("plan.*.json"), *job.scripts.iterdir()}
+    try:
+        yield
+    except BaseException:
+        for file, (data, mode) in kept.items():
+            replace_bytes(file, data, mode=mode)
+        for new in sorted({*job.root.glob("plan.*.json"), *job.scripts.iterdir()} - written):
+            new.unlink()
+        raise
 
 
 def _is_elsewhere(plan: Plan) -> bool:
@@ -50,20 +74,10 @@ def _resume_in_queue(
     from then on nothing starts a supervisor in the nodes of the previous id."""
     sbatch_submission.require_commands(environ, job.id)
     before = codec.loads(tuple[str, ...], job.slurm.read_bytes()) if job.slurm.exists() else ()
-    private = [job.webhook] if job.webhook.exists() else []
-    files = (job.plan, job.overrides, *private, *sorted(job.scripts.iterdir()))
-    kept = {file: file.read_bytes() for file in files}
-    plans = set(job.root.glob("plan.*.json"))
-    if overrides:
-        replan(job, old, overrides, environ)
-    try:
+    with _put_back_on_failure(job):
+        if overrides:
+            replan(job, old, overrides, environ)
         slurm_id = sbatch_submission.submit(job, environ, lambda key: f"{job.spec}: {key}")
-    except BaseException:
-        for file, data in kept.items():
-            replace_bytes(file, data, mode=file.stat().st_mode & 0o777)
-        for new in sorted(set(job.root.glob("plan.*.json")) - plans):
-            new.unlink()
-        raise
     requests.ask(job.requests, "resume", path=path)
     job.ended.unlink(missing_ok=True)
     job.state.unlink(missing_ok=True)  # it describes the last end; from now on the queue says how the job is

@@ -88,6 +88,11 @@ def _ask(folder: Path, what: str, more: dict[str, str]) -> int:
     )
 
 
+def withdraw(folder: Path, number: int) -> None:
+    """Let a request that was not met count no longer; its number stays taken, since a supervisor may have read it."""
+    replace_text(folder / f"{number:06d}.json", "withdrawn")
+
+
 def number_of(path: Path) -> int:
     """Return the number in a request's file name; 0 for another file."""
     return int(path.stem) if re.fullmatch(r"[0-9]{1,6}", path.stem) else 0

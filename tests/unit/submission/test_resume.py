@@ -10,8 +10,10 @@ import pytest
 
 from orchestrator.brain.model import events as e
 from orchestrator.client.job import Job
-from orchestrator.core.errors import OrchError, UserError
-from orchestrator.core.jobdir import locks
+from orchestrator.core.errors import ClusterError, OrchError, UserError
+from orchestrator.core.jobdir import locks, requests
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.submission import resume as resume_module
 from orchestrator.supervisor.journal.journal_file import Journal
 from tests.support import folders
 from tests.support.fake_slurm import FakeSlurm, installed, job, tell
@@ -68,3 +70,23 @@ def test_who_waits_too_long_for_another_resume_is_told(tmp_path: Path) -> None:
         assert (mine, other) == (True, False)
     with locks.resuming(folder, 0.0) as later:
         assert later
+
+
+def test_a_resume_whose_supervisor_does_not_come_up_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = folders.failed(tmp_path)
+    folder.scripts.mkdir(exist_ok=True)
+    folder.cleaned_hosts.write_text("[]")
+    before = {path: path.read_bytes() for path in folder.root.rglob("*") if path.is_file()}
+
+    def refuse(_: JobDir) -> None:
+        raise ClusterError("the supervisor did not come up", "here", "see there")
+
+    monkeypatch.setattr(resume_module, "start_supervisor", refuse)
+    with pytest.raises(ClusterError, match="did not come up"):
+        resume_module.resume(folder, Job(folder).plan(), "", (), {})
+    assert list(requests.after(folder.requests, 0)) == []
+    after = {path: path.read_bytes() for path in folder.root.rglob("*") if path.is_file()}
+    assert {path: data for path, data in after.items() if path.parent != folder.requests} == before
+    assert folder.ended.exists() and requests.ask(folder.requests, "resume", path="") == 2
