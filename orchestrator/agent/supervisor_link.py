@@ -34,6 +34,10 @@ NODE_ENDPOINT = "endpoint"
 _ORDERS = codec.by_kind(m.Order)
 
 
+AT_ONCE_BYTES = 1 << 20
+"""How much of the pending reports may wait in a connection to be sent."""
+
+
 class SupervisorLink:
     """Link of one agent to its supervisor, over one connection after the other."""
 
@@ -54,7 +58,10 @@ class SupervisorLink:
         self._obey = obey
         self._outbox = Outbox()
         self._line: connection.Line | None = None
-        self._is_caught_up = False  # all pending reports were sent over this connection
+        # Whether all pending reports were sent over this connection, and else the last of them, and when more were read.
+        self._is_caught_up = False
+        self._sent = 0
+        self._drained_at = 0.0
         self._redial_s = REDIAL_S_MIN
         self._connected_at = 0.0
         self._disconnected_at = time.monotonic()
@@ -121,23 +128,33 @@ class SupervisorLink:
         return list(dict.fromkeys(addresses))
 
     async def _listen(self, source: connection.Line) -> None:
-        self._is_caught_up = False
+        self._is_caught_up, self._sent = False, 0
         source.send(self._greet(len(self._outbox.pending())))
-        catching_up = asyncio.create_task(self._catch_up(source))
+        catching_up = asyncio.create_task(self._catch_up(source)) if not self._has_caught_up(source) else None
         try:
             await self._receive(source)
         finally:
-            catching_up.cancel()
+            if catching_up is not None:
+                catching_up.cancel()
+
+    def _has_caught_up(self, source: connection.Line) -> bool:
+        """Send pending reports, in order, as many as the connection takes at once; tell whether those are all."""
+        for seq, report in self._outbox.pending():
+            if seq <= self._sent:
+                continue
+            if source.writer.transport.get_write_buffer_size() > AT_ONCE_BYTES:
+                return False
+            source.send(report, seq)
+            self._sent = seq
+        self._is_caught_up = True
+        return True
 
     async def _catch_up(self, source: connection.Line) -> None:
-        """Send the pending reports in order, no faster than they are read; those made meanwhile stand behind them."""
-        sent = 0
+        """Send the other pending reports as they are read. Nothing else is sent before."""
         try:
-            while pending := [one for one in self._outbox.pending() if one[0] > sent]:
-                for sent, report in pending:
-                    source.send(report, sent)
-                    await source.writer.drain()
-            self._is_caught_up = True
+            while not self._has_caught_up(source):
+                await source.writer.drain()
+                self._drained_at = time.monotonic()
         except OSError:
             source.abort()
 
@@ -159,9 +176,7 @@ class SupervisorLink:
 
     def report(self, report: m.ReliableReport) -> None:
         """Send a report that must arrive: now if possible, and on every new connection until it is acknowledged."""
-        seq = self._outbox.keep(report)
-        if self._is_caught_up:
-            self._send(report, seq)
+        self._send(report, self._outbox.keep(report))
 
     def chunk(self, chunk: m.Chunk, raw: bytes) -> bool:
         """Send bytes of a file, if a connection is open; tell whether they were sent."""
@@ -171,9 +186,11 @@ class SupervisorLink:
         """Send a heartbeat, if a connection is open; abort one that seems dead."""
         if self._line is None:
             return
-        mute_s = time.monotonic() - max(self.proved_at, self._connected_at)
+        mute_s = time.monotonic() - max(self.proved_at, self._connected_at, self._drained_at)
         if mute_s > max(MUTE_S_MIN, MUTE_BEATS * self._config.heartbeat_s):
             self._line.abort()
+            return
+        if not self._is_caught_up:
             return
         self._beats += 1
         self._beats_sent.append((self._beats, time.monotonic()))
@@ -189,7 +206,7 @@ class SupervisorLink:
         self.close()
 
     def _send(self, message: m.Report, seq: int = 0, raw: bytes = b"") -> bool:
-        if self._line is None:
+        if self._line is None or not self._is_caught_up:
             return False
         try:
             self._line.send(message, seq, raw)

@@ -82,8 +82,8 @@ def _note_missing(facts: Facts, attempt: AttemptFacts) -> None:
         elif node.setup_failure is not None and others:
             node.excluded = node.setup_failure.reason
         elif (
-            others
-            and verdict is not None
+            verdict is not None
+            and placement.has_another(facts)
             and (verdict.kind, verdict.node) == (d.Kind.START_TIMEOUT, node.name)
         ):
             node.excluded = f"set aside: in attempt {attempt.number} all but this host were ready in time"

@@ -67,7 +67,8 @@ def collect(job: Job, to: Path | None) -> Path:
     _refuse_unfit(job, to)
     why = json.dumps(_why(job), indent=2)
     made = [path for path in (to, *to.parents) if not path.exists()]
-    parts = (job.folder.logs, job.folder.checkpoints, job.folder.root / "evidence")
+    more = (job.folder.root / name for name in ("evidence", "from-hosts"))
+    parts = (job.folder.logs, job.folder.checkpoints, *more)
     files = (job.folder.spec, job.folder.provenance, job.folder.journal)
     try:
         to.mkdir(parents=True, exist_ok=True)
@@ -90,12 +91,12 @@ def collect(job: Job, to: Path | None) -> Path:
 
 
 def _copy_saved_elsewhere(job: Job, to: Path) -> None:
-    """Copy the checkpoints of a job whose `checkpoint.path` is not in its checkpoint folder."""
+    """Copy the checkpoints of a job that are in its working folder; those at an absolute path stay where they are."""
     try:
         place, glob = job.plan().checkpoint_place(job.folder)
     except OrchError:
         return
-    if place == job.folder.checkpoints and not Path(glob).is_absolute():
+    if place == job.folder.checkpoints or Path(glob).is_absolute() or not home.is_ours(job.folder):
         return
     for path in CheckpointWatch(place, glob).listed():
         target = to / (path.relative_to(place) if path.is_relative_to(place) else path.name)

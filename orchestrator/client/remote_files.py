@@ -285,7 +285,8 @@ class _Fetcher:
                     path = self._job.root / "from-hosts" / visit.host / name
                     fetched.beside.append(f"{name} is newer than the one in the job folder; it is in {path}")
                 path.parent.mkdir(parents=True, exist_ok=True)
-                copied_bytes = self._whole(visit, name, path) if not os.path.lexists(path) else 0
+                is_due = not os.path.lexists(path) or self._is_newer(visit, name, path)
+                copied_bytes = self._whole(visit, name, path) if is_due else 0
             else:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 copied_bytes = self._tail(visit, name, path, size_bytes)

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping
 
 from orchestrator.core import codec
-from orchestrator.core.errors import ClusterError, UserError
+from orchestrator.core.errors import ClusterError, OrchError, UserError
 from orchestrator.core.jobdir import ownership, requests
 from orchestrator.core.jobdir.durable import replace_bytes, replace_text
 from orchestrator.core.jobdir.layout import JobDir
@@ -31,7 +31,7 @@ def resume(
     if old.slurm is not None:
         _resume_in_queue(job, old, path, overrides, environ)
         return
-    with _put_back_on_failure(job):
+    with _put_back_on(job, (OrchError, OSError)):  # on Ctrl-C the supervisor is perhaps at work
         if overrides or _is_elsewhere(old):
             replan(job, old, overrides, environ)
         number = requests.ask(job.requests, "resume", path=path)
@@ -39,22 +39,22 @@ def resume(
             job.ended.unlink(missing_ok=True)
             job.cleaned_hosts.unlink(missing_ok=True)  # it will be on hosts again
             start_supervisor(job)
-        except ClusterError:
+        except (OrchError, OSError):
             requests.withdraw(job.requests, number)  # it must not be resumed later by itself
             job.ended.touch()
             raise
 
 
 @contextlib.contextmanager
-def _put_back_on_failure(job: JobDir) -> Iterator[None]:
-    """Put back what planning a job again changes, when what stands inside fails."""
+def _put_back_on(job: JobDir, faults: tuple[type[BaseException], ...]) -> Iterator[None]:
+    """Put back what planning a job again changes, when what stands inside fails so."""
     kept_if_there = [file for file in (job.webhook, job.cleaned_hosts) if file.exists()]
     files = (job.plan, job.overrides, *kept_if_there, *sorted(job.scripts.iterdir()))
     kept = {file: (file.read_bytes(), file.stat().st_mode & 0o777) for file in files}
     written = {*job.root.glob("plan.*.json"), *job.scripts.iterdir()}
     try:
         yield
-    except BaseException:
+    except faults:
         for file, (data, mode) in kept.items():
             replace_bytes(file, data, mode=mode)
         for new in sorted({*job.root.glob("plan.*.json"), *job.scripts.iterdir()} - written):
@@ -74,7 +74,7 @@ def _resume_in_queue(
     from then on nothing starts a supervisor in the nodes of the previous id."""
     sbatch_submission.require_commands(environ, job.id)
     before = codec.loads(tuple[str, ...], job.slurm.read_bytes()) if job.slurm.exists() else ()
-    with _put_back_on_failure(job):
+    with _put_back_on(job, (BaseException,)):
         if overrides:
             replan(job, old, overrides, environ)
         slurm_id = sbatch_submission.submit(job, environ, lambda key: f"{job.spec}: {key}")

@@ -9,7 +9,7 @@ MUTATIONS = (
         "tests/unit/agent/test_agent.py::test_ranks_are_stopped_after_the_time_of_the_fence_without_contact_and_without_a_step"),
     Mutation("contact counts from the acknowledgement", "orchestrator/agent/supervisor_link.py", "self.proved_at = self._beats_sent.popleft()[1]", "self.proved_at = self._beats_sent.popleft()[1] and time.monotonic()",
         "tests/unit/agent/test_supervisor_link.py::test_contact_is_proved_by_an_acknowledged_beat_from_when_that_was_sent"),
-    Mutation("what was not acknowledged is not said again", "orchestrator/agent/supervisor_link.py", "                    source.send(report, sent)", "                    pass",
+    Mutation("what was not acknowledged is not said again", "orchestrator/agent/supervisor_link.py", "            source.send(report, seq)", "            pass",
         "tests/unit/agent/test_supervisor_link.py::test_a_report_is_said_on_each_new_line_until_it_is_acknowledged"),
     Mutation("the node's own endpoint is not read", "orchestrator/agent/supervisor_link.py", "self._endpoints = (job.node(config.node) / NODE_ENDPOINT, job.endpoint)", "self._endpoints = (job.endpoint,)",
         "tests/unit/agent/test_supervisor_link.py::test_contact_is_proved_by_an_acknowledged_beat_from_when_that_was_sent"),

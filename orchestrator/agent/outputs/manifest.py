@@ -61,6 +61,8 @@ class Hasher:
             except RuntimeError as err:  # no thread can be started: the limit of processes is reached
                 if self._given_up.is_set():
                     raise GivenUp from err
+                self._thread.shutdown(wait=False, cancel_futures=True)  # what it could not begin
+                self._thread = concurrent.futures.ThreadPoolExecutor(1, "hash", _be_nice)
             await asyncio.sleep(AGAIN_S)
 
     def _manifest(self, path: Path, shape: Shape) -> tuple[ManifestEntry, ...] | None:

@@ -84,7 +84,8 @@ def _start_took_too_long(facts: Facts, attempt: AttemptFacts, deadlines: Deadlin
     missing = [f"{node.name}: {_stage(node, attempt)}" for node in unstarted]
     summary = f"not all ranks were started within {facts.limits.start_s_max:g} s; {missing[0]}"
     late = [node for node in unstarted if not _is_ready(node, attempt)]
-    alone = late[0].name if len(late) == 1 and late[0].agent_state is AgentState.UP else ""
+    is_one_of_several = len(late) == 1 < len(facts.gang)
+    alone = late[0].name if is_one_of_several and late[0].agent_state is AgentState.UP else ""
     return verdict_on(
         facts, Kind.START_TIMEOUT, summary, node=alone, evidence=tuple(missing), since_s=attempt.began_at
     )

@@ -261,25 +261,14 @@ def kind_of(launcher: str, given: Sequence[Given], module: str) -> Kind:
 
 
 def program(words: Sequence[str], at: int, launcher: str) -> tuple[int, ...]:
-    """Return the positions of the program's words from `at` on. Raises ValueError where there is none, or where a variable
-    stands that seems to hold options."""
+    """Return the positions of the program's words from `at` on. Raises ValueError where there is none."""
     if at >= len(words):
         raise ValueError(f"{launcher} names no script behind its options")
-    behind = words[at + 1 : at + 2]
-    is_before_program = [
-        word for word in behind if word == "-m" or word.endswith(".py") or _HELD.fullmatch(word)
-    ]
-    if _HELD.fullmatch(words[at]) and (is_before_program or "[" in words[at]):
-        raise ValueError(f"{words[at]} stands where options of {launcher} may stand; write out what it holds")
     return tuple(range(at, len(words)))
 
 
 FALLBACK_NAME = "job"
 NAME_CHARS_MAX = 63
-
-
-_HELD = re.compile(r"\$(?:\w+|\{[^{}]*\}|[@*])")
-"""A word that is nothing but a variable."""
 
 
 def as_job_name(text: str) -> str:

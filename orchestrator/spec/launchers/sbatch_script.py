@@ -21,7 +21,7 @@ from orchestrator.spec.launchers.launch_line import (
     read,
 )
 from orchestrator.spec.launchers.recognise import Taken
-from orchestrator.spec.launchers.script_variables import Variables
+from orchestrator.spec.launchers.script_variables import ASSIGNED, SETTERS, Variables
 from orchestrator.spec.launchers.srun import GPUS_EACH, SBATCH, from_options, nested, of_tasks
 
 _PREPARES = {"module", "ml", "conda", "mamba", "micromamba", "source", ".", "eval", "ulimit", "unset", "spack", "pyenv",
@@ -33,11 +33,11 @@ _IDLE = {
 }
 _WHY_IDLE = {name: why for why, names in _IDLE.items() for name in names.split()}
 _FILTERS = ["head", "tail", "grep", "egrep", "tee", "awk", "sed", "sort", "tr", "cut", "wc", "xargs", "uniq"]
-_SETTERS = ("export", "declare", "local", "readonly")
-_ASSIGNED = re.compile(r"(?P<name>[A-Za-z_]\w*)(?P<more>\+?)=(?P<value>.*)", re.DOTALL)
 _LIST = re.compile(r"(?P<name>[A-Za-z_]\w*)(?P<more>\+?)=\((?P<words>.*)\)\s*", re.DOTALL)
 # A line after which PATH may find another Python: that of the script's ranks
 _CHOOSES_PYTHON = re.compile(r"\bactivate\b|\bPATH=|python|conda|mamba|pyenv|torch", re.IGNORECASE)
+# A variable before the program, in shell text whose launcher is gone
+_HOLDS_OPTIONS = re.compile(r"\bpython3 (\$(?:\w+|\{\w+\})) (?=-m |\S+\.py\b)")
 _OF_RANKS = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "NODE_RANK", "LOCAL_RANK")
 
 
@@ -73,12 +73,15 @@ def taken(text: str, arguments: Sequence[str], *, on_slurm: bool) -> Taken:
         _take(number, item, script)
     number, line = _launch(script)
     try:
-        script.variables.require_clear(line)
-        ranks = recognise.in_text(line, as_program=True)
+        ranks = recognise.in_text(line, as_program=True) or Taken("python", None, line)
+        kept = [*(ranks.words or ()), ranks.shell, *(str(one.value) for one in ranks.settings)]
+        script.variables.require_clear(" ".join(kept))
+        if held := _HOLDS_OPTIONS.search(ranks.shell):
+            raise ValueError(
+                f"{held[1]} stands where options of {ranks.launcher} may stand; write out what it holds"
+            )
     except ValueError as err:
         raise ValueError(f"line {number}: {err}") from err
-    if ranks is None:
-        ranks = Taken("python", None, line)
     whole = _with_directives(settings, script.dropped, ranks)
     env = [pair for pair in script.env.items() if not recognise.names_launcher(pair[1])]
     variables, not_needed = of_variables(env)
@@ -136,7 +139,7 @@ def _take(number: int, item: str, script: _Script) -> None:
         variables.note_list(listed["name"], listed["words"], is_more=bool(listed["more"]))
         script.dropped.append(Dropped(_short(item), "its words stand where the launch line names it"))
     elif is_one and _assigns(words):
-        _assign(words[words[0] in _SETTERS :], item, script, is_export=words[0] == "export")
+        _assign(words[words[0] in SETTERS :], item, script, is_export=words[0] == "export")
     elif words == ["shift"]:
         del variables.arguments[:1]
     elif recognise.names_launcher(filled):
@@ -163,15 +166,15 @@ def _words(command: shell_text.Command, variables: Variables) -> list[str]:
 
 
 def _assigns(words: Sequence[str]) -> bool:
-    rest = words[1:] if words[0] in _SETTERS else words
-    return bool(rest) and all(_ASSIGNED.fullmatch(word) or words[0] == "export" for word in rest)
+    rest = words[1:] if words[0] in SETTERS else words
+    return bool(rest) and all(ASSIGNED.fullmatch(word) or words[0] == "export" for word in rest)
 
 
 def _assign(words: Sequence[str], item: str, script: _Script, *, is_export: bool) -> None:
     """Note variables: those that are known go into `env` where they are exported, others are made on each node."""
     variables = script.variables
     for word in words:
-        match = _ASSIGNED.fullmatch(word)
+        match = ASSIGNED.fullmatch(word)
         if match is None:
             if word in variables.values:
                 script.env[word] = variables.values[word]

@@ -5,7 +5,10 @@ from __future__ import annotations
 import operator
 import re
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+from orchestrator.spec.launchers import shell_text
 
 _VARIABLE = re.compile(r"\$(?:\{(?P<wrapped>\w+)(?::?-(?P<default>[^{}]*))?\}|(?P<bare>[A-Za-z_]\w*|[1-9]))")
 _ARGUMENTS = re.compile(r"\"\$[@*]\"|\$[@*]|\"\$\{[@*]\}\"")
@@ -13,10 +16,8 @@ _LIST = re.compile(r"(?P<quote>\"?)\$\{(?P<name>\w+)\[[@*]\]\}(?P=quote)")
 _LIST_WORD = re.compile(r"#[^\n]*|(?:'[^']*'|\"(?:\\.|[^\"\\])*\"|\\.|[^\s'\"\\])+", re.DOTALL)
 _SUM = re.compile(r"\$\(\(\s*(\w+)\s*([*+/-])\s*(\w+)\s*\)\)")
 _SIGNS = {"*": operator.mul, "+": operator.add, "-": operator.sub, "/": operator.floordiv}
-_SETS = re.compile(
-    r"(?<![\w$.-])(?P<exported>export\s+)?(?P<name>[A-Za-z_]\w*)(?:\[[^\]]*\])?\+?=(?!=)"
-    r"|\bfor\s+(?P<each>\w+)\s+in\b|\b(?:read|mapfile|readarray|getopts)\b(?P<names>[^<;|&\n]*)"
-)
+SETTERS = ("export", "declare", "local", "readonly")
+ASSIGNED = re.compile(r"(?P<name>[A-Za-z_]\w*)(?:\[[^\]]*\])?(?P<more>\+?)=(?P<value>.*)", re.DOTALL)
 VALUES_DEEP_MAX = 5
 """How often a value may name another variable, whose value names another."""
 
@@ -53,23 +54,26 @@ class Variables:
 
     def note_list(self, name: str, text: str, *, is_more: bool) -> None:
         """Note the words between the brackets of a list."""
+        if is_more and name not in self.lists:
+            return
         words = [word for word in _LIST_WORD.findall(text) if not word.startswith("#")]
-        before = [self.lists[name]] if is_more and name in self.lists else []
+        before = [self.lists[name]] if is_more else []
         self.lists[name] = self.filled(" ".join([*before, *words]))
 
     def forget(self, name: str) -> None:
         """Forget what was known of a variable."""
+        self.lists.pop(name, None)
         self.values.pop(name, None)
         self.unclear.pop(name, None)
 
     def note_unclear(self, number: int, text: str) -> None:
         """Note that the command at a line may set variables. One that it exports, and that had no value, has on each node
         the value that the command gives it there."""
-        for match in _SETS.finditer(text):
-            names = [word for word in (match["names"] or "").split() if word.isidentifier()]
-            for name in (*names, match["name"] or match["each"] or ""):
-                is_made_there = match["exported"] and name not in self.values and name not in self.unclear
-                if name and not is_made_there:
+        for command in shell_text.parsed(text).commands:
+            words = [word.text for word in command.words]
+            for name in _set_by(words):
+                is_made_there = words[0] == "export" and name not in self.values and name not in self.unclear
+                if not is_made_there:
                     self.forget(name)
                     self.unclear[name] = number
 
@@ -100,3 +104,16 @@ class Variables:
         if not (left.isdecimal() and right.isdecimal()) or (sign == "/" and not int(right)):
             return match[0]
         return str(_SIGNS[sign](int(left), int(right)))
+
+
+def _set_by(words: Sequence[str]) -> list[str]:
+    """Return the variables that a command sets."""
+    begin = next((at for at, word in enumerate(words) if not ASSIGNED.fullmatch(word)), len(words))
+    rest = words[begin:]
+    if not rest or rest[0] in SETTERS:
+        return [match["name"] for word in words if (match := ASSIGNED.fullmatch(word))]
+    if rest[0] in ("read", "mapfile", "readarray"):
+        return [word for word in rest[1:] if word.isidentifier()]
+    if rest[0] == "getopts":
+        return list(rest[2:3])
+    return [rest[0]] if rest[1:2] == ["in"] and rest[0].isidentifier() else []  # `for NAME in`

@@ -53,6 +53,7 @@ class PoolBook:
         self.up: set[str] = set()
         self.leaving: set[str] = set()
         self.been_up: set[str] = set()
+        self.unsure: set[str] = set()  # refused for good, and have been up: they may be booting
         self.barred: dict[str, str] = {}  # refused for good, unfit, or not to be reached by its peers
         self.hung: dict[str, int] = {}  # how often ranks have hung on each host
         self.fails: dict[str, int] = {}
@@ -128,6 +129,7 @@ class PoolBook:
         self.up.add(news.node)
         self.launched.pop(news.node, None)
         self.been_up.add(news.node)
+        self.unsure.discard(news.node)
         self.leaving.discard(news.node)
         self.busy.discard(news.node)
         self.fails.pop(news.node, None)
@@ -145,7 +147,9 @@ class PoolBook:
                 self.queued_s = self.world.clock
             case observations.Retryable.PERMANENT if news.node not in self.been_up:
                 self.barred[news.node] = "refused"
-            case observations.Retryable.PERMANENT | observations.Retryable.TRANSIENT:
+            case observations.Retryable.PERMANENT:
+                self.unsure.add(news.node)
+            case observations.Retryable.TRANSIENT:
                 self.fails[news.node] = self.fails.get(news.node, 0) + 1
 
     def _decided(self, news: News) -> None:
@@ -284,7 +288,11 @@ class PoolBook:
             self._must(tried, f"{name} was not even asked: {verdict}")
 
     def _is_out(self, name: str) -> bool:
-        return name in self.barred or (self.fails.get(name, 0) >= TRIES_MAX and name not in self.been_up)
+        return (
+            name in self.barred
+            or name in self.unsure
+            or (self.fails.get(name, 0) >= TRIES_MAX and name not in self.been_up)
+        )
 
     # The physical world
 

@@ -108,6 +108,8 @@ RUN = "torchrun --nproc-per-node 2 t.py"
         ("S=${1:-42}\nB=${3:-8}\n" + RUN + " $S $B", ("t.py", "7", "8")),
         ("if true; then L=1; fi\nL=2\n" + RUN + " $L", ("t.py", "2")),
         ("if true; then export L=1; fi\n" + RUN + " $L", "python3 t.py $L"),
+        ('if [ -z "$P" ]; then P=29500; fi\ntorchrun --nproc-per-node 2 --master_port $P t.py', ("t.py",)),
+        ('L=1\nsed -i "s/L=.*/L=$L/" cfg\n' + RUN + " $L", ("t.py", "1")),
         (f"cd src && {RUN}", "cd src && python3 t.py"),
         (f"echo start; {RUN}", "echo start; python3 t.py"),
         ("A=1 python t.py", ("t.py",)),
@@ -130,6 +132,7 @@ def test_the_program_gets_what_the_shell_would_give_it(text: str, program: objec
         "case $M in\n  a) L=1 ;;\n  (b) L=2 ;;\nesac",
         "while getopts l: o; do case $o in l) L=$OPTARG ;; esac; done",
         "if x; then export L=2; fi",
+        "if x; then L+=(2); fi",
     ],
 )
 def test_a_value_that_the_text_does_not_tell_is_asked_for(sets: str) -> None:
