@@ -146,9 +146,8 @@ def _launch_failed(facts: Facts, news: e.LaunchFailed) -> None:
     node.busy = None
     node.launch_failures += 1
     node.launch_reason = f"{news.stage}: {news.reason}" if news.stage else news.reason
-    may_boot = bool(node.incarnation)  # an agent has been up there
-    if news.trouble is observations.Retryable.PERMANENT and not may_boot:
-        node.excluded = node.launch_reason
+    if news.trouble is observations.Retryable.PERMANENT and not node.incarnation:
+        node.excluded = node.launch_reason  # a host that has been up may be booting
 
 
 def _queue_seen(facts: Facts, news: e.QueueSeen) -> None:
@@ -368,8 +367,6 @@ def _resume_requested(facts: Facts, news: e.ResumeRequested) -> None:
     facts.best_step = (facts.checkpoint.step or 0) if facts.checkpoint else 0
     for node in facts.every_node():
         node.forgive()
-        if not node.agent_present:
-            node.incarnation = ""  # that it was up in an earlier run says nothing of now
         node.ordered.stop, node.ordered.leave = 0, False
         node.agent_state = AgentState.ABSENT if node.agent_state is AgentState.LAUNCHING else node.agent_state
 

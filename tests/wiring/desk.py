@@ -15,7 +15,7 @@ MUTATIONS = (
         "tests/unit/submission/test_submit.py::test_a_job_whose_supervisor_does_not_come_up_is_none_and_that_one_got_no_more_of_the_environment_than_it_needs"),
     Mutation("a job whose id cannot be kept stays in the queue", "orchestrator/submission/submit.py", "queue.SlurmQueue(lambda: environ).cancel(slurm_id)", "pass",
         "tests/unit/submission/test_sbatch.py::test_a_job_whose_id_cannot_be_written_is_taken_out_of_the_queue_again"),
-    Mutation("a refused resume changes the scripts", "orchestrator/submission/resume.py", "replace_bytes(file, data, mode=file.stat().st_mode & 0o777)", "pass",
+    Mutation("a refused resume changes the scripts", "orchestrator/submission/resume.py", "replace_bytes(file, data, mode=mode)", "pass",
         "tests/unit/submission/test_sbatch.py::test_a_resume_that_sbatch_refuses_changes_nothing"),
     Mutation("a supervisor is started in any folder", "orchestrator/submission/supervisor_process.py", "    home.require_ours(job)\n", "",
         "tests/unit/core/jobdir/test_ownership.py::test_no_supervisor_is_started_and_nothing_asked_where_another_could_have_had_a_hand[the bundle is a link]"),

@@ -136,6 +136,8 @@ class NodeFacts:
 
     def forgive(self) -> None:
         """Forget why the node could not be used: the user has resumed the job, or there is a new allocation."""
+        if not self.agent_present:
+            self.incarnation = ""  # that it was up in an earlier run says nothing of now
         self.launch_failures, self.launch_reason = 0, ""
         self.excluded, self.missing, self.busy = "", "", None
 

@@ -115,7 +115,7 @@ MUTATIONS = (
     Mutation("busy hosts are asked as often after hours", "placement.BUSY_PAUSE_SHARE", "", "0.0"),
     Mutation("hosts are held while others are busy", "placement.is_short", "return not deadlines.passed(asked_again_s(facts))", "return False"),
     Mutation("jobs that came first are no matter", "placement.gather", "facts.ahead or is_short(facts, deadlines)", "is_short(facts, deadlines)"),
-    Mutation("a host that boots is given up for good", "fold_events._launch_failed", " and not may_boot", ""),
+    Mutation("a host that boots is given up for good", "fold_events._launch_failed", " and not node.incarnation", ""),
     Mutation("an excluded host is launched again", "placement.is_due", "node.excluded or ", ""),
     Mutation("an excluded host is kept beside the gang", "placement.keep_spares", ", *(node for node in idle if node.excluded)", ""),
     Mutation("a dismissed host is used", "placement._is_ready", " and not node.ordered.leave", ""),
