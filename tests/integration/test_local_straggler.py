@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from click.testing import CliRunner
 
 from orchestrator.brain.model import decisions as d
@@ -46,6 +47,7 @@ def _stragglers(job: Sight) -> list[dict[str, object]]:
     return found
 
 
+@pytest.mark.quiet  # it compares what two ranks need for their own work
 def test_a_rank_that_is_slow_by_itself_is_named_and_those_that_wait_for_it_are_not(desk: Desk) -> None:
     job = desk.submit({"train.py": TRAINS}, nodes=2, procs_per_node=1, entrypoint="train.py")
     wait_until(lambda: job.seen()["step"], "a step", READY_S_MAX)
