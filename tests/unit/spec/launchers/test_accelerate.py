@@ -66,6 +66,7 @@ def test_a_configuration_counts_machines_processes_and_device() -> None:
     assert accelerate.of_config({"num_processes": "-1", "num_machines": []}, "a.yaml", yields=True) == []
 
 
+@pytest.mark.slow  # it imports accelerate
 def test_every_option_of_the_installed_release_is_known() -> None:
     launch = pytest.importorskip("accelerate.commands.launch")
     for action in launch.launch_command_parser()._actions:
