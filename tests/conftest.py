@@ -18,7 +18,7 @@ from tests.support.pythons import wrong_install
 
 QUICK_FOLDERS = ("unit", "sim", "wiring")
 MARKS = ("slow", "quiet", "soak")
-CPU_S_MAX = 3.0
+CPU_S_MAX = 5.0
 STARTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"})
 """What Python's audit events call the ways to start a process."""
 

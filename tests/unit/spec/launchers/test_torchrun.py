@@ -110,6 +110,7 @@ def test_the_older_launcher_tells_the_script_its_local_rank_unless_use_env_is_gi
     assert torchrun.distributed_launch(["--use_env", "t.py"], 0).local_rank == ""
 
 
+@pytest.mark.slow  # it imports torch
 def test_every_option_of_the_installed_release_is_known() -> None:
     run = pytest.importorskip("torch.distributed.run")
     names = {name for action in run.get_args_parser()._actions for name in action.option_strings}
