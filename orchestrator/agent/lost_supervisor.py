@@ -51,11 +51,7 @@ class NewerAllocation:
         now_s, is_reading = time.monotonic(), self._thread is not None and self._thread.is_alive()
         if self._own and now_s >= self._due_s and not is_reading:
             self._due_s = now_s + CHECK_S
-            self._thread = threading.Thread(target=self._read, name="newer-allocation", daemon=True)
-            try:
-                self._thread.start()
-            except RuntimeError:  # the limit of processes is reached
-                self._thread = None
+            self._thread = _started(self._read, "newer-allocation")
         return self._current if self._current != self._own else ""
 
     def _read(self) -> None:
@@ -103,11 +99,7 @@ class LostSupervisor:
         if no_contact_s < self._due_s or not self._job_id or is_asking:
             return
         self._due_s = no_contact_s + AGAIN_S
-        self._thread = threading.Thread(target=self._requeue_if_lost, name="lost-supervisor", daemon=True)
-        try:
-            self._thread.start()
-        except RuntimeError:  # the limit of processes is reached
-            self._thread = None
+        self._thread = _started(self._requeue_if_lost, "lost-supervisor")
 
     def _requeue_if_lost(self) -> None:
         job = scontrol.show_job(self._job_id)
@@ -118,3 +110,13 @@ class LostSupervisor:
         self._note(
             f"{job['BatchHost']} is lost, and the supervisor with it: Slurm job {self._job_id} {outcome}"
         )
+
+
+def _started(target: Callable[[], None], name: str) -> threading.Thread | None:
+    """Start a thread that ends with the process; None where the limit of processes is reached."""
+    thread = threading.Thread(target=target, name=name, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:
+        return None
+    return thread

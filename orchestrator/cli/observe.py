@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import os
 import sys
 import time
@@ -245,10 +244,12 @@ def _ranks_wanted(
     """Return the ranks that `--rank` and `--node` mean. Raises UserError for one that the job does not have."""
     if not ranks and not nodes:
         return ()
+    from orchestrator.client.logs import reader as log_reader
+
     plan = job.plan()
     names = job.node_names()
     for name in nodes:
-        if name not in names and not any(job.folder.logs.glob(f"*/node-{glob.escape(name)}.log")):
+        if name not in names and name not in log_reader.nodes(job.folder):
             raise UserError(f"{job.id} has no node {name!r}", "--node", f"it has: {', '.join(names[:20])}")
     for rank in ranks:  # an earlier attempt may have had more of them
         if rank >= plan.world_size and not any(job.folder.logs.glob(f"*/{rank_name(rank)}.log")):

@@ -67,16 +67,14 @@ def collect(job: Job, to: Path | None) -> Path:
     _refuse_unfit(job, to)
     why = json.dumps(_why(job), indent=2)
     made = [path for path in (to, *to.parents) if not path.exists()]
-    more = (job.folder.root / name for name in ("evidence", "from-hosts"))
-    parts = (job.folder.logs, job.folder.checkpoints, *more)
+    parts = (job.folder.logs, job.folder.checkpoints, job.folder.root / "evidence", job.folder.from_hosts)
     files = (job.folder.spec, job.folder.provenance, job.folder.journal)
     try:
         to.mkdir(parents=True, exist_ok=True)
         (to / "why.json").write_text(why)
         for part in parts:
             if part.exists() and (not part.is_symlink() or home.is_ours(job.folder)):
-                shutil.copytree(part, to / part.name, symlinks=True, copy_function=_copy)
-                _close_folders(to / part.name)
+                _copy_folder(part, to / part.name)
         _copy_saved_elsewhere(job, to / job.folder.checkpoints.name)
         for file in files:
             if file.exists():
@@ -99,13 +97,18 @@ def _copy_saved_elsewhere(job: Job, to: Path) -> None:
     if place == job.folder.checkpoints or Path(glob).is_absolute() or not home.is_ours(job.folder):
         return
     for path in CheckpointWatch(place, glob).listed():
-        target = to / (path.relative_to(place) if path.is_relative_to(place) else path.name)
+        target = to / path.relative_to(place)
         target.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
-            shutil.copytree(path, target, symlinks=True, copy_function=_copy)
-            _close_folders(target)
+            _copy_folder(path, target)
         else:
             _copy(path, target)
+
+
+def _copy_folder(source: Path, target: Path) -> None:
+    """Copy a folder, see `_copy`."""
+    shutil.copytree(source, target, symlinks=True, copy_function=_copy)
+    _close_folders(target)
 
 
 def _copy(source: str | Path, target: str | Path) -> None:

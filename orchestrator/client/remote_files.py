@@ -282,7 +282,7 @@ class _Fetcher:
             if self._saved.has(name):
                 path = self._job.checkpoints / name.partition("/")[2]
                 if os.path.lexists(path) and self._is_newer(visit, name, path):
-                    path = self._job.root / "from-hosts" / visit.host / name
+                    path = self._job.from_hosts / visit.host / name
                     fetched.beside.append(f"{name} is newer than the one in the job folder; it is in {path}")
                 path.parent.mkdir(parents=True, exist_ok=True)
                 is_due = not os.path.lexists(path) or self._is_newer(visit, name, path)

@@ -88,9 +88,8 @@ def _script_of(words: list[str], folder: Path) -> tuple[Path | None, list[str], 
     elif words[:1] in (["bash"], ["sh"]) and len(words) > 1:
         at = 1
     path = path_in(folder, words[at]) if words else folder
-    is_program = recognise.is_line(words) or recognise.runs_python(
-        words
-    )  # by its path, such as .venv/bin/torchrun
+    # Not a program by its path, such as .venv/bin/torchrun
+    is_program = recognise.is_line(words) or recognise.runs_python(words)
     is_script = words[:1] == ["sbatch"] or not (missing_file(path) or path.suffix == ".py" or is_program)
     return (path, given, words[at + 1 :]) if is_script else (None, [], [])
 

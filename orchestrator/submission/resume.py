@@ -48,16 +48,15 @@ def resume(
 @contextlib.contextmanager
 def _put_back_on(job: JobDir, faults: tuple[type[BaseException], ...]) -> Iterator[None]:
     """Put back what planning a job again changes, when what stands inside fails so."""
-    kept_if_there = [file for file in (job.webhook, job.cleaned_hosts) if file.exists()]
-    files = (job.plan, job.overrides, *kept_if_there, *sorted(job.scripts.iterdir()))
-    kept = {file: (file.read_bytes(), file.stat().st_mode & 0o777) for file in files}
-    written = {*job.root.glob("plan.*.json"), *job.scripts.iterdir()}
+    files = (job.plan, job.overrides, job.webhook, job.cleaned_hosts, *job.scripts.glob("*"))
+    kept = {file: (file.read_bytes(), file.stat().st_mode & 0o777) for file in files if file.exists()}
+    written = {*job.root.glob("plan.*.json"), *job.scripts.glob("*")}
     try:
         yield
     except faults:
         for file, (data, mode) in kept.items():
             replace_bytes(file, data, mode=mode)
-        for new in sorted({*job.root.glob("plan.*.json"), *job.scripts.iterdir()} - written):
+        for new in {*job.root.glob("plan.*.json"), *job.scripts.glob("*")} - written:
             new.unlink()
         raise
 

@@ -127,6 +127,7 @@ def start_supervisor(job: JobDir) -> None:
     import subprocess
 
     from orchestrator.core.jobdir.plan import Plan
+    from orchestrator.supervisor import guard
     from orchestrator.supervisor.journal import lost_journal
 
     home.require_ours(job)
@@ -136,7 +137,7 @@ def start_supervisor(job: JobDir) -> None:
     alone = () if over_ssh else ("-I", "-S")  # paramiko comes from site-packages; all else is in the bundle
     with contextlib.suppress(OSError, codec.CodecError):  # a damaged plan is reported by its supervisor
         lost_journal.require_journal(job, codec.loads(Plan, job.plan.read_bytes()))
-    before_ns = _written_ns(job.endpoint)
+    before_ns = guard.up_at(job)
     with job.supervisor_log.open("ab") as log:
         log_start = log.tell()
         process = subprocess.Popen(
@@ -145,7 +146,7 @@ def start_supervisor(job: JobDir) -> None:
         )  # fmt: skip
     deadline_s = time.monotonic() + START_S_MAX
     while time.monotonic() < deadline_s:
-        if _written_ns(job.endpoint) != before_ns or process.poll() == 0:
+        if guard.up_at(job) != before_ns or process.poll() == 0:
             return
         if process.returncode is not None:
             break
@@ -170,11 +171,3 @@ def _is_over_ssh(job: JobDir) -> bool:
         return bool(codec.loads_plain(ownership.read_regular(job.plan))["backend"] == "ssh")
     except (OSError, codec.CodecError, KeyError):
         return False
-
-
-def _written_ns(path: Path) -> int:
-    """Return when a file was written, by the clock of its disk, 0 for one that is not there."""
-    try:
-        return path.stat().st_mtime_ns
-    except OSError:
-        return 0

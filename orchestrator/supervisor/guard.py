@@ -55,13 +55,11 @@ def keep(
     """Call `run`, which returns a wait status, until a supervisor has done its work or too many have died."""
     deaths: list[float] = []
     refused = 0
-    never_up = _up_at(job)
+    never_up = up_at(job)
     while True:
         try:
             code = os.waitstatus_to_exitcode(run())
-        except (
-            OSError
-        ) as err:  # no memory or no process is to be had, which may have ended the supervisor, too
+        except OSError as err:
             refused += 1
             if refused > NO_ROOM_MAX or job.ended.exists() or not job.plan.exists():
                 _log(f"the supervisor cannot be started: {err.strerror}: {GIVEN_UP}")
@@ -72,7 +70,7 @@ def keep(
         refused = 0
         if code == 0 or job.ended.exists() or not job.plan.exists():
             return 0
-        if code == UNFIT or _up_at(job) == never_up:
+        if code == UNFIT or up_at(job) == never_up:
             return 1
         never_up = -1
         deaths = [at_s for at_s in [*deaths, clock()] if clock() - at_s < DEATHS_S]
@@ -95,8 +93,8 @@ def last_words(job: JobDir) -> str:
     return lines[-1].partition(" guard: ")[2] if lines and lines[-1].endswith(GIVEN_UP) else ""
 
 
-def _up_at(job: JobDir) -> int:
-    """Return when a supervisor last came up, which touches the endpoint file, in ns; 0 for never."""
+def up_at(job: JobDir) -> int:
+    """Return when a supervisor last came up, which touches the endpoint file, in ns by the disk's clock; 0 for never."""
     try:
         return job.endpoint.stat().st_mtime_ns
     except OSError:

@@ -73,8 +73,8 @@ def _avoid(job_id: str, nodes: tuple[str, ...]) -> None:
     if not nodes:
         return
     fields = scontrol.show_job(job_id)
-    before = (job := end_causes.shown(fields)) and job.avoided
-    names = ",".join([*([before] if before else []), *nodes])
+    job = end_causes.shown(fields)
+    names = ",".join([*([job.avoided] if job and job.avoided else []), *nodes])
     refusal = _too_few_without(names, fields)
     refusal = refusal or scontrol.ask("update", f"JobId={job_id}", f"ExcNodeList={names}")[1]
     if refusal:

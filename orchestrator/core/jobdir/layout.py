@@ -231,6 +231,11 @@ class JobDir:
         """The notes of a node's agent in one attempt."""
         return self.attempt_logs(attempt) / f"node-{node}.log"
 
+    @property
+    def from_hosts(self) -> Path:
+        """Files of checkpoints that a host had in a newer version than the job folder, after the end; by host."""
+        return self.root / "from-hosts"
+
     def evidence(self, attempt: int) -> Path:
         """The evidence files of one attempt: stacks, kernel waits, open files, GPU use."""
         return self.root / "evidence" / attempt_name(attempt)

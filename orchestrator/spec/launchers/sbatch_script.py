@@ -167,7 +167,12 @@ def _words(command: shell_text.Command, variables: Variables) -> list[str]:
 
 def _assigns(words: Sequence[str]) -> bool:
     rest = words[1:] if words[0] in SETTERS else words
-    return bool(rest) and all(ASSIGNED.fullmatch(word) or words[0] == "export" for word in rest)
+    is_element = any("[" in word.partition("=")[0] for word in rest)  # of a list
+    return (
+        bool(rest)
+        and not is_element
+        and all(ASSIGNED.fullmatch(word) or words[0] == "export" for word in rest)
+    )
 
 
 def _assign(words: Sequence[str], item: str, script: _Script, *, is_export: bool) -> None:
