@@ -44,9 +44,6 @@ if TYPE_CHECKING:
 FILES_MAX = 100_000
 DEPTH_MAX = 8
 READ_BYTES = 1 << 20
-SAME_SAVE_S = 60.0
-"""Within this time two hosts write their file of one save, whose size is the same."""
-
 BEFORE_FOLDER = frozenset(("config", "connect", "host key", "auth", "forward", "shell", "python"))
 """The stages in which a failed launch leaves nothing on a host."""
 
@@ -297,10 +294,9 @@ class _Fetcher:
         fetched.size_bytes += copied_bytes
 
     def _is_newer(self, visit: _Visit, name: str, path: Path) -> bool:
-        """Tell whether a host's file was written after the one that came home under its name, in a later save."""
-        about, own = visit.sftp.stat(f"{self._root}/{name}"), path.stat()
-        later_s = (about.st_mtime or 0) - int(own.st_mtime)
-        return later_s > SAME_SAVE_S or (later_s > 0 and about.st_size != own.st_size)
+        """Tell whether a host's file was written after the one that came home under its name; SFTP tells whole seconds.
+        Of one save by several hosts some may seem newer, and come too: that may be a later save is reason enough."""
+        return (visit.sftp.stat(f"{self._root}/{name}").st_mtime or 0) > int(path.stat().st_mtime)
 
     def _tail(self, visit: _Visit, name: str, path: Path, size_bytes: int) -> int:
         """Append what is missing at the end of a file that only grows."""

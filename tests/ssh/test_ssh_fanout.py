@@ -247,7 +247,7 @@ def test_a_newer_checkpoint_comes_beside_the_one_at_home_and_metadata_comes_too(
     _configure(desk, one=server, two=server)
     job, there = _ended(desk, tmp_path)
     newer = there / "checkpoints/step-1.pt"
-    os.utime(newer, (time.time() + 100, time.time() + 100))
+    os.utime(newer, (time.time() + 5, time.time() + 5))
     (there / "checkpoints/step-2/.metadata").write_text("which pieces there are")
     account = remote_files.collect(job)
     beside = job.folder.root / "from-hosts/one/checkpoints/step-1.pt"
