@@ -1,8 +1,9 @@
 """Files of an ended job on its SSH hosts: fetched into the job folder, after which a host can be cleaned up.
 
 Rules: nothing in the job folder is ever overwritten: logs only grow by what is missing at their end, and only
-checkpoint files that the folder lacks are fetched; a newer one of the same name comes beside it, into `from-hosts`. A host is cleaned up only when all its files were fetched; the job
-folder keeps which hosts are clean, so that no host is visited twice.
+checkpoint files that the folder lacks are fetched; a newer one of the same name comes beside it, into `from-hosts`. A
+host is cleaned up only when all its files were fetched; the job folder keeps which hosts are clean, so that no host
+is visited twice.
 """
 
 from __future__ import annotations
@@ -274,18 +275,14 @@ class _Fetcher:
             return False
 
     def _fetch_file(self, visit: _Visit, name: str, size_bytes: int, fetched: Fetched) -> None:
-        path = self._job.root / name
+        is_saved = self._saved.has(name)
         try:
-            if self._saved.has(name):
-                path = self._job.checkpoints / name.partition("/")[2]
-                if os.path.lexists(path) and self._is_newer(visit, name, path):
-                    path = self._job.from_hosts / visit.host / name
-                    fetched.beside.append(f"{name} is newer than the one in the job folder; it is in {path}")
-                path.parent.mkdir(parents=True, exist_ok=True)
-                is_due = not os.path.lexists(path) or self._is_newer(visit, name, path)
-                copied_bytes = self._whole(visit, name, path) if is_due else 0
+            if (path := self._place(visit, name, fetched) if is_saved else self._job.root / name) is None:
+                return
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if is_saved:
+                copied_bytes = self._whole(visit, name, path)
             else:
-                path.parent.mkdir(parents=True, exist_ok=True)
                 copied_bytes = self._tail(visit, name, path, size_bytes)
         except OSError as err:
             fetched.missing.append(f"{name} could not be fetched: {err.strerror or err}")
@@ -293,9 +290,19 @@ class _Fetcher:
         fetched.files += copied_bytes > 0
         fetched.size_bytes += copied_bytes
 
+    def _place(self, visit: _Visit, name: str, fetched: Fetched) -> Path | None:
+        """Return where a file of a checkpoint is to come; None where it has come."""
+        path = self._job.checkpoints / name.partition("/")[2]
+        if not os.path.lexists(path):
+            return path
+        if not self._is_newer(visit, name, path):
+            return None
+        beside = self._job.from_hosts / visit.host / name
+        fetched.beside.append(f"{name} is newer than the one in the job folder; it is in {beside}")
+        return beside if not os.path.lexists(beside) or self._is_newer(visit, name, beside) else None
+
     def _is_newer(self, visit: _Visit, name: str, path: Path) -> bool:
-        """Tell whether a host's file was written after the one that came home under its name; SFTP tells whole seconds.
-        Of one save by several hosts some may seem newer, and come too: that may be a later save is reason enough."""
+        """Tell whether a host's file was written after another, by whole seconds: it may be of a later save."""
         return (visit.sftp.stat(f"{self._root}/{name}").st_mtime or 0) > int(path.stat().st_mtime)
 
     def _tail(self, visit: _Visit, name: str, path: Path, size_bytes: int) -> int:
