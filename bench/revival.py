@@ -126,7 +126,10 @@ def life(attempt: int, since_s: float, until_s: float) -> Iterator[News]:
         at = since_s + number * SAVE_S
         count = int((at - since_s) / STEP_S)
         yield from beats(attempt, at, count)
-        yield e.CheckpointFound(at, "node-0", attempt, f"{jobs.ROOT}/checkpoints/{attempt}-{count}.pt", count)
+        saves = 100 * attempt + number
+        yield jobs.saved(
+            at, number=saves, main=f"{attempt}-{count}.pt", attempt=attempt, steps=count, step=count
+        )
         if number % int(EVALUATE_S / SAVE_S) == 0:
             for look in (2 * number, 2 * number + 1):
                 yield from looked(attempt, at + 60 + look % 2, look)

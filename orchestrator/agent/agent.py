@@ -20,9 +20,8 @@ from orchestrator.agent.evidence import inspector
 from orchestrator.agent.fence import Fence
 from orchestrator.agent.lost_supervisor import LostSupervisor, NewerAllocation
 from orchestrator.agent.node_log import NodeLog
-from orchestrator.agent.outputs.checkpoint_scanner import CheckpointScanner
 from orchestrator.agent.outputs.log_shipper import LogShipper
-from orchestrator.agent.outputs.manifest import Hasher
+from orchestrator.agent.outputs.save_scanner import Hasher, SaveScanner
 from orchestrator.agent.prepare import Preparation
 from orchestrator.agent.rendezvous import probe
 from orchestrator.agent.start import spawn
@@ -76,9 +75,10 @@ class Agent:
             self._lost_supervisor = LostSupervisor(environ, newer, config.fence_s, self._note)
             environ = step_env.of_the_job(environ)
         self._link = SupervisorLink(config, self._hello, self._obey, launcher)
-        self._hasher = Hasher(self._job.checkpoint_place(config.checkpoint_glob)[0])
-        self._preparation = Preparation(config, self._incarnation, environ, self._hasher, self._link.report)
-        self._scanner = CheckpointScanner(config, self._hasher, self._link.report, self._note)
+        self._wake = asyncio.Event()
+        hasher = Hasher()
+        self._preparation = Preparation(config, self._incarnation, environ, hasher, self._link.report)
+        self._scanner = SaveScanner(config, hasher, self._link.report, self._note, self._wake)
         self._shipper = LogShipper(self._job, config.node, self._link.chunk, self._note)
         self._probing: set[asyncio.Task[None]] = set()
         self._ranks: NodeRanks | None = None
@@ -89,7 +89,6 @@ class Agent:
         self._fence = Fence(config.fence_s)
         self._leaving = False
         self._dismissed_at: float | None = None
-        self._wake = asyncio.Event()
 
     async def run(self) -> int:
         """Serve until dismissed; return the exit code."""
@@ -100,7 +99,7 @@ class Agent:
         if self._config.allocated:
             loop.add_signal_handler(signal.SIGTERM, self._forward_term)
         install_hook(self._job.node(self._config.node))
-        self._scanner.report_torn()
+        self._scanner.recover()
         dialing = asyncio.create_task(self._link.keep())
         while not (self._leaving and self._ranks is None and self._has_shipped(time.monotonic())):
             assert not dialing.done(), f"dialling ended: {dialing}"
@@ -110,7 +109,7 @@ class Agent:
                 await asyncio.wait_for(self._wake.wait(), self._pause_s())
         dialing.cancel()
         self._preparation.close()
-        self._hasher.close()
+        self._scanner.close()
         if self._dismissed_at is not None:
             self._link.say_goodbye()
         self._link.close()
@@ -172,10 +171,12 @@ class Agent:
                     self._shipper.begin(order)
             case m.ChunkAck():
                 self._shipper.acknowledge(order)
+            case m.Discard():
+                self._scanner.discard(order.save)
             case _:
                 self._obey_for_attempt(order)
 
-    def _obey_for_attempt(self, order: m.Prepare | m.Probe | m.Start | m.Stop | m.Inspect | m.Fence) -> None:
+    def _obey_for_attempt(self, order: m.AttemptOrder) -> None:
         if order.attempt < self._latest:
             return
         self._latest = order.attempt
@@ -230,7 +231,7 @@ class Agent:
         ranks.begin()
         self._fence.begin()
         self._inspector = inspector.Inspector(ranks, order.ranks[0].env)
-        self._scanner.begin(order.finds)
+        self._scanner.begin(order.attempt, order.finds)
         first = tuple(rank for rank in order.ranks if rank.rank == 0)
         rest = tuple(rank for rank in order.ranks if rank.rank != 0)
         if not self._spawn(ranks, order, first):
@@ -309,6 +310,7 @@ class Agent:
     def _tick(self, now_s: float) -> None:
         ranks, no_contact_s = self._ranks, now_s - self._link.proved_at
         self._preparation.poll()
+        self._scanner.poll()
         if ranks is None:
             patience_s = ALONE_PENDING_S_MAX if self._link.has_pending else ALONE_S_MAX
             is_alone = no_contact_s > patience_s
@@ -322,7 +324,7 @@ class Agent:
         if now_s >= self._beat_due:
             self._beat_due = now_s + self._config.heartbeat_s
             beats, attempt = (ranks.heartbeats(), ranks.attempt) if ranks else ((), self._latest)
-            self._link.beat(attempt, beats, self._scanner.reported_through_step)
+            self._link.beat(attempt, beats, self._scanner.looks, self._scanner.is_unfinished)
         if self._link.connected:
             self._shipper.poll(self._attempts)
 

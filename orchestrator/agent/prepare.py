@@ -7,18 +7,23 @@ that other nodes probe is held until the ranks start.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
 
 from orchestrator.agent import setup_script
 from orchestrator.agent.checks import launch, resources
 from orchestrator.agent.keeper import TAG
 from orchestrator.agent.node_log import NodeLog
-from orchestrator.agent.outputs.manifest import GivenUp, Hasher
+from orchestrator.agent.outputs.save_scanner import GivenUp, Hasher
 from orchestrator.agent.rendezvous import ports, probe
 from orchestrator.agent.start import warm
 from orchestrator.core import observations
+from orchestrator.core.checkpoints import disk
+from orchestrator.core.checkpoints.save import Save
 from orchestrator.core.host import hardware, interfaces, procfs
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.settings.rank_settings import (
@@ -203,23 +208,50 @@ class Preparation:
         self._check(order, env)
 
     def _check(self, order: m.Prepare, env: dict[str, str]) -> None:
-        """Verify the resume checkpoint on this host, if the order names one; then finish."""
-        if not order.resume:
+        """Move torn saves out of the way, and compare the save to resume from on this host; then finish."""
+        if order.resume is None and not order.torn:
             self._make_ready(order, env)
         else:
             self._verifying = asyncio.get_running_loop().create_task(self._verify(order, env))
 
     async def _verify(self, order: m.Prepare, env: dict[str, str]) -> None:
+        self._hasher.is_hurried = True
         try:
-            fault = await self._hasher.fault(order.resume)
+            fault = await asyncio.wrap_future(self._hasher.run(lambda pace: self._compare(order, pace)))
         except GivenUp:
             return
         self._verifying = None
         if fault:
             reason = f"the checkpoint to start from is not whole on this host: {fault}"
-            self._report(m.PrepareFailed(order.attempt, reason, ""))
+            is_copy = order.resume is not None and order.resume.places[0].host
+            number = order.resume.number if order.resume is not None and not is_copy else 0
+            self._report(m.PrepareFailed(order.attempt, reason, "", number))
         else:
             self._make_ready(order, env)
+
+    def _compare(self, order: m.Prepare, pace: disk.Pace) -> str:
+        """Return how the save to resume from differs here from the ledger; empty for nothing."""
+        for save in order.torn:
+            for name, to in disk.set_aside(Path(save.places[0].root), save):
+                text = f"{name} is torn ({save.why}): moved to {to}"
+                NodeLog(self._job, self._config.node).add(order.attempt, text)
+        if order.resume is None:
+            return ""
+        found = disk.compare(order.resume, deep=order.deep, pace=pace)
+        if found.fault and not found.is_unsure and order.resume.places[0].host:
+            self._forget_copies(order.resume, order, pace)
+        return found.fault
+
+    def _forget_copies(self, save: Save, order: m.Prepare, pace: disk.Pace) -> None:
+        """Delete what this host has of a save in other bytes than the job folder, so that it is brought here again."""
+        for piece in save.pieces:
+            found = disk.compare(replace(save, pieces=(piece,)), deep=order.deep, pace=pace)
+            path = Path(save.places[0].root) / piece.name
+            if found.fault and not found.is_unsure and path.exists():
+                with contextlib.suppress(OSError):
+                    path.unlink()
+                    text = f"deleted, to be brought here again: {found.fault}"
+                    NodeLog(self._job, self._config.node).add(order.attempt, text)
 
     def _make_ready(self, order: m.Prepare, env: dict[str, str]) -> None:
         """Find the program, begin its template, and hold the port."""

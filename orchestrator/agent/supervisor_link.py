@@ -182,7 +182,9 @@ class SupervisorLink:
         """Send bytes of a file, if a connection is open; tell whether they were sent."""
         return self._send(chunk, raw=raw)
 
-    def beat(self, attempt: int, ranks: tuple[m.RankHeartbeat, ...], reported_through_step: int) -> None:
+    def beat(
+        self, attempt: int, ranks: tuple[m.RankHeartbeat, ...], looks: int, has_unfinished: bool
+    ) -> None:
         """Send a heartbeat, if a connection is open; abort one that seems dead."""
         if self._line is None:
             return
@@ -194,7 +196,7 @@ class SupervisorLink:
             return
         self._beats += 1
         self._beats_sent.append((self._beats, time.monotonic()))
-        self._send(m.Heartbeat(self._beats, attempt, ranks, reported_through_step))
+        self._send(m.Heartbeat(self._beats, attempt, ranks, looks, has_unfinished))
 
     def report_signal(self) -> None:
         """Report that Slurm has signalled this node's processes to end, if a connection is open."""

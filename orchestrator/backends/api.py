@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Protocol
 from orchestrator.core.observations import Retryable
 
 if TYPE_CHECKING:
+    from orchestrator.core.checkpoints.save import Piece
     from orchestrator.core.end_cause import Cause
-    from orchestrator.core.wire.messages import AgentConfig, ManifestEntry
+    from orchestrator.core.wire.messages import AgentConfig
 
 Wake = Callable[[], None]
 
@@ -121,7 +122,8 @@ class Copy:
     remote_dir: str
     local_dir: Path
     names: tuple[str, ...]  # relative to both folders
-    expected: tuple[ManifestEntry, ...] = ()  # of fetched files; those without an entry are not verified
+    expected: tuple[Piece, ...] = ()
+    there: tuple[str, ...] = ()  # of sent files: those that the host has written itself
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,14 @@ from orchestrator.brain.model.deadlines import Deadlines
 from orchestrator.brain.model.decisions import Decision
 from orchestrator.brain.model.facts import AttemptFacts, Facts, JobGoal, News, Phase
 from orchestrator.brain.model.node_facts import AgentState, NodeFacts
-from orchestrator.brain.scheduling import allocation, fence, placement, rendezvous, restart_policy
+from orchestrator.brain.scheduling import (
+    allocation,
+    checkpoints,
+    fence,
+    placement,
+    rendezvous,
+    restart_policy,
+)
 
 KILL_S_MAX = 60.0
 """How long after TERM and grace the processes of a rank may outlive KILL before the job gives up."""
@@ -27,8 +34,11 @@ SLEPT_S = 10.0
 """A call of `decide` that comes this much later than it was asked for: the supervisor's machine slept."""
 
 
-OF_CHECKPOINTS = (e.CheckpointFetchStarted, e.CheckpointFound, e.CheckpointInvalidated)
+OF_SAVES = (e.SaveChanged, e.SaveCompared, e.BeganElsewhere)
 """News that states its writer's steps itself: it folds to the same before and after the heartbeats."""
+
+COMPARE_S_MAX = 4 * 3_600.0
+"""How long a save may take to be read before an attempt, also from a disk that does not answer."""
 
 
 class Brain:
@@ -47,7 +57,7 @@ class Brain:
 
     def beats_before(self, news: News) -> list[e.Heartbeat]:
         """Return what goes to the journal before `news`: nothing before a checkpoint, else `beats`."""
-        return [] if isinstance(news, OF_CHECKPOINTS) else self.beats()
+        return [] if isinstance(news, OF_SAVES) else self.beats()
 
     def beats(self) -> list[e.Heartbeat]:
         """Return the heartbeats learned since the last call, coalesced to one for each node, for the journal.
@@ -90,6 +100,8 @@ def _decide(facts: Facts, deadlines: Deadlines) -> list[Decision]:
 def _first(facts: Facts, deadlines: Deadlines) -> list[Decision]:
     if facts.goal is JobGoal.CANCEL:
         return [d.EndJob(deadlines.now_s, f"{facts.cancelled} before it began", 0, d.JobEnd.CANCELLED)]
+    if why := checkpoints.why_none(facts):  # resumed from a save that a person has adopted
+        return [d.EndJob(deadlines.now_s, why, 0, d.JobEnd.FAILED)]
     return [d.BeginAttempt(deadlines.now_s, "submitted", 1, facts.checkpoint)]
 
 
@@ -332,15 +344,50 @@ def _end(facts: Facts) -> d.JobEnd:
 def _follow(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
     if restart_policy.waits_for_checkpoint(facts, attempt, deadlines):
         return []
+    unloadable = checkpoints.unloadable(facts, attempt, attempt.verdict)
+    if unloadable is not None:
+        save, why, is_certain = unloadable.save.number, unloadable.why, unloadable.is_certain
+        return [d.DistrustSave(deadlines.now_s, why, attempt.number, save, is_certain)]
     match restart_policy.after(facts):
         case restart_policy.GiveUp(end, why):
             return [d.EndJob(deadlines.now_s, why, attempt.number, end)]
         case restart_policy.RequeueJob(avoid, why):
             return [d.Requeue(deadlines.now_s, why, attempt.number, avoid)]
-        case restart_policy.RestartAttempt(not_before_s, resume, why):
+        case restart_policy.RestartAttempt(not_before_s, why):
             if not deadlines.passed(not_before_s):
                 return []
-            return [d.BeginAttempt(deadlines.now_s, why, attempt.number + 1, resume)]
+            return _compare(facts, attempt, deadlines) or _begin(facts, attempt, why, deadlines)
+
+
+def _compare(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
+    """Compare the save that the next attempt is to begin from, once; nothing begins before the answer."""
+    save = facts.choice.save
+    number = save.number if save is not None else 0
+    if attempt.compare_at is None and attempt.compared != number:
+        what = save.main if save is not None else "nothing"
+        deep = checkpoints.ended_badly(facts, attempt)
+        return [
+            d.CompareSave(
+                deadlines.now_s, f"before attempt {attempt.number + 1}: {what}", attempt.number, number, deep
+            )
+        ]
+    if attempt.compare_at is None or not attempt.comparing:
+        return []
+    if not deadlines.passed(attempt.compare_at + COMPARE_S_MAX):
+        return []
+    saved = facts.saves.get(attempt.comparing)
+    why = (
+        f"{saved.main if saved else 'its checkpoint'} could not be read within {COMPARE_S_MAX / 3600:g} hours: "
+        "see to the disk, then let the job go on with orch resume"
+    )
+    return [d.EndJob(deadlines.now_s, why, attempt.number, d.JobEnd.FAILED)]
+
+
+def _begin(facts: Facts, attempt: AttemptFacts, why: str, deadlines: Deadlines) -> list[Decision]:
+    if attempt.compare_at is not None:
+        return []
+    passed = facts.choice.passed
+    return [d.BeginAttempt(deadlines.now_s, why, attempt.number + 1, facts.checkpoint, passed)]
 
 
 def _dismiss(facts: Facts, nodes: Iterable[NodeFacts], why: str, deadlines: Deadlines) -> list[Decision]:

@@ -16,6 +16,7 @@ from orchestrator.brain.model.facts import APART, AttemptFacts, Facts, PastAttem
 from orchestrator.brain.model.node_facts import AgentState, NodeFacts, RendezvousFacts
 from orchestrator.brain.model.rank_facts import RankFacts
 from orchestrator.brain.scheduling import checkpoints, placement, repeated_failure
+from orchestrator.core.checkpoints.save import SaveState
 
 HANGS_MAX = 2
 """Hangs on one host after which the job avoids it, if there is another host."""
@@ -47,8 +48,6 @@ def _begin_attempt(facts: Facts, news: d.BeginAttempt) -> None:
         _note_missing(facts, facts.attempt)
     facts.attempt = AttemptFacts(news.attempt, news.at, news.at, news.resume)
     facts.attempt.patient = repeated_failure.is_unsure(facts)
-    facts.fetching_late.update(facts.fetching)
-    facts.fetching = {}
     facts.ranks = {number: RankFacts(number, rank.node) for number, rank in facts.ranks.items()}
     facts.forget_signs()
     desync.forget(facts)
@@ -79,7 +78,7 @@ def _note_missing(facts: Facts, attempt: AttemptFacts) -> None:
     for node in facts.nodes.values():
         if node.agent_state is not AgentState.UP and (lost := node.lost_how(verdict)):
             node.missing = lost
-        elif node.setup_failure is not None and others:
+        elif node.setup_failure is not None and not node.setup_failure.save and others:
             node.excluded = node.setup_failure.reason
         elif (
             verdict is not None
@@ -182,8 +181,7 @@ def _judge(facts: Facts, news: d.Judge) -> None:
     attempt.verdict = news.verdict
     attempt.failed_count = attempt.own_steps(news.verdict)
     attempt.judged_at = news.at
-    if news.verdict.kind is d.Kind.DESYNC:
-        checkpoints.distrust(facts, attempt)
+    checkpoints.judged(facts, attempt)
     _begin_stop(attempt, news.at)
 
 
@@ -225,7 +223,22 @@ def _stop(facts: Facts, news: d.Stop) -> None:
     node.ordered.stop, node.ordered.stop_at = news.attempt, news.at
 
 
+def _compare_save(facts: Facts, news: d.CompareSave) -> None:
+    attempt = cast(AttemptFacts, facts.attempt)
+    attempt.compare_at, attempt.comparing = news.at, news.save
+
+
+def _distrust_save(facts: Facts, news: d.DistrustSave) -> None:
+    checkpoints.set_state(facts, news.save, SaveState.DISTRUSTED, news.why)
+    facts.doubted = facts.doubted if news.is_certain else (*facts.doubted, news.save)
+    attempt = cast(AttemptFacts, facts.attempt)
+    if attempt.comparing == news.save:
+        attempt.compare_at = None
+
+
 def _end_job(facts: Facts, news: d.EndJob) -> None:
+    if news.end is d.JobEnd.FAILED:
+        checkpoints.trust_again(facts)
     facts.end = news.end
     facts.end_why = news.why
     facts.ended_at = news.at
@@ -247,6 +260,8 @@ def _known(facts: Facts, name: str) -> NodeFacts:
 
 FOLDS: dict[type[Any], Any] = {
     d.BeginAttempt: _begin_attempt,
+    d.CompareSave: _compare_save,
+    d.DistrustSave: _distrust_save,
     d.Launch: _launch,
     d.Place: _place,
     d.Prepare: _prepare,

@@ -10,7 +10,6 @@ from typing import Any, cast
 
 from orchestrator.brain import fold_beats, fold_decisions
 from orchestrator.brain.diagnosis import desync, stragglers, suspicion
-from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import AttemptFacts, Facts, JobGoal, News, Phase
 from orchestrator.brain.model.node_facts import (
@@ -24,6 +23,7 @@ from orchestrator.brain.model.node_facts import (
 from orchestrator.brain.model.rank_facts import RankFacts, RankState
 from orchestrator.brain.scheduling import allocation, checkpoints
 from orchestrator.core import observations
+from orchestrator.core.checkpoints.choice import Pin
 
 
 def fold(facts: Facts, news: News) -> None:
@@ -59,6 +59,7 @@ def _supervisor_started(facts: Facts, news: e.SupervisorStarted) -> None:
         node.contact_at = news.at
     if facts.attempt is not None:
         facts.attempt.watched_at = news.at
+        facts.attempt.compare_at = facts.attempt.compared = None  # files may have suffered meanwhile
     desync.forget(facts)
     for rank in facts.ranks.values():
         rank.sign_at = max(rank.sign_at, news.at) if rank.rank_state is RankState.ALIVE else rank.sign_at
@@ -194,7 +195,7 @@ def _prepare_failed(facts: Facts, news: e.PrepareFailed) -> None:
         if node in facts.spares:
             node.excluded = news.reason
         else:
-            node.setup_failure = SetupFailure(news.reason, news.tail)
+            node.setup_failure = SetupFailure(news.reason, news.tail, news.save)
 
 
 def _started(facts: Facts, news: e.Started) -> None:
@@ -300,34 +301,10 @@ def _inspected(facts: Facts, news: e.Inspected) -> None:
                 facts.mixed.update(inspection.mixed)
 
 
-def _checkpoint_fetch_started(facts: Facts, news: e.CheckpointFetchStarted) -> None:
-    if _is_current(facts, news.node, news.attempt):
-        facts.fetching[news.path] = news.node
-
-
-def _checkpoint_found(facts: Facts, news: e.CheckpointFound) -> None:
-    """Adopt a checkpoint only from the current attempt: a stale one may still be writing."""
-    current = facts.attempt is not None and news.attempt == facts.attempt.number
-    (facts.fetching if current else facts.fetching_late).pop(news.path, None)
-    # Reports that an agent of the previous allocation has kept count, too: all nodes of a queue share their disk.
-    left = current and facts.queue is not None and news.node in facts.leaving
-    if _is_current(facts, news.node, news.attempt) or left:
-        checkpoints.adopt(facts, cast(AttemptFacts, facts.attempt), news)
-
-
-def _checkpoint_invalidated(facts: Facts, news: e.CheckpointInvalidated) -> None:
-    """Fold an invalid checkpoint; one that does not arrive leaves the checkpoint of its name in the job
-    folder as it is."""
-    stale = facts.attempt is not None and news.attempt < facts.attempt.number
-    if stale and facts.fetching_late.pop(news.path, None) is not None:
-        return
-    if facts.fetching.pop(news.path, None) is None:
-        checkpoints.invalidate(facts, news)
-
-
-def _saved_outside(facts: Facts, news: e.SavedOutside) -> None:
-    _current(facts, news.node, news.attempt, news.at)
-    checkpoints.note_outside(facts, news)
+def _save_compared(facts: Facts, news: e.SaveCompared) -> None:
+    attempt = facts.attempt
+    if attempt is not None and attempt.number == news.attempt and attempt.comparing == news.save:
+        attempt.compared, attempt.compare_at = (news.save if not news.fault else -1), None
 
 
 def _cancel_requested(facts: Facts, news: e.CancelRequested) -> None:
@@ -362,8 +339,9 @@ def _resume_requested(facts: Facts, news: e.ResumeRequested) -> None:
     facts.resumed_after = facts.attempt.number if facts.attempt else 0
     if facts.attempt is not None:
         facts.attempt.stop_at = facts.attempt.watched_at = news.at
-    if news.path:
-        facts.checkpoint = d.Checkpoint(news.path, facts.known_steps.get(news.path))
+        facts.attempt.compare_at, facts.attempt.compared = None, None
+    facts.pin = Pin(news.save, facts.resumed_after) if news.save else None
+    facts.doubted = ()
     facts.best_step = (facts.checkpoint.step or 0) if facts.checkpoint else 0
     for node in facts.every_node():
         node.forgive()
@@ -388,10 +366,9 @@ _FOLDS: dict[type[Any], Any] = {
     e.Stopped: _stopped,
     e.Inspected: _inspected,
     e.InspectRequested: _inspect_requested,
-    e.CheckpointFetchStarted: _checkpoint_fetch_started,
-    e.CheckpointFound: _checkpoint_found,
-    e.CheckpointInvalidated: _checkpoint_invalidated,
-    e.SavedOutside: _saved_outside,
+    e.SaveChanged: checkpoints.learn,
+    e.SaveCompared: _save_compared,
+    e.BeganElsewhere: checkpoints.began_elsewhere,
     e.CancelRequested: _cancel_requested,
     e.RestartRequested: _restart_requested,
     e.ResumeRequested: _resume_requested,

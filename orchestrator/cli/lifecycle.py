@@ -55,6 +55,8 @@ def submit(spec: Path, backend: str | None, overrides: tuple[str, ...], follow: 
 
 def report_submitted(job: Job, *, follow: bool, as_json: bool) -> int:
     """Print a new job, follow it if asked to, and return the exit code."""
+    from orchestrator.submission import refusals
+
     if as_json:
         state = job.status()["state"]
         print_json({"id": job.id, "name": job.name, "dir": str(job.folder.root), "state": state}, follow)
@@ -66,6 +68,9 @@ def report_submitted(job: Job, *, follow: bool, as_json: bool) -> int:
             terminal.say(f"  aside   {host}, which failed {why}; orch nodes --forget {host} to use it again")
         if job.slurm_id:
             _print_queue(job)
+    for warning in refusals.warnings(job.plan()):
+        what, fix = with_fix(warning)
+        terminal.say(f"warning: {what}\n  fix: {fix}", err=True)
     if follow:
         return follow_job(job, as_json=as_json)
     if not as_json:
@@ -120,10 +125,7 @@ def restart(job: str | None) -> int:
     found = find_job(job)
     before = found.restart()
     newest = before["checkpoint"]
-    outside = before.get("saved_outside") or []
     source = newest["path"] if newest else "the beginning: there is no checkpoint yet"
-    if outside and not newest:
-        source = f"the beginning, unless the script goes on by itself from {outside[-1]['path']}"
     terminal.say(f"attempt {before['attempt']} of {found.id} ends; the next one begins from {source}")
     return 0
 
@@ -141,13 +143,16 @@ def resume(
 
     It goes on in its own folder, with the code of its submit. A job that has succeeded goes on only with --set or --from: by itself it would find nothing left to do.
     """
+    from orchestrator.views import saves as saves_view
+
     found = find_job(job)
     if checkpoint == "":
         fix = "orch checkpoints lists what there is; without --from: the newest"
         raise UserError("names no checkpoint", "--from", fix)
     before = found.plan() if overrides else None
-    found.resume(checkpoint or "", overrides, gone=gone)
-    terminal.say(f"resumed {found.id}{f' from {checkpoint}' if checkpoint else ''}")
+    choice = found.resume(checkpoint or "", overrides, gone=gone)
+    terminal.say(f"resumed {found.id}")
+    terminal.write(saves_view.start(choice, str(found.folder.root)))
     if before is not None:
         _warn_of_batch(before, found.plan())
     if found.slurm_id:

@@ -181,11 +181,13 @@ def why(job: str | None, as_json: bool) -> int:
 
     Each attempt has its verdict; the last one that failed is shown with all its evidence.
     """
+    from orchestrator.client import saves
     from orchestrator.views import post_mortem
 
     found = find_job(job)
     apply_slurm_end(found)
     report = found.why()
+    saves.explain(found.folder, found.plan(), report)
     if as_json:
         print_json(report)
     else:
@@ -219,22 +221,34 @@ def stacks(job: str | None, ranks: tuple[int, ...], as_json: bool) -> int:
 
 @click.command()
 @JOB
-@click.option("--verify", is_flag=True, help="Look into each file for what its format demands.")
+@click.option("--verify", is_flag=True, help="Read every file, and compare it with the ledger.")
+@click.option(
+    "--adopt", metavar="PATH", help="Read a file or folder that the ledger does not know, and enter it."
+)
 @AS_JSON
-def checkpoints(job: str | None, verify: bool, as_json: bool) -> int:
+def checkpoints(job: str | None, verify: bool, adopt: str | None, as_json: bool) -> int:
     """List a job's checkpoints, oldest first.
 
-    The arrow marks the one that a restart would begin from.
+    The arrow marks the one that a restart would begin from. Below are files that look like checkpoints and are not in the ledger.
     """
-    from orchestrator.client import collect
-    from orchestrator.views import status, tables
+    from orchestrator.client import saves
+    from orchestrator.views import saves as saves_view
 
     found = find_job(job)
-    listed = collect.checkpoints(found, verify=verify)
+    if adopt is not None:
+        before = saves.known(found.folder)
+        save = saves.find(found.folder, found.plan(), before, adopt)
+        what = f"save {save.number}, {save.main}"
+        done = "is in the ledger already" if save.number in before else "was read, and is in the ledger now"
+        terminal.say(f"{what}, {done}\n  go on   orch resume {found.id} --from {save.number}")
+        return 0
+    listed = saves.listed(found.folder, found.plan(), verify=verify)
+    for text in saves.damage(found.folder):
+        terminal.complain(text)
     if as_json:
         print_json(listed)
     else:
-        terminal.write([*tables.checkpoints(listed), *status.saved_outside(found.status())])
+        terminal.write(saves_view.table(listed, found.id, str(found.folder.root)))
     return 0
 
 

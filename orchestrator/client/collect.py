@@ -1,59 +1,36 @@
-"""Results of a job: its checkpoints listed, and its logs, checkpoints and evidence copied to one place."""
+"""Results of a job: its logs, checkpoints and evidence copied to one place; and where files that its hosts still have come
+to in its folder."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import fnmatch
 import json
 import os
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.agent.outputs.checkpoint_formats import Wholeness, inspect_shape, wholeness
-from orchestrator.agent.outputs.checkpoint_watch import CheckpointWatch
-from orchestrator.brain.model.facts import Facts
+from orchestrator.client import saves
 from orchestrator.client.job import POLL_S, Job
+from orchestrator.core.checkpoints import disk
+from orchestrator.core.checkpoints.choice import NAMED
+from orchestrator.core.checkpoints.names import METADATA
+from orchestrator.core.checkpoints.save import Save, SaveState
 from orchestrator.core.codec import Json
 from orchestrator.core.errors import ClusterError, OrchError, UserError
-from orchestrator.core.jobdir import home, ownership, status_file
+from orchestrator.core.jobdir import home, ownership
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.supervisor.transfers.save_copies import COMING
 
+_TORN = ".torn-attempt-"
+"""What is in the names of torn saves that were moved out of the sight of scripts."""
 
-def checkpoints(job: Job, *, verify: bool) -> list[Json]:
-    """Return the checkpoints that match the job's glob, oldest first, as `orch checkpoints --json` prints them.
-
-    `step`: None where it is unknown. `complete`: the supervisor knows that the checkpoint is. `whole`: what the file
-    format tells, None when it tells nothing, or without `verify`. `resume`: the next attempt starts from it. Raises
-    ClusterError for a damaged job.
-    """
-    from orchestrator.supervisor.journal import facts_file
-    from orchestrator.supervisor.journal.journal_file import JournalError
-
-    try:
-        facts = facts_file.read(job.folder).facts
-    except JournalError:
-        facts = Facts()  # a resume needs a checkpoint, so the files are listed all the same
-    chosen = facts.checkpoint.path if facts.checkpoint else None
-    watch = CheckpointWatch(*job.plan().checkpoint_place(job.folder))
-    listed = []
-    for path, shape in sorted(watch.listed().items(), key=lambda item: item[1].mtime_ns):
-        listed.append(
-            {
-                "path": str(path),
-                "step": facts.known_steps.get(str(path)),
-                "bytes": shape.size_bytes,
-                "written_at": status_file.iso(shape.mtime_ns / 1e9),
-                "complete": str(path) in facts.known_steps,
-                "whole": _whole(path) if verify else None,
-                "resume": str(path) == chosen,
-            }
-        )
-    return listed
-
-
-def _whole(path: Path) -> bool | None:
-    state = wholeness(path, inspect_shape(path))
-    return None if state is Wholeness.UNKNOWN else state is Wholeness.WHOLE
+VERSIONS_MAX = 100
+"""How many versions of one file of a host may lie beside it."""
 
 
 def collect(job: Job, to: Path | None) -> Path:
@@ -69,12 +46,13 @@ def collect(job: Job, to: Path | None) -> Path:
     made = [path for path in (to, *to.parents) if not path.exists()]
     parts = (job.folder.logs, job.folder.checkpoints, job.folder.root / "evidence", job.folder.from_hosts)
     files = (job.folder.spec, job.folder.provenance, job.folder.journal)
+    without = _twice(job)
     try:
         to.mkdir(parents=True, exist_ok=True)
         (to / "why.json").write_text(why)
         for part in parts:
             if part.exists() and (not part.is_symlink() or home.is_ours(job.folder)):
-                _copy_folder(part, to / part.name)
+                _copy_folder(part, to / part.name, without)
         _copy_saved_elsewhere(job, to / job.folder.checkpoints.name)
         for file in files:
             if file.exists():
@@ -89,25 +67,44 @@ def collect(job: Job, to: Path | None) -> Path:
 
 
 def _copy_saved_elsewhere(job: Job, to: Path) -> None:
-    """Copy the checkpoints of a job that are in its working folder; those at an absolute path stay where they are."""
+    """Copy the saves of a job that are in its working folder; those elsewhere stay where they are."""
+    if not home.is_ours(job.folder):
+        return
+    for save in _saves(job).values():
+        if save.state in NAMED and save.places and save.places[0].root == str(job.folder.code):
+            for piece in save.pieces:
+                (to / piece.name).parent.mkdir(parents=True, exist_ok=True)
+                _copy(job.folder.code / piece.name, to / piece.name)
+
+
+def _saves(job: Job) -> dict[int, Save]:
+    """Return the saves of a job; none if its ledger cannot be read: files are copied all the same."""
     try:
-        place, glob = job.plan().checkpoint_place(job.folder)
-    except OrchError:
-        return
-    if place == job.folder.checkpoints or Path(glob).is_absolute() or not home.is_ours(job.folder):
-        return
-    for path in CheckpointWatch(place, glob).listed():
-        target = to / path.relative_to(place)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_dir():
-            _copy_folder(path, target)
-        else:
-            _copy(path, target)
+        return saves.known(job.folder)
+    except ClusterError:
+        return {}
 
 
-def _copy_folder(source: Path, target: Path) -> None:
+def _twice(job: Job) -> tuple[Path, ...]:
+    """Return what need not be copied: saves on their way, and what is kept of a save that is in its place."""
+    checkpoints = job.folder.checkpoints
+    kept = checkpoints / disk.KEPT
+    in_place = [
+        kept / str(save.number)
+        for save in _saves(job).values()
+        if save.state in NAMED and save.places and not disk.compare(save, deep=False).fault
+    ]
+    own = [path for path in kept.iterdir() if path not in in_place] if kept.is_dir() else []
+    return (checkpoints / COMING, *(in_place if own else [kept]))
+
+
+def _copy_folder(source: Path, target: Path, without: Collection[Path] = ()) -> None:
     """Copy a folder, see `_copy`."""
-    shutil.copytree(source, target, symlinks=True, copy_function=_copy)
+
+    def left_out(folder: str, names: list[str]) -> list[str]:
+        return [name for name in names if Path(folder, name) in without]
+
+    shutil.copytree(source, target, symlinks=True, copy_function=_copy, ignore=left_out)
     _close_folders(target)
 
 
@@ -137,7 +134,9 @@ def _close_folders(root: Path) -> None:
 def _why(job: Job) -> Json:
     """Return the post-mortem, or why there is none: the rest is copied all the same."""
     try:
-        return job.why()
+        why = job.why()
+        saves.explain(job.folder, job.plan(), why)
+        return why
     except OrchError as err:
         return {"id": job.id, "unknown": str(err)}
 
@@ -185,3 +184,128 @@ def await_last(job: Job) -> None:
     while not job.folder.ended.exists() and time.monotonic() < deadline_s:
         job.look_after()
         time.sleep(POLL_S)
+
+
+# Files of hosts
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointsThere:
+    """Where ranks save on a host: a folder in that of the job, and the glob of `checkpoint.path` in it."""
+
+    folder: str
+    glob: str
+
+    def has(self, name: str) -> bool:
+        """Tell whether a file of the job, by its name on the host, belongs to a checkpoint."""
+        return name.startswith(("checkpoints/", f"{self.folder}/")) and self.may_have(name, is_file=True)
+
+    def may_have(self, name: str, *, is_file: bool) -> bool:
+        """Tell whether a file belongs to a checkpoint, or a folder may hold one; True in other folders of the job."""
+        folder, *parts = name.split("/")
+        wanted = self.glob.split("/")
+        if folder != self.folder or folder == "checkpoints" or _TORN in parts[0]:
+            return True
+        return (len(parts) >= len(wanted) or not is_file) and all(map(fnmatch.fnmatchcase, parts, wanted))
+
+    def hides(self, name: str) -> bool:
+        """Tell whether a name is that of an unfinished file, by the dot that it begins with."""
+        folder, *parts = name.split("/")
+        if parts[-1] in (".", ".."):
+            return True
+        if not parts[-1].startswith(".") or parts[-1] == METADATA or _TORN in name:
+            return False
+        wanted = self.glob.split("/")[len(parts) - 1 : len(parts)]
+        return folder != self.folder or not any(part.startswith(".") for part in wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class HostFile:
+    """A file of the job on a host, by its name in the job's folder there."""
+
+    name: str
+    size_bytes: int
+    mtime_s: int
+
+    @property
+    def piece(self) -> str:
+        """Its name as the ledger has it, if it belongs to a checkpoint."""
+        return self.name.partition("/")[2]
+
+    def is_like(self, path: Path) -> bool:
+        """Tell whether a file here has its size and time. Raises OSError."""
+        about = path.stat()
+        return about.st_size == self.size_bytes and int(about.st_mtime) == self.mtime_s
+
+
+class Arrivals:
+    """Where the checkpoint files that an ended job's hosts still have come to in its folder, if they come at all.
+
+    - A file that the folder lacks comes into its place. Another one of the same name comes beside it, into
+      `from-hosts/HOST`; so does one that would get into the folder of a whole save that does not have it.
+    - What has come does not come again. Sizes and times tell, in whole seconds, which is what SFTP has.
+    - What the ledger calls pruned, or written over by a save that is home as it was recorded, does not come.
+    """
+
+    def __init__(self, job: JobDir, saves: Mapping[int, Save]) -> None:
+        self._job = job
+        # By name: the states of the saves that a file was of, with its size and time then
+        self._states: dict[str, list[tuple[SaveState, int, int]]] = {}
+        for save in saves.values():
+            for piece in save.pieces:
+                about = save.state, piece.size_bytes, piece.mtime_ns // 10**9
+                self._states.setdefault(piece.name, []).append(about)
+        self._whole = [save for save in saves.values() if save.state is SaveState.WHOLE]
+
+    def place(self, host: str, file: HostFile) -> Path | None:
+        """Return where a file is to come; None if it need not. Raises OSError."""
+        own = self._job.checkpoints / file.piece
+        if self._is_over(file):
+            return None
+        if not os.path.lexists(own):
+            if not self._is_alien(file):
+                return own
+        elif file.is_like(own):
+            return None
+        for number in range(1, VERSIONS_MAX):
+            path = self._job.from_hosts / (host if number == 1 else f"{host}.{number}") / file.name
+            if not os.path.lexists(path):
+                return path
+            if file.is_like(path):
+                return None
+        raise OSError(errno.EMFILE, f"{VERSIONS_MAX - 1} versions of it lie in {self._job.from_hosts}")
+
+    def is_beside(self, path: Path) -> bool:
+        """Tell whether a place is not that of its name."""
+        return path.is_relative_to(self._job.from_hosts)
+
+    def drop_copy(self, file: HostFile, path: Path) -> bool:
+        """Delete what came beside a file with the same bytes; tell whether it did. Raises OSError."""
+        own = self._job.checkpoints / file.piece
+        if (
+            not own.is_file()
+            or own.stat().st_size != path.stat().st_size
+            or disk.sha256(own) != disk.sha256(path)
+        ):
+            return False
+        path.unlink()
+        return True
+
+    def _is_over(self, file: HostFile) -> bool:
+        """Tell whether `checkpoint.keep` deleted a file, or a save that is home has written it over."""
+        about = file.size_bytes, file.mtime_s
+        states = [state for state, *known in self._states.get(file.piece, ()) if tuple(known) == about]
+        if SaveState.WHOLE in states:
+            return False
+        return SaveState.PRUNED in states or (SaveState.GONE in states and self._is_home(file.piece))
+
+    def _is_home(self, name: str) -> bool:
+        pieces = (piece for save in self._whole for piece in save.pieces if piece.name == name)
+        return any(disk.is_as_recorded(self._job.checkpoints, piece) for piece in pieces)
+
+    def _is_alien(self, file: HostFile) -> bool:
+        """Tell whether a file would get into the folder of a whole save that does not have it, or become the ledger."""
+        return file.piece == self._job.ledger.name or any(
+            file.piece.startswith(f"{save.main}/") and all(piece.name != file.piece for piece in save.pieces)
+            for save in self._whole
+        )

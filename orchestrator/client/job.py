@@ -27,6 +27,7 @@ from orchestrator.submission import supervisor_process
 
 if TYPE_CHECKING:
     from orchestrator.client.logs.reader import LogLine, LogQuery
+    from orchestrator.core.checkpoints.choice import Choice
     from orchestrator.core.jobdir.plan import Plan
     from orchestrator.core.mask import Mask
     from orchestrator.spec.load import SpecFile
@@ -240,8 +241,8 @@ class Job:
         environ: Mapping[str, str] | None = None,
         *,
         gone: str = "",
-    ) -> None:
-        """Let an ended job go on from its newest checkpoint, or from `checkpoint`. `gone` names another machine on which a
+    ) -> Choice:
+        """Let an ended job go on from its newest checkpoint, or from `checkpoint`; return what it begins from. `gone` names another machine on which a
         job of backend local was running and which will not come back; without it such a job is never taken over.
 
         Of several commands at once, one resumes it. Raises UserError if the job runs, and if it has succeeded and
@@ -254,20 +255,22 @@ class Job:
                     what = f"another command is resuming the job{locks.by_whom(self.folder.resume_lock)}"
                     fix = "see with orch status what comes of that, then try again"
                     raise ClusterError(what, self.id, fix)
-                self._resume(checkpoint, tuple(overrides), os.environ if environ is None else environ, gone)
+                return self._resume(
+                    checkpoint, tuple(overrides), os.environ if environ is None else environ, gone
+                )
         except OSError as err:
             raise requests.refused(err, self.folder.root) from err
 
     def _resume(
         self, checkpoint: str, overrides: tuple[str, ...], environ: Mapping[str, str], gone: str
-    ) -> None:
+    ) -> Choice:
         """Let the job go on, with its resume lock held."""
+        from orchestrator.client import saves
         from orchestrator.submission import resume
         from orchestrator.supervisor.journal import lost_journal
 
         if traces := lost_journal.lost_or_damaged(self.folder, self.plan()):
-            self._resume_without_journal(traces, checkpoint, overrides, environ)
-            return
+            return self._resume_without_journal(traces, checkpoint, overrides, environ)
         if self._is_left_behind_by(gone):
             self.cancel(gone)  # by a supervisor of this machine, which finds nothing of it alive
             self.wait(CLOSE_S_MAX)
@@ -279,11 +282,13 @@ class Job:
             fix = "train on with --set entrypoint='train.py --steps 2000', repeat a part with --from CHECKPOINT, "
             fix += "or start over with orch submit"
             raise UserError("the job has succeeded: nothing is left to do", self.id, fix)
-        resume.resume(self.folder, self.plan(), checkpoint, overrides, environ)
+        start = saves.Start(self.folder, self.plan(), checkpoint)
+        resume.resume(self.folder, self.plan(), start.number, overrides, environ, start.fit)
         if self.is_slurm:
             self._queue_again(before)
         else:
             self._await_resume(before)
+        return start.choice
 
     def _goes_on(self, status: Status) -> UserError:
         """Return the refusal of a resume while the job goes on, or might do so on another machine."""
@@ -300,10 +305,10 @@ class Job:
 
     def _resume_without_journal(
         self, traces: Traces, checkpoint: str, overrides: tuple[str, ...], environ: Mapping[str, str]
-    ) -> None:
+    ) -> Choice:
         """Resume a job whose journal is lost as a new attempt, from the checkpoint that the user names."""
-        from orchestrator.client import slurm_status
-        from orchestrator.submission import refusals, resume
+        from orchestrator.client import saves, slurm_status
+        from orchestrator.submission import resume
         from orchestrator.supervisor.journal import lost_journal
 
         plan = self.plan()
@@ -315,11 +320,15 @@ class Job:
                 raise UserError(f"{traces.how}, and its supervisor is at work", self.id, fix)
             if not checkpoint:
                 raise lost_journal.refusal(self.folder, traces)
-            refusals.existing(self.folder, checkpoint, plan)
+        start = saves.Start(self.folder, plan, checkpoint)
+        with locks.locked(self.folder) as is_mine:
+            if not is_mine:
+                raise UserError("its supervisor is at work", self.id, "try again once it has left")
             lost_journal.rewrite(self.folder, plan, traces, is_over=True)
-        resume.resume(self.folder, plan, checkpoint, overrides, environ)
+        resume.resume(self.folder, plan, start.number, overrides, environ, start.fit)
         if self.is_slurm:
             self._queue_again(status_file.unknown(plan, "FAILED", "", time.time()))
+        return start.choice
 
     def _queue_again(self, before: Status) -> None:
         from orchestrator.client import slurm_status

@@ -29,15 +29,9 @@ def why(plan: Plan, record: Record) -> Json:
         "state": status.state(record.facts),
         "reason": status.reason(record.facts),
         "checkpoint": {"path": newest.path, "step": newest.step} if newest else None,
-        "saved_outside": status.saved_outside(record.facts, _now(record)),
         "hosts": list(record.facts.host_findings),
         "attempts": shown,
     }
-
-
-def _now(record: Record) -> status.Now:
-    """Return the moment of the last entry, on both clocks."""
-    return status.Now(record.latest.at, record.latest.wall_s) if record.latest else status.Now(0.0, 0.0)
 
 
 def _attempt(attempt: AttemptHistory, after: AttemptHistory | None, goes_on: bool) -> Json:
@@ -51,7 +45,9 @@ def _attempt(attempt: AttemptHistory, after: AttemptHistory | None, goes_on: boo
         "last_step": attempt.last_step,
         "resumed_from": attempt.resumed_from,
         "resumed_step": attempt.resumed_step,
-        "may_go_on_from": _outside(attempt),
+        "passed": [
+            {"save": one.save, "path": one.main, "step": one.step, "why": one.why} for one in attempt.passed
+        ],
         "verdict": _verdict(attempt),
         "restart_s": _restart_s(attempt, after),
         "queued_s": None if attempt.queued_s is None else round(attempt.queued_s, 3),
@@ -62,17 +58,6 @@ def _attempt(attempt: AttemptHistory, after: AttemptHistory | None, goes_on: boo
         "starts": attempt.starts,
         "job_end": attempt.job_end,
         "ended_why": attempt.ended_why,
-    }
-
-
-def _outside(attempt: AttemptHistory) -> Json | None:
-    """Return the file outside of `checkpoint.path` that the script may have gone on from by itself."""
-    if attempt.outside is None:
-        return None
-    return {
-        "path": attempt.outside.file.path,
-        "node": attempt.outside.node,
-        "written_at": iso(attempt.outside_wall_s),
     }
 
 
@@ -94,6 +79,6 @@ def _restart_s(attempt: AttemptHistory, after: AttemptHistory | None) -> float |
 
 def _repeated(attempt: AttemptHistory, after: AttemptHistory | None) -> int | None:
     """Return how many steps were lost: made by this attempt, and made again by the next."""
-    if after is None or attempt.last_step is None or after.outside is not None:
-        return None  # a script that goes on by itself counts its steps from there
+    if after is None or attempt.last_step is None:
+        return None
     return max(0, attempt.last_step - after.base_step)

@@ -1,15 +1,13 @@
 """Files of an ended job on its SSH hosts: fetched into the job folder, after which a host can be cleaned up.
 
-Rules: nothing in the job folder is ever overwritten: logs only grow by what is missing at their end, and only
-checkpoint files that the folder lacks are fetched; a newer one of the same name comes beside it, into `from-hosts`. A
-host is cleaned up only when all its files were fetched; the job folder keeps which hosts are clean, so that no host
-is visited twice.
+Rules: nothing in the job folder is ever overwritten: logs only grow by what is missing at their end, and where a file
+of a checkpoint comes is decided by `collect.Arrivals`. A host is cleaned up only when all its files were fetched; the job folder keeps
+which hosts are clean, so that no host is visited twice.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fnmatch
 import json
 import os
 import stat
@@ -20,11 +18,12 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from orchestrator.agent.outputs.checkpoint_formats import METADATA
 from orchestrator.backends.api import LaunchError
 from orchestrator.backends.ssh import fanout
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
+from orchestrator.client import saves
+from orchestrator.client.collect import Arrivals, CheckpointsThere, HostFile
 from orchestrator.client.job import Job
 from orchestrator.core import codec
 from orchestrator.core.errors import ClusterError
@@ -43,7 +42,10 @@ if TYPE_CHECKING:
     from orchestrator.backends.ssh.connect.connection import Connection
 
 FILES_MAX = 100_000
-DEPTH_MAX = 8
+BESIDE_SHOWN = 5
+"""How many files of a host that came beside others are named."""
+
+DEPTH_MAX = 20
 READ_BYTES = 1 << 20
 BEFORE_FOLDER = frozenset(("config", "connect", "host key", "auth", "forward", "shell", "python"))
 """The stages in which a failed launch leaves nothing on a host."""
@@ -54,8 +56,8 @@ ALL_S_MAX = 24 * 3600.0
 
 @dataclass(slots=True)
 class Fetched:
-    """What was fetched from a host; `missing`: a text for each file that could not be; `beside`: for each that is newer
-    than the one in the job folder."""
+    """What was fetched from a host; `missing`: a text for each file that could not be; `beside`: for each that came beside
+    another one of the same name."""
 
     files: int = 0
     size_bytes: int = 0
@@ -85,10 +87,16 @@ class Account:
         missing = [
             f"{host}: {text}"
             for host, fetched in self.fetched.items()
-            for text in (*fetched.missing, *fetched.beside)
+            for text in (*fetched.missing, *_first(fetched.beside))
         ]
         fixes = {host: f"\n  fix: {err.fix}" if err.fix else "" for host, err in self.failed.items()}
         return [*missing, *(f"{host}: {err}{fixes[host]}" for host, err in self.failed.items())]
+
+
+def _first(beside: list[str]) -> Iterator[str]:
+    yield from beside[:BESIDE_SHOWN]
+    if len(beside) > BESIDE_SHOWN:
+        yield f"{len(beside) - BESIDE_SHOWN} more lie beside those"
 
 
 def collect(job: Job) -> Account:
@@ -218,26 +226,6 @@ class _Visit:
     host: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Saved:
-    """Where ranks save on a host: a folder in that of the job, and the glob of `checkpoint.path` in it."""
-
-    folder: str
-    glob: str
-
-    def has(self, name: str) -> bool:
-        """Tell whether a file of the job, by its name on the host, belongs to a checkpoint."""
-        return name.startswith(("checkpoints/", f"{self.folder}/")) and self.may_have(name, is_file=True)
-
-    def may_have(self, name: str, *, is_file: bool) -> bool:
-        """Tell whether a file belongs to a checkpoint, or a folder may hold one; True in other folders of the job."""
-        folder, *parts = name.split("/")
-        wanted = self.glob.split("/")
-        if folder != self.folder or folder == "checkpoints":
-            return True
-        return (len(parts) >= len(wanted) or not is_file) and all(map(fnmatch.fnmatchcase, parts, wanted))
-
-
 class _Fetcher:
     """Fetches one job's files from its hosts, which may share a disk: so a file has one reader at a time."""
 
@@ -245,7 +233,12 @@ class _Fetcher:
         self._job = job
         self._root = _relative(remote_root(plan))
         folder, glob = job.checkpoint_place(plan.checkpoint_glob)
-        self._saved = _Saved("checkpoints", "*") if Path(glob).is_absolute() else _Saved(folder.name, glob)
+        self._saved = (
+            CheckpointsThere("checkpoints", "*")
+            if Path(glob).is_absolute()
+            else CheckpointsThere(folder.name, glob)
+        )
+        self._arrivals = Arrivals(job, saves.known(job))
         self._rate_limit = rate_limit
         self._locks: dict[str, threading.Lock] = {}
         self._lock = threading.Lock()
@@ -257,10 +250,10 @@ class _Fetcher:
         try:
             if self._is_own(sftp):
                 return fetched
-            for name, size_bytes in _files(sftp, self._root, self._saved):
-                if shipped_files.may_send(host, name) or self._saved.has(name):
-                    with self._file_lock(name):
-                        self._fetch_file(_Visit(connection, sftp, host), name, size_bytes, fetched)
+            for file in _files(sftp, self._root, self._saved):
+                if shipped_files.may_send(host, file.name) or self._saved.has(file.name):
+                    with self._file_lock(file.name):
+                        self._fetch_file(_Visit(connection, sftp, host), file, fetched)
         finally:
             sftp.close()
         return fetched
@@ -274,36 +267,27 @@ class _Fetcher:
         except OSError:
             return False
 
-    def _fetch_file(self, visit: _Visit, name: str, size_bytes: int, fetched: Fetched) -> None:
-        is_saved = self._saved.has(name)
+    def _fetch_file(self, visit: _Visit, file: HostFile, fetched: Fetched) -> None:
+        is_saved = self._saved.has(file.name)
         try:
-            if (path := self._place(visit, name, fetched) if is_saved else self._job.root / name) is None:
+            path = self._arrivals.place(visit.host, file) if is_saved else self._job.root / file.name
+            if path is None:
                 return
             path.parent.mkdir(parents=True, exist_ok=True)
             if is_saved:
-                copied_bytes = self._whole(visit, name, path)
+                copied_bytes = self._whole(visit, file.name, path)
             else:
-                copied_bytes = self._tail(visit, name, path, size_bytes)
+                copied_bytes = self._tail(visit, file.name, path, file.size_bytes)
+            is_beside = is_saved and self._arrivals.is_beside(path)
+            if is_beside and self._arrivals.drop_copy(file, path):
+                return
         except OSError as err:
-            fetched.missing.append(f"{name} could not be fetched: {err.strerror or err}")
+            fetched.missing.append(f"{file.name} could not be fetched: {err.strerror or err}")
             return
+        if is_beside:
+            fetched.beside.append(f"{file.name} is not the one in the job folder; it is in {path}")
         fetched.files += copied_bytes > 0
         fetched.size_bytes += copied_bytes
-
-    def _place(self, visit: _Visit, name: str, fetched: Fetched) -> Path | None:
-        """Return where a file of a checkpoint is to come; None where it has come."""
-        path = self._job.checkpoints / name.partition("/")[2]
-        if not os.path.lexists(path):
-            return path
-        if not self._is_newer(visit, name, path):
-            return None
-        beside = self._job.from_hosts / visit.host / name
-        fetched.beside.append(f"{name} is newer than the one in the job folder; it is in {beside}")
-        return beside if not os.path.lexists(beside) or self._is_newer(visit, name, beside) else None
-
-    def _is_newer(self, visit: _Visit, name: str, path: Path) -> bool:
-        """Tell whether a host's file was written after another, by whole seconds: it may be of a later save."""
-        return (visit.sftp.stat(f"{self._root}/{name}").st_mtime or 0) > int(path.stat().st_mtime)
 
     def _tail(self, visit: _Visit, name: str, path: Path, size_bytes: int) -> int:
         """Append what is missing at the end of a file that only grows."""
@@ -359,8 +343,8 @@ def _relative(root: str) -> str:
     return root
 
 
-def _files(sftp: paramiko.SFTPClient, root: str, saved: _Saved) -> Iterator[tuple[str, int]]:
-    """Yield the files of a job on a host that may have to be fetched, each with its size."""
+def _files(sftp: paramiko.SFTPClient, root: str, saved: CheckpointsThere) -> Iterator[HostFile]:
+    """Yield the files of a job on a host that may have to be fetched."""
     count = 0
     todo = [(name, 1) for name in dict.fromkeys(("logs", "evidence", "nodes", "checkpoints", saved.folder))]
     while todo:
@@ -374,18 +358,24 @@ def _files(sftp: paramiko.SFTPClient, root: str, saved: _Saved) -> Iterator[tupl
             raise LaunchError("folder", reason, "make it readable there", Retryable.PERMANENT) from err
         for entry in entries:
             name, mode = f"{folder}/{entry.filename}", entry.st_mode or 0
-            is_hidden = entry.filename.startswith(".") and entry.filename != METADATA
-            if is_hidden or "/" in entry.filename or not saved.may_have(name, is_file=stat.S_ISREG(mode)):
+            if (
+                "/" in entry.filename
+                or saved.hides(name)
+                or not saved.may_have(name, is_file=stat.S_ISREG(mode))
+            ):
                 continue  # an unfinished file, or one that a host may not send
             count += 1
             if count > FILES_MAX:
                 raise LaunchError(
                     "folder", f"more than {FILES_MAX} files of the job", "copy them by hand: scp -r"
                 )
-            if stat.S_ISDIR(mode) and depth < DEPTH_MAX:
+            if stat.S_ISDIR(mode):
+                if depth >= DEPTH_MAX:
+                    what = f"{name} lies more than {DEPTH_MAX} folders deep"
+                    raise LaunchError("folder", what, "copy it by hand: scp -r")
                 todo.append((name, depth + 1))
             elif stat.S_ISREG(mode):
-                yield name, entry.st_size or 0
+                yield HostFile(name, entry.st_size or 0, int(entry.st_mtime or 0))
 
 
 def summary(accounts: Iterable[Account]) -> str:

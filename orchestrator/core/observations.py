@@ -15,16 +15,6 @@ class RankSeen:
     exited: bool
 
 
-@dataclass(frozen=True, slots=True)
-class SavedFile:
-    """What looks like a checkpoint and lies outside of `checkpoint.path`, where the ranks start."""
-
-    # In the job folder: `code/out/ckpt.pt`
-    path: str
-    # The `checkpoint.path` that would make the job start from it
-    pattern: str
-
-
 class Activity(enum.Enum):
     """What a rank does, as its agent sees it."""
 
@@ -149,6 +139,8 @@ class Failure:
     message: str
     traceback: str
     where: str
+    # The file that a library was loading a state from, where it was raised in that
+    loading: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,6 +151,7 @@ class Checkpoint(Part):
         f"Glob of the checkpoints, relative to ORCH_CHECKPOINT_DIR or absolute; `{IN_CODE}…` where ranks start.",
     )
     keep: int | None = whole(None, "How many of the newest checkpoints to keep; by default all.")
+    keep_every: int | None = whole(None, "Beside keep: checkpoints of every so many steps stay, too.")
     resume_args: rules.ResumeArgs | None = about(
         None,
         "Arguments appended when a good checkpoint exists, such as --auto-resume; `{path}` stands for its path.",

@@ -88,6 +88,7 @@ def plan(file: SpecFile, inventory: Inventory, job_id: str, created_at: float) -
         limits=_limits(spec),
         checkpoint_glob=spec.checkpoint.path,
         checkpoint_keep=spec.checkpoint.keep,
+        checkpoint_keep_every=spec.checkpoint.keep_every,
         total_steps=spec.total_steps,
         pool=pool,
         ssh=ssh_of(spec) if over_ssh else None,

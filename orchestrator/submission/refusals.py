@@ -1,10 +1,10 @@
-"""Refusals of a submit or a resume before anything is made: for what this machine lacks, for a path without a checkpoint, and
-for an override without effect.
-"""
+"""Refusals of a submit or a resume before anything is made: for what this machine lacks, and for an override without effect;
+and warnings of what is allowed, but hardly meant."""
 
 from __future__ import annotations
 
 import os
+import re
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -13,21 +13,40 @@ from pathlib import Path
 import yaml
 
 from orchestrator.agent import setup_script
-from orchestrator.agent.outputs.checkpoint_formats import Wholeness, inspect_shape, wholeness
-from orchestrator.agent.outputs.checkpoint_series import is_plausible
-from orchestrator.agent.outputs.checkpoint_watch import CheckpointWatch
+from orchestrator.core import codec
+from orchestrator.core.checkpoints import tree
 from orchestrator.core.errors import UserError
-from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.jobdir import home
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.spec.load import SpecFile
 from orchestrator.spec.yaml_document import ECHO_CHARS_MAX, escaped, missing_file, path_in
 from orchestrator.submission.planner import accelerate_file
 from orchestrator.submission.snapshot import Snapshot
 
-_LIST = "orch checkpoints lists what there is"
-
 VAIN = ("workdir", "snapshot", "ssh.sync")
 """The fields that choose what is copied at submit."""
+
+
+_KEEPS_BEST = (
+    (
+        re.compile(r"load[-_]best[-_]model[-_]at[-_]end(?![ =]+(?:false|no|0)\b)", re.IGNORECASE),
+        "load_best_model_at_end",
+        "save_total_limit",
+    ),
+    (re.compile(r"save[-_]top[-_]k[ =:]+[1-9]", re.IGNORECASE), "save_top_k", "save_top_k"),
+)
+"""Words of a command by which a script keeps its best checkpoints; the name of the option, and of the one that limits them."""
+
+
+def warnings(plan: Plan) -> tuple[str, ...]:
+    """Return warnings of a job that can be submitted, each with its fix."""
+    words = " ".join(plan.argv)
+    found = [(name, limit) for pattern, name, limit in _KEEPS_BEST if pattern.search(words)]
+    if plan.checkpoint_keep is None or not found:
+        return ()
+    name, limit = found[0]
+    what = f"checkpoint.keep deletes checkpoints by their age, and the script keeps the best ones ({name})"
+    return (f"{what}; fix: leave checkpoint.keep out, and limit them in the script by {limit}",)
 
 
 def refuse_missing(file: SpecFile, plan: Plan, environ: Mapping[str, str]) -> None:
@@ -91,37 +110,34 @@ def missing_interface(named: str | None, names: Sequence[str]) -> str:
     return f"there is no interface {named}; there are {', '.join(names)}"
 
 
-def existing(job: JobDir, checkpoint: str, plan: Plan) -> Path:
-    """Return the checkpoint that a user named: a path, or a name in the job's checkpoint folder. Raises UserError for
-    anything else."""
-    folder, _ = plan.checkpoint_place(job)
-    for path in (folder / checkpoint, Path(checkpoint).absolute()):
-        if os.path.exists(path):  # noqa: PTH110 -- never raises
-            if fault := _unfit(job, path, plan):
-                raise UserError(f"is not a checkpoint to begin from: {fault}", str(path), _LIST)
-            return path
-    own = folder == job.checkpoints and folder.is_dir()
-    names = os.listdir(folder) if own else []  # noqa: PTH208
-    latest = sorted(names)[-5:]
-    raise UserError(
-        "there is no such checkpoint", checkpoint, f"there are: {', '.join(latest)}" if latest else _LIST
-    )
+def refuse_shared_place(plan: Plan, environ: Mapping[str, str], where: str) -> None:
+    """Raise UserError for a checkpoint place outside the job's folder that another job, which is not over, saves to: each
+    would take the other's saves for its own. Raises ClusterError when the home cannot be read."""
+    if not Path(plan.checkpoint_glob).is_absolute():
+        return
+    wanted = _absolute_place(plan)
+    for folder in home.unended(home.home(environ)):
+        if folder.id == plan.id:
+            continue
+        try:
+            other = codec.loads(Plan, folder.plan.read_bytes())
+        except (OSError, codec.CodecError):
+            continue  # damaged, which its own commands report
+        if _absolute_place(other) == wanted and _machines(plan) & _machines(other):
+            what = f"{folder.id} is not over, and it saves its checkpoints to {plan.checkpoint_glob} too"
+            fix = f"give each job a folder of its own, or end that one: orch cancel {folder.id}"
+            raise UserError(what, where, fix)
 
 
-def _unfit(job: JobDir, path: Path, plan: Plan) -> str:
-    """Return why an attempt cannot begin from a path; empty where it can. A path that the job's own glob finds may have any
-    format, another one must look like a checkpoint."""
-    folder, glob = plan.checkpoint_place(job)
-    if any(own.resolve().is_relative_to(path.resolve()) for own in (job.checkpoints, folder)):
-        return "the job's checkpoints are in it"
-    shape = inspect_shape(path)
-    if not shape.size_bytes:
-        return "it holds nothing"
-    is_named = glob != "*" and path in CheckpointWatch(folder, glob).listed()
-    if not is_named and not is_plausible(path, shape):
-        return "no file of it has an ending of checkpoints, such as .pt or .safetensors"
-    state = wholeness(path, shape)
-    return "it was cut off while it was written" if state in (Wholeness.TORN, Wholeness.UNFINISHED) else ""
+def _absolute_place(plan: Plan) -> tuple[str, str]:
+    """Return the real folder of a plan's absolute checkpoint place, and the glob below it."""
+    root, glob = tree.place_of(Path("/"), plan.checkpoint_glob)
+    return (os.path.realpath(root) if plan.ssh is None else os.path.normpath(root), glob)
+
+
+def _machines(plan: Plan) -> set[str]:
+    """Return the hosts of a job over SSH; one name for those that see this machine's disks."""
+    return {node.host for node in plan.nodes} if plan.ssh is not None else {""}
 
 
 def refuse_vain(overrides: Sequence[str]) -> None:

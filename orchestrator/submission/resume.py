@@ -6,7 +6,7 @@ import contextlib
 import json
 import socket
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from orchestrator.core import codec
 from orchestrator.core.errors import ClusterError, OrchError, UserError
@@ -21,20 +21,24 @@ from orchestrator.submission import sbatch as sbatch_submission
 from orchestrator.submission.submit import hosts_alone, keep_hosts_file, plan_for
 from orchestrator.submission.supervisor_process import start_supervisor
 
+Fit = Callable[[int], object]
+"""Called with the number of ranks of a resumed job; raises UserError where its save is not for them."""
+
 
 @ownership.closed_to_others()
 def resume(
-    job: JobDir, old: Plan, checkpoint: str, overrides: tuple[str, ...], environ: Mapping[str, str]
+    job: JobDir, old: Plan, save: int, overrides: tuple[str, ...], environ: Mapping[str, str], fit: Fit
 ) -> None:
-    """Resume an ended job, with the plan `old`, in its own folder. Raises OrchError, and then changes nothing."""
-    path = str(refusals.existing(job, checkpoint, old)) if checkpoint else ""
+    """Resume an ended job, with the plan `old`, in its own folder, from the save of this number or the newest for 0. Raises
+    OrchError, and then changes nothing."""
     if old.slurm is not None:
-        _resume_in_queue(job, old, path, overrides, environ)
+        _resume_in_queue(job, old, save, overrides, environ, fit)
         return
     with _put_back_on(job, (OrchError, OSError)):  # on Ctrl-C the supervisor is perhaps at work
-        if overrides or _is_elsewhere(old):
-            replan(job, old, overrides, environ)
-        number = requests.ask(job.requests, "resume", path=path)
+        new = replan(job, old, overrides, environ) if overrides or _is_elsewhere(old) else old
+        fit(new.world_size)
+        refusals.refuse_shared_place(new, environ, job.id)
+        number = requests.ask(job.requests, "resume", save=str(save))
         try:
             job.ended.unlink(missing_ok=True)
             job.cleaned_hosts.unlink(missing_ok=True)  # it will be on hosts again
@@ -67,24 +71,25 @@ def _is_elsewhere(plan: Plan) -> bool:
 
 
 def _resume_in_queue(
-    job: JobDir, old: Plan, path: str, overrides: tuple[str, ...], environ: Mapping[str, str]
+    job: JobDir, old: Plan, save: int, overrides: tuple[str, ...], environ: Mapping[str, str], fit: Fit
 ) -> None:
     """Queue an ended job again, under a new Slurm id. That id is written last: until then the batch script waits, and
     from then on nothing starts a supervisor in the nodes of the previous id."""
     sbatch_submission.require_commands(environ, job.id)
     before = codec.loads(tuple[str, ...], job.slurm.read_bytes()) if job.slurm.exists() else ()
     with _put_back_on(job, (BaseException,)):
-        if overrides:
-            replan(job, old, overrides, environ)
+        new = replan(job, old, overrides, environ) if overrides else old
+        fit(new.world_size)
+        refusals.refuse_shared_place(new, environ, job.id)
         slurm_id = sbatch_submission.submit(job, environ, lambda key: f"{job.spec}: {key}")
-    requests.ask(job.requests, "resume", path=path)
+    requests.ask(job.requests, "resume", save=str(save))
     job.ended.unlink(missing_ok=True)
     job.state.unlink(missing_ok=True)  # it describes the last end; from now on the queue says how the job is
     replace_text(job.slurm, json.dumps([*before, slurm_id]))
 
 
-def replan(job: JobDir, old: Plan, overrides: tuple[str, ...], environ: Mapping[str, str]) -> None:
-    """Plan a job again from its own job file, with these overrides over those of its submit.
+def replan(job: JobDir, old: Plan, overrides: tuple[str, ...], environ: Mapping[str, str]) -> Plan:
+    """Plan a job again from its own job file, with these overrides over those of its submit; return the new plan.
 
     Its code, id and secrets stay; the old plan is kept as `plan.N.json`. Raises OrchError, and then changes nothing.
     """
@@ -110,6 +115,7 @@ def replan(job: JobDir, old: Plan, overrides: tuple[str, ...], environ: Mapping[
         keep_hosts_file(job, file)
     for script in render.render(new, job, sys.executable):
         replace_text(job.scripts / script.name, script.text, mode=script.mode)
+    return new
 
 
 def _overrides(job: JobDir) -> list[str]:

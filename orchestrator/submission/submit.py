@@ -70,6 +70,7 @@ def submit(file: SpecFile, environ: Mapping[str, str], overrides: Sequence[str] 
     wall_s = time.time()
     plan = plan_for(file, environ, home.new_id(file.spec.name, wall_s), wall_s)
     refusals.refuse_missing(file, plan, environ)
+    refusals.refuse_shared_place(plan, environ, file.where("checkpoint.path"))
     code = snapshot.survey(file.workdir, file.spec.snapshot.limit_mb, folder)
     if plan.ssh is not None:
         from orchestrator.backends.ssh import fanout

@@ -7,13 +7,14 @@ What can fail at once comes back as events; everything else arrives later, from 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 from orchestrator.backends.api import Backend, LaunchError
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import Facts
 from orchestrator.brain.model.node_facts import AgentState
+from orchestrator.core.checkpoints.save import Save
 from orchestrator.core.jobdir import full_disk, rank_env
 from orchestrator.core.jobdir.durable import replace_text
 from orchestrator.core.jobdir.layout import JobDir
@@ -22,6 +23,8 @@ from orchestrator.core.observations import Retryable
 from orchestrator.core.wire import messages as m
 from orchestrator.supervisor import translation
 from orchestrator.supervisor.agent_connections import AgentConnections
+from orchestrator.supervisor.transfers.closing import Gang
+from orchestrator.supervisor.transfers.save_desk import SaveDesk
 from orchestrator.supervisor.transfers.transfers import Transfers
 
 DISMISS_S_MAX = 5.0
@@ -58,6 +61,28 @@ def undismissed_hosts(facts: Facts, now_s: float) -> tuple[str, ...]:
     )
 
 
+def save_gang(facts: Facts) -> Gang:
+    """Return what the closing of saves needs of the current attempt."""
+    attempt, limits = facts.attempt, facts.limits
+    if attempt is None or limits is None:
+        return Gang(0, 0, 0, ())
+    nodes = [node for node in facts.gang if node.ever_started == attempt.number]
+    silent = (
+        attempt.verdict.node
+        if attempt.verdict is not None and attempt.verdict.kind is d.Kind.NODE_LOST
+        else ""
+    )
+    return Gang(
+        attempt.number,
+        attempt.base_step,
+        len(facts.ranks),
+        tuple(node.name for node in nodes),
+        frozenset(node.name for node in nodes if node.is_clear(attempt.number)),
+        frozenset(node.name for node in nodes if node.lost is not None or node.name == silent),
+        frozenset(node.name for node in nodes if all(facts.ranks[rank].ended_well for rank in node.ranks)),
+    )
+
+
 class Executor:
     """What a supervisor can do to the nodes of its job. `endpoint`: where it listens, one host:port a line."""
 
@@ -69,6 +94,7 @@ class Executor:
         backend: Backend,
         connections: AgentConnections,
         transfers: Transfers,
+        desk: SaveDesk,
     ) -> None:
         self._job = job
         self._plan = plan
@@ -76,13 +102,15 @@ class Executor:
         self._backend = backend
         self._connections = connections
         self._transfers = transfers
+        self._desk = desk
+        desk.ships = transfers.may_ship
+        self._sending: dict[str, d.Prepare] = {}  # by node, while its save is on the way
         self._mask = job_secrets.mask
         self.endpoint = ""
         self._is_unpublished = False  # the endpoint, since the disk was full
 
-    def begin(self, facts: Facts, stopped: Mapping[str, int], now_s: float) -> None:
-        """Take up what an earlier supervisor had under way: agents that may run, transfers of checkpoints."""
-        self._transfers.begin(facts, stopped, now_s)
+    def begin(self, facts: Facts) -> None:
+        """Take up the agents that an earlier supervisor had under way."""
         for node in facts.every_node():
             if node.agent_state is not AgentState.ABSENT:
                 self._backend.keep_reachable(self._config(node.name))
@@ -105,17 +133,22 @@ class Executor:
             case d.Launch(node=node):
                 return self._launch(node, now_s)
             case d.Prepare():
-                if self._transfers.send(decision, now_s):
-                    self._prepare(decision, gang, ())
+                if not self._is_sent(decision):
+                    number = decision.resume.save if decision.resume is not None else 0
+                    is_first = decision.node == gang[0][0]  # of those that see one disk, one compares
+                    self._prepare(decision, gang, self._desk.unseen(number) if is_first else None)
+            case d.CompareSave():
+                self._desk.compare(now_s, decision)
+            case d.EndJob():
+                self._desk.end(now_s)
             case d.Probe(node=node):
                 self._connections.send(node, m.Probe(decision.attempt, decision.addresses, decision.port))
             case d.Start(node=node):
-                self._transfers.let_go(node, now_s)
-                resume_from = (
-                    self._transfers.path_there(node, decision.resume.path) if decision.resume else ""
-                )
+                self._forget_sends(node)
+                resume = self._resume_save(node, decision.resume)
+                path = resume.path if resume is not None else decision.resume.path if decision.resume else ""
                 self._connections.send(
-                    node, translation.start(self._plan, decision, self._view(node, gang), resume_from)
+                    node, translation.start(self._plan, decision, self._view(node, gang), path)
                 )
             case d.Stop():
                 self._connections.send(decision.node, translation.stop(self._plan, decision))
@@ -129,6 +162,8 @@ class Executor:
                 self._backend.keep_reachable(self._config(node))
             case (
                 d.BeginAttempt()
+                | d.DistrustSave()
+                | d.Suspect()
                 | d.Place()
                 | d.Judge()
                 | d.Alert()
@@ -136,19 +171,34 @@ class Executor:
                 | d.Remark()
                 | d.Notice()
                 | d.Finish()
-                | d.EndJob()
                 | d.Requeue()
             ):
                 pass  # facts already
         return []
 
-    def judged(self, verdict: d.Verdict, facts: Facts, now_s: float) -> None:
-        """Give up the transfers that wait for a node, if the verdict is that it is lost for its silence."""
-        node, limits = facts.node(verdict.node), facts.limits
-        if verdict.kind is not d.Kind.NODE_LOST or node is None or limits is None:
-            return
-        if now_s >= node.contact_at + limits.node_silent_s_max:
-            self._transfers.lost(node.name, node.ever_started, now_s)
+    def _resume_save(self, node: str, resume: d.Checkpoint | None) -> Save | None:
+        """Return the save that an attempt begins from as it lies on a node."""
+        save = self._desk.saves.get(resume.save) if resume is not None else None
+        if save is None or self._desk.copies is None or not self._transfers.ships(node):
+            return save
+        return self._desk.copies.there(save, node, str(self._transfers.root(node).root))
+
+    def _is_sent(self, decision: d.Prepare) -> bool:
+        """Begin to bring the save of an attempt to a node; tell whether it has to be brought there."""
+        node, copies = decision.node, self._desk.copies
+        save = self._desk.saves.get(decision.resume.save) if decision.resume is not None else None
+        if save is None or copies is None or not self._transfers.ships(node):
+            return False
+        if not copies.send(save, node, str(self._transfers.root(node).root)):
+            return False
+        self._sending[node] = decision
+        return True
+
+    def _forget_sends(self, node: str) -> None:
+        """The ranks of a node are started: nothing more is sent there, which could be written over what they save."""
+        self._sending.pop(node, None)
+        if self._desk.copies is not None:
+            self._desk.copies.end_sends(node)
 
     def poll(self, facts: Facts, now_s: float) -> list[e.Event]:
         """Return what is new from the backend (launches, agents, allocation) and from the transfers."""
@@ -161,8 +211,23 @@ class Executor:
                 evidence = self._backend.agent_death(node.name)
                 if evidence is not None:
                     events.append(e.AgentDied(now_s, node.name, self._mask.apply(evidence)))
-                    self._transfers.lost(node.name, node.ever_started, now_s)
-        return [*events, *self._transfers.news(now_s), *self._endings(facts, now_s)]
+                    self._forget_sends(node.name)
+        return [*events, *self._unsent(now_s), *self._endings(facts, now_s)]
+
+    def _unsent(self, now_s: float) -> list[e.Event]:
+        """Return the failures to bring a save to a node."""
+        copies = self._desk.copies
+        failed = [(node, why) for node, why in copies.sent if why] if copies is not None else []
+        orders = [(self._sending.pop(node, None), why) for node, why in failed]
+        if copies is not None:
+            copies.sent = [(node, why) for node, why in copies.sent if not why]
+        return [
+            e.PrepareFailed(
+                now_s, order.node, order.attempt, f"{order.resume.path} could not be brought there: {why}", ""
+            )
+            for order, why in orders
+            if order is not None and order.resume is not None
+        ]
 
     def _endings(self, facts: Facts, now_s: float) -> list[e.Event]:
         """Return what is new about the end of the allocation."""
@@ -183,8 +248,19 @@ class Executor:
         """Prepare the nodes whose checkpoint has arrived; repeat what failed on a full disk."""
         if self._is_unpublished:
             self.publish_endpoint()
-        for decision, pieces in self._transfers.arrived(now_s):
-            self._prepare(decision, gang(), pieces)
+        copies = self._desk.copies
+        if copies is None:
+            return
+        sent, copies.sent = copies.sent, []
+        for node, _ in sent:
+            decision = self._sending.pop(node, None)
+            if decision is not None:
+                self._prepare(decision, gang(), self._resume_save(node, decision.resume))
+        for node, save in copies.discards:
+            self._connections.send(node, m.Discard(save))
+        copies.discards.clear()
+        if copies.has_moved:
+            self._transfers.moved_at, copies.has_moved = now_s, False
 
     def keep_reachable(self, nodes: Iterable[str]) -> None:
         """Keep connections open to nodes where an agent may still run, for as long as it takes."""
@@ -219,14 +295,17 @@ class Executor:
     def _view(self, node: str, gang: rank_env.Gang) -> translation.NodeView:
         return translation.NodeView(gang, node, self._transfers.root(node))
 
-    def _prepare(self, decision: d.Prepare, gang: rank_env.Gang, pieces: tuple[m.ManifestEntry, ...]) -> None:
+    def _prepare(self, decision: d.Prepare, gang: rank_env.Gang, resume: Save | None) -> None:
         node = decision.node
         has_place = any(name == node for name, _ in gang)
         if not has_place and decision.resume is not None:
             return  # it has lost its place during the transfer
         if not has_place:
             gang = (*gang[:-1], (node, gang[-1][1]))  # a spare, as if it had the last place
-        order = translation.prepare(self._plan, decision, self._job_secrets, self._view(node, gang), pieces)
+        order = translation.prepare(self._plan, decision, self._job_secrets, self._view(node, gang), resume)
+        if self._plan.ssh is not None:
+            torn = self._desk.torn_on(node, decision.attempt)
+            order = dataclasses.replace(order, deep=self._desk.deep, torn=torn)
         if not has_place:  # a port is found when it is needed
             order = dataclasses.replace(order, wants_port=False, wants_addresses=False)
         self._connections.send(node, order)

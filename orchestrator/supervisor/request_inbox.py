@@ -89,7 +89,7 @@ def _event(request: requests.Request, at: float) -> RequestEvent | None:
         case "look":
             return e.InspectRequested(at, request.number)
         case "resume":
-            return e.ResumeRequested(at, request.number, request.checkpoint)
+            return e.ResumeRequested(at, request.number, request.save)
         case "allocation_ended":
             return e.AllocationEnded(at, request.number, request.allocation, request.cause, request.why)
         case _:

@@ -25,7 +25,6 @@ from orchestrator.core.jobdir.status_file import (
     IsoTime,
     NodeStatus,
     RankStatus,
-    SavedOutsideStatus,
     Status,
     StragglerStatus,
     iso,
@@ -106,7 +105,6 @@ def status(
         "started_at": now.iso(facts.run_began_at),
         "ended_at": now.iso(facts.ended_at),
         "checkpoint": _checkpoint(facts.checkpoint),
-        "saved_outside": saved_outside(facts, now),
         "nodes": [
             _node(facts, node, now, hosts.get(node.name, ""), reasons.get(node.name, ""))
             for node in facts.nodes.values()
@@ -130,9 +128,10 @@ def reason(facts: Facts) -> str:
     if attempt is None:
         return _queue(facts)
     if attempt.verdict is not None:
-        return f"{attempt.verdict.kind.value}: {attempt.verdict.summary}{_fence(facts, attempt)}"
-    if facts.fetching and attempt.phase is Phase.STOP:
-        return f"waiting for {', '.join(sorted(facts.fetching)[:MISSING_SHOWN])} to be fetched"
+        return f"{attempt.verdict.kind.value}: {attempt.verdict.summary}{_fence(facts, attempt)}{_compared(facts)}"
+    coming = sorted(save.main for save in facts.saves.values() if save.is_coming)
+    if coming and attempt.phase is Phase.STOP:
+        return f"waiting for {', '.join(coming[:MISSING_SHOWN])} to be fetched"
     if placement.is_queued(facts):
         return _queue(facts)
     if attempt.running_at is None and facts.past and facts.past[-1].verdict is not None:
@@ -165,6 +164,14 @@ def _fence(facts: Facts, attempt: AttemptFacts) -> str:
         return f"; until no rank is left on {', '.join(silent[:MISSING_SHOWN])}, none is started"
     limit_s = max(fence.silent_s(facts, node) for node in facts.every_node() if node.name in silent)
     return f"; until ranks left on {', '.join(silent[:MISSING_SHOWN])} have surely ended, up to {limit_s:g} s, none is started"
+
+
+def _compared(facts: Facts) -> str:
+    """Return which save is read before the next attempt begins from it."""
+    attempt = facts.attempt
+    if attempt is None or attempt.compare_at is None or attempt.comparing not in facts.saves:
+        return ""
+    return f"; {facts.saves[attempt.comparing].main} is being read first, to see that it is what was written"
 
 
 def verdict(given: d.Verdict, judged_at: float) -> Json:
@@ -222,20 +229,6 @@ def _progress(facts: Facts) -> str | None:
 
 def _checkpoint(checkpoint: d.Checkpoint | None) -> CheckpointStatus | None:
     return None if checkpoint is None else {"path": checkpoint.path, "step": checkpoint.step}
-
-
-def saved_outside(facts: Facts, now: Now) -> list[SavedOutsideStatus]:
-    """Return what scripts saved outside of `checkpoint.path`, the latest last."""
-    return [
-        {
-            "path": saved.file.path,
-            "node": saved.node,
-            "step": saved.step,
-            "written_at": now.iso(saved.at),
-            "checkpoint_path": saved.file.pattern,
-        }
-        for saved in facts.saved_outside
-    ]
 
 
 def _node(facts: Facts, node: NodeFacts, now: Now, host: str, reason: str) -> NodeStatus:

@@ -38,7 +38,7 @@ from orchestrator.supervisor.agent_connections import (
     LinkEvent,
     Wake,
 )
-from orchestrator.supervisor.executor import Executor, may_shut_down, undismissed_hosts
+from orchestrator.supervisor.executor import Executor, may_shut_down, save_gang, undismissed_hosts
 from orchestrator.supervisor.heartbeat_tracker import HeartbeatTracker, Share
 from orchestrator.supervisor.host_queue import HostQueue
 from orchestrator.supervisor.journal import lost_journal
@@ -47,6 +47,7 @@ from orchestrator.supervisor.journal.journal_file import Sleep
 from orchestrator.supervisor.journal.journaled_brain import JournaledBrain
 from orchestrator.supervisor.notifications import Notifier
 from orchestrator.supervisor.request_inbox import RequestInbox, is_resumed
+from orchestrator.supervisor.transfers.save_desk import SaveDesk
 from orchestrator.supervisor.transfers.transfers import Transfers
 
 CHORE_S = 0.5
@@ -59,7 +60,7 @@ DECISIONS_MAX = 10_000
 """More rounds of decisions in a row than this are a bug."""
 
 TURNING_POINTS = (
-    d.BeginAttempt, d.Place, d.Judge, d.Alert, d.ResolveAlert, d.Finish, d.EndJob, d.Requeue,
+    d.BeginAttempt, d.DistrustSave, d.Place, d.Judge, d.Alert, d.ResolveAlert, d.Finish, d.EndJob, d.Requeue,
 )  # fmt: skip
 """The decisions that are printed, and shown in a durable status."""
 
@@ -88,8 +89,11 @@ class Supervisor:
         self._replaced = ""  # the allocation that the job has moved to
         self._wake_s = self._chore_due_s = self._show_due_s = 0.0
         self._rounds, self._views = Share(*DECIDE_SHARE), Share(*SHOW_SHARE)
-        self._transfers = Transfers(job, plan, backend.copier, self._checkpoint)
-        self._executor = Executor(job, plan, job_secrets, backend, self._connections, self._transfers)
+        self._transfers = Transfers(job)
+        self._desk = SaveDesk(job, plan, backend.copier, self._connections.wake)
+        self._executor = Executor(
+            job, plan, job_secrets, backend, self._connections, self._transfers, self._desk
+        )
         hosts = [node.host for node in plan.nodes]
         self._queue = HostQueue(job, hosts, plan.created_at) if plan.ssh else None
         env = {**job_secrets.outer, **plan.env, **job_secrets.secrets}
@@ -97,12 +101,7 @@ class Supervisor:
         self._slept = Sleep(SLEPT_S)
         self._patience = full_disk.Patience()
         self._seeks = False  # tries to reach hosts whose agents could not be dismissed
-        backend.wake = self._transfers.wake = self._connections.wake
-
-    def _checkpoint(self) -> str:
-        """Return the checkpoint that the next attempt would start from; it must not be deleted."""
-        checkpoint = self._brain.facts.checkpoint
-        return checkpoint.path if checkpoint else ""
+        backend.wake = self._connections.wake
 
     @property
     def end(self) -> d.JobEnd | None:
@@ -135,6 +134,7 @@ class Supervisor:
         self._show(durable=True)
         await self._connections.close()
         self._executor.close()
+        self._desk.close()
         if self._queue is not None:
             self._queue.leave()
         self._brain.close()
@@ -150,13 +150,15 @@ class Supervisor:
         self._learn_allocation(now_s)
         self._learn_plan(now_s)
         self._brain.learn(e.SupervisorStarted(now_s, os.getpid()))
+        self._desk.begin(self._brain.facts, now_s)
+        self._learn_saves(now_s)
         self._take_requests(now_s)
         hosts = self._allocation.addresses() if self._allocation is not None else [HERE]
         self._executor.endpoint = "\n".join(f"{host}:{port}" for host in hosts)
         if self._brain.facts.end is not None:
             return
         self._job.ended.unlink(missing_ok=True)
-        self._executor.begin(self._brain.facts, self._brain.stopped, now_s)
+        self._executor.begin(self._brain.facts)
         self._chores()
         # Last: a process that waits for this file then finds a status that knows of its resume.
         self._executor.publish_endpoint()
@@ -226,8 +228,7 @@ class Supervisor:
         now_s = self._brain.now_s()
         match link_event:
             case AgentGreeted(hello):
-                node = self._brain.facts.node(hello.node)
-                self._transfers.greeted(hello, node.ever_started if node else 0, now_s)
+                self._transfers.greeted(hello)
             case AgentReady(hello):
                 self._heartbeats.reset(hello.node)
                 self._brain.learn(translation.agent_up(self._plan, hello, now_s))
@@ -241,6 +242,7 @@ class Supervisor:
             case m.Envelope():
                 self._take_report(link_event, now_s)
             case Wake():
+                self._learn_saves(now_s)
                 self._chore_due_s = 0.0
 
     def _take_report(self, report: m.Envelope, now_s: float) -> None:
@@ -250,18 +252,34 @@ class Supervisor:
             return
         if self._brain.has(report.incarnation, report.seq):
             return
+        events: list[e.Event] = []
         try:
-            if report.data.get("kind") == m.ManifestReported.__name__:
-                attempt = self._brain.facts.attempt
-                events = self._transfers.found(report, attempt.number if attempt else 0, self._gang(), now_s)
-            else:
-                events = [self._transfers.localized(translation.event(self._plan, report, self._mask, now_s))]
+            match report.data.get("kind"):
+                case m.SaveSeen.__name__:
+                    seen = translation.unpacked(m.SaveSeen, report)
+                    self._desk.seen(now_s, report.node, seen, save_gang(self._brain.facts))
+                case m.SaveHashed.__name__:
+                    self._desk.hashed(now_s, report.node, translation.unpacked(m.SaveHashed, report))
+                case _:
+                    events = [translation.event(self._plan, report, self._mask, now_s)]
         except codec.CodecError as err:
             print(f"{report.node} sent what cannot be read: {err}", flush=True)
             return
-        self._brain.learn_kept(events, report.incarnation, report.seq)
+        self._brain.learn_kept([*events, *self._desk.news(now_s)], report.incarnation, report.seq)
         for event in events:
-            self._transfers.learned(event)
+            if isinstance(event, e.Exited):
+                self._desk.exited(event)
+            elif isinstance(event, e.Stopped):
+                self._close_saves(now_s)
+
+    def _close_saves(self, now_s: float) -> None:
+        """Close what the attempt has saved, as far as its nodes are over, and learn what has come of all saves."""
+        self._desk.over(now_s, save_gang(self._brain.facts))
+        self._learn_saves(now_s)
+
+    def _learn_saves(self, now_s: float) -> None:
+        for event in self._desk.news(now_s):
+            self._brain.learn(event)
 
     def _gang(self) -> rank_env.Gang:
         return tuple((node.name, node.ranks) for node in self._brain.facts.gang)
@@ -285,7 +303,8 @@ class Supervisor:
             print(f"{report.node} sent what cannot be read: {err}", flush=True)
             return
         self._brain.learn(translation.heartbeat(report.node, heartbeat, now_s))
-        self._transfers.scanned(report.node, heartbeat, now_s)
+        self._desk.beat(now_s, report.node, heartbeat, save_gang(self._brain.facts))
+        self._learn_saves(now_s)
 
     # Decide, journal, do
 
@@ -323,10 +342,10 @@ class Supervisor:
             self._heartbeats.rates.clear()
             print(f"{status_object.iso(time.time())} {type(decision).__name__}: {decision.why}", flush=True)
             self._show(durable=True)
-        if isinstance(decision, d.Judge):
-            self._executor.judged(decision.verdict, self._brain.facts, self._brain.now_s())
-        elif isinstance(decision, d.Requeue):
+        if isinstance(decision, d.Requeue):
             self.requeue = decision
+        elif isinstance(decision, (d.DistrustSave, d.EndJob)):
+            self._desk.mirror(self._brain.facts)
         for event in self._executor.carry_out(decision, gang, self._brain.now_s()):
             self._brain.learn(event)
 
@@ -344,6 +363,11 @@ class Supervisor:
                 self._brain.learn(news)
         for event in self._executor.poll(self._brain.facts, now_s):
             self._brain.learn(event)
+        self._desk.mirror(self._brain.facts)
+        self._close_saves(now_s)
+        for note in self._desk.notes:
+            print(f"{status_object.iso(time.time())} {note}", flush=True)
+        self._desk.notes.clear()
         for fault in self._notifier.faults():
             print(f"{status_object.iso(time.time())} {fault}", flush=True)
         self._executor.resume(self._gang, now_s)
@@ -367,7 +391,7 @@ class Supervisor:
             self._plan, facts, now, self._heartbeats.rates, self._executor.reasons(facts)
         )
         with contextlib.suppress(OSError):  # a full disk must not end the supervisor over a view
-            status["travels"] = self._transfers.travels()
+            status["travels"] = self._desk.copies.travels() if self._desk.copies is not None else []
             replace_text(self._job.state, json.dumps(status), durable=durable)
 
 

@@ -10,7 +10,7 @@ import dataclasses
 import json
 import re
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.core import codec, observations
+from orchestrator.core.checkpoints.save import Save
 from orchestrator.core.errors import ClusterError
 from orchestrator.core.jobdir import rank_env
 from orchestrator.core.jobdir.layout import JobDir
@@ -35,8 +36,7 @@ T = TypeVar("T")
 _EVENTS: dict[str, type[Any]] = {
     cls.__name__: cls
     for cls in (
-        e.Prepared, e.PrepareFailed, e.Probed, e.Started, e.Exited, e.Stopped, e.Inspected, e.CheckpointFound,
-        e.CheckpointInvalidated, e.SavedOutside,
+        e.Prepared, e.PrepareFailed, e.Probed, e.Started, e.Exited, e.Stopped, e.Inspected,
     )
 }  # fmt: skip
 
@@ -144,6 +144,11 @@ def event(plan: Plan, report: Envelope, mask: Mask, at: float) -> Any:
     return _with_usable_addresses(plan, event) if isinstance(event, e.Prepared) else event
 
 
+def unpacked(cls: type[T], report: Envelope) -> T:
+    """Return a report as it was sent. Raises CodecError when it cannot be read."""
+    return codec.unpack(cls, {key: value for key, value in report.data.items() if key != "kind"})
+
+
 def _with_usable_addresses(plan: Plan, prepared: e.Prepared) -> e.Prepared:
     """Return the event with the addresses that may be used: the one in the plan, else those of the interface that the
     user chose, else all. Where the node reports none, its address in the plan."""
@@ -182,7 +187,6 @@ def agent_config(plan: Plan, job: JobDir, job_secrets: JobSecrets, node: str, ad
         heartbeat_s=plan.heartbeat_s,
         fence_s=plan.limits.fence_s,
         checkpoint_glob=plan.checkpoint_glob,
-        checkpoint_keep=plan.checkpoint_keep,
         finds_checkpoints=ssh is not None or plan.slurm is not None or node == plan.nodes[0].name,
         ships=ssh is not None,
         needs=_needs(pool.gpus_each, pool.ranks_each, slots) if pool and ssh else m.Needs(0, 0, 0),
@@ -221,9 +225,9 @@ def prepare(
     decision: d.Prepare,
     job_secrets: JobSecrets,
     view: NodeView,
-    resume: Sequence[m.ManifestEntry],
+    resume: Save | None,
 ) -> m.Prepare:
-    """Return the order to make a node ready; `resume`: the files of the checkpoint that was sent there."""
+    """Return the order to make a node ready; `resume`: the save that was sent there, to be compared."""
     gpus = next((planned for planned in plan.nodes if planned.name == decision.node), plan.nodes[0])
     first = view.index == 0
     return m.Prepare(
@@ -235,7 +239,7 @@ def prepare(
         wants_port=first,
         wants_addresses=first and plan.pool is not None and len(view.gang) > 1,
         port=plan.rendezvous_port,
-        resume=tuple(resume),
+        resume=resume,
         argv=() if plan.starts_fresh else plan.argv,
         request=rank_env.settings_request(plan, view.node, len(view.slots()), "", Path("evidence")),
         pythons=plan.pythons,

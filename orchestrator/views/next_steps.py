@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from orchestrator.core.codec import Json
+from orchestrator.core.text import counted
 from orchestrator.views.cells import Cell, Line, line, short
-from orchestrator.views.status import path_offered
+from orchestrator.views.saves import passed
 
 _PAD = "  "
+PASSED_SHOWN = 3
+"""How many saves that a restart passes over are named."""
 
 
 def has_culprit(verdict: Json | None) -> bool:
@@ -24,9 +27,8 @@ def next_steps(why: Json) -> Iterator[Line]:
     yield ()
     if why["state"] != "SUCCEEDED" and why["attempts"]:
         yield line(_saved(why))
-        if why.get("saved_outside") and not why.get("checkpoint"):
-            offered = path_offered(why["saved_outside"][-1]["checkpoint_path"])
-            yield line(f"{_PAD}fix: to let orch start from it, add {offered}")
+        for one in why.get("passed", ())[:PASSED_SHOWN]:
+            yield line(f"{_PAD}passed over: ", Cell(passed(one["path"], one["step"], one["why"]), "yellow"))
     for label, command in rows:
         yield line(f"{_PAD}{label:<8}", Cell(command, "cyan"))
 
@@ -34,12 +36,12 @@ def next_steps(why: Json) -> Iterator[Line]:
 def _saved(why: Json) -> str:
     """Say where the next attempt would start, and what it would have to make again."""
     saved = why.get("checkpoint")
+    if misfit := why.get("misfit"):
+        return f"a restart is refused: {short(misfit['path'], why.get('dir', ''))} {misfit['why']}"
     if not saved:
-        outside = why.get("saved_outside") or []
-        if outside:
-            path = outside[-1]["path"]
-            return f"there is no checkpoint of checkpoint.path; the script may go on by itself from {path}"
-        return "there is no checkpoint: a restart begins at the beginning"
+        files = counted(len(why.get("offered", ())), "file")
+        more = f"; orch checkpoints shows {files} that it could begin from" if why.get("offered") else ""
+        return f"there is no checkpoint: a restart begins at the beginning{more}"
     path, step = short(saved["path"], why.get("dir", "")), saved["step"]
     if step is None:
         return f"a restart begins at {path}"

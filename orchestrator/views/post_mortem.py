@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from orchestrator.brain.scheduling.restart_policy import RESTART_ASKED
 from orchestrator.core.codec import Json
 from orchestrator.core.text import with_fix
+from orchestrator.views import saves
 from orchestrator.views.cells import STYLES, Cell, Line, cut, duration, line, named, short, span
 from orchestrator.views.next_steps import has_culprit, next_steps
 from orchestrator.views.status import reason_lines
@@ -41,6 +42,9 @@ REMARKS_MAX = 4
 """How many remarks on ranks are shown of an attempt."""
 
 _PAD = "  "
+PASSED_SHOWN = 3
+"""How many saves that were passed over are named."""
+
 _RANKS = re.compile(r" \(ranks? [0-9, ]+\)")
 _MARKS = re.compile(r"[ ^~]+")
 _LIKEWISE = re.compile(r"attempt [0-9]+ ended likewise: ")
@@ -174,20 +178,28 @@ def _course(attempt: Json, state: str) -> str:
 
 def _source(attempt: Json) -> str:
     """Say from where an attempt began; a script may have gone on by itself from what it had saved."""
-    if not _may_go_on(attempt):
-        given, first = attempt.get("resumed_step"), attempt["first_step"]
-        if given is not None and first is not None and first < given + 1:
-            ignored = f"{attempt['resumed_from']} was given, but the script began at step {first:,}"
-            return f"{ignored} (does it read ORCH_RESUME_FROM?)"
-        return f"from {attempt['resumed_from'] or 'the beginning'}"
-    outside = attempt["may_go_on_from"]
-    written = f"written at {outside['written_at'][11:19]} UTC"
-    return f"no checkpoint of checkpoint.path; the script may have gone on from {outside['path']}, {written}"
+    given, first = attempt.get("resumed_step"), attempt["first_step"]
+    if given is not None and first is not None and first < given + 1:
+        ignored = f"{attempt['resumed_from']} was given, but the script began at step {first:,}"
+        return f"{ignored} (does it read ORCH_RESUME_FROM?)"
+    return f"from {attempt['resumed_from'] or 'the beginning'}"
 
 
-def _may_go_on(attempt: Json) -> bool:
-    """Tell whether an attempt may have gone on by itself: then its steps are counted from there."""
-    return bool(attempt.get("may_go_on_from")) and not attempt["resumed_from"]
+def _passed(attempt: Json) -> list[str]:
+    """Return the newer saves that an attempt did not begin from, each with why not."""
+    over = attempt.get("passed", ())
+    texts = [saves.passed(one["path"], one["step"], one["why"]) for one in over[:PASSED_SHOWN]]
+    return [*texts, *([f"{len(over) - PASSED_SHOWN} more"] if len(over) > PASSED_SHOWN else [])]
+
+
+def _began(attempt: Json) -> Iterator[Line]:
+    """Yield how the save is proved that an attempt began from, and which newer ones it did not begin from."""
+    if save := attempt.get("resumed_save"):
+        known = saves.step(attempt["resumed_step"], save["step_source"])
+        compared = f"; compared: {save['compared']}" if save["compared"] else ""
+        yield line(Cell(f"{_PAD * 2}save {save['save']}, {known}{compared}", "dim"))
+        yield from (line(Cell(f"{_PAD * 2}whole: {why}", "dim")) for why in filter(None, [save["closed_by"]]))
+    yield from (line(f"{_PAD * 2}passed over: ", Cell(one, "yellow")) for one in _passed(attempt))
 
 
 def transition(why: Json, number: int) -> str:
@@ -198,7 +210,8 @@ def transition(why: Json, number: int) -> str:
         return ""
     verdict = ended["verdict"]
     end = f"ended: {verdict['kind']}: {_summary(verdict)}" if verdict else _course(ended, why["state"])
-    text = f"{_source(begun)}; attempt {number - 1} {end}"
+    over = f"; passed over: {', '.join(passed)}" if (passed := _passed(begun)) else ""
+    text = f"{_source(begun)}{over}; attempt {number - 1} {end}"
     return cut(short(text, why["dir"]), SENTENCE_CHARS_MAX)
 
 
@@ -211,13 +224,12 @@ def _attempt(attempt: Json, folder: str, state: str) -> Iterator[Line]:
         yield from _with_culprit(attempt, folder)
     else:
         at = f" at step {step:,}" if (step := _step(attempt)) is not None else ""
-        at += " of its own" if at and _may_go_on(attempt) else ""
         found = f", found in {duration(verdict['detected_s'])}{_cost(attempt)}"
         yield line(name, _PAD, Cell(f"{verdict['kind']}{at}", "bold red"), found)
         yield line(Cell(f"{_PAD}{short(_summary(verdict), folder)}", "red"))
     when = _when(attempt["started_at"], attempt["ended_at"])
-    comma = ";" if _may_go_on(attempt) else ","
-    yield line(f"{_PAD}{short(_source(attempt), folder)}{comma} {when}")
+    yield line(f"{_PAD}{short(_source(attempt), folder)}, {when}")
+    yield from _began(attempt)
     for told in attempt.get("told", ()):
         kind = f"{told['kind']}: " if told["kind"] else ""
         text, fix = with_fix(short(told["text"], folder))
@@ -324,8 +336,7 @@ def _folded(evidence: Sequence[str]) -> list[str]:
 def _steps(attempt: Json) -> str:
     if attempt["last_step"] is None:
         return ""
-    own = " of its own" if _may_go_on(attempt) else ""
-    return f", {_span(attempt['first_step'], attempt['last_step'])}{own}"
+    return f", {_span(attempt['first_step'], attempt['last_step'])}"
 
 
 def _span(first: int, last: int) -> str:

@@ -6,7 +6,6 @@ and `rich` knows too.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 
 from orchestrator.core.jobdir.status_file import (
@@ -111,7 +110,6 @@ def job(status: Status, *, every_rank: bool = False) -> list[Line]:
         step = status["checkpoint"]["step"]
         at = f" (step {step:,})" if step is not None else ""
         lines.append(line(f"checkpoint  {status['checkpoint']['path']}{at}"))
-    lines += saved_outside(status)
     lines += [] if over else _travels(status["travels"])
     if nodes or not has_pool:
         lines += [(), *(_pool(nodes, over, every_rank) if has_pool else _nodes(nodes, over, every_rank))]
@@ -120,34 +118,6 @@ def job(status: Status, *, every_rank: bool = False) -> list[Line]:
     elif ranks:
         lines += [(), *columns([_rank_row(rank) for rank in ranks], _RANK_HEADS)]
     return lines
-
-
-def saved_outside(status: Status) -> list[Line]:
-    """Return what a script without a checkpoint of `checkpoint.path` saved elsewhere, and how to make orch start from
-    it."""
-    saved = status.get("saved_outside") or []
-    if status["checkpoint"] or not saved:
-        return []
-    latest = saved[-1]
-    age_s = seconds(status["written_at"]) - seconds(latest["written_at"] or status["written_at"])
-    ago = f"{duration(max(0.0, age_s) + status.get('written_s', 0.0))} ago"
-    step = "step unknown" if latest["step"] is None else f"step {latest['step']:,}"
-    where = f" on {latest['node']}" if status["backend"] == "ssh" else ""
-    more = f", and {len(saved) - 1} more" if len(saved) > 1 else ""
-    what = f"outside checkpoint.path: {latest['path']}{where} ({step}, {ago}){more}"
-    if status["state"] == "SUCCEEDED":
-        return [line(f"saved       {what}")]
-    return [
-        line("saved       ", Cell(f"{what}; orch does not start from it by itself", "yellow")),
-        line(f"            fix: to make it do so, add {path_offered(latest['checkpoint_path'])}"),
-    ]
-
-
-def path_offered(pattern: str) -> str:
-    """Return what makes a job start from what matches a glob: a line of the job file, and an option."""
-    quoted = pattern.replace("'", "''")
-    option = shlex.quote(f"checkpoint.path={pattern}")
-    return f"checkpoint: {{path: '{quoted}'}} to the job file, or --set {option} to orch run or resume"
 
 
 def queue(status: Status) -> list[Line]:

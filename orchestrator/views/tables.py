@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from orchestrator.core.codec import Json
 from orchestrator.core.jobdir.status_file import Status
-from orchestrator.views.cells import STYLES, Cell, Line, columns, cut, line, named, or_dash, size
+from orchestrator.views.cells import STYLES, Cell, Line, columns, cut, line, named, or_dash
 from orchestrator.views.status import reason, without_notes
 
 REASON_CHARS_MIN = 20
@@ -43,30 +43,6 @@ def _job_row(one: Status, reason_chars: int | None) -> list[Cell]:
 
 _JOB_CHARS = (12, 9, 8, 21)
 """The widths of the columns between a job's id and its reason."""
-
-
-def checkpoints(listed: Sequence[Json]) -> list[Line]:
-    """Return a table of checkpoints; an arrow marks the one that a restart begins from."""
-    if not listed:
-        return [line("no checkpoints yet")]
-    return columns(
-        [_checkpoint_row(one) for one in listed], ("", "STEP", "SIZE", "WRITTEN (UTC)", "STATE", "PATH")
-    )
-
-
-def _checkpoint_row(one: Json) -> list[Cell]:
-    state = "complete" if one["complete"] else "not proven complete"
-    if one["whole"] is not None:
-        state = f"{state}, {'whole' if one['whole'] else 'not whole'}"
-    style = "red" if one["whole"] is False else ("" if one["complete"] else "yellow")
-    return [
-        Cell("→" if one["resume"] else ""),
-        Cell(or_dash(one["step"])),
-        Cell(size(one["bytes"])),
-        Cell(one["written_at"][:19].replace("T", " ")),
-        Cell(state, style),
-        Cell(one["path"]),
-    ]
 
 
 def hosts(listed: Sequence[Json]) -> list[Line]:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.core.checkpoints import ledger
+from orchestrator.core.checkpoints.save import SaveState
 from orchestrator.core.host import procfs
 from tests.support.cluster.box import Box
 from tests.support.cluster.desk import ENDED, FAKE_TORCH, STEPPER, TOGETHER, Desk
@@ -17,6 +19,7 @@ from tests.support.cluster.desk import ENDED, FAKE_TORCH, STEPPER, TOGETHER, Des
 LOG_MIB = 1024
 CHECKPOINT_MIB = 500
 BULK_S_MAX = 400.0
+SLOW_MIB, SLOW_MBIT_PER_S = 40, 16
 RSS_BYTES_MAX = 200 << 20
 
 TALKER = """
@@ -114,6 +117,56 @@ def test_a_checkpoint_of_half_a_gigabyte_travels_home_and_to_another_host(desk: 
     assert "node1" not in job.placed()
 
 
+SAVES_MUCH = (
+    TOGETHER
+    + """
+checkpoints = Path(os.environ["ORCH_CHECKPOINT_DIR"])
+resume_from = os.environ.get("ORCH_RESUME_FROM", "")
+start = int(Path(resume_from).name.partition("-")[2]) if resume_from else 0
+print("begins at", start, flush=True)
+
+
+def save(step):
+    if rank == 0 and step in (11, 21) and step > start + 1:
+        part = checkpoints / ".part"
+        part.write_bytes(os.urandom(MIB << 20 if step == 21 and attempt == 1 else 1000))
+        part.replace(checkpoints / f"step-{step - 1}")
+    together(True)
+
+
+meet()
+run(40 if start else 10**9, each_s=0.2, at_step=save, start=start)
+""".replace("MIB", str(SLOW_MIB))
+)
+"""Saves step 10, and in its first attempt so much of step 20 that it is long on its way."""
+
+
+def test_a_host_that_is_lost_while_its_save_is_on_its_way_home_costs_that_save_alone(
+    desk: Desk, box: Box
+) -> None:
+    job = desk.submit(
+        {**FAKE_TORCH, "train.py": SAVES_MUCH}, spares=1, checkpoint={"path": "step-*"},
+        ssh={"hosts": "node[1-3]"},
+    )  # fmt: skip
+    box.slow_wire("node1", SLOW_MBIT_PER_S)
+    job.until(lambda seen: [one["name"] for one in seen.get("travels", [])] == ["step-20"], "its way home")
+    job.until(lambda seen: seen["travels"] and (seen["travels"][0]["done_bytes"] or 0) > 0, "some of it")
+    assert job.seen()["checkpoint"]["path"].endswith("/step-10")
+    box.power_off("node1")
+    status = job.wait()
+    assert (status["state"], job.kinds()) == ("SUCCEEDED", ["node_lost", None]), job.story()
+    assert job.why()[1]["resumed_from"].endswith("/step-10")
+    assert "begins at 10" in job.log(0, 2) and "node1" not in job.placed()
+    box.power_on("node1")  # what it still has of step 20 is older than what is at home by now
+    saves, _ = ledger.read(job.folder.root, job.folder.ledger)
+    assert [(save.main, save.attempt, save.state) for save in saves.values()] == [
+        ("step-10", 1, SaveState.WHOLE), ("step-20", 1, SaveState.GONE), ("step-20", 2, SaveState.WHOLE),
+    ]  # fmt: skip
+    assert (job.folder.checkpoints / "step-20").stat().st_size == 1000
+    assert not list((job.folder.checkpoints / ".coming").iterdir())
+    desk.orch("clean", "--yes")  # the agent there, which nobody could dismiss, would wait for an hour
+
+
 def test_logs_are_read_while_a_host_is_down_and_the_rest_is_collected_later(desk: Desk, box: Box) -> None:
     text = TOGETHER + "run(30)\nprint('the last word', flush=True)\n"
     text += "meet()\nrun(10**9, start=30, each_s=0.05, at_step=lambda step: together(True))\n"
@@ -145,4 +198,7 @@ def test_files_in_a_shared_home_are_not_carried_at_all(can_have_hosts: None) -> 
             f"step-{n}" for n in range(4)
         ]
         assert len(list((root / "logs/attempt-001").glob("rank-*.log"))) == 4
+        saves, _ = ledger.read(root, root / "checkpoints/ledger.jsonl")
+        assert {save.state for save in saves.values()} == {SaveState.WHOLE} and len(saves) == 4
+        assert all(place.host == "" for save in saves.values() for place in save.places)
         assert not desk.clear_up()

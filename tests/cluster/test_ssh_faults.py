@@ -82,6 +82,7 @@ def assert_unharmed(job: Job, ranks: int = 4) -> None:
 def test_a_host_lost_for_good_is_replaced_by_another_free_one(desk: Desk, box: Box) -> None:
     job = gated(desk, ssh={"hosts": "node[1-3]"})
     job.wait_for_step(50)
+    job.until(lambda seen: seen["checkpoint"] is not None, "a checkpoint at home")
     box.power_off("node2")
     job.until(lambda seen: seen["attempt"] == 2 and seen["state"] == "RUNNING", "the second attempt")
     assert job.placed() == ["node1", "node3"]

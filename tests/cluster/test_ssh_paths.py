@@ -18,11 +18,7 @@ def test_each_host_has_its_own_working_folder_and_paths(desk: Desk) -> None:
         folder = job.on_host(f"node{rank + 1}").root.name
         assert f"/.orch/jobs/{folder}/checkpoints'" in job.log(rank)
         assert "begins at 20 with" in job.log(rank, 2)
-    assert sorted((one["node"], one["path"]) for one in status["saved_outside"]) == [
-        ("node1", "code/snapshot.pt"), ("node2", "code/snapshot.pt"),
-    ]  # fmt: skip
     assert job.why()[1]["resumed_from"] is None
-    assert job.why()[1]["may_go_on_from"]["path"] == "code/snapshot.pt"
 
 
 def test_a_named_file_of_the_working_folder_goes_on_on_another_host(desk: Desk, box: Box) -> None:

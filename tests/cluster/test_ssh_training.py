@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.cluster import gpt
+from tests.support.cluster import gpt, overwriting
 from tests.support.cluster.box import REPOSITORY, Box
 from tests.support.cluster.desk import Desk, Job
 from tests.support.cluster.gpt import digest
@@ -139,6 +139,23 @@ def test_what_several_hosts_saved_in_parts_goes_on_whole_on_others(desk: Desk, b
         assert f"begins at {at} with {saved}" in job.log(rank, 2)
     box.heal()
     desk.orch("clean", "--yes")
+
+
+def test_a_host_that_is_reset_within_an_overwriting_save_costs_only_the_steps_since_the_one_before(
+    desk: Desk, box: Box
+) -> None:
+    files, fields = {"train.py": overwriting.SCRIPT}, {**overwriting.FIELDS, "ssh": {"hosts": "node[1-2]"}}
+    calm = desk.submit(files, env=overwriting.CALM, **fields)
+    assert calm.wait()["state"] == "SUCCEEDED", calm.story()
+    job = desk.submit(files, env=overwriting.TORN, **fields)
+    overwriting.wait_until_torn(job)
+    there = [job.on_host(f"node{rank + 1}").checkpoints / f"latest/__{rank}_0.distcp" for rank in (0, 1)]
+    home = job.folder.checkpoints / "latest"
+    assert [path.read_bytes() == (home / path.name).read_bytes() for path in there] == [True, False]
+    box.kill_all("node2", "trainer")
+    overwriting.assert_went_on_from_20(job, overwriting.digests(calm))
+    assert job.placed() == ["node1", "node2"]
+    assert job.why()[1]["resumed_from"].endswith("/latest")
 
 
 def test_training_meets_on_the_network_on_which_hosts_reach_one_another(desk: Desk, box: Box) -> None:

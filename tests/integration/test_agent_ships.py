@@ -1,15 +1,19 @@
-"""Does all that an agent's host has come home: every byte of every log once, and every checkpoint's pieces?"""
+"""An agent over the wire: every byte of every log comes home once, every save is reported, and what is brought is compared."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import signal
 import socket
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
+from orchestrator.core.checkpoints.save import Closing, Content, Format, Piece, Place, Save, SaveState
 from orchestrator.core.wire import messages as m
 from orchestrator.supervisor.transfers.log_receiver import LogReceiver
 from tests.support.shipping import Home, Host, play, prepare
@@ -143,38 +147,69 @@ run(100, 0.05, save)
 """
 
 
-def test_every_checkpoint_is_told_with_its_pieces_before_its_step_counts_as_scanned(tmp_path: Path) -> None:
+def test_every_save_is_reported_with_its_files_and_then_with_their_hashes(tmp_path: Path) -> None:
     async def act(home: Home, make: Maker) -> None:
         host = make()
         await host.up()
         await host.start(SAVES)
-        first = await home.report(m.ManifestReported)
-        assert (first.name, first.steps) == ("step 40", 39)
-        assert home.beats["node-0"].reported_through_step <= first.steps
-        await home.until(
-            lambda: home.beats["node-0"].reported_through_step > first.steps, "the word that it was all"
-        )
+        first = await home.report(m.SaveSeen)
+        assert (first.main, first.part.steps, first.part.closed_by) == ("step 40", 39, Closing.STEPS)
+        looks = home.beats["node-0"].looks
+        await home.until(lambda: home.beats["node-0"].looks > looks + 1, "two more looks")
         await home.report(m.Exited)
         host.say(m.Stop(1, 0.0))
         await home.report(m.Stopped)
-        found = home.of(m.ManifestReported)
-        assert [one.name for one in found] == ["step 40", "step 80"]
-        for one in found:
-            assert [piece.name for piece in one.manifest] == [
-                f"{one.name}/part-0.bin",
-                f"{one.name}/part-1.bin",
+        await home.until(lambda: len(home.of(m.SaveHashed)) == 2, "both hashes")
+        for seen, hashed in zip(home.of(m.SaveSeen), home.of(m.SaveHashed), strict=True):
+            assert seen.key == hashed.key == seen.main and seen.part.root == str(host.root / "checkpoints")
+            assert [piece.name for piece in seen.part.pieces] == [
+                f"{seen.main}/part-0.bin",
+                f"{seen.main}/part-1.bin",
             ]
-            for piece in one.manifest:
+            assert [replace(piece, sha256="") for piece in hashed.pieces] == list(seen.part.pieces)
+            for piece in hashed.pieces:
                 file = host.root / "checkpoints" / piece.name
                 assert piece.sha256 == hashlib.sha256(file.read_bytes()).hexdigest()
                 assert (piece.size_bytes, piece.mtime_ns) == (300_000, file.stat().st_mtime_ns)
-        assert not home.of(m.CheckpointFound) and not home.of(m.CheckpointInvalidated)
+        assert [seen.main for seen in home.of(m.SaveSeen)] == ["step 40", "step 80"]
         assert await host.end() == 0
 
     play(tmp_path, act)
 
 
-def test_a_checkpoint_saved_last_is_told_before_the_word_that_it_is_over(tmp_path: Path) -> None:
+def test_while_something_is_being_written_every_beat_says_so(tmp_path: Path) -> None:
+    script = """
+def save(step):
+    if step == 20:
+        with Path(os.environ["ORCH_CHECKPOINT_DIR"], "step-20.pt").open("wb") as file:
+            while not Path("gate").exists():
+                file.write(b"x" * 1000)
+                file.flush()
+                time.sleep(0.02)
+
+
+run(1_000_000, 0.02, save)
+"""
+
+    async def act(home: Home, make: Maker) -> None:
+        host = make()
+        await host.up()
+        await host.start(script)
+        await home.until(lambda: "node-0" in home.beats and home.beats["node-0"].has_unfinished, "word of it")
+        looks = home.beats["node-0"].looks
+        await home.until(lambda: home.beats["node-0"].looks > looks + 2, "some looks")
+        assert home.beats["node-0"].has_unfinished and not home.of(m.SaveSeen)
+        host.write("code/gate", "")
+        await home.report(m.SaveSeen)
+        await home.until(lambda: not home.beats["node-0"].has_unfinished, "word that it is over")
+        host.say(m.Stop(1, 0.0))
+        await home.report(m.Stopped)
+        assert await host.end() == 0
+
+    play(tmp_path, act)
+
+
+def test_a_save_written_last_is_reported_before_the_word_that_it_is_over(tmp_path: Path) -> None:
     script = """
 run(3)
 Path(os.environ["ORCH_CHECKPOINT_DIR"], "last.pt").write_bytes(os.urandom(50_000_000))
@@ -188,41 +223,137 @@ Path(os.environ["ORCH_CHECKPOINT_DIR"], "last.pt").write_bytes(os.urandom(50_000
         host.say(m.Stop(1, 0.0))
         await home.report(m.Stopped)
         kinds = [type(one) for _, one in home.reports]
-        assert kinds.index(m.ManifestReported) < kinds.index(m.Stopped)
+        assert kinds.index(m.SaveSeen) < kinds.index(m.Stopped)
+        assert home.of(m.SaveSeen)[0].part.closed_by is Closing.END
+        assert (await home.report(m.SaveHashed)).pieces[0].sha256
         assert await host.end() == 0
 
     play(tmp_path, act)
 
 
-def test_of_agents_that_share_a_disk_one_tells_of_its_checkpoints_and_another_takes_over(
-    tmp_path: Path,
-) -> None:
+def test_of_agents_that_share_a_disk_one_looks_for_saves_and_another_takes_over(tmp_path: Path) -> None:
     async def act(home: Home, make: Maker) -> None:
         shared = str(tmp_path / "shared")
         hosts = [make("node-0", root=shared), make("node-1", root=shared)]
         for host in hosts:
             await host.up()
             await host.start("run(1000000, 0.02)")
+        await home.until(lambda: any(beat.looks > 1 for beat in home.beats.values()), "a look")
         checkpoints = Path(shared) / "checkpoints"
         (checkpoints / "one.pt").write_bytes(b"x" * 1000)
-        await home.until(lambda: home.of(m.ManifestReported), "the first checkpoint")
-        teller = next(host for host in hosts if home.of(m.ManifestReported, host.config.node))
-        other = next(host for host in hosts if host is not teller)
-        await home.until(
-            lambda: home.beats[other.config.node].reported_through_step > 0,
-            "the other's word that it was all",
-        )
-        assert not home.of(m.ManifestReported, other.config.node)
-        assert teller.process is not None
-        teller.process.kill()
+        await home.report(m.SaveSeen, "")
+        looker = next(host for host in hosts if home.of(m.SaveSeen, host.config.node))
+        other = next(host for host in hosts if host is not looker)
+        assert home.beats[other.config.node].looks == -1
+        assert looker.process is not None
+        looker.process.kill()
+        await home.until(lambda: home.beats[other.config.node].looks > 0, "the other's look")
         (checkpoints / "two.pt").write_bytes(b"y" * 1000)
         await home.until(
-            lambda: "two.pt" in [one.name for one in home.of(m.ManifestReported, other.config.node)],
+            lambda: "two.pt" in [seen.main for seen in home.of(m.SaveSeen, other.config.node)],
             "the second",
         )
         other.say(m.Stop(1, 0.0))
         await home.report(m.Stopped, other.config.node)
         assert await other.end() == 0
+
+    play(tmp_path, act)
+
+
+def _sent(host: Host, name: str, data: bytes) -> Save:
+    """Bring a file to a host as a copy of a save does; return that save as the order to prepare has it."""
+    path, at_ns = host.root / "checkpoints" / name, 1_700_000_000_123_456_789
+    host.write(f"checkpoints/{name}", data.decode())
+    os.utime(path, ns=(at_ns, at_ns))
+    piece = Piece(name, len(data), at_ns, hashlib.sha256(data).hexdigest())
+    return Save(
+        1, name, name, name, 1, 1, 10, Format.UNKNOWN, Content.STATE, True, SaveState.WHOLE, pieces=(piece,),
+        places=(Place("node-0", str(path.parent), (name,)),),
+    )  # fmt: skip
+
+
+def test_the_save_that_was_brought_is_compared_before_the_node_is_ready(tmp_path: Path) -> None:
+    async def act(home: Home, make: Maker) -> None:
+        host = make()
+        await host.up()
+        save = _sent(host, "last.pt", b"weights")
+        host.say(replace(prepare(2), resume=save, deep=True))
+        assert (await home.report(m.Prepared)).attempt == 2
+        assert await host.end() == 0
+
+    play(tmp_path, act)
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_a_file_that_is_not_as_in_the_job_folder_is_named_and_goes_so_that_it_is_brought_again(
+    tmp_path: Path, deep: bool
+) -> None:
+    async def act(home: Home, make: Maker) -> None:
+        host = make()
+        await host.up()
+        save = _sent(host, "last.pt", b"weights")
+        path = host.root / "checkpoints/last.pt"
+        about = path.stat()
+        path.write_bytes(b"wweight")
+        if deep:  # as after a host lost its power
+            os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
+        host.say(replace(prepare(2), resume=save, deep=deep))
+        failed = await home.report(m.PrepareFailed)
+        assert "not whole on this host: last.pt has other bytes than when it was saved" in failed.reason
+        assert failed.save == 0, "the one in the job folder is as it was"
+        assert not path.exists()
+        _sent(host, "last.pt", b"weights")
+        host.say(replace(prepare(3), resume=save, deep=deep))
+        assert (await home.report(m.Prepared)).attempt == 3
+        assert await host.end() == 0
+
+    play(tmp_path, act)
+
+
+def test_a_save_in_a_place_that_all_see_is_told_by_its_number_and_stays(tmp_path: Path) -> None:
+    async def act(home: Home, make: Maker) -> None:
+        host = make()
+        await host.up()
+        save = _sent(host, "last.pt", b"weights")
+        save = replace(save, places=(replace(save.places[0], host=""),))
+        (host.root / "checkpoints/last.pt").write_bytes(b"wweight")
+        host.say(replace(prepare(2), resume=save))
+        assert (await home.report(m.PrepareFailed)).save == 1
+        assert (host.root / "checkpoints/last.pt").exists()
+        assert await host.end() == 0
+
+    play(tmp_path, act)
+
+
+def test_what_is_torn_is_moved_out_of_the_scripts_sight_before_the_next_attempt(tmp_path: Path) -> None:
+    async def act(home: Home, make: Maker) -> None:
+        host = make()
+        await host.up()
+        torn = replace(_sent(host, "step-20.pt", b"cut off"), state=SaveState.TORN, why="cut off")
+        host.say(replace(prepare(2), torn=(torn,)))
+        await home.report(m.Prepared)
+        names = {path.name for path in (host.root / "checkpoints").iterdir()}
+        assert names == {".step-20.pt.torn-attempt-1"}
+        assert (
+            "step-20.pt is torn (cut off): moved to"
+            in (host.root / "logs/attempt-002/node-node-0.log").read_text()
+        )
+        assert await host.end() == 0
+
+    play(tmp_path, act)
+
+
+def test_a_save_that_is_not_kept_is_deleted_also_on_its_host_unless_it_was_changed(tmp_path: Path) -> None:
+    async def act(home: Home, make: Maker) -> None:
+        host = make()
+        await host.up()
+        old, mine = _sent(host, "step-10.pt", b"old"), _sent(host, "step-20.pt", b"old")
+        host.write("checkpoints/step-20.pt", "mine")
+        for save in (old, mine):
+            host.say(m.Discard(save))
+        await home.until(lambda: not (host.root / "checkpoints/step-10.pt").exists(), "its end")
+        assert (host.root / "checkpoints/step-20.pt").exists()
+        assert await host.end() == 0
 
     play(tmp_path, act)
 

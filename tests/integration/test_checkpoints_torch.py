@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from orchestrator.client import collect
+from orchestrator.client import saves
 from tests.support.local import Desk
 from tests.support.sharded import SHARDED
 
@@ -45,9 +45,10 @@ def test_a_job_goes_on_from_the_newest_whole_folder_of_torch_distributed_checkpo
         assert f"begins at 20 with {saved}" in job.log(rank, 2)
     known = {
         one["path"].rpartition("/")[2]: (one["step"], one["complete"], one["whole"], one["resume"])
-        for one in collect.checkpoints(job.job, verify=True)
+        for one in saves.listed(job.job.folder, job.job.plan(), verify=True)
     }
     assert known == {
         "step-10": (10, True, True, False), "step-20": (20, True, True, False),
-        "step-30": (None, False, False, False), "step-40": (40, True, True, True),
+        "step-30": (30, False, False, False), "step-40": (40, True, True, True),
     }  # fmt: skip
+    assert (job.job.folder.checkpoints / ".step-30.torn-attempt-1").is_dir(), "no script finds it by itself"

@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.brain.model import events as e
+from orchestrator.core.checkpoints.save import SaveState
 from orchestrator.core.errors import UserError
 from tests.support.local import FAKE_TORCH, STEPPER, Desk, Sight, kill, wait_until
 
 SAVER = (
     STEPPER
     + """
-import io, signal, zipfile
+import io, json, signal, zipfile
 
 folder = Path(os.environ["ORCH_CHECKPOINT_DIR"])
-print("from", os.environ["ORCH_RESUME_FROM"] or "nothing", flush=True)
 
 
 def saved(step):
@@ -37,9 +37,23 @@ def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def known():
+    # What the ledger has as whole
+    try:
+        lines = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
+    except (OSError, ValueError):
+        return []
+    mains = {line["number"]: line["main"] for line in lines if "main" in line}
+    return [mains[line["number"]] for line in lines if line.get("state") == "whole"]
+
+
 def step_of_resume():
     with zipfile.ZipFile(os.environ["ORCH_RESUME_FROM"]) as archive:
         return int(archive.read("step")[:2])
+
+
+source = os.environ["ORCH_RESUME_FROM"] or "nothing"
+print("from", source, f"of step {step_of_resume()}" if source.endswith("last.pt") else "", flush=True)
 """
 )
 """A zip is what torch.save writes."""
@@ -47,7 +61,7 @@ def step_of_resume():
 
 def _resumed_from(job: Sight, attempt: int = 2) -> str:
     line = job.log(0, attempt).splitlines()[0]
-    return line.removeprefix("from ").rpartition("/")[2]
+    return line.removeprefix("from ").rpartition("/")[2].strip()
 
 
 def _restarted(desk: Desk, body: str, path: str = "*") -> str:
@@ -90,6 +104,8 @@ for step in (10, 20, 30):
     (folder / f"step-{step}" / "trainer.json").write_text("{}")
     if step == 20:
         (folder / "step-20" / "checkpoint-is-incomplete.txt").touch()
+(folder / "step-40").mkdir()
+save("step-40/model.pt", 40)  # and then no trainer.json
 die()
 """
 
@@ -108,7 +124,7 @@ die()
     [
         (TEMPORARY, "*", "good.pt"),
         (CUT_OFF, "*", "good.pt"),
-        (FOLDERS, "step-*", "step-10"),
+        (FOLDERS, "step-*", "step-30"),
         (EXPLICIT, "a-*.json", "a-10.json"),
     ],
     ids=["temporary", "cut-off", "folders", "explicit"],
@@ -117,7 +133,7 @@ def test_a_restart_takes_the_newest_complete_checkpoint(desk: Desk, body: str, p
     assert _restarted(desk, body, path) == name
 
 
-def test_a_last_checkpoint_that_is_overwritten_in_place_is_dropped_when_the_writing_was_cut_off(
+def test_what_a_script_overwrites_in_place_is_put_back_when_the_writing_was_cut_off(
     desk: Desk,
 ) -> None:
     body = """
@@ -125,14 +141,13 @@ run(10)
 save("before.pt", 10)
 run(20, start=10)
 save("last.pt", 20)
-while "last.pt" not in known():
+while not list(folder.glob(".kept/?/last.pt")):
     optimizer.step()
     time.sleep(0.02)
 half("last.pt", 30)
 die()
 """
-    known = "import json\ndef known():\n    return (folder.parent / 'journal.jsonl').read_text()\n"
-    assert _restarted(desk, known + body) == "before.pt"
+    assert _restarted(desk, body) == "last.pt of step 20"
 
 
 def test_a_torn_checkpoint_is_not_resumed_from_when_its_agent_died_too(desk: Desk) -> None:
@@ -142,7 +157,7 @@ if attempt == 1:
     save("before.pt", 10)
     run(20, start=10)
     save("last.pt", 20)
-    while "last.pt" not in (folder.parent / "journal.jsonl").read_text():
+    while "last.pt" not in known():
         optimizer.step()
         time.sleep(0.02)
     half("last.pt", 30)
@@ -154,7 +169,9 @@ if attempt == 1:
     for proc in (job.keeper(), job.agent()):
         kill(proc)
     assert job.wait()["state"] == "SUCCEEDED"
-    assert _resumed_from(job) == "before.pt"
+    assert _resumed_from(job) == "last.pt of step 20"
+    torn = [path.name for path in job.job.folder.checkpoints.glob(".*torn*")]
+    assert torn == [".last.pt.torn-attempt-1"]
 
 
 def test_by_default_the_newest_checkpoints_of_a_trainer_are_kept_and_nothing_else_is_touched(
@@ -167,7 +184,7 @@ for step in range(5, 20, 5) if attempt == 1 else ():  # as the HF Trainer lays o
     for name in ("optimizer.pt", "rng_state.pth", "training_args.bin"):
         save(f"checkpoint-{step}/{name}", step)
     (folder / f"checkpoint-{step}" / "trainer_state.json").write_text("{}")
-    while f"checkpoint-{step}" not in (folder.parent / "journal.jsonl").read_text():
+    while f"checkpoint-{step}" not in known():
         optimizer.step()
         time.sleep(0.02)
 save("training_args.bin", 15)
@@ -179,7 +196,7 @@ die() if attempt == 1 else None
         procs_per_node=1, entrypoint="train.py", checkpoint={"keep": 2},
     )  # fmt: skip
     assert job.wait()["state"] == "SUCCEEDED"
-    left = sorted(path.name for path in job.job.folder.checkpoints.iterdir())
+    left = sorted(path.name for path in job.job.folder.checkpoints.glob("*") if path.name[0] not in ".l")
     assert left == ["checkpoint-10", "checkpoint-15", "training_args.bin"]
     assert _resumed_from(job) == "checkpoint-15"
 
@@ -235,7 +252,10 @@ run(1000000 if attempt == 1 else 30, start=10)
 """
     )
     job = desk.submit({**FAKE_TORCH, "train.py": script}, nodes=2, procs_per_node=1, entrypoint="train.py")
-    wait_until(lambda: job.news(e.CheckpointFound), "the checkpoint")
+    wait_until(
+        lambda: [one for one in job.news(e.SaveChanged) if one.save.state is SaveState.WHOLE],
+        "the checkpoint",
+    )
     with pytest.raises(UserError, match="the job is RUNNING"):
         job.job.resume(environ=desk.environ)
     job.job.cancel()

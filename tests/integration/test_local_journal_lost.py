@@ -19,10 +19,14 @@ came = os.environ["ORCH_RESUME_FROM"]
 print("from", came.rpartition("/")[2] or "nothing", flush=True)
 if came:
     sys.exit()
-run(20)
 for number in (10, 20):
-    (folder / f"step-{number}").mkdir(exist_ok=True)
-    (folder / f"step-{number}" / "weights.bin").write_text(str(number))
+    run(10)
+    if os.environ["RANK"] == "0":
+        (folder / f"step-{number}").mkdir(exist_ok=True)
+        (folder / f"step-{number}" / "weights.bin").write_text(str(number))
+ledger = folder / "ledger.jsonl"
+while not ledger.exists() or ledger.read_text().count('"whole"') < 2:
+    run(1)
 while (folder.parent / "stays").exists():
     optimizer.step()
     time.sleep(0.02)
@@ -67,7 +71,7 @@ def test_a_job_without_its_journal_goes_on_only_from_a_checkpoint_and_overwrites
     assert job.wait()["state"] == "SUCCEEDED"
     assert [job.log(rank, 2).strip() for rank in (0, 1)] == ["from step-10"] * 2
     after = _files(job)
-    assert {name: after[name] for name in before} == before
+    assert all(after[name].startswith(data) for name, data in before.items())
     assert [(one.attempt, one.resume and one.resume.path[-7:]) for one in job.news(d.BeginAttempt)] == [
         (1, None),
         (2, "step-10"),

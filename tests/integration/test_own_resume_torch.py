@@ -8,6 +8,7 @@ import re
 
 import pytest
 
+from orchestrator.client import saves
 from orchestrator.views import cells, post_mortem
 from tests.support.local import Desk, Sight
 from tests.support.torch_script import WITHOUT_DYNAMO
@@ -101,11 +102,12 @@ def test_nano_gpt_goes_on_from_the_checkpoint_that_it_writes_in_place(desk: Desk
     assert f"begins at 40 in {folder}" in job.log(1, 2)
     assert job.attempts()[1]["resumed_from"] == str(folder / "ckpt.pt")
     assert not (job.job.folder.code / "out").exists()
-    assert job.job.status()["saved_outside"] == []
 
 
 @pytest.mark.parametrize("path", ["*", "{job_dir}/code/snapshot.pt"])
-def test_a_script_that_goes_on_by_itself_from_its_working_folder_is_said_to(desk: Desk, path: str) -> None:
+def test_what_a_script_saves_in_its_working_folder_is_offered_and_resumed_from_when_path_names_it(
+    desk: Desk, path: str
+) -> None:
     job = desk.submit(
         {"train.py": TUTORIAL}, procs_per_node=2, entrypoint="train.py", checkpoint={"path": path}
     )
@@ -114,15 +116,10 @@ def test_a_script_that_goes_on_by_itself_from_its_working_folder_is_said_to(desk
     assert "Resuming training from snapshot at Epoch 4" in job.log(0, 2)
     snapshot = job.job.folder.code / "snapshot.pt"
     if path == "*":
-        (saved,) = status["saved_outside"]
-        assert (saved["path"], saved["checkpoint_path"]) == ("code/snapshot.pt", "{job_dir}/code/snapshot.pt")
+        assert [offer.path for offer in saves.offers(job.job.folder, job.job.plan())] == [snapshot]
         assert job.attempts()[1]["resumed_from"] is None, "orch starts from nothing by a guess"
-        assert job.attempts()[1]["may_go_on_from"]["path"] == "code/snapshot.pt"
-        came_from = "the script may have gone on from code/snapshot.pt, written at"
-        assert f"no checkpoint of checkpoint.path; {came_from}" in why(job)
         assert re.search(r"loss in the log of rank 0: from 4 to 1; in attempt 1 from 8 to [34]\b", why(job))
-    else:  # the line that was offered does what it says
-        assert status["saved_outside"] == []
+    else:
         assert job.attempts()[1]["resumed_from"] == str(snapshot)
         assert "  from snapshot.pt, " in why(job)
         assert job.attempts()[1]["first_step"] == 51

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.cluster import gpt
+from tests.support.cluster import gpt, overwriting
 from tests.support.cluster.desk import Desk, Job
 from tests.support.cluster.slurm import SlurmBox
 from tests.support.cluster.slurm_jobs import allocations
@@ -148,3 +148,19 @@ def test_the_loss_of_the_first_node_changes_no_weight(slurm: SlurmBox, desk: Des
     slurm.queue.down("node1", "no power")  # sooner than slurmctld finds out
     assert_ends_the_same(job, wanted, "node_lost")
     assert "node1" not in job.placed() and len(allocations(job)) == 2
+
+
+def test_a_node_that_is_lost_within_an_overwriting_save_costs_only_the_steps_since_the_one_before(
+    slurm: SlurmBox, desk: Desk
+) -> None:
+    files = {"train.py": overwriting.SCRIPT}
+    calm = desk.submit(files, env=overwriting.CALM, **overwriting.FIELDS)
+    assert calm.wait()["state"] == "SUCCEEDED", calm.story()
+    job = desk.submit(files, env=overwriting.TORN, spares=1, **overwriting.FIELDS)
+    overwriting.wait_until_torn(job)
+    kept = next((job.folder.checkpoints / ".kept").iterdir()) / "latest/__1_0.distcp"
+    piece = job.folder.checkpoints / "latest/__1_0.distcp"
+    assert kept.read_bytes() != piece.read_bytes(), "step 30 is written over step 20"
+    slurm.kill_slurmd("node2", jobs=True)
+    overwriting.assert_went_on_from_20(job, overwriting.digests(calm))
+    assert (job.folder.checkpoints / ".latest.torn-attempt-1/__1_0.distcp").exists()

@@ -116,7 +116,6 @@ class World:
             heartbeat_s=0.2,
             fence_s=60.0,
             checkpoint_glob="*",
-            checkpoint_keep=None,
             finds_checkpoints=True,
             ships=True,
             needs=m.Needs(0, 0, 0),

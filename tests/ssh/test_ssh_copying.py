@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import os
 import shutil
@@ -16,10 +17,10 @@ import pytest
 
 from orchestrator.backends.api import Copied, Copy, Direction
 from orchestrator.backends.ssh.connect import ssh_config
-from orchestrator.backends.ssh.connect.connection import Connection, Jumps
-from orchestrator.backends.ssh.copy import copy_queue
+from orchestrator.backends.ssh.connect.connection import Connection, Jumps, RemoteCommand
+from orchestrator.backends.ssh.copy import copy_queue, sftp
 from orchestrator.backends.ssh.copy.copy_queue import CopyQueue
-from orchestrator.core.wire.messages import ManifestEntry
+from orchestrator.core.checkpoints.save import Piece
 from tests.support.sshd import LOOPBACK, Desk, Sshd, is_over, needs_sshd
 
 pytestmark = [
@@ -29,6 +30,7 @@ pytestmark = [
 ]
 
 END_S_MAX = 60.0
+SAVED_NS = 1_700_000_000_123_456_789
 NAMES = (
     "plain.pt",
     "with blank.pt",
@@ -44,16 +46,19 @@ NAMES = (
 )
 
 
-def piece(folder: Path, name: str) -> ManifestEntry:
+def piece(folder: Path, name: str) -> Piece:
     path = folder / name
     stat = path.stat()
-    return ManifestEntry(name, stat.st_size, stat.st_mtime_ns, hashlib.sha256(path.read_bytes()).hexdigest())
+    return Piece(name, stat.st_size, stat.st_mtime_ns, hashlib.sha256(path.read_bytes()).hexdigest())
 
 
-def write(folder: Path, name: str, data: bytes) -> ManifestEntry:
+def write(folder: Path, name: str, data: bytes, at_ns: int | None = None) -> Piece:
+    """Write a file in place, of this time or of now."""
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
+    if at_ns is not None:
+        os.utime(path, ns=(at_ns, at_ns))
     return piece(folder, name)
 
 
@@ -79,23 +84,28 @@ class Host:
         self.connection = Connection.open(target, host_keys="strict", jumps=self.jumps)
 
     def begin(
-        self, direction: Direction, names: tuple[str, ...], wanted: tuple[ManifestEntry, ...] = ()
+        self,
+        direction: Direction,
+        names: tuple[str, ...],
+        wanted: tuple[Piece, ...] = (),
+        there: tuple[str, ...] = (),
     ) -> None:
-        self.copies.copy(Copy("key", "node1", direction, str(self.there), self.here, names, wanted))
+        self.copies.copy(Copy("key", "node1", direction, str(self.there), self.here, names, wanted, there))
 
     def wait(self) -> list[Copied]:
         assert self.news.wait(END_S_MAX)
         self.news.clear()
         return self.copies.copied()
 
-    def fetch(self, *pieces: ManifestEntry) -> str:
+    def fetch(self, *pieces: Piece) -> str:
         """Fetch files; return what went wrong."""
         self.begin(Direction.FETCH, tuple(one.name for one in pieces), pieces)
         (done,) = self.wait()
         return done.error
 
-    def send(self, *names: str) -> str:
-        self.begin(Direction.SEND, names)
+    def send(self, *names: str, there: tuple[str, ...] = ()) -> str:
+        """Send files, of which those of `there` are the host's own; return what went wrong."""
+        self.begin(Direction.SEND, names, there=there)
         (done,) = self.wait()
         return done.error
 
@@ -124,13 +134,18 @@ def start(desk: Desk, tmp_path: Path) -> Iterator[StartHost]:
 
 
 NOISY = "ForceCommand sh -c 'echo welcome to the noisy host; eval \"$SSH_ORIGINAL_COMMAND\"'"
-WAYS = [("", True), ("", False), (NOISY, True)]
-WAY_IDS = ["rsync", "sftp", "noisy shell"]
+BANNER = "Banner {}"
+NO_SFTP = 'ForceCommand sh -c \'case "$SSH_ORIGINAL_COMMAND" in *sftp*) exit 1;; esac; eval "$SSH_ORIGINAL_COMMAND"\''
+WAYS = [("", True), ("", False), (NOISY, True), (BANNER, True), (NO_SFTP, True)]
+WAY_IDS = ["rsync", "sftp", "noisy shell", "banner", "no sftp-server"]
 
 
 @pytest.mark.parametrize(("settings", "has_rsync"), WAYS, ids=WAY_IDS)
-def test_every_name_comes_home_and_goes_back(start: StartHost, settings: str, has_rsync: bool) -> None:
-    host = start(settings, has_rsync)
+def test_every_name_comes_home_and_goes_back(
+    start: StartHost, tmp_path: Path, settings: str, has_rsync: bool
+) -> None:
+    (tmp_path / "banner").write_text("Welcome. 100% of this host is watched.\n\norch-differs\n")
+    host = start(settings.format(tmp_path / "banner"), has_rsync)
     pieces = [write(host.there, name, os.urandom(n * 1000)) for n, name in enumerate(NAMES)]
     assert host.fetch(*pieces) == ""
     assert [piece(host.here, one.name) for one in pieces] == pieces
@@ -182,21 +197,77 @@ def test_a_file_that_was_deleted_is_told_at_once(start: StartHost, has_rsync: bo
     assert "node1" in error and ("deleted" in error or "not there" in error)
 
 
+AGAIN = "a.pt was written again on node1 before it was copied"
+
+
+@pytest.mark.parametrize("later_ns", [10**9, 10**8], ids=["another second", "the same second"])
 @pytest.mark.parametrize("has_rsync", [True, False], ids=["rsync", "sftp"])
-def test_a_file_that_was_written_again_is_told_as_such(start: StartHost, has_rsync: bool) -> None:
+def test_a_file_that_was_written_again_does_not_come_even_if_only_its_bytes_or_its_time_differ(
+    start: StartHost, has_rsync: bool, later_ns: int
+) -> None:
     host = start("", has_rsync)
-    wanted = write(host.there, "a.pt", b"data")
-    write(host.there, "a.pt", b"more")
-    os.utime(host.there / "a.pt", ns=(wanted.mtime_ns + 10**9, wanted.mtime_ns + 10**9))
-    assert host.fetch(wanted) == "a.pt was written again on node1 before it was copied"
+    wanted = write(host.there, "a.pt", b"data", SAVED_NS)
+    write(host.there, "a.pt", b"more", SAVED_NS + later_ns)
+    error = host.fetch(wanted)
+    assert error == AGAIN or (
+        not has_rsync and later_ns < 10**9 and error == "a.pt came damaged from node1 twice"
+    )
 
 
-def test_a_file_that_came_damaged_is_copied_once_more_and_then_given_up(start: StartHost) -> None:
+@pytest.mark.parametrize("has_rsync", [True, False], ids=["rsync", "sftp"])
+@pytest.mark.parametrize("is_hashed", [True, False], ids=["hashed", "not hashed"])
+def test_a_file_that_is_written_over_while_it_is_copied_does_not_come(
+    start: StartHost, has_rsync: bool, is_hashed: bool
+) -> None:
+    host = start("", has_rsync, 4.0)
+    wanted = write(host.there, "a.pt", os.urandom(8_000_000), SAVED_NS)
+    if not is_hashed:
+        wanted = dataclasses.replace(wanted, sha256="")
+    host.begin(Direction.FETCH, ("a.pt",), (wanted,))
+    until(lambda: host.copies.progress().get("key", 0) > 0)
+    write(host.there, "a.pt", os.urandom(8_000_000))  # in place, and as long as before
+    (done,) = host.wait()
+    assert done.error == AGAIN
+
+
+@pytest.mark.parametrize("has_rsync", [True, False], ids=["rsync", "sftp"])
+def test_a_file_that_is_written_over_while_another_of_its_save_is_copied_does_not_come(
+    start: StartHost, has_rsync: bool
+) -> None:
+    host = start("", has_rsync, 4.0)
+    first = write(host.there, "s/a.pt", b"data", SAVED_NS)
+    large = write(host.there, "s/b.pt", os.urandom(8_000_000))
+    host.begin(Direction.FETCH, ("s/b.pt", "s/a.pt"), (large, first))
+    until(lambda: host.copies.progress().get("key", 0) > 0)
+    write(host.there, "s/a.pt", b"more")
+    (done,) = host.wait()
+    assert done.error == "s/a.pt was written again on node1 before it was copied"
+
+
+def test_a_file_that_comes_damaged_is_copied_once_more_and_then_given_up(start: StartHost) -> None:
     host = start("", False)
     good = write(host.there, "a.pt", b"data")
-    bad = ManifestEntry(good.name, good.size_bytes, good.mtime_ns, "0" * 64)
+    bad = Piece(good.name, good.size_bytes, good.mtime_ns, "0" * 64)
     assert host.fetch(bad) == "a.pt came damaged from node1 twice"
+    assert not (host.here / "a.pt").exists()
     assert host.fetch(good) == ""
+
+
+def test_a_file_that_was_damaged_on_its_way_once_comes_with_the_next_try(
+    start: StartHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = start("", False)
+    wanted = write(host.there, "a.pt", os.urandom(3_000_000))
+    blocks, tries = sftp.blocks, iter((True, False))
+
+    def damaged(remote: RemoteCommand, size_bytes: int) -> Iterator[bytes]:
+        is_damaged = next(tries)
+        for block in blocks(remote, size_bytes):
+            yield bytes(len(block)) if is_damaged else block
+
+    monkeypatch.setattr(sftp, "blocks", damaged)
+    assert host.fetch(wanted) == ""
+    assert piece(host.here, "a.pt") == wanted
 
 
 def test_a_file_is_not_replaced_by_one_that_is_not_whole(start: StartHost) -> None:
@@ -319,8 +390,43 @@ def test_what_cannot_be_read_on_the_host_is_told(start: StartHost, has_rsync: bo
     assert host.fetch(wanted) != ""
 
 
-def test_a_link_on_the_host_comes_as_what_it_leads_to(start: StartHost) -> None:
+@pytest.mark.parametrize("has_rsync", [True, False], ids=["rsync", "sftp"])
+def test_a_host_s_own_file_is_not_sent_again_and_any_other_is(start: StartHost, has_rsync: bool) -> None:
+    host = start("", has_rsync)
+    for name in ("own.pt", "longer.pt", "later.pt"):
+        write(host.here, name, b"data", SAVED_NS)
+        write(host.there, name, b"data", SAVED_NS)
+    write(host.there, "longer.pt", b"data and more", SAVED_NS)
+    write(host.there, "later.pt", b"more", SAVED_NS + 2 * 10**9)
+    write(host.here, "missing.pt", b"data", SAVED_NS)
+    inode = (host.there / "own.pt").stat().st_ino
+    names = ("own.pt", "longer.pt", "later.pt", "missing.pt")
+    assert host.send(*names, there=names) == ""
+    assert [(host.there / name).read_bytes() for name in names] == [b"data"] * 4
+    assert (host.there / "own.pt").stat().st_ino == inode
+
+
+def test_a_file_of_the_same_second_with_other_bytes_is_sent_by_rsync(start: StartHost) -> None:
     host = start()
+    write(host.here, "a.pt", b"data", SAVED_NS)
+    write(host.there, "a.pt", b"more", SAVED_NS + 10**8)
+    assert host.send("a.pt", there=("a.pt",)) == ""
+    assert (host.there / "a.pt").read_bytes() == b"data"
+
+
+def test_what_another_copy_brought_is_sent_again_by_sftp_which_knows_whole_seconds_only(
+    start: StartHost,
+) -> None:
+    host = start("", False)
+    write(host.here, "a.pt", b"data", SAVED_NS)
+    write(host.there, "a.pt", b"more", SAVED_NS)
+    assert host.send("a.pt") == ""
+    assert (host.there / "a.pt").read_bytes() == b"data"
+
+
+@pytest.mark.parametrize("has_rsync", [True, False], ids=["rsync", "sftp"])
+def test_a_link_on_the_host_comes_as_what_it_leads_to(start: StartHost, has_rsync: bool) -> None:
+    host = start("", has_rsync)
     write(host.there, "step_1.pt", b"data")
     (host.there / "last.pt").symlink_to("step_1.pt")
     assert host.fetch(piece(host.there, "last.pt")) == ""

@@ -228,11 +228,13 @@ def test_collect_brings_what_is_missing_once_and_overwrites_nothing(desk: Desk, 
     job, there = _ended(desk, tmp_path)
     account = remote_files.collect(job)
     assert account.is_whole and list(account.fetched) == ["one", "two"]
-    assert remote_files.summary([account]) == "fetched 3 files (3.0 MB) from 2 hosts"
+    assert remote_files.summary([account]) == "fetched 5 files (3.0 MB) from 2 hosts"
     home = job.folder
     assert home.rank_log(1, 0).read_text() == "all that it said\n"
     assert (home.root / "nodes/one/agent.log").read_text() == "bye\n"
     assert (home.checkpoints / "step-1.pt").read_text() == "at home"
+    beside = {host: home.root / f"from-hosts/{host}/checkpoints/step-1.pt" for host in ("one", "two")}
+    assert [path.read_text() for path in beside.values()] == ["other", "other"]
     came = home.checkpoints / "step-2" / "rank-0.pt"
     assert came.read_bytes() == (there / "checkpoints/step-2/rank-0.pt").read_bytes()
     assert abs(came.stat().st_mtime - (there / "checkpoints/step-2/rank-0.pt").stat().st_mtime) < 1
@@ -240,14 +242,15 @@ def test_collect_brings_what_is_missing_once_and_overwrites_nothing(desk: Desk, 
     assert remote_files.summary([remote_files.collect(job)]) == "", "nothing comes twice"
 
 
-def test_a_newer_checkpoint_comes_beside_the_one_at_home_and_metadata_comes_too(
-    desk: Desk, tmp_path: Path
+@pytest.mark.parametrize("later_s", [-5, 5])
+def test_another_checkpoint_comes_beside_the_one_at_home_older_or_newer_and_metadata_comes_too(
+    desk: Desk, tmp_path: Path, later_s: int
 ) -> None:
     server = _start(desk)
     _configure(desk, one=server, two=server)
     job, there = _ended(desk, tmp_path)
-    newer = there / "checkpoints/step-1.pt"
-    os.utime(newer, (time.time() + 5, time.time() + 5))
+    at_s = time.time() + later_s
+    os.utime(there / "checkpoints/step-1.pt", (at_s, at_s))
     (there / "checkpoints/step-2/.metadata").write_text("which pieces there are")
     account = remote_files.collect(job)
     beside = job.folder.root / "from-hosts/one/checkpoints/step-1.pt"
@@ -304,7 +307,7 @@ def test_clean_brings_everything_home_and_then_removes_the_folder(desk: Desk, tm
     _configure(desk, one=server, two=server)
     job, there = _ended(desk, tmp_path)
     accounts = list(clean_hosts([job]).values())
-    assert cleaned_text(accounts) == "cleaned up 2 hosts of 1 job; fetched 3 files (3.0 MB) from 2 hosts"
+    assert cleaned_text(accounts) == "cleaned up 2 hosts of 1 job; fetched 5 files (3.0 MB) from 2 hosts"
     assert not there.exists()
     assert (job.folder.checkpoints / "step-2" / "rank-0.pt").exists()
     assert json.loads(job.folder.cleaned_hosts.read_text()) == ["one", "two"]

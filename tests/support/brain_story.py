@@ -9,6 +9,7 @@ from orchestrator.brain.brain import Brain
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.core import observations
+from orchestrator.core.checkpoints.save import Content, Format, Place, Save, SaveState, StepSource
 from orchestrator.core.limits import Limits
 
 D = TypeVar("D")
@@ -21,7 +22,8 @@ VICTIM = observations.Failure("RuntimeError", "Connection closed by peer", "Trac
 class Story:
     """A job of `nodes` nodes with one rank each; every word makes the brain look until it has no more to say.
 
-    With `hosts` it is one on a pool of so many hosts, n0 and so on; with `queue` they are an allocation.
+    With `hosts` it is one on a pool of so many hosts, n0 and so on; with `queue` they are an allocation. Every save that
+    is compared is as its ledger says, at once, unless `compares` is False.
     """
 
     def __init__(
@@ -31,16 +33,22 @@ class Story:
         hosts: int = 0,
         spares: int = 0,
         queue: e.QueueTerms | None = None,
+        begins: bool = True,
         **limits: object,
     ) -> None:
+        """`begins`: the brain is asked at once, and the first attempt begins."""
         self.brain = Brain()
         self.now_s = self.wake_s = 0.0
         self.said: list[d.Decision] = []
+        self.compares = True
         self.limits = dataclasses.replace(LIMITS, **limits)  # type: ignore[arg-type]
         self.hosts, self.spares, self.queue = hosts, spares, queue
         if queue is not None:
             self.brain.learn(e.AllocationBegan(0.0, "7.0"))
-        self.hear(self.planned(nodes))
+        if begins:
+            self.hear(self.planned(nodes))
+        else:
+            self.brain.learn(self.planned(nodes))
 
     def planned(self, nodes: int) -> e.Planned:
         if self.hosts:
@@ -61,6 +69,8 @@ class Story:
             decided += decisions
             for decision in decisions:
                 self.brain.learn(decision)
+                if isinstance(decision, d.CompareSave) and self.compares:
+                    self.brain.learn(self.compared(decision))
         raise AssertionError(f"no end of decisions: {decided}")
 
     def lent(self, allocation: str, *nodes: int) -> list[d.Decision]:
@@ -128,14 +138,20 @@ class Story:
         number = known.inspection if known is not None else 0
         return [e.Inspected(0.0, f"n{one.rank}", attempt, number, (one,)) for one in looks]
 
-    def found(self, count: int, attempt: int = 1) -> e.CheckpointFound:
-        return e.CheckpointFound(0.0, "n0", attempt, f"step-{count}", count)
+    def saved(self, step: int, attempt: int = 1, **more: Any) -> e.SaveChanged:
+        return e.SaveChanged(0.0, save(step, attempt, **more))
 
-    def life(self, attempt: int, count: int, *wrote: tuple[str, int]) -> d.Verdict:
-        """Let the next attempt of a job of one node run, write checkpoints at counts, and crash at `count`."""
+    def compared(self, order: d.CompareSave, fault: str = "") -> e.SaveCompared:
+        return e.SaveCompared(self.now_s, order.attempt, order.save, fault)
+
+    def life(
+        self, attempt: int, count: int, *heard: e.Event, failure: observations.Failure = OWN
+    ) -> d.Verdict:
+        """Let the next attempt of a job of one node run, be heard of, and crash after `count` steps."""
         self.run(attempt)
-        self.hear(*(e.CheckpointFound(0.0, "n0", attempt, path, at) for path, at in wrote))
-        verdict = only(self.hear(self.exited(0, attempt=attempt, count=count)), d.Judge).verdict
+        self.hear(*heard)
+        died = self.exited(0, failure=failure, attempt=attempt, count=count)
+        verdict = only(self.hear(died), d.Judge).verdict
         self.stop_all(attempt)
         self.wait(20.0)
         return verdict
@@ -145,6 +161,22 @@ class Story:
 
     def stop_all(self, attempt: int = 1) -> list[d.Decision]:
         return self.hear(*(self.stopped(node, attempt) for node in range(len(self.brain.facts.nodes))))
+
+
+def save(step: int, attempt: int = 1, **more: Any) -> Save:
+    """Return a whole save of a job that was never resumed; `more` are fields that differ."""
+    plain: dict[str, Any] = {
+        "number": 1000 * attempt + step, "key": f"#{step}", "series": "#", "main": f"step-{step}.pt", "attempt": attempt,
+        "world_size": 1, "steps": step, "format": Format.TORCH, "content": Content.STATE, "fits_any_size": True,
+        "state": SaveState.WHOLE, "step": step, "step_source": StepSource.COUNTED, "places": (Place("", "/ckpt"),),
+    }  # fmt: skip
+    return Save(**{**plain, **more})
+
+
+def at(step: int, attempt: int = 1) -> d.Checkpoint:
+    """Return such a save as an attempt is given it."""
+    one = save(step, attempt)
+    return d.Checkpoint(one.path, step, one.number)
 
 
 def only(decisions: list[d.Decision], kind: type[D]) -> D:

@@ -175,7 +175,7 @@ def config(node: str = "node-0", needs: Needs = Needs(0, 0, 0), **fields: object
     """Return what an agent is told that dials a port where nobody listens."""
     base = AgentConfig(
         job=jobs.ID, node=node, root=f"~/.orch/jobs/{jobs.ID}", token="c" * 64, certificate=CERTIFICATE,
-        address="127.0.0.1:9", heartbeat_s=1.0, fence_s=30.0, checkpoint_glob="*", checkpoint_keep=None,
+        address="127.0.0.1:9", heartbeat_s=1.0, fence_s=30.0, checkpoint_glob="*",
         finds_checkpoints=False, ships=True, needs=needs,
     )  # fmt: skip
     return replace(base, **fields)  # type: ignore[arg-type]

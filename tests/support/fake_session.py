@@ -26,7 +26,6 @@ CONFIG = AgentConfig(
     heartbeat_s=1.0,
     fence_s=30.0,
     checkpoint_glob="*",
-    checkpoint_keep=None,
     finds_checkpoints=True,
     ships=True,
     needs=Needs(0, 1, 0),

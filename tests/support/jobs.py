@@ -12,6 +12,7 @@ from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import Facts, News
 from orchestrator.client import post_mortem
 from orchestrator.core import observations
+from orchestrator.core.checkpoints.save import Place, StepSource
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.jobdir.status_file import Status
 from orchestrator.spec.load import JobSpec, SpecFile
@@ -22,6 +23,7 @@ from orchestrator.supervisor.journal.journal_file import Entry
 from orchestrator.supervisor.journal.planned import planned
 from orchestrator.supervisor.status import Now
 from orchestrator.supervisor.status import status as job_status
+from tests.support import saved_files
 
 ID = "gpt-20261120-224605123-k3"
 BEGAN_S = 1_795_000_000.0
@@ -141,6 +143,13 @@ def stopped(attempt: int, at: float) -> list[News]:
     return [*orders, *(e.Stopped(at + 0.4, f"node-{n}", attempt, "asked") for n in (0, 1))]
 
 
+def saved(at: float, **fields: Any) -> News:
+    """Return the news of a whole save of step 20, `CKPT`; `fields` are those that differ."""
+    known = {"main": "step-20.pt", "steps": 20, "step": 20, "stated": 20, "step_source": StepSource.STATED}
+    place = Place("", f"{ROOT}/checkpoints")
+    return e.SaveChanged(at, saved_files.saved(**{"number": 1, **known, "places": (place,), **fields}))
+
+
 def again(attempt: int, at: float, resume: d.Checkpoint | None) -> News:
     """Another attempt begins."""
     return d.BeginAttempt(at, "restart after crash", attempt, resume)
@@ -156,9 +165,9 @@ def crashed_once() -> list[News]:
     return [
         *submitted(),
         *running(1, 1.0, 20),
-        e.CheckpointFound(4.5, "node-0", 1, CKPT, 20),
+        saved(4.5),
         *beats(1, 5.0, 23),
         *crash(1, 5.5, 23, 23),
-        again(2, 7.0, d.Checkpoint(CKPT, 20)),
+        again(2, 7.0, d.Checkpoint(CKPT, 20, 1)),
         *running(2, 7.1, 5),
     ]

@@ -180,7 +180,7 @@ class Host:
 
 def prepare(attempt: int) -> m.Prepare:
     """Return an order whose program is this Python."""
-    return m.Prepare(attempt, {}, True, (), ("nonesuch", sys.executable), False, False, None, ())
+    return m.Prepare(attempt, {}, True, (), ("nonesuch", sys.executable), False, False, None, None)
 
 
 def play(folder: Path, act: Callable[[Home, Callable[..., Host]], Awaitable[None]]) -> None:
@@ -228,6 +228,6 @@ def _config(folder: Path, home: Home, node: str) -> m.AgentConfig:
     root = folder / f"host of {node}"
     return m.AgentConfig(
         job=JOB, node=node, root=str(root), token=TOKEN, certificate=home.certificate,
-        address=f"127.0.0.1:{home.port}", heartbeat_s=0.2, fence_s=60.0, checkpoint_glob="*", checkpoint_keep=None,
+        address=f"127.0.0.1:{home.port}", heartbeat_s=0.2, fence_s=60.0, checkpoint_glob="*",
         finds_checkpoints=False, ships=True, needs=m.Needs(0, 0, 0),
     )  # fmt: skip

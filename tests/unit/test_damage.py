@@ -21,10 +21,23 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from orchestrator.core.checkpoints.ledger import Ledger
+from orchestrator.core.checkpoints.save import (
+    Closing,
+    Content,
+    Format,
+    GroupReading,
+    Need,
+    Part,
+    Piece,
+    Place,
+    SaveState,
+)
 from orchestrator.core.jobdir import home
 from orchestrator.core.jobdir.layout import JobDir
 from tests.support import fake_slurm, folders, jobs, verbs
 from tests.support.fake_slurm import FakeSlurm
+from tests.support.saved_files import saved
 
 EXAMPLES_MAX = 200 * int(os.environ.get("ORCH_FUZZ", "1"))
 
@@ -32,7 +45,7 @@ PENDING = "7|PENDING|2026-11-21T06:26:01|2||Resources"
 VERBS = (
     "status JOB", "status JOB --json", "status --all", "status --all --json", "logs JOB", "logs JOB --tail 2", "logs JOB --since 1h",
     "logs JOB --rank 1 --attempt 1", "logs JOB --node node-0", "why JOB", "why JOB --json", "checkpoints JOB --verify",
-    "collect JOB --to COPY", "stacks JOB", "restart JOB", "cancel JOB --no-wait", "resume JOB --from nonsense",
+    "checkpoints JOB --verify --json", "checkpoints JOB --adopt step-9", "collect JOB --to COPY", "stacks JOB", "restart JOB", "cancel JOB --no-wait", "resume JOB --from nonsense",
     "resume JOB --set restart.max=1 --from nonsense", "clean JOB",
 )  # fmt: skip
 
@@ -155,8 +168,27 @@ def _furnished(job: JobDir) -> JobDir:
     }.items():  # fmt: skip
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
+    _enter_saves(job)
     os.utime(job.plan, (jobs.BEGAN_S, jobs.BEGAN_S))  # its submit is long over
     return job
+
+
+def _enter_saves(job: JobDir) -> None:
+    """Enter what a job has saved: one that is whole, one that is torn, and one that is being written."""
+    place, about = Place("", str(job.checkpoints)), (job.checkpoints / "step-5.pt").stat()
+    piece = Piece("step-5.pt", about.st_size, about.st_mtime_ns, "0" * 64)
+    state = GroupReading(
+        Format.DCP, Content.STATE, True, ("step-9/.metadata is cut off",), needs=(Need("step-9/a", 5, "b"),)
+    )
+    part = Part("node-0", str(job.checkpoints), 9, (Piece("step-9/.metadata", 1, 1),), state, Closing.STEPS)
+    book = Ledger(job.root, job.ledger)
+    for save in (
+        saved(1, main="step-5.pt", pieces=(piece,), places=(place,), step=5),
+        saved(2, main="step-8", state=SaveState.TORN, why="step-8/a.pt is cut off", places=(place,)),
+        saved(3, main="step-9", state=SaveState.OPEN, step=None, parts=(part,)),
+    ):
+        book.put(save)
+    book.flush()
 
 
 MAKERS: dict[str, Callable[[Path], JobDir]] = {"ended": ended, "running": running, "queued": queued}

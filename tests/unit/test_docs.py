@@ -20,6 +20,7 @@ from orchestrator.brain.model.node_facts import AgentState
 from orchestrator.brain.model.rank_facts import RankState
 from orchestrator.cli.group import INTERRUPTED, JOB_FAILED, cli
 from orchestrator.client import post_mortem, stacks
+from orchestrator.core.checkpoints.save import SaveState
 from orchestrator.core.errors import ClusterError, UserError
 from orchestrator.core.jobdir import status_file
 from orchestrator.core.jobdir.layout import JobDir
@@ -229,6 +230,7 @@ def test_the_exit_codes_are_those_of_the_code() -> None:
 def test_the_states_are_those_of_the_code() -> None:
     assert _first_cells(REFERENCE, "state") == list(cells.STYLES)
     assert set(status_file.ENDED) == {end.value for end in d.JobEnd} <= set(cells.STYLES)
+    assert _first_cells(REFERENCE, "state of a save") == [state.value for state in SaveState]
 
 
 def test_every_kind_of_verdict_is_explained() -> None:
@@ -291,7 +293,8 @@ def _plan() -> Plan:
     return Plan(
         id="a", name="a", backend="local", created_at=0.0, nodes=(PlannedNode("node-0", "h", "a", (), (0,)),),
         argv=("x",), resume_args=(), shell=False, setup=(), env={}, defaults={}, secrets=(), rendezvous_port=None,
-        heartbeat_s=1.0, limits=limits, checkpoint_glob="*", checkpoint_keep=None, total_steps=None,
+        heartbeat_s=1.0, limits=limits, checkpoint_glob="*", checkpoint_keep=None, checkpoint_keep_every=None,
+        total_steps=None,
     )  # fmt: skip
 
 

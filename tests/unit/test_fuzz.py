@@ -20,8 +20,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from orchestrator.cli import group
+from orchestrator.core.checkpoints.ledger import Ledger
+from orchestrator.core.checkpoints.save import SaveState
 from orchestrator.spec.model import JobSpec
 from tests.support import folders, jobs, verbs
+from tests.support.saved_files import saved
 
 FUZZ = int(os.environ.get("ORCH_FUZZ", "1"))
 WORDS_MAX, FILES_MAX = 300 * FUZZ, 300 * FUZZ
@@ -30,7 +33,7 @@ QUIET = settings(database=None, deadline=None, suppress_health_check=list(Health
 TEXTS = (
     "", " ", "-", "--", "-1", "0", "1", "9" * 20, "1e400", "nan", "0x10", "x" * 5000, "\u202egpj.exe", "\x1b[2J", "\udcff", "é", "💥",
     ".", "..", "/", "~", "~nosuch", "/dev/null", "/dev/zero", "/proc/self/mem", "pipe", "circle", "(", "[", "{", "*", "a=b", "=", "a.b=c",
-    "nodes=0", "workdir=.", "restart.max=1", "10m", "-5s", "9" * 9 + "d", "node-0", "broken", "step-9", "a\nb", "%s{0}$HOME",
+    "nodes=0", "workdir=.", "restart.max=1", "10m", "-5s", "9" * 9 + "d", "node-0", "broken", "done", "step-9", "step-9.pt", "a\nb", "%s{0}$HOME",
 )  # fmt: skip
 """What somebody may type, or a script with a mistake in it."""
 
@@ -57,7 +60,11 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with a home of two ended jobs, and files that are none."""
     place = tmp_path_factory.mktemp("fuzz")
     folders.failed(place / "home", "broken", jobs.BEGAN_S)
-    folders.succeeded(place / "home", "done", jobs.BEGAN_S + 60)
+    done = folders.succeeded(place / "home", "done", jobs.BEGAN_S + 60)
+    book = Ledger(done.root, done.ledger)
+    book.put(saved(1, main="step-9", state=SaveState.TORN, why="step-9/a.pt is cut off"))
+    book.flush()
+    (done.checkpoints / "step-9.pt").write_bytes(b"PK\x03\x04")
     (place / "train.py").write_text("")
     (place / "job.yaml").write_text("name: gpt\nentrypoint: train.py\n")
     (place / "circle").symlink_to("circle")

@@ -21,6 +21,7 @@ class RankError:
     file: str
     line: int
     function: str
+    loading: str = ""
 
 
 def error_of(folder: Path, pid: int) -> RankError | None:
@@ -44,6 +45,7 @@ def _read_error(path: Path) -> RankError | None:
             file=str(data["file"]),
             line=int(data["line"]),
             function=str(data["function"]),
+            loading=str(data.get("loading", "")),
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None  # missing, or not of this hook: a script may write anything into the folder

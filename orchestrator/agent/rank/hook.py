@@ -260,6 +260,7 @@ def write_error(folder: str, value: BaseException) -> None:
         "file": file,
         "line": line,
         "function": function,
+        "loading": loaded_by(value),
         "time_ns": time.time_ns(),
     }
     path = os.path.join(folder, ERROR_FILE.format(os.getpid()))
@@ -289,6 +290,39 @@ def place_of(value: BaseException) -> "tuple[str, int, str]":
             users_place = deepest
         trace = trace.tb_next
     return users_place or deepest
+
+
+LOADERS = (
+    "torch",
+    "safetensors",
+    "transformers",
+    "accelerate",
+    "lightning",
+    "pytorch_lightning",
+    "deepspeed",
+)
+"""Libraries whose functions load the state of a training."""
+
+
+def loaded_by(value: BaseException) -> str:
+    """Return the file of a checkpoint that a library was loading when `value` was raised; empty for none."""
+    places = [os.environ.get(name, "") for name in ("ORCH_RESUME_FROM", "ORCH_CHECKPOINT_DIR")]
+    tops = tuple(os.path.realpath(place) for place in places if place)
+    trace, found = value.__traceback__, ""
+    while trace is not None:
+        frame = trace.tb_frame
+        library = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if library in LOADERS and ("load" in frame.f_code.co_name or "read" in frame.f_code.co_name):
+            for held in list(frame.f_locals.values()):
+                path = getattr(held, "name", getattr(held, "path", held))
+                if isinstance(path, (str, os.PathLike)):
+                    real = os.path.realpath(os.fspath(path))
+                    if isinstance(real, str) and any(
+                        real == top or real.startswith(top + os.sep) for top in tops
+                    ):
+                        found = real
+        trace = trace.tb_next
+    return found
 
 
 class Groups:

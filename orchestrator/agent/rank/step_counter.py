@@ -136,6 +136,12 @@ class StepCounter:
         (time_ns,) = struct.unpack_from("<Q", self._map, 8 * (RING_WORD + row % RING_STEPS))
         return LastStep(self._step_of(row), time_ns, words[PID_WORD], words[THREAD_WORD], row)
 
+    def first_ns(self) -> int:
+        """Return when the oldest step in the ring was made (wall clock), 0 before the first."""
+        last = self.read().rows
+        times_ns = self._times_ns(max(1, last - RING_STEPS + 2), last)
+        return next((time_ns for time_ns in times_ns if time_ns), 0)
+
     def alone_with(self) -> observations.Framework | None:
         """Return what is to form the rank's process group, where it trains and has formed none; None where it has, or
         that is not known."""

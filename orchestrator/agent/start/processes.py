@@ -108,6 +108,7 @@ class NodeRanks:
     progress_at: float = 0.0
     oom_kills: int = 0
     stepped: bool = False
+    first_ns: int = 0
     # The process groups that were signalled to end, and have until `kill_at`.
     graced: frozenset[int] = frozenset()
     settings: tuple[Setting, ...] = ()
@@ -240,6 +241,12 @@ class NodeRanks:
         self.stepped = True
         return True
 
+    def first_step_ns(self) -> int:
+        """Return when the first step of any rank here was made (wall clock), as far as it is remembered; 0 before it."""
+        times = [first for process in self.processes if (first := process.counter.first_ns())]
+        self.first_ns = min([*times, *([self.first_ns] if self.first_ns else [])], default=0)
+        return self.first_ns
+
     def last_step_ns(self) -> int:
         """Return the time of the latest optimizer step of any rank here (wall clock), 0 before the first."""
         return max((process.counter.read().time_ns for process in self.processes), default=0)
@@ -337,7 +344,7 @@ def _failure(process: RankProcess, exit_code: int) -> observations.Failure | Non
     where = f"{error.file}:{error.line}" if error.file else ""
     if where and error.function:
         where = f"{where} {error.function}"
-    return observations.Failure(error.type, error.message, error.traceback, where)
+    return observations.Failure(error.type, error.message, error.traceback, where, error.loading)
 
 
 STACK_SIGNAL = signal.SIGRTMIN + 6

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from orchestrator.brain.model.events import NodePlan
+from orchestrator.core.checkpoints.choice import Passed
 
 
 class Kind(enum.Enum):
@@ -68,18 +69,47 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint to start from, and the job's step it holds; None where only the user knows."""
+    """A save to start from: its number in the ledger, its main file or folder, and the job's step that it holds, None
+    where that is not known."""
 
     path: str
     step: int | None
+    save: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class BeginAttempt:
+    """Begin an attempt; `passed`: newer saves than the one it starts from, each with why not."""
+
     at: float
     why: str
     attempt: int
     resume: Checkpoint | None
+    passed: tuple[Passed, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CompareSave:
+    """Close the books on what the attempt has saved, and compare a save (0: none) with the ledger; `deep`: all of its
+    bytes. `SaveCompared` follows."""
+
+    at: float
+    why: str
+    attempt: int
+    save: int
+    deep: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DistrustSave:
+    """Give up a save that attempts could not begin from."""
+
+    at: float
+    why: str
+    attempt: int
+    save: int
+    # A rank raised while it loaded the save itself; else two attempts only ended alike
+    is_certain: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,6 +318,8 @@ class Dismiss:
 
 Decision: TypeAlias = (
     BeginAttempt
+    | CompareSave
+    | DistrustSave
     | Launch
     | Place
     | Prepare

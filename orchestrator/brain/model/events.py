@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from orchestrator.core.checkpoints.save import Save
 from orchestrator.core.end_cause import Cause
 from orchestrator.core.host_facts import HostFacts
 from orchestrator.core.limits import Limits
@@ -17,7 +18,6 @@ from orchestrator.core.observations import (
     RankSeen,
     Reached,
     Retryable,
-    SavedFile,
 )
 
 
@@ -220,6 +220,8 @@ class PrepareFailed:
     attempt: int
     reason: str
     tail: str
+    # The number of the save that is not whole there, if that is why
+    save: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,50 +288,34 @@ class Inspected:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointFetchStarted:
-    """A complete checkpoint is on its way from a host to the job folder; `CheckpointFound` or
-    `CheckpointInvalidated` follows."""
+class SaveChanged:
+    """A save is new in the ledger, or its state has changed. Its pieces stay in the ledger."""
 
     at: float
-    node: str
-    attempt: int
-    path: str
+    save: Save
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointFound:
-    """A complete checkpoint; `steps`: the steps of that attempt's processes when it was written; `stated`: the job's
-    step as the checkpoint itself states it."""
+class SaveCompared:
+    """The answer to `CompareSave`; `fault`: how the save differs from the ledger, empty if it does not. What has come of
+    it was told before."""
 
     at: float
-    node: str
     attempt: int
-    path: str
+    save: int
+    fault: str
+
+
+@dataclass(frozen=True, slots=True)
+class BeganElsewhere:
+    """What an attempt has saved shows that its script began at step `step`, and not from the save that it was given."""
+
+    at: float
+    attempt: int
+    step: int
+    # The save that shows it, and the attempt's own steps then
+    main: str
     steps: int
-    stated: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointInvalidated:
-    """A checkpoint that was found before is gone, or its rewriting was interrupted."""
-
-    at: float
-    node: str
-    attempt: int
-    path: str
-
-
-@dataclass(frozen=True, slots=True)
-class SavedOutside:
-    """Ranks have written what looks like a checkpoint outside of `checkpoint.path`; nothing starts from it."""
-
-    at: float
-    node: str
-    attempt: int
-    file: SavedFile
-    steps: int
-    age_s: float
-    on_own_disk: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,11 +376,11 @@ class InspectRequested:
 
 @dataclass(frozen=True, slots=True)
 class ResumeRequested:
-    """Request number `request`: go on with an ended job, from `path` or the newest checkpoint when it is empty."""
+    """Request number `request`: go on with an ended job, from the save of this number, or the newest for 0."""
 
     at: float
     request: int
-    path: str
+    save: int = 0
 
 
 Event: TypeAlias = (
@@ -413,10 +399,9 @@ Event: TypeAlias = (
     | Heartbeat
     | Stopped
     | Inspected
-    | CheckpointFetchStarted
-    | CheckpointFound
-    | CheckpointInvalidated
-    | SavedOutside
+    | SaveChanged
+    | SaveCompared
+    | BeganElsewhere
     | AllocationBegan
     | AllocationEnding
     | AllocationEnded

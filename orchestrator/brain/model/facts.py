@@ -14,7 +14,8 @@ from orchestrator.brain.model import events as e
 from orchestrator.brain.model.collective_counts import CountKey, Tally
 from orchestrator.brain.model.node_facts import NodeFacts
 from orchestrator.brain.model.rank_facts import RankFacts, RankState
-from orchestrator.core import observations
+from orchestrator.core.checkpoints.choice import Choice, Pin, choose
+from orchestrator.core.checkpoints.save import Save
 from orchestrator.core.end_cause import Cause
 from orchestrator.core.limits import Limits
 
@@ -43,33 +44,13 @@ class JobGoal(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class IgnoredCheckpoint:
-    """A script has ignored its checkpoint: it truly began at step `base`, as `path` shows, which an earlier attempt
-    had written and which it wrote again after `steps` steps of its own."""
-
-    base: int
-    path: str
-    steps: int
-
-
-@dataclass(frozen=True, slots=True)
-class StatedStep:
-    """The step that a checkpoint states of itself, and the attempt's own steps when it was written."""
+class OtherBeginning:
+    """A script did not begin from the save that it was given, but at step `step`, as a save shows that it wrote after
+    `steps` steps of its own."""
 
     step: int
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class SavedOutside:
-    """What a script saved outside of `checkpoint.path`, see `events.SavedOutside`. `at`: the job clock when it was
-    written; `step` is None where it is unknown."""
-
-    file: observations.SavedFile
-    node: str
-    attempt: int
-    step: int | None
-    at: float
+    main: str
+    steps: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,19 +104,17 @@ class AttemptFacts:
     allocation_loss: AllocationLoss | None = None
     allocation_lost_at: float | None = None
 
-    # Whether it wrote a newer checkpoint; whether steps in the names of what it wrote prove that it began from its
-    # checkpoint, or what proves that it did not.
+    # Whether it wrote a newer save; whether steps that its saves state prove that it began from the one it was given, or
+    # where it began instead.
     checkpointed: bool = False
     resumes: bool = False
-    ignored: IgnoredCheckpoint | None = None
-
-    # The last step that a checkpoint of it stated, with its own count then; whether such numbers have gone back, so that
-    # they are not the job's steps. The count of its checkpoint that was adopted last; how stated and counted steps
-    # differ, in words.
-    stated: StatedStep | None = None
-    misstated: bool = False
-    adopted_count: int = 0
+    began: OtherBeginning | None = None
+    # How stated and counted steps differ, in words.
     differing: str = ""
+    # After its end: when its books were ordered to be closed, with which save to compare, and the last that was compared.
+    compare_at: float | None = None
+    comparing: int = 0
+    compared: int | None = None
 
     @property
     def lost_its_nodes(self) -> bool:
@@ -150,8 +129,8 @@ class AttemptFacts:
     @property
     def base_step(self) -> int:
         """The job's step that the attempt started from."""
-        if self.ignored is not None:
-            return self.ignored.base
+        if self.began is not None:
+            return self.began.step
         return (self.resume.step or 0) if self.resume else 0
 
     def own_steps(self, verdict: d.Verdict) -> int | None:
@@ -236,23 +215,14 @@ class Facts:
     requeued: str = ""
     over: e.AllocationEnded | None = None
 
-    # Checkpoints. By path: those that are being fetched, with their nodes, for the current attempt and for earlier ones,
-    # which delay nothing.
-    fetching: dict[str, str] = field(default_factory=dict)
-    fetching_late: dict[str, str] = field(default_factory=dict)
-    # The newest one, and earlier ones to fall back on.
-    checkpoint: d.Checkpoint | None = None
-    older: list[d.Checkpoint] = field(default_factory=list)
-    # By path: the step that it holds, the attempt that wrote it last, and those that one attempt wrote more than once.
-    known_steps: dict[str, int] = field(default_factory=dict)
-    writers: dict[str, int] = field(default_factory=dict)
-    rewritten: set[str] = field(default_factory=set)
+    # Saves by number, without their pieces; the one that a person has named; those that were given up only because two
+    # attempts from them ended alike.
+    saves: dict[int, Save] = field(default_factory=dict)
+    pin: Pin | None = None
+    doubted: tuple[int, ...] = ()
 
     # What is wrong with the hosts of the gang, in words; for people alone.
     host_findings: tuple[str, ...] = ()
-
-    # What scripts saved elsewhere, the last of each series, by the time when it was written; for people alone.
-    saved_outside: list[SavedOutside] = field(default_factory=list)
 
     # Not journaled, see `desync`: by step of an optimizer and by rank what was run, since when counts differ, and groups
     # whose counts say nothing.
@@ -282,6 +252,17 @@ class Facts:
         if self.made == 0 and self.attempt.base_step == 0:
             return None
         return self.attempt.base_step + self.made
+
+    @property
+    def choice(self) -> Choice:
+        """The save that the next attempt begins from, and those that were passed over."""
+        return choose(self.saves.values(), len(self.ranks), self.pin)
+
+    @property
+    def checkpoint(self) -> d.Checkpoint | None:
+        """The save of `choice`, as an attempt is given it."""
+        save = self.choice.save
+        return None if save is None else d.Checkpoint(save.path, save.step, save.number)
 
     @property
     def queue(self) -> e.QueueTerms | None:
@@ -383,5 +364,5 @@ class Facts:
         attempt = self.attempt
         if attempt is None:
             return False
-        newer = attempt.checkpointed and attempt.ignored is None
+        newer = attempt.checkpointed and attempt.began is None
         return newer or (self.made > 0 and (self.step or 0) > self.best_step)

@@ -54,10 +54,12 @@ class RendezvousFacts:
 
 @dataclass(frozen=True, slots=True)
 class SetupFailure:
-    """Setup lines that failed, or a program that cannot be started, with the end of their output."""
+    """Setup lines that failed, or a program that cannot be started, with the end of their output. `save`: the number of a
+    save that is not whole there, 0 for another reason."""
 
     reason: str
     tail: str
+    save: int = 0
 
 
 @dataclass(frozen=True, slots=True)

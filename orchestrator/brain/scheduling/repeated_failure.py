@@ -8,7 +8,12 @@ import dataclasses
 from orchestrator.brain.model.decisions import Kind, Verdict
 from orchestrator.brain.model.facts import PLACEMENT, AttemptFacts, Facts, PastAttempt
 from orchestrator.brain.scheduling import placement
-from orchestrator.brain.scheduling.checkpoints import QUESTION, SUSPICION, ignores_checkpoint
+from orchestrator.brain.scheduling.checkpoints import (
+    QUESTION,
+    SUSPICION,
+    ignores_checkpoint,
+    unloadable,
+)
 
 ALIKE_MAX = 4
 """How many attempts in a row may be resumed and fail after the same number of steps of their own. A script that always
@@ -23,6 +28,9 @@ def recognise(facts: Facts, attempt: AttemptFacts, verdict: Verdict) -> Verdict:
     anew = ignores_checkpoint(attempt)
     if anew:
         verdict = dataclasses.replace(verdict, evidence=(anew, *verdict.evidence))
+    if (found := unloadable(facts, attempt, verdict)) is not None:
+        given_up = f"{found.save.main} is given up for the one before it: {found.why}"
+        return dataclasses.replace(verdict, evidence=(given_up, *verdict.evidence))
     before = [past for past in facts.past if past.number > facts.resumed_after]
     own = verdict.kind in _OWN_FAULTS and not verdict.signature.endswith(PLACEMENT)
     if not before or not verdict.retry or not own:
@@ -52,10 +60,14 @@ def is_unsure(facts: Facts) -> bool:
 def _same_point(past: PastAttempt, attempt: AttemptFacts, verdict: Verdict) -> bool:
     """Tell whether the previous attempt failed in the same way: at the same step, or as far from the same checkpoint.
 
-    Where no step is known, a signal does not count: it may have come from outside, at a different place each
-    time.
+    Two that made no step of their own from different checkpoints only show that they could not begin from these, though
+    both may be of one step. Where no step is known, a signal does not count: it may have come from outside, at a
+    different place each time.
     """
     if past.verdict is None or past.verdict.signature != verdict.signature:
+        return False
+    from_others = past.attempt.resume != attempt.resume and None not in (past.attempt.resume, attempt.resume)
+    if from_others and not past.attempt.failed_count and not attempt.own_steps(verdict):
         return False
     if verdict.step is None and any(word in verdict.signature for word in (" signal ", " stopped ")):
         return False

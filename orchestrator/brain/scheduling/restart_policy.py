@@ -5,14 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from orchestrator.brain.model.deadlines import Deadlines
-from orchestrator.brain.model.decisions import Checkpoint, JobEnd, Kind
+from orchestrator.brain.model.decisions import JobEnd, Kind
 from orchestrator.brain.model.facts import AttemptFacts, Facts, JobGoal
 from orchestrator.brain.model.node_facts import AgentState
 from orchestrator.brain.scheduling import allocation
-from orchestrator.brain.scheduling.checkpoints import QUESTION, SUSPICION
+from orchestrator.brain.scheduling.checkpoints import QUESTION, SUSPICION, why_none
 
 RESTART_ASKED = "a restart that the user asked for"
 """Why an attempt ends, and the next begins."""
+
+PASSED_SHOWN = 3
+"""How many saves that were passed over a reason names."""
 
 CARRY_S_MAX = 600.0
 """How long a stopped attempt waits for a checkpoint that is being fetched."""
@@ -26,7 +29,6 @@ class RestartAttempt:
     """Start another attempt once the job clock passes `not_before_s`."""
 
     not_before_s: float
-    resume: Checkpoint | None
     why: str
 
 
@@ -50,7 +52,10 @@ def waits_for_checkpoint(facts: Facts, attempt: AttemptFacts, deadlines: Deadlin
     """Tell whether what follows may depend on a checkpoint that is still being fetched."""
     limit_s = CARRY_CANCELLED_S_MAX if facts.goal is JobGoal.CANCEL else CARRY_S_MAX
     since_s = max(attempt.stop_at or 0.0, attempt.watched_at)
-    sending = [name for name in facts.fetching.values() if _may_send(facts, name, deadlines)]
+    coming = [save for save in facts.saves.values() if save.is_coming and save.attempt == attempt.number]
+    sending = [
+        save for save in coming if all(_may_send(facts, place.host, deadlines) for place in save.places)
+    ]
     return bool(sending) and not deadlines.passed(since_s + limit_s)
 
 
@@ -70,6 +75,8 @@ def after(facts: Facts) -> RestartAttempt | RequeueJob | GiveUp:
     attempt = facts.attempt
     assert attempt is not None
     follows = _anywhere(facts, attempt)
+    if isinstance(follows, RestartAttempt) and (why := why_none(facts)):
+        return GiveUp(JobEnd.FAILED, why)
     leave = allocation.why_leave(facts, attempt)
     if not leave and allocation.is_short(facts, attempt):
         leave = f"too few nodes of allocation {facts.allocation} are left"
@@ -85,13 +92,13 @@ def _anywhere(facts: Facts, attempt: AttemptFacts) -> RestartAttempt | GiveUp:
     assert facts.limits is not None
     verdict = attempt.verdict
     if attempt.number <= facts.resumed_after and facts.goal is JobGoal.RUN:
-        return RestartAttempt(attempt.watched_at, facts.checkpoint, "resumed by the user")
+        return RestartAttempt(attempt.watched_at, f"resumed by the user, from {_source(facts)}")
     if verdict is None and facts.done:
         return GiveUp(JobEnd.SUCCEEDED, "every rank exited with code 0")
     if facts.goal is JobGoal.CANCEL:
         return GiveUp(JobEnd.CANCELLED, facts.cancelled)
     if verdict is None and attempt.restart_asked:
-        return RestartAttempt(attempt.watched_at, facts.checkpoint, f"{RESTART_ASKED}, from {_source(facts)}")
+        return RestartAttempt(attempt.watched_at, f"{RESTART_ASKED}, from {_source(facts)}")
     assert verdict is not None, "an attempt is stopped when it is done, cancelled, restarted, or judged"
     if not verdict.retry:
         return GiveUp(JobEnd.FAILED, f"{verdict.kind.value}: {verdict.summary}{_suspicion(attempt)}")
@@ -99,9 +106,7 @@ def _anywhere(facts: Facts, attempt: AttemptFacts) -> RestartAttempt | GiveUp:
         if allocation.is_fruitless(facts, attempt):
             stays = f"{allocation.STAYS_MAX} stays in a row ended at the time limit without progress"
             return GiveUp(JobEnd.FAILED, f"{verdict.kind.value}: {verdict.summary}; {stays}")
-        return RestartAttempt(
-            attempt.judged_at, facts.checkpoint, _why(facts, attempt, verdict.kind, facts.spent)
-        )
+        return RestartAttempt(attempt.judged_at, _why(facts, attempt, verdict.kind, facts.spent))
     if facts.limits.restarts_max == 0:
         return GiveUp(JobEnd.FAILED, f"{verdict.kind.value}: {verdict.summary}; restart.max is 0")
     spent = facts.spent + (0 if facts.progressed() else 1)
@@ -111,9 +116,7 @@ def _anywhere(facts: Facts, attempt: AttemptFacts) -> RestartAttempt | GiveUp:
             JobEnd.FAILED, f"{verdict.kind.value}: {verdict.summary}; {budget}{_suspicion(attempt)}"
         )
     wait_s = backoff_s(facts)
-    return RestartAttempt(
-        attempt.judged_at + wait_s, facts.checkpoint, _why(facts, attempt, verdict.kind, spent)
-    )
+    return RestartAttempt(attempt.judged_at + wait_s, _why(facts, attempt, verdict.kind, spent))
 
 
 def backoff_s(facts: Facts) -> float:
@@ -140,11 +143,14 @@ def _why(facts: Facts, attempt: AttemptFacts, kind: Kind, spent: int) -> str:
 
 
 def _source(facts: Facts) -> str:
-    if facts.checkpoint is not None:
-        return facts.checkpoint.path
-    if facts.saved_outside:
-        return f"the beginning, unless the script goes on by itself from {facts.saved_outside[-1].file.path}"
-    return "the beginning, since there is no checkpoint"
+    choice = facts.choice
+    if choice.save is None:
+        source = "the beginning, since there is no whole checkpoint" if facts.saves else "the beginning"
+    else:
+        step = "" if choice.save.step is None else f" (step {choice.save.step:,})"
+        source = f"{choice.save.path}{step}"
+    passed = [f"{one.main} ({one.why})" for one in choice.passed[:PASSED_SHOWN]]
+    return f"{source}; passed over: {', '.join(passed)}" if passed else source
 
 
 def _verdict_text(attempt: AttemptFacts) -> str:
@@ -154,4 +160,4 @@ def _verdict_text(attempt: AttemptFacts) -> str:
 
 def _suspicion(attempt: AttemptFacts) -> str:
     """Say that the script seems to ignore its checkpoint, where that was seen."""
-    return "" if attempt.ignored is None else f"; {SUSPICION} ({QUESTION})"
+    return f"; {SUSPICION} ({QUESTION})" if attempt.began is not None and not attempt.began.step else ""

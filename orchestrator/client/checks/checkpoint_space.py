@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from orchestrator.agent.outputs.checkpoint_formats import inspect_shape
+from orchestrator.core.checkpoints import ledger
 from orchestrator.core.host_facts import UNKNOWN
 from orchestrator.core.jobdir import home
 from orchestrator.core.jobdir.plan import Plan
@@ -14,15 +14,14 @@ JOBS_READ_MAX = 5
 
 
 def last_bytes(plan: Plan, environ: Mapping[str, str]) -> int:
-    """Return the size of the newest checkpoint that an earlier job of this name has left here, UNKNOWN without one."""
+    """Return the size of the newest checkpoint that an earlier job of this name has saved, UNKNOWN without one."""
     named = [job for job in home.jobs(home.home(environ)) if home.name_of(job.id) == plan.name]
     for job in reversed(named[-JOBS_READ_MAX:]):
         try:
-            sizes = [
-                inspect_shape(path) for path in job.checkpoints.iterdir() if not path.name.startswith(".")
-            ]
+            saves, _ = ledger.read(job.root, job.ledger)
         except OSError:
             continue
-        if sizes:
-            return max(sizes, key=lambda shape: shape.mtime_ns).size_bytes
+        sized = [save for save in saves.values() if save.size_bytes]
+        if sized:
+            return max(sized, key=lambda save: save.number).size_bytes
     return UNKNOWN

@@ -199,6 +199,11 @@ class JobDir:
         """The folder for checkpoints, as the ranks get it in ORCH_CHECKPOINT_DIR."""
         return self.root / "checkpoints"
 
+    @property
+    def ledger(self) -> Path:
+        """The ledger of saves (`core/checkpoints/ledger.py`); written by the supervisor."""
+        return self.checkpoints / "ledger.jsonl"
+
     def checkpoint_place(self, glob: str) -> tuple[Path, str]:
         """Return the folder of a `checkpoint.path` on a rank's host, and the glob in it; an absolute glob stays."""
         if glob.startswith(IN_CODE):

@@ -108,6 +108,7 @@ class Plan:
     limits: Limits
     checkpoint_glob: str
     checkpoint_keep: int | None
+    checkpoint_keep_every: int | None
     total_steps: int | None
     pool: PlannedPool | None = None
     ssh: PlannedSsh | None = None

@@ -31,8 +31,8 @@ class Request:
     ask: str
     # When it was written, in seconds since the epoch, by the clock of the disk.
     written_s: float
-    # Of a resume: the checkpoint to begin from, or empty.
-    checkpoint: str
+    # Of a resume: the number of the save to begin from, 0 for the newest.
+    save: int
     # Of an allocation that has ended: Slurm's id (and restart count), and how it ended. An unknown cause is a failure.
     allocation: str
     cause: Cause
@@ -42,7 +42,7 @@ class Request:
 def ask(folder: Path, what: str, **more: str) -> int:
     """Write a request and return its number; two at once get two numbers.
 
-    `what`: cancel; restart; look, for an inspection; resume, with `path`, a checkpoint or empty; or allocation_ended, with
+    `what`: cancel; restart; look, for an inspection; resume, with `save`, its number or 0; or allocation_ended, with
     `allocation`, `cause` (a value of `Cause`) and `why`. Raises UserError for another user's job, and ClusterError when the
     disk refuses.
     """
@@ -133,7 +133,6 @@ def _read(path: Path) -> Request | None:
         cause = Cause(data.get("cause"))
     except ValueError:
         cause = Cause.FAILED
-    ask, checkpoint, allocation, why = (
-        str(data.get(key, "")) for key in ("ask", "path", "allocation", "why")
-    )
-    return Request(number_of(path), ask, written_s, checkpoint, allocation, cause, why)
+    ask, save, allocation, why = (str(data.get(key, "")) for key in ("ask", "save", "allocation", "why"))
+    number = int(save) if save.isascii() and save.isdecimal() and len(save) < 10 else 0
+    return Request(number_of(path), ask, written_s, number, allocation, cause, why)

@@ -98,17 +98,6 @@ class QueueStatus(TypedDict):
     heard_s: float
 
 
-class SavedOutsideStatus(TypedDict):
-    """What looks like a checkpoint and lies outside of `checkpoint.path`: `path` in the job folder of its node, and the
-    `checkpoint_path` that would make the job start from it."""
-
-    path: str
-    node: str
-    step: int | None
-    written_at: IsoTime | None
-    checkpoint_path: str
-
-
 class _ReadersKeys(TypedDict, total=False):
     """The keys that readers of the file add, and a supervisor never writes."""
 
@@ -154,7 +143,6 @@ class Status(_BatchKeys, _ReadersKeys, _LaterKeys):
     started_at: IsoTime | None
     ended_at: IsoTime | None
     checkpoint: CheckpointStatus | None
-    saved_outside: list[SavedOutsideStatus]
     nodes: list[NodeStatus]
     ranks: list[RankStatus]
     travels: list[TransferStatus]
@@ -192,7 +180,6 @@ def unknown(plan: Plan, state: str, reason: str, wall_s: float) -> Status:
         "started_at": None,
         "ended_at": None,
         "checkpoint": None,
-        "saved_outside": [],
         "nodes": [],
         "ranks": [],
         "travels": [],

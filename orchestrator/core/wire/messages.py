@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from orchestrator.core.checkpoints.save import Part, Piece, Save
 from orchestrator.core.host_facts import HostFacts
 from orchestrator.core.observations import (
     Address,
@@ -19,11 +20,10 @@ from orchestrator.core.observations import (
     RankInspection,
     RankSeen,
     Reached,
-    SavedFile,
 )
 from orchestrator.core.settings.rank_settings import RankRequest
 
-PROTOCOL = 6
+PROTOCOL = 7
 """Both ends run the same bundle, so a peer with another number is a stranger."""
 
 
@@ -95,8 +95,10 @@ class Heartbeat:
     beat: int
     attempt: int
     ranks: tuple[RankHeartbeat, ...]
-    # Checkpoint parts that were complete when each rank here had made this many steps have all been reported; -1: unknown
-    reported_through_step: int
+    # How many times this agent has looked for saves in the attempt, -1: another one looks; whether it has seen one that
+    # it has not reported yet
+    looks: int = -1
+    has_unfinished: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +127,8 @@ class PrepareFailed:
     attempt: int
     reason: str
     tail: str
+    # The number of the save that is not whole there, if that is why
+    save: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,69 +169,28 @@ class Inspected:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointFound:
+class SaveSeen:
+    """A save that ranks have written where this agent looks, or its part of one. Reported anew when it has changed."""
+
     attempt: int
-    path: str
-    steps: int
-    stated: int | None = None
+    # See `names.Group`
+    key: str
+    series: str
+    main: str
+    part: Part
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointInvalidated:
-    """A checkpoint that was reported is gone, or its rewriting was cut off."""
+class SaveHashed:
+    """The files of a save that was reported, with their sha256."""
 
     attempt: int
-    path: str
-
-
-@dataclass(frozen=True, slots=True)
-class ManifestEntry:
-    """One file of a checkpoint: its name below `checkpoints/`, its size, time of its last byte, sha256."""
-
-    name: str
-    size_bytes: int
-    mtime_ns: int
-    sha256: str
-
-
-@dataclass(frozen=True, slots=True)
-class ManifestReported:
-    """A host's part of a checkpoint that must be fetched."""
-
-    attempt: int
-    # Its name in the checkpoint folder
-    name: str
-    # Optimizer steps of the attempt's processes when it was written
-    steps: int
-    # Empty when ranks ended before their files here were known to be whole: then the checkpoint lacks this host's part
-    manifest: tuple[ManifestEntry, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class SavedOutside:
-    """Ranks have written what looks like a checkpoint outside of `checkpoint.path`."""
-
-    attempt: int
-    file: SavedFile
-    # Optimizer steps of the attempt's processes when it was written; 0: unknown
-    steps: int
-    age_s: float
-    # The disk is this host's own: other hosts have another file of the same name
-    on_own_disk: bool
+    key: str
+    pieces: tuple[Piece, ...]
 
 
 ReliableReport: TypeAlias = (
-    Prepared
-    | PrepareFailed
-    | Probed
-    | Started
-    | Exited
-    | Stopped
-    | Inspected
-    | CheckpointFound
-    | CheckpointInvalidated
-    | ManifestReported
-    | SavedOutside
+    Prepared | PrepareFailed | Probed | Started | Exited | Stopped | Inspected | SaveSeen | SaveHashed
 )
 
 
@@ -279,8 +242,11 @@ class Prepare:
     # Listen on the port until `Start`, so that other nodes can probe it, and report all addresses
     wants_addresses: bool
     port: int | None
-    # The files of the checkpoint to start from, to be verified here
-    resume: tuple[ManifestEntry, ...]
+    # The save to start from, which was brought here; whether all its bytes are to be compared
+    resume: Save | None
+    deep: bool = False
+    # Saves of the attempt before that are torn: to be moved out of the scripts' way
+    torn: tuple[Save, ...] = ()
     # What ranks will run, empty where each is to be a new interpreter, and what the job wants of the node
     argv: tuple[str, ...] = ()
     request: RankRequest = field(default_factory=RankRequest)
@@ -349,6 +315,13 @@ class Fence:
 
 
 @dataclass(frozen=True, slots=True)
+class Discard:
+    """Delete a save that `checkpoint.keep` does not keep; it is as it lies on this host."""
+
+    save: Save
+
+
+@dataclass(frozen=True, slots=True)
 class Dismiss:
     """The job is over: exit."""
 
@@ -368,7 +341,10 @@ class ChunkAck:
     bytes: int
 
 
-Order: TypeAlias = Ack | Prepare | Probe | Start | Stop | Inspect | Fence | Dismiss | ResumeOffsets | ChunkAck
+AttemptOrder: TypeAlias = Prepare | Probe | Start | Stop | Inspect | Fence
+Order: TypeAlias = (
+    Ack | Prepare | Probe | Start | Stop | Inspect | Fence | Discard | Dismiss | ResumeOffsets | ChunkAck
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,7 +372,6 @@ class AgentConfig:
     # How long it goes on without contact until a `Fence` sets another time; None: for good, on the supervisor's own machine
     fence_s: float | None
     checkpoint_glob: str
-    checkpoint_keep: int | None
     finds_checkpoints: bool
     ships: bool
     needs: Needs

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from orchestrator.brain.fold_events import fold
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
-from orchestrator.brain.model.facts import Facts, SavedOutside
+from orchestrator.brain.model.facts import Facts
+from orchestrator.core.checkpoints.choice import Passed
 from orchestrator.supervisor.journal.journal_file import Entry, Stamp
 
 
@@ -48,11 +49,11 @@ class AttemptHistory:
     starts: list[str] = field(default_factory=list)  # the ways in which nodes have started their ranks
     job_end: str | None = None
     ended_why: str | None = None
-    # What an earlier attempt had saved last outside of `checkpoint.path`, where this one had no checkpoint to start from.
-    outside: SavedOutside | None = None
+    # Newer saves than the one it started from, each with why not
+    passed: tuple[Passed, ...] = ()
     # the step of the checkpoint that it was given; `base_step` is less once its script is seen to begin at another one
     resumed_step: int | None = None
-    outside_wall_s: float = 0.0
+    resumed_save: int = 0
 
     @property
     def restart_at(self) -> float | None:
@@ -78,9 +79,6 @@ class Record:
         """Take in the next entry of the journal."""
         self._note(entry)
         _tell(self.attempts, entry)
-        if isinstance(entry.news, d.BeginAttempt) and entry.news.resume is None and self.facts.saved_outside:
-            outside = self.attempts[-1].outside = self.facts.saved_outside[-1]
-            self.attempts[-1].outside_wall_s = entry.wall_s - (entry.news.at - outside.at)
         fold(self.facts, entry.news)
         # The facts may know all of several heartbeats before the first is entered: each counts for what it says.
         if not isinstance(entry.news, e.Heartbeat) or any(rank.steps for rank in entry.news.ranks):
@@ -143,6 +141,7 @@ def _tell(attempts: list[AttemptHistory], entry: Entry) -> None:
     if isinstance(news, d.BeginAttempt):
         step, path = (news.resume.step, news.resume.path) if news.resume else (None, None)
         begun = AttemptHistory(news.attempt, news.why, entry.wall_s, step or 0, path, resumed_step=step)
+        begun.passed, begun.resumed_save = news.passed, news.resume.save if news.resume else 0
         attempts.append(begun)
     elif attempts:
         _add(attempts[-1], entry)

@@ -14,13 +14,13 @@ import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
-from orchestrator.agent.outputs.checkpoint_watch import CheckpointWatch
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import News
 from orchestrator.core import codec
+from orchestrator.core.checkpoints import ledger
+from orchestrator.core.checkpoints.save import SaveState
 from orchestrator.core.jobdir import ownership
 from orchestrator.core.jobdir.durable import sync_folder
 from orchestrator.core.jobdir.layout import JobDir, attempt_of
@@ -49,7 +49,7 @@ def lost(job: JobDir, plan: Plan) -> Traces | None:
     how = _lack(job)
     if not how:
         return None
-    traces = Traces(how, max(_attempts(job), default=0), _checkpoints(job, plan))
+    traces = Traces(how, max(_attempts(job), default=0), _checkpoints(job))
     own = [name for name in traces.checkpoints if not name.startswith("/")]  # elsewhere may be others'
     return traces if traces.attempt or own or job.ended.exists() else None
 
@@ -80,7 +80,7 @@ def lost_or_damaged(job: JobDir, plan: Plan) -> Traces | None:
             return None
     except JournalError as err:
         how = f"{err.where}: {err.what}"
-    return Traces(how, max(_attempts(job), default=0), _checkpoints(job, plan))
+    return Traces(how, max(_attempts(job), default=0), _checkpoints(job))
 
 
 def refusal(job: JobDir, traces: Traces) -> JournalError:
@@ -166,12 +166,8 @@ def _in_folders(job: JobDir) -> Iterator[int]:
         yield from (number for path in job.root.glob(pattern) if (number := attempt_of(path)) is not None)
 
 
-def _checkpoints(job: JobDir, plan: Plan) -> tuple[str, ...]:
-    shapes = CheckpointWatch(*plan.checkpoint_place(job)).listed()
-    return tuple(
-        _name(job, path) for path, shape in sorted(shapes.items(), key=lambda item: item[1].mtime_ns)
-    )
-
-
-def _name(job: JobDir, path: Path) -> str:
-    return os.path.relpath(path, job.checkpoints) if path.is_relative_to(job.checkpoints) else str(path)
+def _checkpoints(job: JobDir) -> tuple[str, ...]:
+    with contextlib.suppress(OSError):
+        saves, _ = ledger.read(job.root, job.ledger)
+        return tuple(save.main for save in saves.values() if save.state is SaveState.WHOLE)
+    return ()

@@ -13,7 +13,7 @@ print("begins at", start, "with", sys.argv[1:], flush=True)
 meet()
 def save(step):
     if step % 10 == 0 and (rank if "--one" in sys.argv else int(os.environ["LOCAL_RANK"])) == 0:
-        coming = Path("coming.tmp")
+        coming = Path(f"coming-{rank}.tmp")
         coming.write_text(str(step))
         coming.replace(snapshot)
     together(True)

@@ -11,6 +11,7 @@ from orchestrator.brain.model import events as e
 from orchestrator.core import observations
 
 from . import counts, network
+from .savedesk import HERE, Saved
 from .stance import Eyes
 
 if TYPE_CHECKING:
@@ -77,7 +78,8 @@ class Agent:
         self.listens = False  # on the port, for those who try to reach it
         self.stopping, self.how = False, "asked"
         self.sequence = 0
-        self.kept: list[tuple[int, e.Event]] = []
+        self.kept: list[tuple[int, e.Event | Saved]] = []
+        self.told: set[int] = set()  # the versions of saves that it has reported
         self.acked_s = self.started_s = self.world.now
         self.quiet_s = self.base_s = self.world.night.limits.fence_s
         self.alone_s = 0.0
@@ -156,7 +158,7 @@ class Agent:
         alive = tuple(b for b, rank in zip(beats, self.host.processes, strict=True) if rank.alive)
         line.boss.hear_beat(e.Heartbeat(0.0, self.host.name, self.running, alive))
 
-    def post(self, report: e.Event) -> None:
+    def post(self, report: e.Event | Saved) -> None:
         """Report, and keep the report until the supervisor has it in its journal."""
         if not self.alive:
             return
@@ -199,7 +201,7 @@ class Agent:
         self.seen = order.attempt
         match order:
             case d.Prepare():
-                self._prepare(order.attempt, ranks)
+                self._prepare(order, ranks)
             case d.Probe():
                 self.world.after(self.world.rng.uniform(0.05, 1.0), self._probe, order)
             case d.Start():
@@ -217,7 +219,8 @@ class Agent:
             case _:
                 raise AssertionError(f"no order: {order}")
 
-    def _prepare(self, attempt: int, ranks: tuple[int, ...]) -> None:
+    def _prepare(self, order: d.Prepare, ranks: tuple[int, ...]) -> None:
+        attempt = order.attempt
         if self.preparing == attempt or self.ready == attempt:
             return
         self.preparing = attempt
@@ -227,13 +230,19 @@ class Agent:
                 self._kill(rank)
             self._maybe_stopped("asked")
         setup_s = self.world.night.setup_s if self.host.set_up == 0 else 0.1
-        self.world.after(self.world.rng.uniform(0.3, 1.0) * setup_s, self._set_up, attempt, ranks)
+        self.world.after(self.world.rng.uniform(0.3, 1.0) * setup_s, self._set_up, order, ranks)
 
-    def _set_up(self, attempt: int, ranks: tuple[int, ...]) -> None:
+    def _set_up(self, order: d.Prepare, ranks: tuple[int, ...]) -> None:
+        attempt = order.attempt
         if not self.alive or self.seen != attempt or self.preparing != attempt:
             return
         if self.host.living():  # KILL has not worked: it goes on trying
-            self.world.after(1.0, self._set_up, attempt, ranks)
+            self.world.after(1.0, self._set_up, order, ranks)
+            return
+        is_copy = self.world.travels  # one that is bad is brought again
+        if order.resume is not None and self._is_spoiled(order.resume) and not is_copy:
+            reason = "the checkpoint to start from is not whole on this host"
+            self.post(e.PrepareFailed(0.0, self.host.name, attempt, reason, "", order.resume.save))
             return
         hosts, first = self.world.night.hosts, ranks[:1] == (0,)
         if hosts is not None and self.host.index in hosts.stuck:
@@ -250,6 +259,10 @@ class Agent:
         self.listens = first
         addresses = network.addresses(self.host) if first and hosts and self.world.nodes > 1 else ()
         self.post(e.Prepared(0.0, self.host.name, attempt, self.address, self.port, addresses))
+
+    def _is_spoiled(self, resume: d.Checkpoint) -> bool:
+        """Tell whether a save is not whole any more, though it was when it was compared."""
+        return self.world.version_read(resume) in self.world.night.spoiled
 
     def _probe(self, order: d.Probe) -> None:
         """Try the addresses one after the other; what answers must be the right host."""
@@ -320,11 +333,19 @@ class Agent:
         if self.running and not self.host.living():
             attempt, self.running = self.running, 0
             save = self.world.last_save(attempt)
-            if how == "asked" and save is not None and self.world.gangs[attempt].ranks[0].host is self.host:
+            gang = self.world.gangs[attempt]
+            if how == "asked" and save is not None and gang.ranks[0].host is self.host:
                 self.host.found(attempt, *save)
-                saved = self.world.gangs[attempt].saved_itself
-                if (
-                    not saved and not self.world.travels and self.world.rng.random() < 0.2
-                ):  # a kill cut its rewriting off
-                    self.post(e.CheckpointInvalidated(0.0, self.host.name, attempt, save[0]))
+                is_free = gang.saved_itself or gang.finished or self.world.travels
+                if not is_free and self.world.rng.random() < 0.2:
+                    self._cut_off(attempt, *save)
             self.post(e.Stopped(0.0, self.host.name, attempt, how))
+            self.world.over(attempt)
+
+    def _cut_off(self, attempt: int, path: str, count: int, version: int) -> None:
+        """A kill cuts the rewriting of a save off, which is seen or not."""
+        if self.world.ledger.tries[-1].number != attempt:
+            return  # its ranks have long been gone
+        torn = self.world.files.write(HERE, path, None)
+        if self.world.save_rng.random() < 0.5:
+            self.post(Saved(0.0, self.host.name, attempt, path, count, torn, is_torn=True))

@@ -9,10 +9,12 @@ from orchestrator.brain.brain import SLEPT_S, Brain
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import News
+from orchestrator.core.checkpoints.save import Closing
 from orchestrator.supervisor.journal.journal_file import Entry
 
 from .agent import Line
 from .ledger import Violation
+from .savedesk import Attempt, Saved, SaveDesk
 
 if TYPE_CHECKING:
     from .slurm import Slurm
@@ -44,7 +46,7 @@ class Boss:
         self.wakes = 0
         self.wake_s = float("-inf")  # not looked yet
         self.points_left: int | None = None
-        self.fetching: list[e.CheckpointFetchStarted] = []
+        self.fetching: list[int] = []  # saves, by number
         self._write_beats()
         world.journal.check_record(self.record)
 
@@ -57,14 +59,16 @@ class Boss:
             self._take(self.world.planned())
         self._point()
         self._take(dataclasses.replace(e.SupervisorStarted(0.0, 4711), at=self.world.clock))
+        self.saves.begin(self.world.clock, self.brain.facts)
+        self._take_saves()
         if self.world.slurm is not None:
             self.read_requests()
         self.look_at_queue()
         self.look()
-        attempt = self.brain.facts.attempt
-        for path, name in list(self.brain.facts.fetching.items()):
-            assert attempt is not None
-            self._fetch(e.CheckpointFetchStarted(0.0, name, attempt.number, path))
+        for save in self.saves.coming():
+            self._fetch(save.number)
+        for number in self.saves.open:
+            self._close_later(number)
         for node in self.brain.facts.every_node():
             host = self.world.host(node.name)
             host.reachable()
@@ -101,8 +105,8 @@ class Boss:
         self._take(dataclasses.replace(event, at=self.world.clock))
         self.look()
         if isinstance(event, e.AgentDied):
-            for coming in [one for one in self.fetching if one.node == event.node]:
-                self._give_up(coming)
+            for number in [one for one in self.fetching if self._host_of(one) == event.node]:
+                self._fetch_ends(number, f"the agent on {event.node} is gone")
 
     def _take(self, event: e.Event) -> None:
         """Journal an event and learn it."""
@@ -123,23 +127,26 @@ class Boss:
         self.world.ledger.notices.heard(beat)
         self.look()
 
-    def receive(self, line: Line, sequence: int, report: e.Event) -> None:
+    def receive(self, line: Line, sequence: int, report: e.Event | Saved) -> None:
         """Take a report in, once; acknowledge it when it is in the journal."""
         boot = line.agent.boot
         if sequence > self.world.journal.sequences.get(boot, 0):
-            event = dataclasses.replace(report, at=self.world.clock)
+            report = dataclasses.replace(report, at=self.world.clock)
             self.world.ledger.before_news(self)
             self._point()
-            entries = self._write(event)
-            self.world.journal.sequences[boot] = sequence
-            self._point()
-            self._learn(entries)
-            if isinstance(event, e.CheckpointFetchStarted):
-                self._fetch(event)
+            if isinstance(report, Saved):
+                self._enter(report, boot, sequence)
+            else:
+                entries = self._write(report)
+                self.world.journal.sequences[boot] = sequence
+                self._point()
+                self._learn(entries)
+            if isinstance(report, e.Stopped):
+                self._close_saves(report.attempt)
         line.down(line.agent.acknowledged, sequence)
         self.look()
 
-    def greet(self, line: Line, kept: list[tuple[int, e.Event]], up: e.AgentUp) -> None:
+    def greet(self, line: Line, kept: list[tuple[int, e.Event | Saved]], up: e.AgentUp) -> None:
         node = up.node
         if self.brain.facts.node(node) is None:  # of an allocation long ago: a stranger
             line.open = line.agent.alive = False
@@ -205,7 +212,7 @@ class Boss:
             if ask.nodes and self.brain.facts.end is not None:
                 self.world.nodes = ask.nodes
                 self.hear(self.world.planned())
-            self.hear(e.ResumeRequested(0.0, number, ask.path))
+            self.hear(e.ResumeRequested(0.0, number, self.saves.named(ask.path)))
             self.look_at_queue()
             self.look()
 
@@ -235,36 +242,117 @@ class Boss:
             self.look_at_queue()
             self.look()
 
-    # Checkpoints on their way home
+    # Saves
 
-    def _fetch(self, coming: e.CheckpointFetchStarted) -> None:
+    @property
+    def saves(self) -> SaveDesk:
+        return self.world.save_desk
+
+    def _attempt(self) -> Attempt:
+        facts = self.brain.facts
+        attempt = facts.attempt
+        if attempt is None:
+            return Attempt(0, 0, 0)
+        return Attempt(attempt.number, attempt.base_step, len(facts.ranks))
+
+    def _enter(self, report: Saved, boot: str, sequence: int) -> None:
+        """Enter a save in the ledger, then journal what follows; the report is known with the first line of that."""
+        longest_s = self.world.night.closes_s[1]
+        save = self.saves.seen(self.world.clock, report, self._attempt(), closes=not longest_s)
+        self._take_saves(boot, sequence)
+        self.world.journal.sequences[boot] = sequence
+        if save is None:
+            stale = f"{report.node} reports {report.path} of attempt {report.attempt}, which is not entered"
+            self.world.ledger.note(stale)
+        else:
+            self.world.ledger.entered(report)
+            if save.number in self.saves.open:
+                self._close_later(save.number)
+            elif save.is_coming and save.number not in self.fetching:
+                self._fetch(save.number)
+
+    def _take_saves(self, boot: str = "", sequence: int = 0) -> None:
+        """Journal and learn what is new of saves."""
+        for event in self.saves.news():
+            self._point()
+            entries = self._write(event)
+            if boot:
+                self.world.journal.sequences[boot] = sequence
+            self._point()
+            self._learn(entries)
+            self.saves.mirror(self.brain.facts)
+
+    def _hear_saves(self) -> None:
+        self.world.ledger.before_news(self)
+        self._take_saves()
+        self.look()
+
+    def _close_later(self, number: int) -> None:
+        self.world.after(self.world.save_rng.uniform(*self.world.night.closes_s), self._goes_on, number)
+
+    def _goes_on(self, number: int) -> None:
+        """Close a save if every rank has gone on since; while some stand, look again later."""
+        report = self.saves.open.get(number)
+        gang = self.world.gangs.get(report.attempt) if report is not None else None
+        if not self.alive or report is None or gang is None or report.attempt != self._attempt().number:
+            return
+        if gang.stepping:
+            self.world.ledger.before_news(self)
+            self._close(number, is_whole=True, by=Closing.STEPS)
+            self.look()
+        elif any(rank.alive for rank in gang.ranks.values()):
+            self._close_later(number)
+
+    def _close_saves(self, attempt: int) -> None:
+        """Close the books on an attempt of which nothing runs any more: what its format writes last tells."""
+        gang = self.world.gangs.get(attempt)
+        if gang is None or any(rank.alive for rank in gang.ranks.values()):
+            return
+        for number in [one for one, report in self.saves.open.items() if report.attempt == attempt]:
+            self._close(number, is_whole=self.world.save_rng.random() < 0.5, by=Closing.LAST_WORD)
+
+    def _close(self, number: int, *, is_whole: bool, by: Closing) -> None:
+        self.saves.close(self.world.clock, number, self._attempt(), is_whole=is_whole, by=by)
+        self._take_saves()
+        if self.saves.saves[number].is_coming:
+            self._fetch(number)
+
+    def _compared(self, order: d.CompareSave) -> None:
+        if self.alive:
+            self._close_saves(order.attempt)
+            self.saves.compared(self.world.clock, order)
+            self._hear_saves()
+
+    # Saves on their way home
+
+    def _host_of(self, number: int) -> str:
+        return self.saves.saves[number].places[0].host
+
+    def _fetch(self, number: int) -> None:
         hosts = self.world.night.hosts
         assert hosts is not None
-        self.fetching.append(coming)
-        self.world.after(self.world.rng.uniform(*hosts.copy_s), self._fetched, coming)
+        self.fetching.append(number)
+        self.world.after(self.world.rng.uniform(*hosts.copy_s), self._fetched, number)
 
     def fetch_on(self, node: str) -> None:
         """The way to a host is open again, and what was under way goes on."""
-        for coming in self.fetching:
-            if coming.node == node:
-                self.world.after(self.world.rng.uniform(0.5, 3.0), self._fetched, coming)
+        for number in self.fetching:
+            if self._host_of(number) == node:
+                self.world.after(self.world.rng.uniform(0.5, 3.0), self._fetched, number)
 
-    def _fetched(self, coming: e.CheckpointFetchStarted) -> None:
+    def _fetched(self, number: int) -> None:
         world, hosts = self.world, self.world.night.hosts
         assert hosts is not None
-        if not self.alive or coming not in self.fetching or not world.host(coming.node).reaches_boss():
-            return
-        if world.rng.random() < hosts.copies_fail:
-            self._give_up(coming)
-            return
-        self.fetching.remove(coming)
-        world.home[coming.path] = world.saved[coming.path]
-        count = world.counts[coming.attempt, coming.path]
-        self.hear(e.CheckpointFound(0.0, coming.node, coming.attempt, coming.path, count))
+        is_on = self.alive and number in self.fetching
+        if is_on and world.host(self._host_of(number)).reaches_boss():
+            self._fetch_ends(number, "the copy broke off" if world.rng.random() < hosts.copies_fail else "")
 
-    def _give_up(self, coming: e.CheckpointFetchStarted) -> None:
-        self.fetching.remove(coming)
-        self.hear(e.CheckpointInvalidated(0.0, coming.node, coming.attempt, coming.path))
+    def _fetch_ends(self, number: int, fault: str) -> None:
+        self.fetching.remove(number)
+        if not self.saves.saves[number].is_coming:
+            return  # another one has come in its place
+        self.saves.fetched(self.world.clock, number, fault)
+        self._hear_saves()
 
     # Decisions
 
@@ -324,18 +412,25 @@ class Boss:
             case d.Requeue():
                 assert self.world.slurm is not None
                 self.world.slurm.asked(decision)
-            case d.EndJob() if self.world.slurm is not None:
-                self.world.slurm.ended()
+            case d.CompareSave():
+                self.world.after(
+                    self.world.save_rng.uniform(*self.world.night.compare_s), self._compared, decision
+                )
+            case d.DistrustSave() | d.Judge():
+                self.saves.mirror(self.brain.facts)
+            case d.EndJob():
+                self.saves.mirror(self.brain.facts)
+                if self.world.slurm is not None:
+                    self.world.slurm.ended()
             case (
                 d.BeginAttempt()
                 | d.Place()
-                | d.Judge()
                 | d.Alert()
                 | d.ResolveAlert()
+                | d.Suspect()
                 | d.Remark()
                 | d.Notice()
                 | d.Finish()
-                | d.EndJob()
             ):
                 pass
 

@@ -12,6 +12,7 @@ from orchestrator.brain.model.decisions import JobEnd, Kind
 from .ledger import Violation
 from .night import Fault, Harm, Night, limits_of
 from .pool import FOR_EVER_S, Busy, Hosts
+from .savedesk import ROOT
 from .world import World
 
 LOST_S_MAX = 27.0
@@ -59,7 +60,7 @@ def pool_night(seed: int) -> Case:
         *_apart(plain),
         *_ways_home(plain, step),
     ]
-    later = {LATER: _slow, LATER + 1: _stuck}
+    later = {LATER: _slow, LATER + 1: _stuck, LATER + 2: _boots}
     return later[seed](plain) if seed in later else cases[seed % len(cases)]
 
 
@@ -181,6 +182,15 @@ def _stuck(plain: Night) -> Case:
     return _on(plain, Hosts(3, stuck=(1,))), Expected(NEXT, ((Kind.START_TIMEOUT, "n1"),), again_s=75.0)
 
 
+def _boots(plain: Night) -> Case:
+    """A lost host boots, and shows a key for a while that nobody knows; there is no other host."""
+    lost, other_key = (
+        Fault(Harm.HOST_LOST, 20.0, 1, lasts_s=25.0),
+        Fault(Harm.KEY_CHANGED, 10.0, 1, lasts_s=45.0),
+    )
+    return _on(plain, Hosts(2), lost, other_key), Expected(BOTH, (LOST,))
+
+
 def _on(night: Night, hosts: Hosts, *faults: Fault) -> Night:
     return dataclasses.replace(night, hosts=hosts, faults=faults, calm_s=max(300.0, hosts.calm_s))
 
@@ -210,7 +220,8 @@ def check_pool(world: World, expected: Expected) -> None:
         _must(late_s <= expected.again_s * longer, f"{late_s:.1f} s from the verdict to the next places")
     if expected.resume is not None:
         resume = ledger.tries[-1].begun.resume
-        _must((resume.path if resume else "") == expected.resume, f"resumed from {resume}")
+        path = resume.path.removeprefix(f"{ROOT}/") if resume else ""
+        _must(path == expected.resume, f"resumed from {resume}")
 
 
 def _must(holds: bool, what: str) -> None:

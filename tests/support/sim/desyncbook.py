@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import News
+from orchestrator.core.checkpoints.save import Save
 
-from .night import Naming
 from .tries import Try
 
 if TYPE_CHECKING:
@@ -35,8 +35,7 @@ class DesyncBook:
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
-        self.guilty: set[int] = set()  # attempts that were judged
-        self.began = 0  # as the verdict on the present attempt says, in steps of its own
+        self.guilty: dict[int, int] = {}  # attempts that were judged, and since which of their own steps
         self.said = False
         self._begin()
 
@@ -78,9 +77,8 @@ class DesyncBook:
                 self._begin()
             case d.BeginAttempt():
                 self._begin()
-                self.began, self.said = 0, False
-                wrote = self.ledger.world.tainted.get(news.resume.path if news.resume else "")
-                self.ledger.must(wrote not in self.guilty, f"attempt {wrote} was out of step: {news}")
+                self.said = False
+                self._begins(news)
             case d.Alert() | d.Judge() if news.verdict.kind is d.Kind.DESYNC:
                 self._judge(news.verdict)
                 self.said = True
@@ -109,26 +107,28 @@ class DesyncBook:
             f"it began in {equal[-1:]} to {unequal[:1]}: {verdict}",
         )
 
-    def judged(self, attempt: Try) -> None:
-        """Nothing starts from what the attempt has written since it was out of step."""
-        verdict, ledger = attempt.verdict, self.ledger
-        if verdict is None or verdict.kind is not d.Kind.DESYNC:
+    def _begins(self, decision: d.BeginAttempt) -> None:
+        """Nothing starts from what an attempt has written since it was out of step, unless a person has named it."""
+        world, resume = self.ledger.world, decision.resume
+        if resume is None or resume.save == self.ledger.saves.named:
             return
-        self.guilty.add(attempt.number)
-        self.began = (verdict.step or 0) - attempt.base
-        for one in [*ledger.older, *([ledger.checkpoint] if ledger.checkpoint else [])]:
-            if self.is_out_of_step(one.path, one.step or 0):
-                ledger.drop(one.path)
-        newest = (ledger.checkpoint.step or 0) if ledger.checkpoint else 0
-        attempt.saved = newest > attempt.base
+        written = world.files.held.get(world.save_desk.versions[resume.save])
+        is_odd = written is not None and written.is_odd and written.attempt in self.guilty
+        self.ledger.must(not is_odd, f"{written} was out of step: {decision}")
 
-    def is_out_of_step(self, path: str, step: int) -> bool:
-        """Tell whether the present attempt wrote it after it was out of step, as far as can be known."""
-        attempt, world = self.ledger.tries[-1], self.ledger.world
-        if attempt.number not in self.guilty or path not in attempt.wrote:
+    def judged(self, attempt: Try) -> None:
+        """Enter an attempt that was judged to be out of step."""
+        verdict = attempt.verdict
+        if verdict is not None and verdict.kind is d.Kind.DESYNC:
+            self.guilty[attempt.number] = (verdict.step or 0) - attempt.base
+
+    def is_out_of_step(self, save: Save) -> bool:
+        """Tell whether an attempt wrote it after it was out of step, as far as can be known."""
+        if save.attempt not in self.guilty:
             return False
-        bears_its_step = world.night.naming in (Naming.ITS_OWN, Naming.STEP) and world.saved[path] == step
-        return step >= attempt.base + self.began - (0 if bears_its_step else NEAR_STEPS)
+        base, began = self.ledger.tries[save.attempt - 1].base, self.guilty[save.attempt]
+        off = 0 if self.ledger.saves.bears_its_step else NEAR_STEPS
+        return (save.step or 0) >= base + began - off
 
     def _gang(self) -> Gang | None:
         tries = self.ledger.tries

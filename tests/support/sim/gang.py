@@ -11,6 +11,7 @@ from orchestrator.core.observations import Activity, Failure, Framework
 
 from .counts import Counted, fall_out_of_step
 from .night import OUT_OF_STEP, Fault, Harm, Naming
+from .savedesk import HERE, Written
 from .stance import SLEEP_S, Stance
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 OWN = Failure("ValueError", "loss is nan", "Traceback ...\nValueError: loss is nan", "train.py:42")
 VICTIM = Failure("RuntimeError", "Connection closed by peer [10.0.0.2]:2345", "Traceback ...", "train.py:50")
+UNLOADABLE = Failure("RuntimeError", "size mismatch for head.weight", "Traceback ...", "train.py:12")
 SYNTAX = Failure("SyntaxError", "invalid syntax", "  File train.py, line 3", "train.py:3")
 
 
@@ -108,7 +110,7 @@ class Gang:
     exited_well: int = 0
     version: int = 0
     saved_itself: bool = False
-    last_save: tuple[str, int] | None = None  # its path, and the count that its time says
+    last_save: tuple[str, int, int] | None = None  # its path, the count that its time says, and its bytes
 
     @property
     def is_stuck(self) -> bool:
@@ -187,12 +189,11 @@ class Gang:
     def _save(self, count: int) -> None:
         world = self.world
         path = world.path_of(self.attempt, self.base + count)
-        world.saved[path] = self.base + count
-        world.tainted.pop(path, None)
-        if any(rank.counted.is_odd_at(count) for rank in self.ranks.values()):
-            world.tainted[path] = self.attempt
-        self.last_save = (path, count + world.named_rng.randint(0, world.night.late_steps))
+        is_odd = any(rank.counted.is_odd_at(count) for rank in self.ranks.values())
         host = self.ranks[0].host
+        disk = host.name if world.travels else HERE
+        version = world.files.write(disk, path, Written(self.attempt, self.base + count, is_odd))
+        self.last_save = (path, count + world.named_rng.randint(0, world.night.late_steps), version)
         world.after(world.rng.uniform(0.1, 2.0), host.found, self.attempt, *self.last_save)
 
     def save_now(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 from orchestrator.brain.model import decisions as d
@@ -9,7 +10,8 @@ from orchestrator.brain.model import events as e
 from orchestrator.core import observations
 
 from .agent import Agent
-from .gang import SYNTAX, Rank
+from .gang import SYNTAX, UNLOADABLE, Rank
+from .savedesk import Saved
 
 if TYPE_CHECKING:
     from .boss import Boss
@@ -50,6 +52,10 @@ class Host:
             self.world.boss.fetch_on(self.name)
         if self.agent is not None:
             self.world.after(self.world.rng.uniform(0.2, 2.0), self.agent.dial)
+
+    def trusted(self) -> None:
+        """It shows the key again that is known."""
+        self.refuses = False
 
     # Agents
 
@@ -152,8 +158,9 @@ class Host:
 
     def spawn(self, order: d.Start, ready: int, ranks: tuple[int, ...]) -> tuple[int, ...]:
         world = self.world
-        begins_at = order.resume if not world.night.begins_anew else None
-        gang = world.gang(order.attempt, world.step_at_home(begins_at.path) if begins_at else 0)
+        version = world.version_read(order.resume)
+        gang = world.gang(order.attempt, world.files.step(version))
+        fatal = self._dies_of(order, version)
         world.ledger.starting(self, order, ready)
         self.processes = []
         for number in ranks:
@@ -165,9 +172,19 @@ class Host:
             self.processes.append(rank)
             gang.ranks[number] = rank
             world.at(ready_s, gang.review)
-            if world.night.syntax_error:
-                world.at(ready_s - 1.0, lambda rank=rank: rank.gang.die(rank, code=1, failure=SYNTAX))
+            if fatal is not None:
+                world.at(ready_s - 1.0, lambda rank=rank: rank.gang.die(rank, code=1, failure=fatal))
         return tuple(rank.pid for rank in self.processes)
+
+    def _dies_of(self, order: d.Start, version: int) -> observations.Failure | None:
+        """Return what every rank of a script dies of before its first step, if it does."""
+        night = self.world.night
+        if night.syntax_error:
+            return SYNTAX
+        if version not in night.unloadable or order.resume is None:
+            return None
+        loading = order.resume.path if night.names_unloadable else ""
+        return dataclasses.replace(UNLOADABLE, loading=loading)
 
     def exited(
         self, rank: Rank, code: int | None, signal: int | None, failure: observations.Failure | None, oom: bool, ordered: bool
@@ -190,13 +207,9 @@ class Host:
             )
             self.agent.exited(exit)
 
-    def found(self, attempt: int, path: str, count: int) -> None:
+    def found(self, attempt: int, path: str, count: int, version: int) -> None:
+        """The agent sees a save, and reports it once."""
         agent = self.agent
-        if agent is None or agent.started != attempt:
-            return
-        if not self.world.travels:
-            stated = self.world.saved[path] if self.world.night.states else None
-            agent.post(e.CheckpointFound(0.0, self.name, attempt, path, count, stated))
-        elif (attempt, path) not in self.world.counts:
-            self.world.counts[attempt, path] = count
-            agent.post(e.CheckpointFetchStarted(0.0, self.name, attempt, path))
+        if agent is not None and agent.started == attempt and version not in agent.told:
+            agent.told.add(version)
+            agent.post(Saved(0.0, self.name, attempt, path, count, version))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import News
+from orchestrator.core.checkpoints.save import Save, SaveState
 
 from .desyncbook import DesyncBook
 from .hangbook import HangBook
@@ -18,11 +19,13 @@ from .night import Harm, Naming
 from .noticebook import NoticeBook
 from .poolbook import PoolBook
 from .queuebook import QueueBook
+from .savebook import SaveBook
 from .tries import Try, goes_round
 
 if TYPE_CHECKING:
     from .boss import Boss
     from .host import Host
+    from .savedesk import Saved
     from .world import World
 
 PURITY_EVERY = 40
@@ -35,6 +38,9 @@ CARRY_CANCELLED_S_MAX = 30.0
 HEARD_S_OFF = 3.0
 """By so much may differ what the brain and the world take for the last word of a host: the end of a line is none."""
 
+
+APART_STEPS = 6
+"""By more steps than this a script must have begun elsewhere for what it saves to show it."""
 
 ASKED_S = 10.0
 """How long after a request to restart the attempt may still come to its end by itself."""
@@ -51,10 +57,6 @@ class Ledger:
         self.world = world
         self.tries: list[Try] = []
         self.best = self.stalled = self.looks = 0
-        self.checkpoint: d.Checkpoint | None = None
-        self.older: list[d.Checkpoint] = []
-        self.known: dict[str, int] = {}
-        self.rewritten: set[str] = set()  # paths that one attempt wrote at several counts
         self.forgiven = 0  # so many attempts do not count any more: the user has resumed the job after them
         self.ended_s: float | None = None
         self.end: d.EndJob | None = None
@@ -66,8 +68,9 @@ class Ledger:
         self.notes: list[tuple[float, News | str]] = []
         self.pool = PoolBook(self, world) if world.night.hosts is not None else None
         self.queue = QueueBook(self, world) if world.night.lease is not None else None
-        self.coming: dict[tuple[int, str], str] = {}  # checkpoints on their way home, and from which host
+        self.coming: dict[int, Save] = {}  # on their way home
         self.watched_s = self.stopped_s = 0.0
+        self.saves = SaveBook(self, world)
         self.hangs = HangBook(self)
         self.desyncs = DesyncBook(self)
         self.notices = NoticeBook(self)
@@ -105,7 +108,7 @@ class Ledger:
         """Where names bear steps, and where a script was seen to begin anew, the step is the world's own."""
         attempt, night = self.tries[-1], self.world.night
         gang = self.world.gangs.get(attempt.number)
-        sure = not night.begins_anew and night.naming in (Naming.ITS_OWN, Naming.STEP)
+        sure = not night.begins_anew and (night.states or night.naming in (Naming.ITS_OWN, Naming.STEP))
         if gang is not None and (sure or attempt.anew):
             heard = max((rank.steps for rank in boss.brain.facts.ranks.values()), default=0)
             step = boss.brain.facts.step or 0
@@ -143,6 +146,7 @@ class Ledger:
             self.pool.written(news)
         if self.queue is not None:
             self.queue.written(news)
+        self.saves.written(news)
         self.desyncs.written(news)
         if isinstance(news, e.SupervisorStarted):
             self.hangs.supervised()
@@ -157,14 +161,12 @@ class Ledger:
                     self.restarted, self.restarted_s = self.tries[-1].number, self.world.now
             case e.ResumeRequested():
                 self._resume(news)
-            case e.CheckpointFound():
-                self._found(news)
-            case e.CheckpointInvalidated():
-                self._spoiled(news)
+            case e.SaveChanged():
+                self._save_changed(news.save)
+            case e.BeganElsewhere():
+                self._began_elsewhere(news)
             case e.Prepared() | e.Exited():
                 self._report(news)
-            case e.CheckpointFetchStarted():
-                self.coming[news.attempt, news.path] = news.node
             case _ if isinstance(news, d.Decision):
                 self._decided(news)
             case _:
@@ -186,92 +188,49 @@ class Ledger:
         if news.code == 0:
             self.tries[-1].ok.append(news.rank)
 
-    def _found(self, news: e.CheckpointFound) -> None:
-        """The newest of the current attempt counts; one of a stale attempt never does."""
-        self.coming.pop((news.attempt, news.path), None)
-        if not self.tries or news.attempt != self.tries[-1].number:
-            return
-        attempt = self.tries[-1]
-        if self._shows_its_beginning(attempt, news):
-            self._begins_anew(attempt)
-        if abs(attempt.wrote.get(news.path, news.steps) - news.steps) > 2:
-            self.rewritten.add(news.path)
-        attempt.wrote[news.path] = news.steps
-        step = self._step(attempt, news.path)
-        if step < self.known.get(news.path, step):
-            self.drop(news.path)
-        self.known[news.path] = step
-        newest = self._take(d.Checkpoint(news.path, step))
-        attempt.saved = attempt.saved or (newest and step > attempt.base)
+    def _save_changed(self, save: Save) -> None:
+        """What an attempt has saved is entered with the step that it truly holds, as far as that can be known."""
+        self.coming.pop(save.number, None)
+        if save.is_coming:
+            self.coming[save.number] = save
+        attempt = self.tries[save.attempt - 1]
+        if save.attempt == len(self.tries) and save.step is not None:
+            known = {self._step(attempt, save)}
+            # That it began anew may have been lost with a supervisor, and is told again later.
+            known |= {save.steps} if self.world.night.begins_anew and not self.saves.bears_its_step else set()
+            self.must(save.step in known, f"it holds step {known}: {save}")
 
-    def _step(self, attempt: Try, path: str) -> int:
+    def _step(self, attempt: Try, save: Save) -> int:
         """Return the step of what an attempt wrote: the true one if it states that, or its name bears it, else as the
         time says."""
-        if self.world.night.states:
-            return self.world.saved[path]
-        about = attempt.base + attempt.wrote[path]
-        true = self.world.saved[path]
-        named = self.world.night.naming in (Naming.ITS_OWN, Naming.STEP)
-        return true if named and abs(true - about) <= 2 else about
+        if self.saves.bears_its_step:
+            return self.world.files.step(self.world.save_desk.versions[save.number]) or save.step or 0
+        return attempt.base + save.steps
 
-    def _shows_its_beginning(self, attempt: Try, news: e.CheckpointFound) -> bool:
-        """Tell whether a script that ignores its checkpoint gives itself away by what it writes again.
+    def _began_elsewhere(self, news: e.BeganElsewhere) -> None:
+        """A script that is said not to begin from its save does not, and begins where it is said to."""
+        gang, attempt = self.world.gangs[news.attempt], self.tries[-1]
+        begun = attempt.begun.resume
+        self.must(news.attempt == attempt.number, f"that attempt is over: {news}")
+        self.must(self.world.night.begins_anew and begun is not None, f"it began from its save: {news}")
+        self.must(news.step == gang.base, f"it began at {gang.base}: {news}")
+        attempt.anew, attempt.base = True, news.step
 
-        Only scripts that do are asked, so a brain that suspects another is caught by what follows.
-        """
-        naming = self.world.night.naming
-        asked = self.world.night.begins_anew and not attempt.anew and news.path not in attempt.wrote
-        if not asked or attempt.base <= 2:
-            return False
-        known = self.known.get(news.path)
-        told = attempt.begun.resume.path if attempt.begun.resume else ""
-        by_number = naming is Naming.STEP and known == self.world.saved[news.path]
-        by_order = naming is not Naming.ITS_OWN and news.path != told and news.path not in self.rewritten
-        return known is not None and abs(known - news.steps) <= 2 and (by_number or by_order)
-
-    def _begins_anew(self, attempt: Try) -> None:
-        """Enter all that the attempt has written at the steps that it truly holds."""
-        attempt.anew, attempt.base = True, 0
-        held = [one for one in (*self.older, self.checkpoint) if one and one.path in attempt.wrote]
-        for path in attempt.wrote:
-            self.drop(path)
-            self.known[path] = self._step(attempt, path)
-        for one in held:
-            self._take(d.Checkpoint(one.path, self.known[one.path]))
-
-    def _take(self, found: d.Checkpoint) -> bool:
-        """Take a checkpoint as the newest if it is; tell whether."""
-        if self.checkpoint is not None and (found.step or 0) < (self.checkpoint.step or 0):
-            return False
-        if self.desyncs.is_out_of_step(found.path, found.step or 0):
-            return False
-        self.older += [self.checkpoint] if self.checkpoint else []
-        self.older = [older for older in self.older if older.path != found.path]
-        self.checkpoint = found
-        return True
-
-    def drop(self, path: str) -> None:
-        """Never start from it; the one before is the newest now."""
-        self.older = [older for older in self.older if older.path != path]
-        if self.checkpoint is not None and self.checkpoint.path == path:
-            self.checkpoint = self.older.pop() if self.older else None
-
-    def _spoiled(self, news: e.CheckpointInvalidated) -> None:
-        """Whoever says it: nothing may start from it any more. What only did not arrive leaves what is at home."""
-        if self.coming.pop((news.attempt, news.path), None) is not None:
-            return
-        self.drop(news.path)
-        if self.tries:
-            newest = (self.checkpoint.step or 0) if self.checkpoint else 0
-            self.tries[-1].saved = self.tries[-1].saved and newest > self.tries[-1].base
+    def entered(self, report: Saved) -> None:
+        """A script that begins anew is found out when what it saves, of a known step, shows it."""
+        attempt, night = self.tries[-1], self.world.night
+        shows = night.begins_anew and self.saves.bears_its_step and not report.is_torn
+        if shows and report.attempt == attempt.number and attempt.base > APART_STEPS:
+            is_open = any(report == one for one in self.world.save_desk.open.values())
+            self.must(attempt.anew or is_open, f"it shows that the script began at 0: {report}")
 
     def _resume(self, news: e.ResumeRequested) -> None:
         if self.end is None:
             return
         self.end, self.ended_s, self.resumed, self.cancelled, self.stalled = None, None, True, False, 0
-        if news.path:
-            self.checkpoint = d.Checkpoint(news.path, self.known.get(news.path))
-        self.best = (self.checkpoint.step or 0) if self.checkpoint else 0
+        self.saves.resumed(news)
+        newest = self.saves.newest()
+        self.best = (newest.step or 0) if newest else 0
         self.forgiven = len(self.tries)
 
     # Decisions
@@ -315,9 +274,7 @@ class Ledger:
         self.must(decision.attempt == number, f"attempt {number} is next: {decision}")
         alive = self._alive_attempts(mortal=True)
         self.must(not alive, f"attempt {number} begins while {alive} lives")
-        self.must(decision.resume == self.checkpoint, f"from {decision.resume}, newest is {self.checkpoint}")
-        if decision.resume is not None and self.world.travels and decision.resume.path in self.world.saved:
-            self.must(decision.resume.path in self.world.home, f"it is not home: {decision}")
+        self.saves.begins(decision)
         self._awaits_the_newest(decision, CARRY_S_MAX)
         self.must(not self.cancelled, f"an attempt begins though the user has cancelled: {decision}")
         if self.tries and not self.resumed:
@@ -330,11 +287,12 @@ class Ledger:
         """Nothing follows while a checkpoint is on its way home, for a while, from a host that is still heard."""
         waited_s = self.world.clock - max(self.stopped_s, self.watched_s)
         silent_s = self.world.night.limits.node_silent_s_max
-        for (number, path), node in self.coming.items():
+        for save in self.coming.values():
+            node = save.places[0].host
             heard_s = self.world.clock - self.world.host(node).heard_s
             lost = heard_s >= silent_s - HEARD_S_OFF
-            late = not self.tries or number < self.tries[-1].number or waited_s >= s_max or lost
-            self.must(late, f"{path} is on its way for {waited_s:.0f} s from {node}: {decision}")
+            late = save.attempt < len(self.tries) or waited_s >= s_max or lost
+            self.must(late, f"{save.main} is on its way for {waited_s:.0f} s from {node}: {decision}")
 
     def _afford(self, last: Try) -> None:
         """A restart needs a verdict that allows one, and a budget; only an attempt that got nowhere costs."""
@@ -362,7 +320,9 @@ class Ledger:
     def _got_on(self, attempt: Try) -> bool:
         """Tell whether an attempt came further than all before it; what one saved that began anew may be old."""
         attempt.high = self.world.journal_high(attempt.number)
-        saved = attempt.saved and not attempt.anew
+        own = [save for save in self.world.save_desk.saves.values() if save.attempt == attempt.number]
+        whole = [save for save in own if save.state is SaveState.WHOLE and (save.step or 0) > attempt.base]
+        saved = bool(whole) and not attempt.anew
         return saved or (attempt.high > 0 and attempt.base + attempt.high > self.best)
 
     def _starts(self, attempt: Try, order: d.Start) -> None:
@@ -387,6 +347,7 @@ class Ledger:
         )  # whatever lives is killed with the allocation
         self.must(unsure or taken or not alive, f"{alive} lives: {decision}")
         self._gives_up(decision.why)
+        self.saves.ends(decision)
         if not unsure:
             self._awaits_the_newest(decision, CARRY_CANCELLED_S_MAX if self.cancelled else CARRY_S_MAX)
         match decision.end:
@@ -404,6 +365,7 @@ class Ledger:
                 never = self.queue is not None and self.queue.is_over and not self.tries
                 asked = self.tries != [] and self.tries[-1].number == self.restarted  # then its time was over
                 known = verdict is not None or unsure or never or (asked and self.queue is not None)
+                known = known or self.saves.has_none()
                 self.must(known, f"failed without a verdict: {decision}")
                 self.must(not self.cancelled, f"it was cancelled: {decision}")
 

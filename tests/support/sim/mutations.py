@@ -1,4 +1,5 @@
-"""Would the oracles notice a brain that is wrong? Mutations made by hand, each of which a stated night must kill.
+"""Would the oracles notice a brain that is wrong, or rules of saves that it shares? Mutations made by hand, each of which a
+stated night must kill.
 
 A mutation replaces a piece of one function's source, or a constant. A piece that is no longer there fails the test:
 the list is kept in step with the code. `python -m tests.support.sim.mutations` looks for the nights anew and prints them.
@@ -18,6 +19,7 @@ from types import FunctionType
 from typing import Any
 
 from orchestrator import brain
+from orchestrator.core import checkpoints
 
 from .clean import check_clean, clean_night
 from .clean_desync import CASES as DESYNC_CASES
@@ -38,7 +40,8 @@ QUEUE_CASES = 38
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """`where`: module and name inside the brain; `old` becomes `new` in its source. A constant has no `old`."""
+    """`where`: module and name inside the brain or the rules of saves; `old` becomes `new` in its source. A constant has no
+    `old`."""
 
     name: str
     where: str
@@ -61,12 +64,6 @@ MUTATIONS = (
     Mutation("every step counts as progress", "facts.Facts.progressed", "> self.best_step", "> 0"),
     Mutation("retry is ignored", "restart_policy._anywhere", "if not verdict.retry:", "if False:"),
     Mutation("a cancel is forgotten at the end", "restart_policy._anywhere", "facts.goal is JobGoal.CANCEL:", "False:"),
-    Mutation("resume from where the attempt began", "restart_policy._anywhere", "attempt.judged_at + wait_s, facts.checkpoint", "attempt.judged_at + wait_s, attempt.resume"),
-    Mutation("a stale checkpoint is adopted", "fold_events._checkpoint_found", "if _is_current(facts, news.node, news.attempt) or left:", "if facts.attempt is not None:"),
-    Mutation("a new checkpoint must be twice as far", "checkpoints._offer", "step < (facts.checkpoint.step or 0)", "step < 2 * (facts.checkpoint.step or 0)"),
-    Mutation("checkpoint steps forget their base", "checkpoints.adopt", "attempt.base_step + news.steps", "news.steps"),
-    Mutation("a spoiled checkpoint is used", "checkpoints._forget", "facts.checkpoint.path == path", "False"),
-    Mutation("the user's checkpoint is ignored", "fold_events._resume_requested", "if news.path:", "if False:"),
     Mutation("a resume keeps the spent budget", "fold_events._resume_requested", "facts.spent = 0", "facts.spent = facts.spent"),
     Mutation("orders are not void when a line breaks", "fold_events._void_orders", "node.ordered = Orders()", "pass"),
     Mutation("stops are forgotten after a reconnect", "fold_events._void_orders", "node.ordered = Orders()", "node.ordered = Orders(stop=node.ordered.stop)"),
@@ -98,14 +95,8 @@ MUTATIONS = (
     Mutation("the facts hold a wish", "brain._drive", "if attempt.phase is Phase.RUN:", "facts.spent += attempt.phase is Phase.RUN\n    if attempt.phase is Phase.RUN:"),
     Mutation("a folded beat is stamped anew", "fold_beats.coalesced_beat", "rank.sign_at, rank.step_at,", "at, rank.step_at,"),
     Mutation("beats that were written down never reach the journal", "brain.Brain.__init__", "else beaten_at", "else {}"),
-    Mutation("a script is always believed to resume", "checkpoints._ignored_checkpoint", "if known is None", "if True"),
-    Mutation("a script that overwrites one name is suspected", "checkpoints._ignored_checkpoint", "(numbered or not overwritten)", "True"),
-    Mutation("a rewritten checkpoint is progress", "facts.Facts.progressed", "attempt.checkpointed and attempt.ignored is None", "attempt.checkpointed"),
     Mutation("a host that hangs is never told from its script", "repeated_failure._may_be_the_hosts", "and on_one", "and False"),
     Mutation("coming equally far is never recognised", "repeated_failure._equally_far", "return bool(count)", "return False"),
-    Mutation("names do not tell steps", "checkpoints._named", "return near[-1] if near else None", "return None"),
-    Mutation("any number in a name is its step", "checkpoints._named", "if abs(number - about) <= NEAR_STEPS", ""),
-    Mutation("what checkpoints state is ignored", "checkpoints.adopt", "news.stated is not None", "False"),
     Mutation("one rank that is alone speaks for all", "notices.alone_text", "not all(", "not any("),
     Mutation("ranks are alone from the first step on", "notices.ALONE_STEPS", "", "1"),
     Mutation("ranks that are alone are not named", "notices._is_alone", "rank.alone is not None", "False"),
@@ -146,12 +137,11 @@ MUTATIONS = (
     Mutation("the first node is never the one apart", "rendezvous._is_alone", "(len(others) > 1 or again)", "False"),
     Mutation("who accused the one apart is not forgiven", "fold_decisions._exclude_apart", 'facts.nodes[accuser.node].excluded = ""', "pass"),
     Mutation("a host that is never ready is tried again", "fold_decisions._note_missing", "(verdict.kind, verdict.node) == (d.Kind.START_TIMEOUT, node.name)", "False"),
-    Mutation("an unfit host is tried again", "fold_decisions._note_missing", "elif node.setup_failure is not None and others:", "elif False:"),
+    Mutation("an unfit host is tried again", "fold_decisions._note_missing", "elif node.setup_failure is not None and not node.setup_failure.save and others:", "elif False:"),
+    Mutation("a host whose copy of a save is bad is done without", "fold_decisions._note_missing", " and not node.setup_failure.save", ""),
     Mutation("no checkpoint on its way is waited for", "restart_policy.waits_for_checkpoint", "bool(sending)", "False"),
     Mutation("checkpoints on their way are waited for without end", "restart_policy.CARRY_S_MAX", "", "1e9"),
     Mutation("a lost host's checkpoint is waited for", "restart_policy._may_send", "return node.agent_state is AgentState.UP or not deadlines.passed(\n        node.contact_at + facts.limits.node_silent_s_max\n    )", "return True"),
-    Mutation("what does not arrive spoils what is at home", "fold_events._checkpoint_invalidated", "facts.fetching.pop(news.path, None) is None", "facts.fetching.pop(news.path, None) is None or True"),
-    Mutation("a checkpoint counts before it is home", "fold_events._checkpoint_fetch_started", "facts.fetching[news.path] = news.node", "facts.fetching[news.path] = news.node\n        facts.checkpoint = d.Checkpoint(news.path, facts.step)"),
     Mutation("one look is enough", "inspections.LOOKS_MIN", "", "1"),
     Mutation("ranks are looked at once", "inspections._why_silence", "if number and not", "if number or not"),
     Mutation("no rank is let be", "suspicion.PATIENCE_S", "", "5.0"),
@@ -192,11 +182,8 @@ MUTATIONS = (
     Mutation("no look says where a desync began", "desync._changes", "if rank.inspection is None:", "if True:"),
     Mutation("a desync waits for looks without end", "inspections.LOOK_S_MAX", "", "1e9"),
     Mutation("a new supervisor compares with what it has not seen", "fold_events._supervisor_started", "desync.forget(facts)", "pass"),
-    Mutation("what was written out of step is used", "fold_decisions._judge", "checkpoints.distrust(facts, attempt)", "pass"),
-    Mutation("what was written out of step is used if it comes late", "checkpoints._offer", "if _is_out_of_step(facts, attempt, checkpoint):", "if False:"),
     Mutation("a desync is tried again", "desync._verdict", "retry=False", "retry=True"),
     Mutation("preemption costs budget", "facts.AttemptFacts.is_free", "self.lost_its_nodes or ", ""),
-    Mutation("a preempted job begins where it began before", "restart_policy._anywhere", "attempt.judged_at, facts.checkpoint", "attempt.judged_at, attempt.resume"),
     Mutation("the end of an allocation is overheard", "allocation.ending", "facts.ending = news", "pass"),
     Mutation("what was said of an old allocation counts", "allocation.began", "facts.ending = facts.requeued_at = facts.over = None", "facts.requeued_at = facts.over = None"),
     Mutation("a job does not rest in the queue", "fold_decisions._requeue", "facts.requeued_at, facts.requeued = news.at, news.why", "facts.requeued = news.why"),
@@ -231,30 +218,66 @@ MUTATIONS = (
     Mutation("no node is avoided", "allocation.avoid", "if reason := node.excluded or lost or launch:", "if False:"),
     Mutation("good nodes are avoided", "allocation.avoid", "if reason := node.excluded or lost or launch:", 'if reason := node.excluded or lost or launch or "it was ours":'),
     Mutation("whom nobody reaches in a queue is tried again", "fold_decisions._note_missing", "elsewhere = others or facts.queue is not None", "elsewhere = others"),
+    Mutation("resume from where the attempt began", "brain._begin", "attempt.number + 1, facts.checkpoint", "attempt.number + 1, attempt.resume"),
+    Mutation("an attempt begins without comparing", "brain._follow", "_compare(facts, attempt, deadlines) or ", ""),
+    Mutation("an attempt begins while a save is compared", "brain._begin", "if attempt.compare_at is not None:", "if False:"),
+    Mutation("what was compared before a supervisor died is proved", "fold_events._supervisor_started", "facts.attempt.compare_at = facts.attempt.compared = None", "facts.attempt.compare_at = None"),
+    Mutation("a comparison is waited for that died with its supervisor", "fold_events._supervisor_started", "facts.attempt.compare_at = facts.attempt.compared = None", "facts.attempt.compared = None"),
+    Mutation("a save that differs is begun from", "fold_events._save_compared", "(news.save if not news.fault else -1)", "facts.choice.save.number if facts.choice.save else 0"),
+    Mutation("bytes are not compared where they may have suffered", "checkpoints.ended_badly", "return is_lost or", "return False and"),
+    Mutation("a gone save is chosen", "choice._unfit", "if save.state is not SaveState.WHOLE:", "if save.state not in (SaveState.WHOLE, SaveState.GONE):"),
+    Mutation("a torn save is chosen", "choice._unfit", "if save.state is not SaveState.WHOLE:", "if save.state not in (SaveState.WHOLE, SaveState.TORN):"),
+    Mutation("a save counts before it is closed, or home", "choice._unfit", "if save.state is not SaveState.WHOLE:", "if save.state not in (SaveState.WHOLE, SaveState.OPEN):"),
+    Mutation("the oldest save is the newest", "choice.choose", "reverse=True", "reverse=False"),
+    Mutation("what an earlier attempt saved further on is forgotten", "choice.choose", "elif not is_named and _got_further(save, best):", "elif False:"),
+    Mutation("any save fits any number of ranks", "choice.fits", "return save.fits_any_size or", "return True or"),
+    Mutation("saves that were passed over are not named", "brain._begin", "passed = facts.choice.passed", "passed = ()"),
+    Mutation("the save that a person has named is ignored", "fold_events._resume_requested", "facts.pin = Pin(news.save, facts.resumed_after) if news.save else None", "pass"),
+    Mutation("a pin outlives a resume", "fold_events._resume_requested", "if news.save else None", "if news.save else facts.pin"),
+    Mutation("a pin outlives what later attempts write", "choice.choose", " and save.attempt <= pin.attempt", ""),
+    Mutation("a named save is the newest if it has more steps", "choice.choose", "not is_named and _got_further", "_got_further"),
+    Mutation("where a named save is gone the job begins anew", "checkpoints.why_none", "if facts.pin is not None and choice.save is None and choice.misfit is None:", "if False:"),
+    Mutation("a save that cannot be loaded is never given up", "brain._follow", "if unloadable is not None:", "if False:"),
+    Mutation("what a rank says of its save is not heard", "checkpoints.unloadable", "and is_bad and", "and False and"),
+    Mutation("what a node says of its save is not heard", "checkpoints.unloadable", "node.setup_failure.save == save.number", "False"),
+    Mutation("ending alike before a step proves nothing", "checkpoints.unloadable", "return Unloadable(save, why, is_certain=False)", "return None"),
+    Mutation("a save is given up at the first failure", "checkpoints.unloadable", "last.verdict.signature != verdict.signature", "False"),
+    Mutation("a save from which steps were made is given up", "checkpoints.unloadable", "or facts.made", ""),
+    Mutation("the only save is given up", "checkpoints.unloadable", " or not _has_another(facts, save)", ""),
+    Mutation("a named save is given up for an older one", "checkpoints._has_another", ", facts.pin", ""),
+    Mutation("a failure that nothing follows gives a save up", "checkpoints.unloadable", " and verdict.retry", ""),
+    Mutation("a save that was given up is begun from", "fold_decisions._distrust_save", "checkpoints.set_state(facts, news.save, SaveState.DISTRUSTED, news.why)", "pass"),
+    Mutation("what only looked bad is never trusted again", "fold_decisions._end_job", "checkpoints.trust_again(facts)", "pass"),
+    Mutation("two saves of one step are one", "repeated_failure._same_point", "if from_others and", "if False and"),
+    Mutation("a save that is gone is progress", "checkpoints._note_progress", "and save.state is SaveState.WHOLE", ""),
+    Mutation("what a script saves that began anew is progress", "facts.Facts.progressed", "attempt.checkpointed and attempt.began is None", "attempt.checkpointed"),
+    Mutation("where a script began is not noted", "checkpoints.began_elsewhere", "attempt.began = OtherBeginning(news.step, news.main, news.steps)", "pass"),
+    Mutation("a script is always believed to begin from its save", "steps.beginning", "if truth is None or", "if True or"),
+    Mutation("a script that overwrites one name is suspected", "steps.beginning", "and save.key != save.series", ""),
+    Mutation("steps of saves forget where their attempt began", "steps.job_step", "counted = base_step + save.steps", "counted = save.steps"),
+    Mutation("any number in a name is its step", "steps.job_step", " if abs(number - counted) <= NEAR_STEPS", ""),
+    Mutation("what saves state is ignored", "steps.job_step", "if save.stated is not None and not misstated:", "if False:"),
+    Mutation("what was written out of step is used", "fold_decisions._judge", "checkpoints.judged(facts, attempt)", "pass"),
+    Mutation("what was written out of step is used if it comes late", "checkpoints.learn", "_distrust_desynced(facts, attempt)", "pass"),
+    Mutation("all that an attempt wrote out of step saved is given up", "checkpoints._distrust_desynced", "if save.step >= began - (", "if True or ("),
 )  # fmt: skip
 
 KILLERS = {
     "no fence wait": "clean 8",
     "fence wait too short": "random 32",
-    "longer times of agents are not waited for": "random 289",
-    "time alone is not waited for": "random 289",
-    "what an agent was told ends with its line": "random 289",
+    "longer times of agents are not waited for": "random 649",
+    "time alone is not waited for": "random 649",
+    "what an agent was told ends with its line": "random 649",
     "fence wait without proof of a break": "named one-node-cut-off-trains-on",
     "an absent agent is taken for a clear node": "clean 8",
     "a connected node is taken for clear": "clean 0",
     "budget off by one": "named host-gone-for-good",
     "restart.max 0 restarts after progress": "random 135",
     "progress costs nothing ever": "named host-gone-for-good",
-    "every step counts as progress": "random 182",
+    "every step counts as progress": "random 34",
     "retry is ignored": "random 1",
     "a cancel is forgotten at the end": "random 2",
-    "resume from where the attempt began": "clean 1",
-    "a stale checkpoint is adopted": "named a-stale-checkpoint-comes-late",
-    "a new checkpoint must be twice as far": "random 21",
-    "checkpoint steps forget their base": "named script-ignores-the-one-checkpoint-that-it-overwrites",
-    "a spoiled checkpoint is used": "named crash-with-victims",
-    "the user's checkpoint is ignored": "random 1",
-    "a resume keeps the spent budget": "random 26",
+    "a resume keeps the spent budget": "named checkpoints-of-which-none-can-be-loaded",
     "orders are not void when a line breaks": "random 168",
     "stops are forgotten after a reconnect": "random 168",
     "a start before all are ready": "clean 0",
@@ -285,14 +308,8 @@ KILLERS = {
     "the facts hold a wish": "named a-quiet-night",
     "a folded beat is stamped anew": "named hang-with-stacks",
     "beats that were written down never reach the journal": "desync 5",
-    "a script is always believed to resume": "named script-ignores-its-checkpoint",
-    "a script that overwrites one name is suspected": "random 756",
-    "a rewritten checkpoint is progress": "random 182",
     "a host that hangs is never told from its script": "named pool-a-hang-that-goes-along-to-another-host",
     "coming equally far is never recognised": "named script-ignores-the-one-checkpoint-that-it-overwrites",
-    "names do not tell steps": "named script-ignores-its-checkpoint",
-    "any number in a name is its step": "random 239",
-    "what checkpoints state is ignored": "named checkpoints-that-state-their-step",
     "one rank that is alone speaks for all": "named ranks-of-which-one-is-in-company",
     "ranks are alone from the first step on": "named ranks-that-are-alone",
     "ranks that are alone are not named": "named ranks-that-are-alone",
@@ -302,7 +319,7 @@ KILLERS = {
     "busy hosts are asked as often after hours": "pool 28",
     "hosts are held while others are busy": "pool 21",
     "jobs that came first are no matter": "named pool-behind-other-jobs",
-    "a host that boots is given up for good": "random 350",
+    "a host that boots is given up for good": "pool 86",
     "an excluded host is launched again": "named pool-two-keys-are-wrong",
     "an excluded host is kept beside the gang": "random 35",
     "a dismissed host is used": "pool 67",
@@ -334,11 +351,10 @@ KILLERS = {
     "who accused the one apart is not forgiven": "pool 34",
     "a host that is never ready is tried again": "pool 85",
     "an unfit host is tried again": "pool 17",
+    "a host whose copy of a save is bad is done without": "random 1024",
     "no checkpoint on its way is waited for": "named pool-checkpoint-on-its-way-at-a-crash",
     "checkpoints on their way are waited for without end": "pool 39",
     "a lost host's checkpoint is waited for": "pool 40",
-    "what does not arrive spoils what is at home": "named pool-what-does-not-arrive-leaves-what-is-at-home",
-    "a checkpoint counts before it is home": "named pool-checkpoint-on-its-way-from-a-lost-host",
     "one look is enough": "named hang-with-stacks",
     "ranks are looked at once": "hang 0",
     "no rank is let be": "hang 9",
@@ -379,11 +395,8 @@ KILLERS = {
     "no look says where a desync began": "desync 2",
     "a desync waits for looks without end": "desync 6",
     "a new supervisor compares with what it has not seen": "desync 16",
-    "what was written out of step is used": "desync 8",
-    "what was written out of step is used if it comes late": "desync 8",
     "a desync is tried again": "desync 0",
     "preemption costs budget": "queue 1",
-    "a preempted job begins where it began before": "queue 0",
     "the end of an allocation is overheard": "queue 0",
     "what was said of an old allocation counts": "queue 0",
     "a job does not rest in the queue": "queue 0",
@@ -418,15 +431,58 @@ KILLERS = {
     "no node is avoided": "queue 26",
     "good nodes are avoided": "queue 0",
     "whom nobody reaches in a queue is tried again": "queue 34",
+    "resume from where the attempt began": "named checkpoint-damaged-between-attempts",
+    "an attempt begins without comparing": "named checkpoint-damaged-between-attempts",
+    "an attempt begins while a save is compared": "named crash-with-victims",
+    "what was compared before a supervisor died is proved": "random 213",
+    "a comparison is waited for that died with its supervisor": "named supervisor-killed-while-a-checkpoint-is-compared",
+    "a save that differs is begun from": "named checkpoint-damaged-between-attempts",
+    "bytes are not compared where they may have suffered": "named desync-and-resumed-from-before",
+    "a gone save is chosen": "named checkpoint-damaged-between-attempts",
+    "a torn save is chosen": "named checkpoint-cut-off-by-a-kill",
+    "a save counts before it is closed, or home": "named pool-checkpoint-on-its-way-from-a-lost-host",
+    "the oldest save is the newest": "named hang-after-the-last-word",
+    "what an earlier attempt saved further on is forgotten": "random 596",
+    "any save fits any number of ranks": "named checkpoint-of-other-ranks",
+    "saves that were passed over are not named": "named checkpoint-damaged-between-attempts",
+    "the save that a person has named is ignored": "named resume-from-a-named-checkpoint",
+    "a pin outlives a resume": "named resume-from-a-named-checkpoint-that-is-damaged",
+    "a pin outlives what later attempts write": "named resume-from-a-named-checkpoint",
+    "a named save is the newest if it has more steps": "named resume-from-a-named-checkpoint-that-the-script-ignores",
+    "where a named save is gone the job begins anew": "named resume-from-a-named-checkpoint-that-is-damaged",
+    "a save that cannot be loaded is never given up": "named checkpoint-that-cannot-be-loaded",
+    "what a rank says of its save is not heard": "named checkpoint-that-cannot-be-loaded",
+    "what a node says of its save is not heard": "named checkpoint-that-is-not-whole-on-a-node",
+    "ending alike before a step proves nothing": "named checkpoint-that-cannot-be-loaded-and-no-library-says-so",
+    "a save is given up at the first failure": "random 238",
+    "a save from which steps were made is given up": "random 104",
+    "the only save is given up": "named checkpoints-of-which-none-can-be-loaded",
+    "a named save is given up for an older one": "named resume-from-a-named-checkpoint-that-cannot-be-loaded",
+    "a failure that nothing follows gives a save up": "random 450",
+    "a save that was given up is begun from": "named checkpoint-that-cannot-be-loaded",
+    "what only looked bad is never trusted again": "named checkpoints-of-which-none-can-be-loaded",
+    "two saves of one step are one": "named checkpoints-of-one-step-that-cannot-be-loaded",
+    "a save that is gone is progress": "random 34",
+    "what a script saves that began anew is progress": "random 121",
+    "where a script began is not noted": "named resume-from-a-named-checkpoint-that-the-script-ignores",
+    "a script is always believed to begin from its save": "named resume-from-a-named-checkpoint-that-the-script-ignores",
+    "a script that overwrites one name is suspected": "random 475",
+    "steps of saves forget where their attempt began": "random 324",
+    "any number in a name is its step": "random 239",
+    "what saves state is ignored": "named checkpoints-that-state-their-step",
+    "what was written out of step is used": "desync 0",
+    "what was written out of step is used if it comes late": "desync 5",
+    "all that an attempt wrote out of step saved is given up": "named desync-and-resumed-from-before",
 }
 """The night that notices each mutation."""
 
 
 _MODULES = {
     found.name.rpartition(".")[2]: found.name
-    for found in pkgutil.walk_packages(brain.__path__, "orchestrator.brain.")
+    for package in (checkpoints, brain)
+    for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
 }
-"""The brain's modules by their last names, which differ."""
+"""The modules of both by their last names, which differ."""
 
 
 @contextlib.contextmanager
@@ -517,7 +573,7 @@ def kills(night: str, mutation: Mutation) -> bool:
 
 def search(mutation: Mutation) -> str:
     """Return the first night that kills the mutation, or nothing."""
-    nights = [f"named {name}" for name in NAMED] + [f"pool {seed}" for seed in range(2 * POOL_CASES + 2)]
+    nights = [f"named {name}" for name in NAMED] + [f"pool {seed}" for seed in range(2 * POOL_CASES + 3)]
     nights += [f"queue {seed}" for seed in range(2 * QUEUE_CASES)]
     nights = [f"hang {seed}" for seed in range(2 * HANG_CASES)] + nights
     nights = [f"desync {seed}" for seed in range(2 * DESYNC_CASES)] + nights

@@ -63,6 +63,42 @@ NAMED = {
     "checkpoints-that-state-their-step": _night(
         Fault(Harm.CRASH, rank=2, step=28), naming=Naming.SAVE, late_steps=9, states=True
     ),
+    "checkpoint-damaged-between-attempts": _night(
+        Fault(Harm.CRASH, rank=2, step=24), Fault(Harm.SIGNAL, 60.0, rank=1), damage=1.0, seed=15
+    ),
+    "checkpoint-cut-off-by-a-kill": _night(Fault(Harm.CRASH, rank=2, step=24), naming=Naming.LAST, seed=11),
+    "checkpoint-closed-at-the-end-of-its-attempt": _night(
+        Fault(Harm.CRASH, rank=2, step=21), closes_s=(5.0, 8.0), seed=1
+    ),
+    "checkpoint-that-cannot-be-loaded": _night(Fault(Harm.CRASH, rank=2, step=24), unloadable=(2,)),
+    "checkpoint-that-cannot-be-loaded-and-no-library-says-so": _night(
+        Fault(Harm.CRASH, rank=2, step=24), unloadable=(2,), names_unloadable=False
+    ),
+    "checkpoints-of-which-none-can-be-loaded": _night(
+        Fault(Harm.CRASH, rank=2, step=24), unloadable=tuple(range(1, 100)), names_unloadable=False, asks=(Ask(100.0),)
+    ),
+    "checkpoints-of-one-step-that-cannot-be-loaded": _night(
+        asks=(Ask(38.5, cancel=True), Ask(50.0, path="a1/step-10"), Ask(72.0, cancel=True), Ask(100.0)), unloadable=(2, 3),
+        names_unloadable=False, limits=limits_of(restarts_max=6), seed=3,
+    ),
+    "checkpoint-that-is-not-whole-on-a-node": _night(Fault(Harm.CRASH, rank=2, step=24), spoiled=(2,)),
+    "checkpoint-of-other-ranks": _night(asks=(Ask(25.0, cancel=True), Ask(60.0, nodes=1), Ask(90.0, nodes=2)), sharded=True),
+    "resume-from-a-named-checkpoint": _night(
+        Fault(Harm.CRASH, rank=2, step=24), Fault(Harm.SIGNAL, 95.0, rank=1),
+        asks=(Ask(50.0, cancel=True), Ask(70.0, path="a1/step-10")),
+    ),
+    "resume-from-a-named-checkpoint-that-cannot-be-loaded": _night(
+        asks=(Ask(38.5, cancel=True), Ask(60.0, path="a1/step-20")), unloadable=(2,), seed=3
+    ),
+    "resume-from-a-named-checkpoint-that-is-damaged": _night(
+        asks=(Ask(38.5, cancel=True), Ask(44.0, path="a1/step-20"), Ask(80.0)), damage=1.0, seed=1,
+    ),
+    "resume-from-a-named-checkpoint-that-the-script-ignores": _night(
+        Fault(Harm.SIGNAL, 73.0, rank=1), asks=(Ask(38.5, cancel=True), Ask(50.0, path="a1/step-20")), begins_anew=True, seed=3,
+    ),
+    "supervisor-killed-while-a-checkpoint-is-compared": _night(
+        Fault(Harm.CRASH, rank=2, step=14), Fault(Harm.BOSS_KILLED, 23.5, lasts_s=12.0), compare_s=(6.0, 7.0)
+    ),
     "stopped-rank": _night(Fault(Harm.STOPPED, rank=3, step=14)),
     "node-lost-and-fenced": _night(Fault(Harm.CUT_BOTH, node=1, step=14, lasts_s=70.0), Fault(Harm.HANG, rank=0, step=15)),
     "host-reboots": _night(Fault(Harm.HOST_LOST, node=1, step=14, lasts_s=40.0), local=False),
@@ -119,7 +155,7 @@ NAMED = {
     ),
     "pool-what-does-not-arrive-leaves-what-is-at-home": _night(
         Fault(Harm.CRASH, rank=2, step=14), Fault(Harm.SIGNAL, 50.0, rank=2), naming=Naming.STEP, begins_anew=True,
-        hosts=Hosts(2, copy_s=(1.0, 2.0), copies_fail=0.5), seed=15,
+        hosts=Hosts(2, copy_s=(1.0, 2.0), copies_fail=0.5),
     ),
     "queue-preempted": _queued(Lease(4), Fault(Harm.PREEMPTED, step=14)),
     "queue-preempted-and-term-kills-ranks": _queued(Lease(4, term_kills=True), Fault(Harm.PREEMPTED, step=14)),

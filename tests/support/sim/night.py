@@ -6,6 +6,7 @@ import dataclasses
 import enum
 import random
 from dataclasses import dataclass, field
+from typing import assert_never
 
 from orchestrator.brain.model.events import NodePlan, Pool, QueueTerms
 from orchestrator.core.limits import Limits
@@ -52,7 +53,7 @@ class Harm(enum.Enum):
     LINE_RESET = "line reset"
     BOSS_KILLED = "supervisor killed"  # back after `lasts_s`
     SLEPT = "job clock jumps"
-    KEY_CHANGED = "host key changed"  # whoever connects anew is refused
+    KEY_CHANGED = "host key changed"  # whoever connects anew is refused, for `lasts_s`
     PREEMPTED = "preempted"  # the queue takes the nodes for another job, and queues this one again
     REQUEUED = "requeued"  # the same, by somebody
     SCANCEL = "cancelled in the queue"
@@ -84,7 +85,8 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """The user asks: cancel, restart, or resume (from the path of a known checkpoint, the newest where it is empty)."""
+    """The user asks: cancel, restart, or resume (from the newest save of a path; from the newest of all where it is empty or
+    was never written)."""
 
     at_s: float
     cancel: bool = False
@@ -136,6 +138,16 @@ class Night:
     company_rank: int = -1  # but this one has
     states: bool = False  # checkpoints state the step that they hold
     late_steps: int = 0  # so many steps too late, at most, a checkpoint's time is taken
+    closes_s: tuple[float, float] = (
+        0.0,
+        0.0,
+    )  # how long after its report ranks have gone on that wrote a save
+    compare_s: tuple[float, float] = (0.05, 0.5)  # how long it takes to compare a save
+    damage: float = 0.0  # how often a save is damaged or deleted between two attempts
+    sharded: bool = False  # saves have files of each rank, and fit that number of ranks alone
+    unloadable: tuple[int, ...] = ()  # the script cannot load the so-manieth of all that was written
+    names_unloadable: bool = True  # and a library says which file it was loading
+    spoiled: tuple[int, ...] = ()  # these are not whole any more when a node is made ready
     hosts: Hosts | None = None  # a pool of hosts, from which the job takes `nodes`
     lease: Lease | None = (
         None  # a queue system lends them; of `hosts` only what is wrong with some counts then
@@ -222,7 +234,7 @@ def random_night(seed: int, *, queues: bool = True) -> Night:
         launch_lost=rng.choice((0,) * 20 + (1, 2)), calm_s=calm_s,
     )  # fmt: skip
     night = _restarted(_without_steps(_out_of_step(_judged_by_looks(_on_hosts(_named_otherwise(night))))))
-    return _where_locks_tell(_in_queue(night) if queues else night)
+    return _with_bad_saves(_where_locks_tell(_in_queue(night) if queues else night))
 
 
 def _named_otherwise(night: Night) -> Night:
@@ -302,6 +314,60 @@ def _out_of_step(night: Night) -> Night:
         night, limits=limits, faults=(*night.faults, *odd), steps=rng.choice((night.steps, 60)),
         save_steps=rng.choice((4, 7, 10)), calm_s=max(night.calm_s, 100.0),
     )  # fmt: skip
+
+
+def _with_bad_saves(night: Night) -> Night:
+    """Let saves of some nights be slow, and suffer between attempts, and let people name some to resume from. Drawn from a
+    chance of its own, too."""
+    rng = random.Random(night.seed ^ 0x5A7E5)
+    asks = tuple(
+        dataclasses.replace(ask, path=_some_path(rng, night)) if ask.path else ask for ask in night.asks
+    )
+    night = dataclasses.replace(
+        night, asks=asks, closes_s=rng.choice(((0.0, 0.0), (0.0, 0.0), (0.5, 5.0), (1.0, 15.0))),
+        compare_s=rng.choice(((0.05, 0.5), (0.05, 0.5), (0.5, 20.0))),
+        damage=rng.choice((0.0, 0.0, 0.1, 0.5, 1.0)), sharded=rng.random() < 0.1,
+    )  # fmt: skip
+    is_other = night.prints or night.begins_anew or night.syntax_error
+    return night if is_other or rng.random() > 0.2 else _unloadable(rng, night)
+
+
+def _unloadable(rng: random.Random, night: Night) -> Night:
+    """Let the script be unable to load some of what it saves. It saves often and is broken often, since it takes several
+    attempts for that to show."""
+    harms = tuple(
+        Fault(rng.choice((Harm.SIGNAL, Harm.CRASH)), rng.uniform(15.0, 200.0), 0, rng.randrange(night.ranks))
+        for _ in range(rng.randint(1, 6))
+    )
+    first, is_spoiled = rng.randint(1, 5), rng.random() < 0.2
+    bad = tuple(range(first, first + rng.choice((1, 2, 2, 3, 400))))
+    more = [
+        Ask(rng.uniform(150.0, 500.0), path=rng.choice(("", _some_path(rng, night))))
+        for _ in range(rng.choice((0, 1, 2)))
+    ]
+    return dataclasses.replace(
+        night, faults=(*night.faults, *harms), steps=60, save_steps=rng.choice((4, 7, 10)),
+        damage=rng.choice((0.0, 0.0, 0.1)), names_unloadable=rng.random() < 0.5,
+        unloadable=() if is_spoiled else bad, spoiled=bad if is_spoiled else (),
+        limits=dataclasses.replace(night.limits, restarts_max=rng.choice((1, 3, 5, 8))),
+        asks=tuple(sorted((*night.asks, *more), key=lambda ask: ask.at_s)),
+    )  # fmt: skip
+
+
+def _some_path(rng: random.Random, night: Night) -> str:
+    """Return the path of a save that there may be."""
+    step = night.save_steps * rng.randint(1, 3)
+    match night.naming:
+        case Naming.ITS_OWN:
+            return f"a{rng.randint(1, 2)}/step-{step}"
+        case Naming.STEP:
+            return f"step-{step:06d}.pt"
+        case Naming.SAVE:
+            return f"epoch-{rng.randint(1, 3)}.pt"
+        case Naming.LAST:
+            return "last.pt"
+        case _ as never:
+            assert_never(never)
 
 
 def _without_steps(night: Night) -> Night:

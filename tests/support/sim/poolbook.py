@@ -53,6 +53,7 @@ class PoolBook:
         self.up: set[str] = set()
         self.leaving: set[str] = set()
         self.been_up: set[str] = set()
+        self.present: set[str] = set()  # where an agent may still be
         self.unsure: set[str] = set()  # refused for good, and have been up: they may be booting
         self.barred: dict[str, str] = {}  # refused for good, unfit, or not to be reached by its peers
         self.hung: dict[str, int] = {}  # how often ranks have hung on each host
@@ -98,6 +99,8 @@ class PoolBook:
             case e.AgentDisconnected() | e.AgentDied():
                 self.up.discard(news.node)
                 self.leaving.discard(news.node)
+                if isinstance(news, e.AgentDied) or news.left:
+                    self.present.discard(news.node)
                 if self.launched.pop(news.node, None) is not None and isinstance(news, e.AgentDied):
                     self.fails[news.node] = self.fails.get(news.node, 0) + 1
             case e.LaunchFailed():
@@ -107,9 +110,10 @@ class PoolBook:
             case e.Probed() if news.attempt == self.ledger.tries[-1].number:
                 self.probed.setdefault(news.node, list(news.reached))
             case e.PrepareFailed() if news.attempt == self.ledger.tries[-1].number:
-                if len(self.names) > self.nodes:
+                if len(self.names) > self.nodes and not news.save:
                     self.barred[news.node] = "unfit"
             case e.ResumeRequested() if self.ledger.end is not None:
+                self.been_up &= self.present  # that a host was up in an earlier run says nothing of now
                 self.barred.clear()
                 self.hung.clear()
                 self.fails.clear()
@@ -129,6 +133,7 @@ class PoolBook:
         self.up.add(news.node)
         self.launched.pop(news.node, None)
         self.been_up.add(news.node)
+        self.present.add(news.node)
         self.unsure.discard(news.node)
         self.leaving.discard(news.node)
         self.busy.discard(news.node)
@@ -233,7 +238,8 @@ class PoolBook:
         waited_s = clock - max(self.began_s, self.queued_s) + ROUNDING_S
         if verdict.kind is d.Kind.START_TIMEOUT:
             self._must(waited_s >= limits.start_s_max, f"queued {waited_s:.0f} s ago: {verdict}")
-            if verdict.node and len(self.names) > self.nodes:
+            usable = [one for one in self.names if one not in self.barred]
+            if verdict.node and len(usable) > self.nodes:
                 self.barred[verdict.node] = "stuck"
         if verdict.signature.endswith(" allocation"):
             return  # the queue's book has it

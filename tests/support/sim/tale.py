@@ -7,6 +7,8 @@ import enum
 
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model.facts import News
+from orchestrator.core.checkpoints.choice import Passed
+from orchestrator.core.checkpoints.save import Save
 
 from .world import World
 
@@ -40,7 +42,14 @@ def _value(value: object) -> str:
     if isinstance(value, enum.Enum):
         return str(value.value)
     if isinstance(value, d.Checkpoint):
-        return f"{value.path}@{value.step}"
+        return f"{value.save}:{value.path}@{value.step}"
+    if isinstance(value, Save):
+        why = f" ({value.why})" if value.why else ""
+        more = f" coming from {value.places[0].host}" if value.is_coming else ""
+        more += f" compared by {value.compared}" if value.compared and not why else ""
+        return f"{value.number}:{value.main}@{value.step} {value.state.value}{more}{why}"
+    if isinstance(value, Passed):
+        return f"{value.save}:{value.main} {value.why}"
     if isinstance(value, d.Verdict):
         ranks = ",".join(map(str, value.ranks)) or "-"
         evidence = "".join(f"\n{'':13}{line}" for text in value.evidence for line in text.splitlines())
@@ -54,5 +63,5 @@ def _value(value: object) -> str:
         return "(" + ",".join(_value(item) for item in value) + ")"
     if dataclasses.is_dataclass(value):
         held = [getattr(value, field.name) for field in dataclasses.fields(value)]
-        return "/".join(_value(one) for one in held if one is not None)
+        return "/".join(_value(one) for one in held if one not in (None, ""))
     return str(value)

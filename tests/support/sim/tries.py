@@ -16,9 +16,7 @@ class Try:
     base: int  # where it began: as it was told to, until its checkpoints show that it did not
     begun: d.BeginAttempt
     anew: bool = False
-    wrote: dict[str, int] = field(default_factory=dict)  # counts of its checkpoints
     high: int = 0  # the most steps that any rank was heard to have made
-    saved: bool = False  # a checkpoint beyond its base was adopted
     verdict: d.Verdict | None = None
     judged_s: float = 0.0
     judged_anew: bool = False  # its beginning was known when its verdict fell

@@ -13,8 +13,10 @@ import random
 from collections.abc import Callable
 from typing import Any, assert_never
 
+from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.events import NodePlan, Planned
+from orchestrator.core.checkpoints.save import SaveState
 from orchestrator.core.observations import Activity
 
 from .boss import Boss, Killed
@@ -23,10 +25,14 @@ from .host import Host
 from .journal import Journal
 from .ledger import Ledger, Violation
 from .night import ENDLESS, INNOCENT, OF_QUEUES, OUT_OF_STEP, Ask, Fault, Harm, Naming, Night
+from .savedesk import HERE, ROOT, Files, SaveDesk
 from .slurm import Slurm
 
 HOSTS_MAX = 9
 EVENTS_MAX = 200_000
+DAMAGE_S_MAX = 6.0
+"""How long after the end of an attempt its saves are damaged at the latest."""
+
 LINGER_S = 8.0
 """How long after the job's end a night goes on: what must not happen any more has time to."""
 
@@ -49,10 +55,9 @@ class World:
         self.pids = 1000
         self.boss_away_s = 0.0
         self.struck_s: float | None = None
-        self.saved: dict[str, int] = {}
-        self.tainted: dict[str, int] = {}  # what an attempt wrote out of step
-        self.counts: dict[tuple[int, str], int] = {}  # of what an attempt wrote and has reported
-        self.home: dict[str, int] = {}  # what has come home, and its step
+        self.files = Files()
+        self.save_desk = SaveDesk(self.files, self.travels, night.states, not night.sharded)
+        self.save_rng = random.Random(night.seed ^ 0x5A7E)
         self.look_rng = random.Random(night.seed ^ 0x100C)
         self.named_rng = random.Random(night.seed ^ 0x71C5)
         self.gangs: dict[int, Gang] = {}
@@ -103,17 +108,19 @@ class World:
         """Return which allocation the job has now, 0 where no queue lends nodes."""
         return self.slurm.given if self.slurm is not None else 0
 
-    def step_at_home(self, path: str) -> int:
-        """Return the step that a checkpoint holds, 0 for one that nobody has written."""
-        return (self.home if self.travels else self.saved).get(path, 0)
+    def version_read(self, resume: d.Checkpoint | None) -> int:
+        """Return the bytes that a script reads which is to begin from a save, 0 for none."""
+        if resume is None or self.night.begins_anew:
+            return 0
+        return self.files.at(resume.path.removeprefix(f"{ROOT}/"))
 
     def gang(self, attempt: int, base: int) -> Gang:
         if attempt not in self.gangs:
             self.gangs[attempt] = Gang(self, attempt, self.nodes * self.night.ranks, base)
         return self.gangs[attempt]
 
-    def last_save(self, attempt: int) -> tuple[str, int] | None:
-        """Return path and count of the last checkpoint that an attempt wrote."""
+    def last_save(self, attempt: int) -> tuple[str, int, int] | None:
+        """Return path, count and bytes of the last checkpoint that an attempt wrote."""
         return self.gangs[attempt].last_save
 
     def path_of(self, attempt: int, step: int) -> str:
@@ -221,6 +228,26 @@ class World:
 
     # What goes wrong
 
+    def over(self, attempt: int) -> None:
+        """Ranks of an attempt have ended on a host; by chance something befalls what it saved, before the next begins."""
+        if self.save_rng.random() < self.night.damage:
+            self.after(self.save_rng.uniform(0.0, DAMAGE_S_MAX), self._damage, attempt)
+
+    def _damage(self, attempt: int) -> None:
+        """Damage or delete one of the newest saves, as long as no rank lives and the next attempt has not begun."""
+        if self.ledger.tries[-1].number != attempt or any(host.living() for host in self.hosts):
+            return
+        whole = [save.main for save in self.save_desk.saves.values() if save.state is SaveState.WHOLE]
+        if not whole:
+            return
+        path = self.save_rng.choice(whole[-2:])
+        if self.save_rng.random() < 0.5:
+            self.files.write(HERE, path, None)
+            self.ledger.note(f"fault: {path} is damaged")
+        else:
+            self.files.disk.pop((HERE, path), None)
+            self.ledger.note(f"fault: {path} is deleted")
+
     def strike(self, fault: Fault) -> None:
         """Let a fault happen, if there is still something it can befall."""
         harm = fault.harm
@@ -245,6 +272,7 @@ class World:
             self._heal(fault, self._power, host, True)
         elif harm is Harm.KEY_CHANGED:
             host.refuses = True
+            self._heal(fault, host.trusted)
         elif harm is Harm.LINE_RESET:
             self._reset(host)
         elif harm is Harm.BOSS_KILLED:

@@ -15,15 +15,17 @@ from orchestrator.agent.agent import Agent
 from orchestrator.agent.checks.launch import Gathering
 from orchestrator.agent.evidence import inspector
 from orchestrator.agent.start.processes import NodeRanks, RanksGoal
+from orchestrator.core.checkpoints.save import Piece, Place, SaveState
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.settings.rank_settings import RankRequest
 from orchestrator.core.wire import messages as m
 from orchestrator.supervisor import allocation_claim
 from tests.support import fake_host
+from tests.support.saved_files import SAVED_NS, saved, write
 from tests.unit.agent.test_lost_supervisor import ENVIRON
 
 FENCE_S = 30.0
-PREPARE = m.Prepare(2, {}, False, (), (), False, False, None, ())
+PREPARE = m.Prepare(2, {}, False, (), (), wants_port=False, wants_addresses=False, port=None, resume=None)
 
 
 class Gone(NodeRanks):
@@ -44,8 +46,10 @@ class Open:
 
 
 def _agent(folder: Path, environ: dict[str, str] | None = None, **config: Any) -> Agent:
+    """Make an agent; one that looks for saves needs a loop."""
     folder.mkdir(exist_ok=True)
-    return Agent(fake_host.config(**{"root": str(folder), "fence_s": FENCE_S, **config}), environ or {})
+    usual = {"root": str(folder), "fence_s": FENCE_S, "ships": False}
+    return Agent(fake_host.config(**{**usual, **config}), environ or {})
 
 
 def _running(agent: Agent, folder: Path) -> NodeRanks:
@@ -151,35 +155,81 @@ def test_a_look_is_taken_and_answered_by_its_number(tmp_path: Path, monkeypatch:
     assert _reports(agent) == [m.Inspected(2, 5, ())]
 
 
-def test_the_last_checkpoint_is_told_before_the_word_that_the_attempt_is_over(tmp_path: Path) -> None:
-    agent = _agent(tmp_path, ships=False, finds_checkpoints=True)
+async def _until(agent: Agent, report: m.ReliableReport) -> list[m.ReliableReport]:
+    """Let an agent go on until it has made a report; return all that it has made."""
+    while report not in (reports := _reports(agent)):
+        agent._wake.clear()
+        agent._tick(time.monotonic())
+        if report not in _reports(agent):
+            await asyncio.wait_for(agent._wake.wait(), 20.0)
+    return reports
+
+
+def test_the_last_save_is_reported_before_the_word_that_the_attempt_is_over(tmp_path: Path) -> None:
     job = JobDir(tmp_path)
-    job.checkpoints.mkdir()
-    (job.checkpoints / "old.pt").write_bytes(b"of an attempt before")
     run = job.rank_run("node-0", 2, 0)
-    run.mkdir(parents=True)
+    for folder in (run, job.checkpoints):
+        folder.mkdir(parents=True)
+    (job.checkpoints / "old.pt").write_bytes(b"of an attempt before")
     (run / "error-4711.json").write_text('{"message": "no access with hf_0123456789abcdef"}')
-    _running(agent, tmp_path)
-    agent._scanner.begin()
-    (job.checkpoints / "last.pt").write_bytes(b"weights")
-    agent._obey(m.Stop(2, 0.0))
-    agent._tick(time.monotonic())
-    last = m.CheckpointFound(2, str(job.checkpoints / "last.pt"), 0)
-    assert _reports(agent) == [last, m.Stopped(2, "asked")]
+
+    async def play() -> list[m.ReliableReport]:
+        agent = _agent(tmp_path, finds_checkpoints=True)
+        ranks = _running(agent, tmp_path)
+        agent._scanner.begin(2)
+        while agent._scanner._beginning is not None:
+            agent._wake.clear()
+            agent._scanner.scan(ranks, 0.0)
+            if agent._scanner._beginning is not None:
+                await asyncio.wait_for(agent._wake.wait(), 20.0)
+        (job.checkpoints / "last.pt").write_bytes(b"weights")
+        agent._obey(m.Stop(2, 0.0))
+        reports = await _until(agent, m.Stopped(2, "asked"))
+        agent._scanner.close()
+        return reports
+
+    last, *rest = [one for one in asyncio.run(play()) if not isinstance(one, m.SaveHashed)]
+    assert isinstance(last, m.SaveSeen) and (last.attempt, last.main) == (2, "last.pt")
+    assert rest == [m.Stopped(2, "asked")]
     assert list(run.iterdir()) == [], "errors were reported masked, and are not masked here"
 
 
+def test_a_heartbeat_says_how_often_the_node_has_looked_for_saves(tmp_path: Path) -> None:
+    async def play() -> list[m.Heartbeat]:
+        agent, line = _agent(tmp_path, finds_checkpoints=True), Open()
+        agent._link._line, agent._link._is_caught_up = line, True  # type: ignore[assignment]
+        ranks = _running(agent, tmp_path)
+        agent._scanner.begin(2)
+        while agent._scanner.looks < 1:
+            agent._wake.clear()
+            agent._scanner.scan(ranks, 1e9)
+            if agent._scanner.looks < 1:
+                await asyncio.wait_for(agent._wake.wait(), 20.0)
+        agent._beat_due = 0.0
+        agent._tick(0.0)
+        agent._scanner.close()
+        return [sent for sent in line.sent if isinstance(sent, m.Heartbeat)]
+
+    (beat,) = asyncio.run(play())
+    assert (beat.attempt, beat.looks, beat.has_unfinished) == (2, 1, False)
+
+
 def test_the_last_lines_of_a_log_go_before_the_word_that_the_attempt_is_over(tmp_path: Path) -> None:
-    agent, line = _agent(tmp_path), Open()
-    job = JobDir(tmp_path)
+    job, line = JobDir(tmp_path), Open()
     for folder in (job.rank_run("node-0", 2, 0), job.attempt_logs(2), job.checkpoints):
         folder.mkdir(parents=True)
-    agent._link._line, agent._link._is_caught_up = line, True  # type: ignore[assignment]
-    _running(agent, tmp_path)
-    agent._obey(m.ResumeOffsets({}))
-    job.rank_log(2, 0).write_text("last words\n")
-    agent._obey(m.Stop(2, 0.0))
-    agent._tick(time.monotonic())
+
+    async def play() -> None:
+        agent = _agent(tmp_path, ships=True)
+        agent._link._line, agent._link._is_caught_up = line, True  # type: ignore[assignment]
+        _running(agent, tmp_path)
+        agent._obey(m.ResumeOffsets({}))
+        job.rank_log(2, 0).write_text("last words\n")
+        agent._obey(m.Stop(2, 0.0))
+        await _until(agent, m.Stopped(2, "asked"))
+        agent._scanner.close()
+
+    asyncio.run(play())
     last = m.Chunk("logs/attempt-002/rank-00000.log", 0)
     assert line.sent.index(last) < line.sent.index(m.Stopped(2, "asked"))
 
@@ -196,22 +246,51 @@ def test_an_agent_whose_job_goes_on_in_another_allocation_leaves_with_its_ranks(
     assert agent._leaving and ranks.want is RanksGoal.STOP
 
 
-def test_a_checkpoint_that_is_not_whole_here_is_not_started_from(tmp_path: Path) -> None:
-    async def play() -> None:
-        agent = _agent(tmp_path)
-        (tmp_path / "checkpoints").mkdir()
-        (tmp_path / "checkpoints" / "a.pt").write_bytes(b"weights")
-        whole = m.ManifestEntry("a.pt", 7, 0, hashlib.sha256(b"weights").hexdigest())
-        for attempt, piece in ((2, whole), (3, replace(whole, sha256="0" * 64))):
-            agent._obey(replace(PREPARE, attempt=attempt, resume=(piece,)))
-            while len(_reports(agent)) < attempt - 1:
-                await asyncio.sleep(0.001)
-        agent._hasher.close()
-        ready, failed = _reports(agent)
-        assert ready == m.Prepared(2, "", 0, ())
-        assert isinstance(failed, m.PrepareFailed) and "a.pt has another sha256" in failed.reason
+def _prepared(folder: Path, order: m.Prepare) -> m.ReliableReport:
+    """Return what an agent reports of an order to prepare."""
 
-    asyncio.run(asyncio.wait_for(play(), 20.0))
+    async def play() -> m.ReliableReport:
+        agent = _agent(folder)
+        agent._obey(order)
+        while not _reports(agent):
+            await asyncio.sleep(0)
+        agent._preparation.close()
+        agent._scanner.close()
+        return _reports(agent)[0]
+
+    return asyncio.run(asyncio.wait_for(play(), 20.0))
+
+
+@pytest.mark.parametrize("deep", [True, False])
+def test_a_save_that_is_not_as_it_was_on_this_host_is_not_started_from(tmp_path: Path, deep: bool) -> None:
+    path = write(tmp_path / "checkpoints/a.pt", b"weights", SAVED_NS)
+    piece = Piece("a.pt", 7, SAVED_NS, hashlib.sha256(b"weights").hexdigest())
+    save = saved(1, main="a.pt", pieces=(piece,), places=(Place("node-0", str(path.parent)),))
+    order = replace(PREPARE, resume=save, deep=deep)
+    assert _prepared(tmp_path, order) == m.Prepared(2, "", 0, ())
+    write(path, b"wrights", SAVED_NS)
+    found = _prepared(tmp_path, order)
+    if deep:
+        assert isinstance(found, m.PrepareFailed)
+        assert "not whole on this host: a.pt has other bytes than when it was saved (sha256)" in found.reason
+        assert not path.exists(), "it is a copy, to be brought here again"
+    else:
+        assert found == m.Prepared(2, "", 0, ())
+        path.unlink()
+    found = _prepared(tmp_path, order)
+    assert isinstance(found, m.PrepareFailed) and "not whole on this host: a.pt is gone" in found.reason
+
+
+def test_torn_saves_are_moved_out_of_the_scripts_way_before_an_attempt(tmp_path: Path) -> None:
+    write(tmp_path / "checkpoints/step_5/a.pt", b"wei", SAVED_NS)
+    torn = saved(
+        1, main="step_5", pieces=(Piece("step_5/a.pt", 3, SAVED_NS),), why="a.pt is cut off", state=SaveState.TORN,
+        places=(Place("node-0", f"{tmp_path}/checkpoints"),),
+    )  # fmt: skip
+    assert _prepared(tmp_path, replace(PREPARE, torn=(torn,))) == m.Prepared(2, "", 0, ())
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [".step_5.torn-attempt-1"]
+    log = JobDir(tmp_path).node_log(2, "node-0").read_text()
+    assert "step_5 is torn (a.pt is cut off): moved to .step_5.torn-attempt-1" in log
 
 
 def test_ranks_see_the_gpus_that_were_leased_unless_the_user_has_chosen_some(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.agent.supervisor_link import SupervisorLink
+from orchestrator.core.checkpoints.save import Piece
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.wire import connection
 from orchestrator.core.wire import messages as m
@@ -85,7 +86,7 @@ def test_contact_is_proved_by_an_acknowledged_beat_from_when_that_was_sent(tmp_p
         link = pair.link
         await pair.greeted()
         before_s = link.proved_at
-        link.beat(1, (), -1)
+        link.beat(1, (), looks=-1, has_unfinished=False)
         sent_s = time.monotonic()
         assert isinstance(await pair.hear(), Envelope)
         assert link.proved_at == before_s, "that it arrived is not known yet"
@@ -117,14 +118,14 @@ def test_a_report_is_said_on_each_new_line_until_it_is_acknowledged(tmp_path: Pa
 def test_more_reports_than_a_connection_holds_arrive_in_order_with_those_made_meanwhile(
     tmp_path: Path,
 ) -> None:
-    files = tuple(m.ManifestEntry(f"step-{n}/part.pt", 1, 1, "0" * 64) for n in range(200))
+    files = tuple(Piece(f"step-{n}/part.pt", 1, 1, "0" * 64) for n in range(200))
 
     async def act(pair: Pair) -> None:
         await pair.greeted()
         pair.link.close()
         assert await pair.hear() == AgentDropped("node-0")
         for _ in range(600):  # 16 MB, after a weekend without the supervisor
-            pair.link.report(m.ManifestReported(1, "step", 1, files))
+            pair.link.report(m.SaveHashed(1, "step", files))
         numbers: list[int] = []
         while len(numbers) < 601:
             word = await pair.hear()

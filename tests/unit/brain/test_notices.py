@@ -8,8 +8,9 @@ from orchestrator.brain import notices
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.decisions import Topic
+from orchestrator.core.checkpoints.save import SaveState, StepSource
 from orchestrator.core.observations import Framework
-from tests.support.brain_story import Story, only
+from tests.support.brain_story import Story, only, save
 
 TORCH = Framework.TORCH
 
@@ -93,42 +94,33 @@ def test_ranks_that_end_well_before_they_are_named_are_named_before_the_end() ->
 # Stated steps.
 
 
-def found(count: int, stated: int | None, path: str = "", attempt: int = 1) -> e.CheckpointFound:
-    return e.CheckpointFound(0.0, "n0", attempt, path or f"/run/step-{stated}.pt", count, stated)
+def stated(count: int, step: int, source: StepSource = StepSource.STATED) -> e.SaveChanged:
+    """Return a save after so many steps that states this one."""
+    held = step if source is StepSource.STATED else count
+    return e.SaveChanged(
+        0.0, save(held, main=f"checkpoint-{step}", steps=count, stated=step, step_source=source)
+    )
 
 
-def test_the_step_that_a_checkpoint_states_counts_and_a_difference_is_said_once() -> None:
+def test_a_stated_step_that_differs_from_the_counted_one_is_said_once() -> None:
     story = running(1)
-    notice = only(story.hear(found(1000, 500, "/run/checkpoint-500")), d.Notice)
+    notice = only(story.hear(stated(1000, 500)), d.Notice)
     assert notice.topic is Topic.STEPS
     assert notice.why.startswith("checkpoint-500 says step 500, the counter 1,000:")
-    assert story.brain.facts.checkpoint == d.Checkpoint("/run/checkpoint-500", 500)
-    assert not story.hear(found(2000, 1000, "/run/checkpoint-1000"))
-    assert story.brain.facts.checkpoint == d.Checkpoint("/run/checkpoint-1000", 1000)
+    assert not story.hear(stated(2000, 1000))
 
 
-@pytest.mark.parametrize(("count", "stated"), [(108, 100), (20, 20), (3, 9), (0, 500)])
-def test_a_save_that_ends_late_and_steps_that_nobody_counted_are_no_difference(
-    count: int, stated: int
-) -> None:
-    story = running(1)
-    assert not story.hear(found(count, stated))
-    assert story.brain.facts.checkpoint == d.Checkpoint(f"/run/step-{stated}.pt", stated)
+@pytest.mark.parametrize(("count", "step"), [(108, 100), (20, 20), (3, 9), (0, 500)])
+def test_a_save_that_ends_late_and_steps_that_nobody_counted_are_no_difference(count: int, step: int) -> None:
+    assert not running(1).hear(stated(count, step))
 
 
-def test_numbers_that_go_back_are_not_steps_of_the_job() -> None:
+def test_numbers_that_are_not_taken_for_the_jobs_step_are_no_difference() -> None:
     """`epoch0-step100.pt`, then `epoch1-step50.pt`: the step is that of the epoch."""
-    story = running(1)
-    story.hear(found(50, 50, "/e0-step50"), found(100, 100, "/e0-step100"))
-    assert not story.hear(found(150, 50, "/e1-step50"))
-    assert story.brain.facts.checkpoint == d.Checkpoint("/e1-step50", 150)
-    story.hear(found(200, 100, "/e1-step100"))
-    assert story.brain.facts.checkpoint == d.Checkpoint("/e1-step100", 200)
+    assert not running(1).hear(stated(150, 50, StepSource.COUNTED))
 
 
-def test_a_checkpoint_that_states_a_step_follows_one_that_was_only_counted() -> None:
-    story = running(1)
-    story.hear(found(1000, None, "/last.pt"), found(1020, 510))
-    assert story.brain.facts.checkpoint == d.Checkpoint("/run/step-510.pt", 510)
-    story.hear(found(1030, None, "/last.pt"))
-    assert story.brain.facts.checkpoint == d.Checkpoint("/last.pt", 1030)
+@pytest.mark.parametrize("state", [SaveState.OPEN, SaveState.TORN])
+def test_a_save_that_is_not_whole_says_nothing_of_steps(state: SaveState) -> None:
+    unfinished = save(500, state=state, steps=1000, stated=500, step_source=StepSource.STATED)
+    assert not running(1).hear(e.SaveChanged(0.0, unfinished))

@@ -275,6 +275,7 @@ DAMAGES: dict[str, Callable[[JobDir], object]] = {
     "no secrets": lambda job: shutil.rmtree(job.secrets),
     "empty folder": lambda job: _gone(job.root).mkdir(),
     "logs are a file": lambda job: _gone(job.logs).write_text(""),
+    "the ledger is a folder": lambda job: job.ledger.mkdir(),
     "checkpoints are a file": lambda job: _gone(job.checkpoints).write_text(""),
     "requests are a file": lambda job: _gone(job.requests).write_text(""),
     "state is a folder": lambda job: _gone(job.state).mkdir(),
@@ -290,7 +291,7 @@ def test_a_damaged_job_folder_is_told_about_and_never_a_traceback(
     DAMAGES[damage](_broken(home))
     for words in (
         "status broken", "logs broken", "why broken", "checkpoints broken", "collect broken --to ../c", "clean",
-        "cancel broken", "resume broken --set restart.max=1 --from nonsense",
+        "checkpoints broken --adopt 1", "cancel broken", "resume broken --set restart.max=1 --from nonsense",
     ):  # fmt: skip
         said = orch(*words.split())
         assert said.code in (0, 2, 3) and "Traceback" not in said.err, words
@@ -315,7 +316,7 @@ def test_a_home_that_is_none_is_told_about(
         assert "Traceback" not in said.err
 
 
-VOCABULARY = ["run", "submit", "status", "logs", "why", "cancel", "resume", "checkpoints", "collect", "check", "render", "init", "schema", "clean", "nodes", "--systemd", "--from-command", "--from-command", "--json", "--all", "--watch", "--ranks", "--rank", "--node", "--attempt", "--tail", "--since", "--grep", "--follow", "-f", "--set", "--backend", "--from", "--to", "--wait", "--no-wait", "--verify", "--older-than", "--yes", "--help", "-h", "--", "-", "=", "0", "1", "-1", "99999999999999999999", "1e9", "nan", "10m", "node-0", "done", "broken", "good.yaml", "bad.yaml", "train.py", "nodes=2", "nodes=0", "name=x", "a=b", "..", ".", "/", "~", "*", "(", "[", "é", "\x1b[2J", "\n", "None", "local", "ssh", "slurm", "/dev/null", "/no/such"]  # fmt: skip
+VOCABULARY = ["run", "submit", "status", "logs", "why", "cancel", "resume", "checkpoints", "collect", "check", "render", "init", "schema", "clean", "nodes", "--systemd", "--from-command", "--from-command", "--json", "--all", "--watch", "--ranks", "--rank", "--node", "--attempt", "--tail", "--since", "--grep", "--follow", "-f", "--set", "--backend", "--from", "--to", "--wait", "--no-wait", "--verify", "--adopt", "--older-than", "--yes", "--help", "-h", "--", "-", "=", "0", "1", "-1", "99999999999999999999", "1e9", "nan", "10m", "node-0", "done", "broken", "good.yaml", "bad.yaml", "train.py", "nodes=2", "nodes=0", "name=x", "a=b", "..", ".", "/", "~", "*", "(", "[", "é", "\x1b[2J", "\n", "None", "local", "ssh", "slurm", "/dev/null", "/no/such"]  # fmt: skip
 
 
 def test_no_words_make_a_traceback(orch: Type) -> None:

@@ -1,13 +1,18 @@
-"""Is a user told when a resume changes the effective batch size?"""
+"""What a user is told at a submit and a resume: warnings, and another effective batch size."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from orchestrator.cli import lifecycle
-from tests.support import jobs
+from orchestrator.client.job import Job
+from orchestrator.core import codec
+from tests.support import folders, jobs
 
 BATCH = {"per_device": 16, "accumulation": 4}
 
@@ -29,3 +34,18 @@ def test_another_effective_batch_is_told_with_both_numbers(
     lifecycle._warn_of_batch(jobs.plan(**before), jobs.plan(**after))
     err = capsys.readouterr().err
     assert said in err and bool(said) == bool(err)
+
+
+def test_a_submit_warns_and_says_how_to_mend_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = Job(folders.failed(tmp_path))
+    assert lifecycle.report_submitted(job, follow=False, as_json=False) == 0
+    assert capsys.readouterr().err == ""
+    keeps = jobs.plan(checkpoint={"keep": 3}, entrypoint="train.py --save_top_k 2")
+    job.folder.plan.write_text(codec.dumps(dataclasses.replace(keeps, id=job.id)))
+    assert lifecycle.report_submitted(job, follow=False, as_json=True) == 0
+    said = capsys.readouterr()
+    assert (
+        said.err.startswith("warning: checkpoint.keep deletes")
+        and "\n  fix: leave checkpoint.keep out" in said.err
+    )
+    assert json.loads(said.out)["id"] == job.id

@@ -1,64 +1,28 @@
-"""Is everything that a job left listed, copied and cleared away, and nothing else?"""
+"""What a job left: copied to one place, brought from its hosts, cleared away; and nothing else."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import shutil
 import subprocess
 import time
-import zipfile
 from pathlib import Path
 
 import pytest
 
 from orchestrator.agent import keeper
-from orchestrator.brain.model import events as e
-from orchestrator.client import cleanup, collect
+from orchestrator.client import cleanup, collect, saves
+from orchestrator.client.collect import HostFile
 from orchestrator.client.job import Job
-from orchestrator.core import codec
+from orchestrator.core.checkpoints.save import Save, SaveState
 from orchestrator.core.errors import ClusterError, UserError
 from orchestrator.core.jobdir import locks
-from orchestrator.core.jobdir.layout import JobDir
 from tests.support import folders, jobs
+from tests.support.saved_files import write
 from tests.support.unprivileged import unprivileged
-
-
-def _with_checkpoints(tmp_path: Path) -> JobDir:
-    """Make a job that has two known checkpoints, and a later one that was cut off."""
-    known = [*jobs.submitted(), *jobs.running(1, 1.0, 20)]
-    draft = folders.make(tmp_path / "draft", known)
-    paths = [draft.checkpoints / f"step-{step}.pt" for step in (10, 20)]
-    found = [e.CheckpointFound(5.0 + n, "node-0", 1, str(path), 10 * (n + 1)) for n, path in enumerate(paths)]
-    told = folders.make(tmp_path / "told", [*known, *found])
-    told.journal.replace(draft.journal)
-    for number, path in enumerate([*paths, draft.checkpoints / "step-30.pt"]):
-        with zipfile.ZipFile(path, "w") as archive:
-            archive.writestr("data", "x" * 1000)
-        os.utime(path, (1e9 + number, 1e9 + number))
-    torn = draft.checkpoints / "step-30.pt"
-    torn.write_bytes(torn.read_bytes()[:500])
-    os.utime(torn, (1e9 + 2, 1e9 + 2))
-    return draft
-
-
-def test_checkpoints_are_listed_oldest_first_with_what_is_known_of_each(tmp_path: Path) -> None:
-    listed = collect.checkpoints(Job(_with_checkpoints(tmp_path)), verify=True)
-    rows = [
-        (Path(one["path"]).name, one["step"], one["complete"], one["whole"], one["resume"]) for one in listed
-    ]
-    assert rows == [
-        ("step-10.pt", 10, True, True, False), ("step-20.pt", 20, True, True, True),
-        ("step-30.pt", None, False, False, False),
-    ]  # fmt: skip
-    assert listed[0]["written_at"] == "2001-09-09T01:46:40.000Z" and listed[0]["bytes"] > 1000
-
-
-def test_without_verify_no_file_is_opened(tmp_path: Path) -> None:
-    listed = collect.checkpoints(Job(_with_checkpoints(tmp_path)), verify=False)
-    assert [one["whole"] for one in listed] == [None, None, None]
+from tests.unit.client.shelf import S, Shelf, state
 
 
 def test_collect_copies_logs_checkpoints_and_the_post_mortem_but_no_secrets(tmp_path: Path) -> None:
@@ -73,17 +37,35 @@ def test_collect_copies_logs_checkpoints_and_the_post_mortem_but_no_secrets(tmp_
     assert json.loads((to / "why.json").read_text())["attempts"][0]["verdict"]["kind"] == "crash"
 
 
-def test_checkpoints_that_are_saved_elsewhere_are_copied_too(tmp_path: Path) -> None:
-    job = folders.failed(tmp_path)
-    place = dataclasses.replace(Job(job).plan(), checkpoint_glob="{job_dir}/code/out/*")
-    job.plan.write_text(codec.dumps(place))
-    for name in ("out/s.pt", "out/step-1/a.pt", "train.py"):
-        (job.code / name).parent.mkdir(parents=True, exist_ok=True)
-        (job.code / name).write_text("x")
-    to = collect.collect(Job(job), tmp_path / "to")
-    assert sorted(str(path.relative_to(to)) for path in to.glob("checkpoints/**/*.pt")) == [
-        "checkpoints/out/s.pt", "checkpoints/out/step-1/a.pt",
-    ]  # fmt: skip
+def _collected(shelf: Shelf, tmp_path: Path) -> list[str]:
+    """Return what is copied of a job's checkpoints."""
+    to = collect.collect(Job(shelf.job), tmp_path / "to")
+    return sorted(str(path.relative_to(to)) for path in to.glob("checkpoints/**/*") if path.is_file())
+
+
+def test_saves_in_the_working_folder_are_copied_too_and_nothing_else_of_it(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path)
+    shelf.add(10, {"out/s.pt": state(10)}, root=shelf.job.code)
+    shelf.add(
+        20, {"out/step-1/a.pt": state(20)}, root=shelf.job.code, state=SaveState.DISTRUSTED, main="out/step-1"
+    )
+    assert _collected(shelf, tmp_path) == [
+        "checkpoints/ledger.jsonl",
+        "checkpoints/out/s.pt",
+        "checkpoints/out/step-1/a.pt",
+    ]
+
+
+def test_a_save_that_is_whole_only_as_orch_has_kept_it_is_copied_so(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path)
+    (shelf.folder / ".coming" / "7").mkdir(parents=True)
+    last = shelf.add(10, {"last.pt": state(10)})
+    shelf.keep(last)
+    copied = _collected(shelf, tmp_path / "whole")
+    assert copied == ["checkpoints/last.pt", "checkpoints/ledger.jsonl"], "it need not be copied twice"
+    (shelf.folder / "last.pt").write_bytes(b"half of the next one")
+    copied = _collected(shelf, tmp_path / "torn")
+    assert copied == ["checkpoints/.kept/1/last.pt", "checkpoints/last.pt", "checkpoints/ledger.jsonl"]
 
 
 def test_a_file_that_vanishes_while_a_running_job_is_copied_is_left_out(
@@ -224,8 +206,8 @@ def test_tidy_does_not_need_a_plan(tmp_path: Path) -> None:
 
 
 def test_a_job_that_could_be_deleted_only_in_part_can_be_deleted_later(tmp_path: Path) -> None:
-    job = _with_checkpoints(tmp_path)
-    job.ended.touch()
+    job = Shelf(tmp_path).job
+    (job.checkpoints / "step-1.pt").touch()
     with unprivileged(tmp_path):
         job.checkpoints.chmod(0o555)
         assert cleanup.delete([Job(job)])[0] == ""
@@ -254,3 +236,98 @@ def test_only_jobs_that_ended_long_enough_ago_are_deleted(tmp_path: Path) -> Non
     assert [job.id for job in chosen] == [old.id]
     assert cleanup.delete(chosen) == ("deleted 1 job (old)", {})
     assert not old.root.exists() and new.root.exists()
+
+
+# What hosts still have
+
+
+def _there(save: Save, **fields: int) -> HostFile:
+    """Return the file of a save as a host has it."""
+    piece = save.pieces[0]
+    about = {"size_bytes": piece.size_bytes, "mtime_s": piece.mtime_ns // S, **fields}
+    return HostFile(f"checkpoints/{piece.name}", **about)
+
+
+def _place(shelf: Shelf, file: HostFile) -> str | None:
+    path = collect.Arrivals(shelf.job, saves.known(shelf.job)).place("one", file)
+    return None if path is None else str(path.relative_to(shelf.job.root))
+
+
+def test_a_file_that_is_home_as_it_is_there_does_not_come_again(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path)
+    assert _place(shelf, _there(shelf.add(10))) is None
+
+
+@pytest.mark.parametrize("fields", [{"size_bytes": 5}, {"mtime_s": 1}, {"mtime_s": 2_000_000_000}])
+def test_another_file_of_the_same_name_comes_beside_it_whatever_its_time(
+    tmp_path: Path, fields: dict[str, int]
+) -> None:
+    shelf = Shelf(tmp_path)
+    file = _there(shelf.add(10), **fields)
+    assert _place(shelf, file) == "from-hosts/one/checkpoints/step-10.pt"
+    came = write(shelf.job.from_hosts / "one" / file.name, b"x" * file.size_bytes, file.mtime_s * S)
+    assert _place(shelf, file) is None, "it has come"
+    write(came, b"an older one")
+    assert _place(shelf, file) == "from-hosts/one.2/checkpoints/step-10.pt", "and is not written over"
+
+
+def test_a_file_that_is_missing_at_home_comes_into_its_place(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path)
+    lost = shelf.add(10, state=SaveState.GONE, why="it did not come home")
+    torn = shelf.add(20, state=SaveState.TORN)
+    for save in (lost, torn):
+        (shelf.folder / save.main).unlink()
+        assert _place(shelf, _there(save)) == f"checkpoints/{save.main}"
+
+
+def test_what_a_person_has_damaged_at_home_comes_beside_it(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path)
+    save = shelf.add(10)
+    write(shelf.folder / "step-10.pt", b"")
+    assert _place(shelf, _there(save)) == "from-hosts/one/checkpoints/step-10.pt"
+
+
+def test_what_was_pruned_or_written_over_by_a_save_that_is_home_does_not_come(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path)
+    pruned = shelf.add(10, state=SaveState.PRUNED)
+    (shelf.folder / "step-10.pt").unlink()
+    assert _place(shelf, _there(pruned)) is None
+    before = shelf.add(20, {"last.pt": state(20)}, state=SaveState.GONE)
+    shelf.add(30, {"last.pt": state(30)})
+    assert _place(shelf, _there(before)) is None
+    (shelf.folder / "last.pt").write_bytes(b"")
+    assert _place(shelf, _there(before)) == "from-hosts/one/checkpoints/last.pt", (
+        "the newer one is not home any more"
+    )
+
+
+def test_no_file_of_a_host_gets_into_a_whole_save_or_becomes_the_ledger(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path)
+    assert (
+        _place(shelf, HostFile("checkpoints/ledger.jsonl", 5, 5)) == "from-hosts/one/checkpoints/ledger.jsonl"
+    )
+    shelf.add(10, {"step-10/a.pt": state(10)}, main="step-10")
+    assert (
+        _place(shelf, HostFile("checkpoints/step-10/b.pt", 5, 5)) == "from-hosts/one/checkpoints/step-10/b.pt"
+    )
+
+
+def test_what_came_beside_a_file_and_has_its_bytes_is_dropped(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path)
+    file, arrivals = _there(shelf.add(10), mtime_s=5), collect.Arrivals(shelf.job, {})
+    other = write(shelf.job.from_hosts / "one" / file.name, state(11))
+    assert not arrivals.drop_copy(file, other) and other.exists()
+    same = write(shelf.job.from_hosts / "one" / file.name, state(10))
+    assert arrivals.drop_copy(file, same) and not same.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "glob", "hidden"),
+    [
+        ("checkpoints/.x.part", "*", True), ("checkpoints/..", ".*", True), ("checkpoints/.step-1.torn-attempt-2/..", "*", True),
+        ("checkpoints/step-1/.metadata", "*", False), ("checkpoints/.step-1.pt.torn-attempt-2", "*", False),
+        ("checkpoints/.mine", ".mine/*", False), ("logs/.x", ".*", True),
+    ],
+)  # fmt: skip
+def test_unfinished_files_stay_on_a_host_and_torn_saves_do_not(name: str, glob: str, hidden: bool) -> None:
+    assert collect.CheckpointsThere("checkpoints", glob).hides(name) == hidden

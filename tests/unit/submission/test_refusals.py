@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import sys
-import zipfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from orchestrator.client.job import Job
+from orchestrator.core import codec
 from orchestrator.core.errors import UserError
-from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.jobdir.plan import Plan, PlannedSsh
 from orchestrator.spec.load import load
 from orchestrator.submission import refusals, submit
 from orchestrator.submission.snapshot import Snapshot
@@ -101,48 +101,49 @@ def test_an_interface_is_named_as_nccl_takes_it(named: str | None, is_missing: b
     assert bool(refusals.missing_interface(named, ["lo", "eth0"])) == is_missing
 
 
-def _ended(tmp_path: Path) -> JobDir:
-    job = folders.failed(tmp_path / "home")
-    for name in ("good.pt", "torn.pt"):
-        with zipfile.ZipFile(job.checkpoints / name, "w") as archive:
-            archive.writestr("data", "x" * 1000)
-    (job.checkpoints / "torn.pt").write_bytes((job.checkpoints / "torn.pt").read_bytes()[:500])
-    (job.checkpoints / "empty.pt").touch()
-    (job.checkpoints / "folder").mkdir()
-    (job.checkpoints / "notes.txt").write_text("x")
-    (job.checkpoints / "step-5").write_text("x")
-    (tmp_path / "other.ckpt").write_text("x")
-    return job
-
-
 @pytest.mark.parametrize(
-    ("named", "said"),
+    ("fields", "limit"),
     [
-        ("nosuch", "there is no such checkpoint"), ("x" * 5000, "there is no such checkpoint"), (".", "checkpoints are in it"),
-        ("..", "checkpoints are in it"), ("/", "checkpoints are in it"), ("empty.pt", "holds nothing"),
-        ("folder", "holds nothing"), ("/dev/null", "holds nothing"), ("notes.txt", "has an ending of checkpoints"),
-        (sys.executable, "has an ending of checkpoints"), ("torn.pt", "was cut off"),
+        ({"entrypoint": "train.py --load_best_model_at_end True"}, "save_total_limit"),
+        ({"entrypoint": "train.py --load-best-model-at-end"}, "save_total_limit"),
+        ({"entrypoint": None, "command": "python train.py --load_best_model_at_end=true"}, "save_total_limit"),
+        ({"entrypoint": "train.py --callback.save_top_k=3"}, "save_top_k"),
+        ({"entrypoint": "train.py --load_best_model_at_end False"}, ""), ({"entrypoint": "train.py --save_top_k -1"}, ""),
+        ({"entrypoint": "train.py"}, ""),
     ],
 )  # fmt: skip
-def test_a_path_that_is_no_checkpoint_is_refused(tmp_path: Path, named: str, said: str) -> None:
-    job = _ended(tmp_path)
-    before = sorted(job.root.rglob("*"))
-    with pytest.raises(UserError, match=said) as told:
-        Job(job).resume(named)
-    assert told.value.fix
-    job.resume_lock.unlink()
-    assert sorted(job.root.rglob("*")) == before
-
-
-def test_a_checkpoint_may_be_one_that_the_glob_finds_or_that_looks_like_one(tmp_path: Path) -> None:
-    job = _ended(tmp_path)
-    every, numbered = jobs.plan(), jobs.plan(checkpoint={"path": "step-*"})
-    assert refusals.existing(job, "good.pt", every) == job.checkpoints / "good.pt"
-    assert refusals.existing(job, "step-5", numbered) == job.checkpoints / "step-5"
-    assert refusals.existing(job, str(tmp_path / "other.ckpt"), every) == tmp_path / "other.ckpt"
+def test_keeping_by_age_beside_a_script_that_keeps_the_best_is_warned_of(
+    fields: dict[str, Any], limit: str
+) -> None:
+    assert refusals.warnings(jobs.plan(**fields)) == ()
+    said = refusals.warnings(jobs.plan(checkpoint={"keep": 3}, **fields))
+    assert len(said) == bool(limit)
+    if limit:
+        assert said[0].endswith(f"; fix: leave checkpoint.keep out, and limit them in the script by {limit}")
 
 
 @pytest.mark.parametrize("override", ["workdir=.", "snapshot.limit_mb=5", "ssh.sync=data/", " workdir = x"])
 def test_an_override_that_a_resume_could_not_heed_is_refused(tmp_path: Path, override: str) -> None:
     with pytest.raises(UserError, match="has no effect on a resume"):
-        Job(_ended(tmp_path)).resume("", (override, "restart.max=1"))
+        Job(folders.failed(tmp_path)).resume("", (override, "restart.max=1"))
+
+
+def test_a_checkpoint_place_is_refused_while_another_job_saves_to_it(tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "link").symlink_to("shared")
+    environ = {"ORCH_HOME": str(tmp_path)}
+
+    def wanted(path: str, **fields: Any) -> Plan:
+        return replace(jobs.plan(checkpoint={"path": path}, **fields), id="gpt-2")
+
+    first = folders.make(tmp_path, [])
+    first.plan.write_text(codec.dumps(jobs.plan(checkpoint={"path": f"{tmp_path}/shared/*"})))
+    with pytest.raises(UserError, match=rf"{first.id} is not over, .*/link/\* too") as told:
+        refusals.refuse_shared_place(wanted(f"{tmp_path}/link/*"), environ, "job.yaml:3")
+    assert first.id in told.value.fix
+    refusals.refuse_shared_place(wanted(f"{tmp_path}/elsewhere/*"), environ, "")
+    refusals.refuse_shared_place(wanted("shared/*"), environ, "")
+    on_hosts = PlannedSsh(None, None, "strict", "~/.orch", (), None)
+    refusals.refuse_shared_place(replace(wanted(f"{tmp_path}/shared/*"), ssh=on_hosts), environ, "")
+    first.ended.touch()
+    refusals.refuse_shared_place(wanted(f"{tmp_path}/link/*"), environ, "")

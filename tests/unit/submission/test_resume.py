@@ -85,8 +85,8 @@ def test_a_resume_whose_supervisor_does_not_come_up_changes_nothing(
 
     monkeypatch.setattr(resume_module, "start_supervisor", refuse)
     with pytest.raises(ClusterError, match="did not come up"):
-        resume_module.resume(folder, Job(folder).plan(), "", (), {})
+        resume_module.resume(folder, Job(folder).plan(), 0, (), {}, print)
     assert list(requests.after(folder.requests, 0)) == []
     after = {path: path.read_bytes() for path in folder.root.rglob("*") if path.is_file()}
     assert {path: data for path, data in after.items() if path.parent != folder.requests} == before
-    assert folder.ended.exists() and requests.ask(folder.requests, "resume", path="") == 2
+    assert folder.ended.exists() and requests.ask(folder.requests, "resume", save="0") == 2

@@ -151,10 +151,11 @@ def _ended(tmp_path: Path, slurm: FakeSbatch) -> JobDir:
 
 
 def test_a_resume_queues_the_job_again_and_writes_the_id_last(tmp_path: Path, slurm: FakeSbatch) -> None:
-    job = _ended(tmp_path, slurm)
-    resume.resume(job, Job(job).plan(), "", ("nodes=1",), slurm.environ)
+    job, fitted = _ended(tmp_path, slurm), list[int]()
+    resume.resume(job, Job(job).plan(), 3, ("nodes=1",), slurm.environ, fitted.append)
     assert json.loads(job.slurm.read_text()) == ["7", "9"]
-    assert json.loads(next(job.requests.iterdir()).read_text())["ask"] == "resume"
+    asked = json.loads(next(job.requests.iterdir()).read_text())
+    assert (asked["ask"], asked["save"], fitted) == ("resume", "3", [2])
     assert not job.ended.exists() and not job.state.exists()
     assert "--nodes=1" in (job.scripts / "slurm.sh").read_text() and slurm.calls == 2
 
@@ -164,7 +165,7 @@ def test_a_resume_that_sbatch_refuses_changes_nothing(tmp_path: Path, slurm: Fak
     before = {path: path.read_bytes() for path in sorted(job.root.rglob("*")) if path.is_file()}
     slurm.answer("", "sbatch: error: Batch job submission failed: Invalid partition name specified", 1)
     with pytest.raises(UserError, match="Invalid partition"):
-        resume.resume(job, Job(job).plan(), "", ("nodes=1", "slurm.partition=nope"), slurm.environ)
+        resume.resume(job, Job(job).plan(), 0, ("nodes=1", "slurm.partition=nope"), slurm.environ, print)
     after = {path: path.read_bytes() for path in sorted(job.root.rglob("*")) if path.is_file()}
     assert after == before
 

@@ -184,13 +184,16 @@ def test_a_resume_reads_the_jobs_own_code_and_not_the_workdir(tmp_path: Path) ->
         _replan(job, ("entrypoint=nope.py",), {"PATH": ""})
 
 
-def test_a_resume_from_a_checkpoint_that_is_not_there_names_those_that_are(tmp_path: Path) -> None:
+def test_a_resume_whose_save_does_not_fit_the_new_number_of_ranks_changes_nothing(tmp_path: Path) -> None:
     job = folders.failed(tmp_path)
-    (job.checkpoints / "step-5.pt").write_text("x")
-    with pytest.raises(UserError, match="no such checkpoint") as told:
-        resume.resume(job, Job(job).plan(), "nonsense", ("nodes=1",), {})
-    assert "step-5.pt" in told.value.fix and job.ended.exists()
-    assert list(job.root.glob("plan.*.json")) == [], "and nothing was planned anew"
+    before = {path: path.read_bytes() for path in job.root.rglob("*") if path.is_file()}
+
+    def fit(world_size: int) -> None:
+        raise UserError(f"it does not fit {world_size} ranks", "step-5", "go on with 4")
+
+    with pytest.raises(UserError, match="does not fit 2 ranks"):
+        resume.resume(job, Job(job).plan(), 0, ("nodes=1",), {"PATH": ""}, fit)
+    assert {path: path.read_bytes() for path in job.root.rglob("*") if path.is_file()} == before
 
 
 @pytest.mark.parametrize("damage", ["", "{", "7"])

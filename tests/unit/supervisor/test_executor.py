@@ -16,28 +16,27 @@ from orchestrator.brain.model import events as e
 from orchestrator.brain.model.node_facts import AgentState
 from orchestrator.core import observations
 from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.wire import messages as m
 from orchestrator.supervisor import translation
 from orchestrator.supervisor.agent_connections import AgentConnections
 from orchestrator.supervisor.executor import LINGER_S_MAX, Executor, may_shut_down, undismissed_hosts
+from orchestrator.supervisor.transfers.save_desk import SaveDesk
 from orchestrator.supervisor.transfers.transfers import Transfers
 from tests.support import jobs
 from tests.support.brain_story import Story
+from tests.support.desk_world import DeskWorld
 from tests.support.fake_backend import SECRET, Backend
+from tests.support.saved_files import torch_save
 
 OLD, NEW = "127.0.0.1:4000", "127.0.0.1:4001"
 
 
-def _executor(job: JobDir, backend: Backend) -> Executor:
-    plan = jobs.plan()
-    connections, transfers = AgentConnections(plan.id, "token", ()), Transfers(job, plan, None, lambda: "")
-    return Executor(
-        job,
-        plan,
-        translation.JobSecrets("token", "", {}, {"HF_TOKEN": SECRET}),
-        backend,
-        connections,
-        transfers,
-    )
+def _executor(job: JobDir, backend: Backend, world: DeskWorld | None = None) -> Executor:
+    """Return an executor, of the job, the plan and the saves of a `world` if there is one."""
+    plan = world.plan if world is not None else jobs.plan()
+    desk = world.desk if world is not None else SaveDesk(job, plan, None, lambda: None)
+    secrets = translation.JobSecrets("token", "", {}, {"HF_TOKEN": SECRET})
+    return Executor(job, plan, secrets, backend, AgentConnections(plan.id, "token", ()), Transfers(job), desk)
 
 
 def _refuse(fd: int) -> None:
@@ -76,15 +75,31 @@ def test_a_spare_looks_for_no_port_even_where_it_would_be_the_first_node(
     executor.close()
 
 
-def test_nothing_is_sent_any_more_to_a_node_whose_ranks_start(
+def test_a_host_is_made_ready_once_its_save_is_there_and_is_sent_nothing_more_when_its_ranks_start(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    executor, let_go = _executor(JobDir(tmp_path), Backend()), []
-    monkeypatch.setattr(AgentConnections, "send", lambda *_: True)
-    monkeypatch.setattr(Transfers, "let_go", lambda _, node, at: let_go.append(node))
-    start = d.Start(1.0, "why", 1, "node-0", "127.0.0.1", 29500, "", None)
-    executor.carry_out(start, (("node-0", (0, 1)),), 1.0)
-    assert let_go == ["node-0"]
+    sent: list[object] = []
+    monkeypatch.setattr(AgentConnections, "send", lambda _, node, order: sent.append(order))
+    world = DeskWorld(tmp_path, "node-0", has_hosts=True)
+    world.save({"ckpt_10.pt": torch_save({"step": 10})}, node="node-0")
+    world.arrive()
+    executor, gang = _executor(world.job, Backend(), world), (("node-0", (0, 1)),)
+    executor._transfers.greeted(
+        m.Hello(m.PROTOCOL, "id", "", "node-0", "boot", "host", 7, 0, 0, "", 0, (), 0, str(tmp_path / "there"), True, ())
+    )  # fmt: skip
+    save = world.latest()
+    resume = d.Checkpoint(save.path, 10, save.number)
+    executor.carry_out(d.Prepare(1.0, "why", 2, "node-0", resume), gang, 1.0)
+    assert not sent
+    world.arrive()
+    executor.resume(lambda: gang, 2.0)
+    (prepare,) = sent
+    assert isinstance(prepare, m.Prepare) and prepare.resume is not None
+    assert prepare.resume.path == str(tmp_path / "there" / "checkpoints" / "ckpt_10.pt")
+    executor.carry_out(d.Prepare(3.0, "why", 3, "node-0", resume), gang, 3.0)
+    executor.carry_out(d.Start(3.5, "why", 3, "node-0", "127.0.0.1", 29500, "", resume), gang, 3.5)
+    assert world.copier is not None and len(world.copier.dropped) == 1
+    assert [type(order) for order in sent] == [m.Prepare, m.Start]
     executor.close()
 
 

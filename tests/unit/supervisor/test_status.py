@@ -158,6 +158,11 @@ def test_what_a_restart_waits_for_when_a_node_is_silent_is_said() -> None:
     )
 
 
+def test_what_is_read_before_a_restart_is_said() -> None:
+    status = _status([*CRASHED, jobs.saved(4.0), d.CompareSave(6.0, "why", 1, 1, True)])
+    assert status["reason"].endswith("; step-20.pt is being read first, to see that it is what was written")
+
+
 def test_many_missing_nodes_are_counted_and_not_all_named() -> None:
     plan = jobs.plan(nodes=9)
     facts = Facts()
@@ -212,11 +217,6 @@ def test_ranks_that_are_slow_by_themselves_are_told_while_they_run() -> None:
     assert (slow[0]["own_s"], slow[0]["peers_s"]) == (0.18, 0.1)
     fold(facts, jobs.end(1, 42.0, d.JobEnd.SUCCEEDED, "every rank exited with code 0"))
     assert status_object.status(jobs.plan(), facts, jobs.moment(43.0), {})["stragglers"] == []
-
-
-def test_a_replay_gives_the_facts_that_checkpoints_are_listed_by() -> None:
-    facts = jobs.record(jobs.entries(jobs.crashed_once())).facts
-    assert facts.known_steps == {jobs.CKPT: 20}
 
 
 @pytest.mark.parametrize("wall_s", [0.0, 1_795_000_000.123, 4_000_000_000.999])

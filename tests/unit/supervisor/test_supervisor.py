@@ -14,6 +14,7 @@ import pytest
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.core import observations
+from orchestrator.core.checkpoints.save import Closing, Part, SaveState
 from orchestrator.core.jobdir import locks, requests
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
@@ -22,6 +23,7 @@ from orchestrator.core.wire.connection import LineError
 from orchestrator.supervisor import allocation_claim, heartbeat_tracker, supervisor
 from tests.support import jobs
 from tests.support.fake_backend import ANSWER_S_MAX, SECRET, Backend, Node, folder_of, play
+from tests.support.saved_files import sight, torch_save, write
 from tests.unit.supervisor.test_notifications import Hook
 from tests.unit.supervisor.test_notifications import hook as hook
 
@@ -31,6 +33,16 @@ CRASH = m.Exited(
 )
 
 
+def _saves(node: Node) -> m.SaveSeen:
+    """Let the node's rank save its fifth step, and go on; return what its agent reports of that."""
+    write(node.job.checkpoints / "step-5.pt", torch_save({"step": 5}))
+    found = sight(node.job.checkpoints)
+    (key,) = found.groups
+    group, pieces = found.groups[key], tuple(found.tree.files.values())
+    part = Part("", str(node.job.checkpoints), 5, pieces, found.readings[key], Closing.STEPS)
+    return m.SaveSeen(1, group.key, group.series, group.main, part)
+
+
 def test_a_job_crashes_goes_on_from_its_checkpoint_is_looked_at_and_cancelled(tmp_path: Path) -> None:
     path = str(tmp_path / jobs.ID / "checkpoints" / "step-5.pt")
 
@@ -38,9 +50,11 @@ def test_a_job_crashes_goes_on_from_its_checkpoint_is_looked_at_and_cancelled(tm
         await node.greet()
         await node.run(1)
         node.say(m.Heartbeat(1, 1, (m.RankHeartbeat(0, 5, "S", 0, 0.0, None),), -1))
-        node.report(m.CheckpointFound(1, path, 5))
+        seen = _saves(node)
+        node.report(seen)
+        node.say(seen, node.seq)  # again, as after a broken line
         node.report(CRASH)
-        node.say(CRASH, node.seq)  # again, as after a broken line
+        node.say(CRASH, node.seq)
         assert await node.order() == m.Stop(1, node.plan.limits.break_grace_s)
         node.report(m.Stopped(1, "asked"))
         start = await node.run(2)
@@ -52,9 +66,11 @@ def test_a_job_crashes_goes_on_from_its_checkpoint_is_looked_at_and_cancelled(tm
         node.report(m.Stopped(2, "asked"))
         await node.leave()
 
-    node = play(tmp_path, act, monitor={"stop_grace": 77}, checkpoint={"keep": 3}, restart={"backoff": 0})
+    node = play(tmp_path, act, monitor={"stop_grace": 77}, restart={"backoff": 0})
     (config,) = node.backend.launched
-    assert (config.fence_s, config.checkpoint_keep) == (node.plan.limits.fence_s, 3)
+    assert config.fence_s == node.plan.limits.fence_s
+    assert [one.save.state for one in node.news(e.SaveChanged)][:2] == [SaveState.OPEN, SaveState.WHOLE]
+    assert [(one.save, one.fault) for one in node.news(e.SaveCompared)] == [(1, "")]
     assert [type(one) for one in node.news(e.Planned, e.SupervisorStarted)] == [
         e.Planned,
         e.SupervisorStarted,

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
+from orchestrator.core.checkpoints.choice import Passed
+from orchestrator.core.codec import Json
 from orchestrator.views import cells, post_mortem
 from tests.support import jobs
 
@@ -12,15 +16,60 @@ BEFORE = jobs.crashed_once()[: -len(jobs.running(2, 7.1, 5)) - 1]
 
 
 def test_an_attempt_that_ignored_its_checkpoint_is_not_said_to_have_begun_from_it() -> None:
-    again = [jobs.again(2, 7.0, d.Checkpoint(jobs.CKPT, 20)), *jobs.running(2, 7.1, 22)]
-    written_again = e.CheckpointFound(12.0, "node-0", 2, jobs.CKPT, 20)
-    why = jobs.told([*BEFORE, *again, written_again, *jobs.beats(2, 13.0, 23)])
+    again = [jobs.again(2, 7.0, d.Checkpoint(jobs.CKPT, 20, 1)), *jobs.running(2, 7.1, 22)]
+    elsewhere = e.BeganElsewhere(12.0, 2, 0, "step-20.pt", 20)
+    why = jobs.told([*BEFORE, *again, elsewhere, *jobs.beats(2, 13.0, 23)])
     attempt = why["attempts"][1]
     assert (attempt["first_step"], attempt["resumed_step"]) == (1, 20)
     text = cells.plain(post_mortem.post_mortem(why))
     came = "checkpoints/step-20.pt was given, but the script began at step 1 (does it read ORCH_RESUME_FROM?)"
     assert came.split("/")[-1] in text
     assert "from step-20.pt" not in text
+
+
+def test_an_attempt_shows_how_its_save_is_proved_and_which_newer_ones_it_did_not_begin_from() -> None:
+    passed = (Passed(3, "step-22.pt", 22, "torn: the attempt ended while it was written"),) * 4
+    begin = d.BeginAttempt(7.0, "restart after crash", 2, d.Checkpoint(jobs.CKPT, 20, 1), passed)
+    why = jobs.told([*BEFORE, begin, *jobs.running(2, 7.1, 5)])
+    why["attempts"][1]["resumed_save"] = {
+        "save": 1, "step_source": "stated", "closed_by": "every rank has made a step since", "compared": "sha256",
+    }  # fmt: skip
+    text = cells.plain(post_mortem.post_mortem(why))
+    torn = "    passed over: step-22.pt (step 22), torn: the attempt ended while it was written\n"
+    proof = (
+        "    save 1, step 20 as it states; compared: sha256\n    whole: every rank has made a step since\n"
+    )
+    assert f"UTC\n{proof}{torn * 3}    passed over: 1 more\n" in text
+    told = post_mortem.transition(why, 2)
+    assert told.startswith("from step-20.pt; passed over: step-22.pt (step 22), torn: the attempt ended")
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        ({"checkpoint": None, "offered": []}, "there is no checkpoint: a restart begins at the beginning\n"),
+        (
+            {"checkpoint": None, "offered": ["/a", "/b"]},
+            "begins at the beginning; orch checkpoints shows 2 files that it could begin from\n",
+        ),
+        (
+            {"passed": [{"save": 2, "path": "step-22.pt", "step": 22, "why": "gone: step-22.pt is gone"}]},
+            "would be made again\n  passed over: step-22.pt (step 22), gone: is gone\n",
+        ),
+        (
+            {
+                "misfit": {
+                    "path": f"{jobs.ROOT}/checkpoints/step-20",
+                    "why": "has files of each of the 8 ranks",
+                }
+            },
+            "a restart is refused: step-20 has files of each of the 8 ranks\n",
+        ),
+    ],
+)
+def test_a_post_mortem_ends_with_what_a_restart_begins_from_as_files_are_now(found: Json, said: str) -> None:
+    why = {**jobs.told([*jobs.crashed_once(), jobs.end(2, 13.0, d.JobEnd.CANCELLED, "cancelled")]), **found}
+    assert said in cells.plain(post_mortem.post_mortem(why))
 
 
 def test_an_attempt_that_goes_on_from_its_checkpoint_is_said_to_come_from_it() -> None:

@@ -75,7 +75,7 @@ def _crashes(number: int) -> list[News]:
     return news
 
 
-RUNNING = [*jobs.submitted(), *jobs.running(1, 1.0, 20), e.CheckpointFound(4.5, "node-0", 1, jobs.CKPT, 20)]
+RUNNING = [*jobs.submitted(), *jobs.running(1, 1.0, 20), jobs.saved(4.5)]
 OVER = [*jobs.crashed_once(), *jobs.crash(2, 12.0, 3, 23, LONG_TRACEBACK)]
 REASON = f"crash: rank 1 on node-0: RuntimeError: loss is NaN at {jobs.ROOT}/code/train.py:10 inner; the budget is spent"
 WHY: dict[str, list[News]] = {
@@ -170,7 +170,7 @@ def test_why_an_allocation_was_taken_away_is_said_once() -> None:
 def test_an_attempt_that_was_cancelled_stays_so_when_the_job_has_gone_on_since() -> None:
     ended = jobs.end(1, 7.0, d.JobEnd.CANCELLED, "cancelled by the user")
     news = [*RUNNING, e.CancelRequested(6.0, 1), ended]
-    news += [e.ResumeRequested(8.0, 2, ""), jobs.again(2, 9.0, d.Checkpoint(jobs.CKPT, 20))]
+    news += [e.ResumeRequested(8.0, 2), jobs.again(2, 9.0, d.Checkpoint(jobs.CKPT, 20))]
     text = cells.plain(post_mortem.post_mortem(jobs.told(news)))
     assert "attempt 1  was stopped by a cancel" in text and "attempt 2  goes on" in text
 
@@ -302,28 +302,7 @@ def test_a_line_of_the_table_of_jobs_fits_the_terminal(chars: int) -> None:
     assert ("SUBMITTED" in lines[0]) is (chars > 80)
 
 
-def test_checkpoints_and_findings_are_those_that_were_looked_at() -> None:
-    blank = {
-        "step": None,
-        "bytes": 999,
-        "written_at": "2026-11-20T22:46:05.123Z",
-        "whole": None,
-        "resume": False,
-    }
-    listed = [
-        {**blank, "path": "/c/step-10.pt", "step": 10, "complete": True, "whole": True, "bytes": 3_400_000},
-        {
-            **blank,
-            "path": "/c/step-20.pt",
-            "step": 20,
-            "complete": True,
-            "resume": True,
-            "bytes": 2_100_000_000,
-        },
-        {**blank, "path": "/c/step-30.pt", "complete": False, "whole": False, "bytes": 5_000_000_000_000},
-    ]
-    golden.check("checkpoints.txt", cells.plain(tables.checkpoints(listed)))
-    assert cells.plain(tables.checkpoints([])) == "no checkpoints yet\n"
+def test_findings_are_those_that_were_looked_at() -> None:
     found = [
         {"what": "plan", "found": "4 ranks on 2 nodes, on CPUs", "fix": "", "severity": "ok"},
         {"what": "space", "found": "0.1 GB free at /home", "fix": "free some space", "severity": "error"},

@@ -1,28 +1,29 @@
 """Queue of bulk copies: a few at once, in threads; each is tried again when its connection broke.
 
 Rules: one copy at a time for each host and direction, the newest first, since older checkpoints are soon deleted on
-their hosts. With a speed limit only one copy moves at a time, so that the limit holds for all together. A fetched file
-is read again, compared with the hash that its host reported, and synced to the disk before the copy is reported. A
-broken copy is begun again while it is wanted; a copy that cannot succeed is reported in words for a person.
+their hosts. With a speed limit only one copy moves at a time, so that the limit holds for all together. Fetched bytes are
+compared on their way: rsync compares its own check sum of each file, after which the host is asked whether the files are
+still as they were; SFTP's are hashed as they come. They are synced to the disk before the copy is reported. A broken copy
+is begun again while it is wanted; a copy that cannot succeed is reported in words for a person.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from orchestrator.backends.api import Copied, Copy, Direction, LaunchError, Wake
 from orchestrator.backends.ssh.connect.connection import Connection
 from orchestrator.backends.ssh.copy import rsync, sftp
 from orchestrator.backends.ssh.copy.copy_task import Broken, CopyTask, Failed, GivenUp, Unfit, fits, mark
+from orchestrator.core.checkpoints import disk
+from orchestrator.core.checkpoints.save import Piece
 from orchestrator.core.jobdir.durable import sync_folder
 from orchestrator.core.observations import Retryable
-from orchestrator.core.wire.messages import ManifestEntry
 
 COPIES_MAX = 4
 """How many copies move bytes at once; a handful fills a line, and encryption costs this machine's processors."""
@@ -41,7 +42,9 @@ LINE_S_MAX = 3600.0
 """How long a host may be out of reach before its copies are given up."""
 
 CLOSE_S_MAX = 5.0
-READ_BYTES = 1 << 20
+COARSE_NS = 10_000_000
+"""Times of one file that differ by no more were rounded by a disk; nothing is written twice so fast."""
+
 SPARE_BYTES = 16 << 20
 """How much of this machine's disk a copy leaves free."""
 
@@ -56,7 +59,6 @@ class _QueuedCopy:
     best_bytes: int = 0
     unreached_s: float | None = None  # since when there is no connection
     began: bool = False
-    reread: list[str] = field(default_factory=list)  # files that came damaged once already
 
     @property
     def lane(self) -> tuple[str, Direction]:
@@ -238,12 +240,7 @@ class CopyQueue:
         if copy.direction is Direction.SEND:
             return
         for entry in copy.expected:
-            if not _verify(task, entry):
-                if entry.name in queued.reread:
-                    raise Failed(f"{entry.name} came damaged from {copy.node} twice")
-                queued.reread.append(entry.name)
-                (copy.local_dir / entry.name).unlink()
-                raise Broken(f"{entry.name} was damaged on its way")
+            _settle(task, entry)
         for folder in dict.fromkeys((copy.local_dir / name).parent for name in copy.names):
             sync_folder(folder)
 
@@ -255,6 +252,8 @@ class CopyQueue:
         if ssh is not None:
             try:
                 rsync.copy(queued.task, ssh, host, again)
+                if queued.task.copy.direction is Direction.FETCH:
+                    rsync.require_unchanged(queued.task, ssh, host)
                 return
             except Unfit as err:
                 why = str(err)
@@ -280,29 +279,23 @@ def _make_room(copy: Copy) -> None:
         raise Failed(f"no space is left for it in {copy.local_dir} on this machine: {sizes}")
 
 
-def _verify(task: CopyTask, entry: ManifestEntry) -> bool:
-    """Sync a fetched file, and tell whether it is the expected one. Raises Failed when the host has another by now."""
+def _settle(task: CopyTask, entry: Piece) -> None:
+    """Sync a fetched file, and give it the time that it has on its host. Raises Failed when it is not the expected one."""
     path = task.copy.local_dir / entry.name
-    digest = hashlib.sha256()
     try:
         with path.open("rb") as file:
-            while block := file.read(READ_BYTES):
-                task.check()
-                digest.update(block)
             os.fsync(file.fileno())
-            stat = os.fstat(file.fileno())
-        if digest.hexdigest() == entry.sha256:
+            about = os.fstat(file.fileno())
+        if about.st_size == entry.size_bytes and not _differs(about.st_mtime_ns, entry.mtime_ns):
             mark(path, entry)
-            return True
+            return
     except FileNotFoundError as err:
         raise Failed(f"{entry.name} is not a file any more on {task.copy.node}") from err
     except OSError as err:
         raise Failed(f"{path} on this machine: {err.strerror}") from err
-    if stat.st_size != entry.size_bytes or _is_later(stat.st_mtime_ns, entry.mtime_ns):
-        raise Failed(f"{entry.name} was written again on {task.copy.node} before it was copied")
-    return False
+    raise Failed(f"{entry.name} was written again on {task.copy.node} before it was copied")
 
 
-def _is_later(mtime_ns: int, than_ns: int) -> bool:
-    """Tell whether two times differ; the first may have lost its fraction of a second on the way."""
-    return mtime_ns != than_ns and mtime_ns != than_ns // 10**9 * 10**9
+def _differs(mtime_ns: int, expected_ns: int) -> bool:
+    """Tell whether a file came with another time than that of its piece, as far as tools and disks keep fractions."""
+    return not disk.is_same_time(mtime_ns, expected_ns) and abs(mtime_ns - expected_ns) > COARSE_NS

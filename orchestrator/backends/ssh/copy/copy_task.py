@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from orchestrator.backends.api import Copy
-from orchestrator.core.wire.messages import ManifestEntry
+from orchestrator.core.checkpoints.save import Piece
 
 STALL_S_MAX = 60.0
 """A copy without a byte of progress for this long is broken off, and begun again over a connection that works."""
@@ -40,6 +40,7 @@ class CopyTask:
         self.bytes_per_s = bytes_per_s
         self.done_bytes = 0
         self.sent: list[str] = []  # files that are whole on the host
+        self._damaged: list[str] = []  # files that came damaged once already
         self._given_up = threading.Event()
         self._lock = threading.Lock()
         self._abort: Callable[[], object] | None = None
@@ -94,13 +95,20 @@ class CopyTask:
         ahead_s = self._paced_bytes / self.bytes_per_s - (time.monotonic() - self._began_s)
         self.wait(max(0.0, ahead_s))
 
+    def damaged(self, name: str) -> Exception:
+        """Return what it means that a file came with other bytes than it has on its host: once more, or never."""
+        if name in self._damaged:
+            return Failed(f"{name} came damaged from {self.copy.node} twice")
+        self._damaged.append(name)
+        return Broken(f"{name} was damaged on its way")
+
     def skip(self, skipped_bytes: int) -> None:
         """Add bytes to the progress that need not be copied."""
         self.done_bytes += skipped_bytes
 
 
-def fits(path: Path, entry: ManifestEntry) -> bool:
-    """Tell, from size and time alone, whether a file is that of the manifest entry."""
+def fits(path: Path, entry: Piece) -> bool:
+    """Tell, from size and time alone, whether a file is that piece."""
     try:
         stat = path.stat()
     except OSError:
@@ -108,6 +116,6 @@ def fits(path: Path, entry: ManifestEntry) -> bool:
     return (stat.st_size, stat.st_mtime_ns) == (entry.size_bytes, entry.mtime_ns)
 
 
-def mark(path: Path, entry: ManifestEntry) -> None:
-    """Give a file the time of its manifest entry to the nanosecond, which not every tool can."""
+def mark(path: Path, entry: Piece) -> None:
+    """Give a file the time of its piece to the nanosecond, which not every tool can."""
     os.utime(path, ns=(entry.mtime_ns, entry.mtime_ns))

@@ -24,6 +24,8 @@ END_S_MAX = 5.0
 PARTIAL = ".orch-partial"
 """Folder next to a fetched file for its begun part after a broken connection; removed once the file is whole."""
 
+DIFFERS = b"orch-differs:"
+
 _NO_SPACE = re.compile(rb"No space left on device|Disk quota exceeded|File too large")
 _NO_FILE = re.compile(
     rb"(?:link_stat|readlink_stat|send_files failed to open|opendir|change_dir)[^\n]*No such file|has vanished"
@@ -36,10 +38,27 @@ _LINE_CODES = (10, 12, 30, 35)
 def copy(task: CopyTask, ssh: tuple[str, ...], host: str, again: bool) -> None:
     """Copy by rsync; `again`: an earlier try may have left parts of files. Raises Unfit, Broken, Failed, GivenUp."""
     task.begin()
+    copied = ["--info=progress2", "--no-human-readable", *([] if again else ["--whole-file"])]
+    _run(task, _argv(task, ssh, host, copied))
+
+
+def require_unchanged(task: CopyTask, ssh: tuple[str, ...], host: str) -> None:
+    """Compare the sizes and times of fetched files with those on their host. Raises Failed when one was written again
+    there; Unfit, Broken, GivenUp."""
+    done_bytes = task.done_bytes
+    output = _run(task, _argv(task, ssh, host, ["--dry-run", f"--out-format={DIFFERS.decode()}%n"]))
+    task.done_bytes = done_bytes
+    _, differs, rest = output.partition(DIFFERS)  # before that may be what the host shows at a login
+    if differs:
+        name = rest.partition(b"\n")[0].decode(errors="replace").removeprefix("./")
+        raise Failed(f"{name} was written again on {task.copy.node} before it was copied")
+
+
+def _run(task: CopyTask, argv: list[str]) -> bytes:
+    """Run rsync for the files of a copy, and return the end of its output."""
     with tempfile.TemporaryFile() as names:
         names.write(b"".join(b"./" + os.fsencode(name) + b"\0" for name in task.copy.names))
         names.seek(0)
-        argv = _argv(task, ssh, host, again)
         try:
             process = subprocess.Popen(
                 argv,
@@ -64,17 +83,21 @@ def copy(task: CopyTask, ssh: tuple[str, ...], host: str, again: bool) -> None:
     task.check()
     if code != 0:
         raise _error(code, output, task)
+    return output
 
 
-def _argv(task: CopyTask, ssh: tuple[str, ...], host: str, again: bool) -> list[str]:
-    """Return rsync's argv. The first try sends whole files, since checkpoints have nothing in common; later ones resume."""
+def _argv(task: CopyTask, ssh: tuple[str, ...], host: str, more: list[str]) -> list[str]:
+    """Return rsync's argv. The first try sends whole files, since checkpoints have nothing in common; later ones resume.
+
+    A file that is there already may be of the same second with other bytes, so fractions count
+    (rsync before 3.1.3 takes all files for others then).
+    """
     copy = task.copy
     fetches = copy.direction is Direction.FETCH
     argv = ["rsync", "-LRtOs0", "--no-implied-dirs", "--files-from=-"]
     # Not on a host, where it might pass for a part of a checkpoint.
-    argv += [f"--partial-dir={PARTIAL}"] if fetches else []
-    argv += ["--info=progress2", "--no-human-readable", f"--timeout={STALL_S_MAX:.0f}"]
-    argv += [] if again else ["--whole-file"]
+    argv += [f"--partial-dir={PARTIAL}"] if fetches else ["--modify-window=-1"]
+    argv += [f"--timeout={STALL_S_MAX:.0f}", *more]
     if task.bytes_per_s is not None:
         argv.append(f"--bwlimit={max(1, int(task.bytes_per_s / 1024))}")
     name = f"[{host}]" if ":" in host else host

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import os
 import secrets
 import stat
@@ -93,20 +94,30 @@ def _fetch(task: CopyTask, connection: Connection, sftp: paramiko.SFTPClient, na
     with _local(copy.local_dir):
         target.parent.mkdir(parents=True, exist_ok=True)
     with _part_of(target, Path.replace, Path.unlink) as part:
-        _receive(task, connection, path, part, size_bytes)
+        digest = _receive(task, connection, path, part, size_bytes)
+        if expected is not None and expected.sha256 != digest:
+            again = sftp.stat(os.fsencode(path))
+            if (again.st_size, int(again.st_mtime or 0)) != (size_bytes, mtime_s):
+                raise Failed(f"{name} was written again on {copy.node} before it was copied")
+            if expected.sha256:
+                raise task.damaged(name)
         os.utime(part, (mtime_s, mtime_s))
         if expected is not None:
             mark(part, expected)
 
 
-def _receive(task: CopyTask, connection: Connection, path: str, part: Path, size_bytes: int) -> None:
+def _receive(task: CopyTask, connection: Connection, path: str, part: Path, size_bytes: int) -> str:
+    """Write a file as it comes, and return its sha256."""
+    digest = hashlib.sha256()
     with _local(task.copy.local_dir):
         file = part.open("wb")
     with file, contextlib.closing(tail(connection, path, 0)) as remote, task.ended_by(remote.close):
         for block in blocks(remote, size_bytes):
+            digest.update(block)
             with _local(task.copy.local_dir):
                 file.write(block)
             task.advance(len(block))
+    return digest.hexdigest()
 
 
 def _send(task: CopyTask, sftp: paramiko.SFTPClient, name: str) -> None:
@@ -119,8 +130,9 @@ def _send(task: CopyTask, sftp: paramiko.SFTPClient, name: str) -> None:
     except OSError as err:
         raise Failed(f"{copy.local_dir / name} on this machine: {err.strerror}") from err
     with source:
-        if name in task.sent:
-            task.skip(os.fstat(source.fileno()).st_size)
+        about = os.fstat(source.fileno())
+        if name in task.sent or (name in copy.there and _is_there(sftp, path, about)):
+            task.skip(about.st_size)
             return
         try:
             _make_folders(sftp, path.parent)
@@ -130,6 +142,15 @@ def _send(task: CopyTask, sftp: paramiko.SFTPClient, name: str) -> None:
         except OSError as err:
             raise _refused(err, sftp, str(path), copy.node) from err
     task.sent.append(name)
+
+
+def _is_there(sftp: paramiko.SFTPClient, path: PurePosixPath, about: os.stat_result) -> bool:
+    """Tell whether a host has still the file that it has written itself."""
+    try:
+        there = sftp.stat(os.fsencode(path))
+    except FileNotFoundError:
+        return False
+    return (there.st_size, int(there.st_mtime or 0)) == (about.st_size, int(about.st_mtime))
 
 
 def _upload(task: CopyTask, sftp: paramiko.SFTPClient, source: IO[bytes], part: PurePosixPath) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.core import observations
-from tests.support.brain_story import Story, look, none_of, only
+from tests.support.brain_story import Story, at, look, none_of, only
 
 GROUP = "00c0ffee"
 EVERY_BEAT_STEPS = 8
@@ -193,18 +193,18 @@ def test_a_hang_that_was_noticed_is_taken_back_though_a_desync_is_said_meanwhile
     assert facts.attempt.alert is None and facts.attempt.desynced is not None
 
 
-def test_a_checkpoint_written_after_it_began_is_not_adopted() -> None:
+def test_a_save_written_after_it_began_is_given_up() -> None:
     story = running()
     train(story, 2, 40, skips)
-    story.hear(story.found(40))
+    story.hear(story.saved(38))
     train(story, 42, 56, skips)
-    story.hear(story.found(50))
+    story.hear(story.saved(50))
     train(story, 58, 64, skips)
     only(looked(story, began=41), d.Judge)
     facts = story.brain.facts
-    assert facts.checkpoint == d.Checkpoint("step-40", 40)
-    story.hear(story.found(60))
-    assert facts.checkpoint == d.Checkpoint("step-40", 40)
+    assert facts.checkpoint == at(38)
+    story.hear(story.saved(60))
+    assert facts.checkpoint == at(38)
     assert only(story.stop_all(), d.EndJob).end is d.JobEnd.FAILED
 
 

@@ -1,26 +1,37 @@
-"""Events in, what follows out: which step a checkpoint holds, and scripts that ignore the one they were given."""
+"""Events in, what follows out: from which save an attempt begins, what is compared before, and which saves are given up."""
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import pytest
 
+from orchestrator.brain.brain import COMPARE_S_MAX
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
+from orchestrator.brain.scheduling import checkpoints
 from orchestrator.brain.scheduling.repeated_failure import ALIKE_MAX
-from orchestrator.core import observations
-from tests.support.brain_story import Story, none_of, only
+from orchestrator.core.checkpoints.save import Place, SaveState, StepSource
+from orchestrator.core.observations import Failure
+from tests.support.brain_story import Story, at, none_of, only, save
 
-TEN = ("step-000010.pt", 10)
-
-
-def _wrote(attempt: int, path: str, count: int) -> e.CheckpointFound:
-    return e.CheckpointFound(0.0, "n0", attempt, path, count)
+LOADING = Failure("RuntimeError", "size mismatch", "Traceback", "train.py:12", loading="/ckpt/step-20.pt")
+UNSAID = dataclasses.replace(LOADING, loading="")
 
 
-def _resumed(*wrote: tuple[str, int], crash: int = 14) -> Story:
-    """Return a job whose second attempt runs, from the newest of what the first one wrote."""
-    story = Story(1)
-    story.life(1, crash, *wrote)
+def _crashed(*steps: int, **limits: Any) -> Story:
+    """Return a job of one rank that has saved these steps and then crashed, before its end is heard."""
+    story = Story(1, **limits)
+    story.run()
+    story.hear(*(story.saved(step) for step in steps), story.exited(0, count=max(steps, default=0) + 4))
+    return story
+
+
+def _resumed(*steps: int, **limits: Any) -> Story:
+    """Return such a job, whose second attempt runs from the last of them."""
+    story = _crashed(*steps, **limits)
+    story.stop_all()
     story.run(2)
     return story
 
@@ -30,232 +41,508 @@ def _base(story: Story) -> int:
     return story.brain.facts.attempt.base_step
 
 
+def _state(story: Story, step: int, attempt: int = 1) -> SaveState:
+    return story.brain.facts.saves[save(step, attempt).number].state
+
+
+# What an attempt begins from
+
+
+def test_an_attempt_begins_from_the_newest_whole_save_and_never_from_what_a_stale_one_reports() -> None:
+    story = _crashed(10)
+    begin = only(story.stop_all(), d.BeginAttempt)
+    assert begin.resume == at(10)
+    assert story.brain.facts.checkpoint == begin.resume
+
+
+@pytest.mark.parametrize("state", [state for state in SaveState if state is not SaveState.WHOLE])
+def test_a_save_that_is_not_whole_is_passed_over_and_named(state: SaveState) -> None:
+    story = _crashed(10)
+    story.hear(story.saved(20, state=state, why="so it is"))
+    begin = only(story.stop_all(), d.BeginAttempt)
+    assert begin.resume == at(10)
+    assert [(one.save, one.step, one.why) for one in begin.passed] == [(1020, 20, f"{state.value}: so it is")]
+    assert "passed over: step-20.pt" in begin.why
+
+
+def test_without_a_whole_save_an_attempt_begins_at_the_beginning_and_says_why() -> None:
+    story = _crashed()
+    story.hear(story.saved(20, state=SaveState.TORN, why="it ended too early"))
+    begin = only(story.stop_all(), d.BeginAttempt)
+    assert begin.resume is None and "since there is no whole checkpoint" in begin.why
+
+
+def test_a_save_that_a_person_has_named_counts_until_an_attempt_has_written_another() -> None:
+    story = _resumed(10, 20)
+    story.hear(e.CancelRequested(0.0, 1))
+    story.stop_all(2)
+    assert only(story.hear(e.ResumeRequested(0.0, 2, 1010)), d.BeginAttempt).resume == at(10)
+    story.run(3)
+    story.hear(story.exited(0, attempt=3, count=2))
+    assert only(story.stop_all(3), d.BeginAttempt).resume == at(10)
+    story.run(4)
+    story.hear(story.saved(15, 4), story.exited(0, attempt=4, count=9))
+    assert only(story.stop_all(4), d.BeginAttempt).resume == at(15, 4)
+
+
+def test_where_a_named_save_is_gone_the_job_ends_and_neither_another_nor_the_beginning_takes_its_place() -> (
+    None
+):
+    story = _crashed(10, 20, restarts_max=0)
+    story.stop_all()
+    story.compares = False
+    order = only(story.hear(e.ResumeRequested(0.0, 1, 1010)), d.CompareSave)
+    gone = story.saved(10, state=SaveState.GONE, why="step-10.pt is gone")
+    end = only(story.hear(gone, story.compared(order, "step-10.pt is gone")), d.EndJob)
+    assert end.end is d.JobEnd.FAILED
+    assert end.why.startswith(
+        "it was to begin from step-10.pt (step-10.pt is gone), which is not whole any more"
+    )
+    story.compares = True
+    assert only(story.hear(e.ResumeRequested(0.0, 2)), d.BeginAttempt).resume == at(20)
+
+
 @pytest.mark.parametrize(
-    ("path", "count", "step"),
+    ("more", "words"),
     [
-        ("step-10.pt", 11, 10),
-        ("step-000010.pt", 8, 10),
-        ("/ckpt/400/step-10/", 12, 10),
-        ("epoch=10-step=12.ckpt", 11, 12),
-        ("step-10.pt", 13, 13),
-        ("epoch-3.pt", 30, 30),
-        ("last.pt", 7, 7),
-        ("run-7/last.pt", 8, 8),
-        ("20261121-093000.pt", 9, 9),
+        ({"fits_any_size": False, "world_size": 8}, "has files of each of the 8 ranks"),
+        ({"state": SaveState.GONE}, "not whole any more"),
     ],
 )
-def test_a_number_in_a_name_is_the_step_only_where_counting_has_come_to_about_the_same(
-    path: str, count: int, step: int
+def test_also_a_job_that_had_not_begun_begins_from_the_adopted_save_that_was_named_or_not_at_all(
+    more: dict[str, Any], words: str
 ) -> None:
-    story = Story(1)
+    for fields in ({}, more):
+        story = Story(1, begins=False)
+        story.hear(e.CancelRequested(0.0, 1))
+        said = story.hear(story.saved(20, 0, **fields), e.ResumeRequested(0.0, 2, 20))
+        if fields:
+            assert words in only(said, d.EndJob).why
+        else:
+            assert only(said, d.BeginAttempt).resume == at(20, 0)
+
+
+def test_a_later_resume_that_names_no_save_begins_from_the_newest_of_all() -> None:
+    story = _crashed(10, 20, restarts_max=0)
+    story.stop_all()
+    story.hear(e.ResumeRequested(0.0, 1, 1010))
+    story.run(2)
+    story.hear(story.exited(0, attempt=2, count=2))
+    story.stop_all(2)
+    assert only(story.hear(e.ResumeRequested(0.0, 2)), d.BeginAttempt).resume == at(20)
+
+
+def test_a_save_that_was_given_up_is_begun_from_when_a_person_names_it() -> None:
+    story = _crashed(10, restarts_max=0)
+    story.hear(story.saved(20, state=SaveState.DISTRUSTED, why="it was no good"))
+    story.stop_all()
+    assert only(story.hear(e.ResumeRequested(0.0, 1, 1020)), d.BeginAttempt).resume == at(20)
+
+
+def test_a_save_for_another_number_of_ranks_ends_the_job_and_nothing_else_is_taken_in_its_place() -> None:
+    story = _crashed(10, restarts_max=0)
+    story.hear(story.saved(20, fits_any_size=False))
+    story.stop_all()
+    story.hear(story.planned(2))
+    end = only(story.hear(e.ResumeRequested(0.0, 1)), d.EndJob)
+    assert end.end is d.JobEnd.FAILED and "step-20.pt has files of each of the 1 ranks" in end.why
+    story.hear(story.planned(1))
+    assert only(story.hear(e.ResumeRequested(0.0, 2)), d.BeginAttempt).resume == at(20)
+
+
+def test_what_is_forgotten_first_is_what_cannot_be_begun_from() -> None:
+    story = _crashed()
+    gone = [story.saved(step, state=SaveState.GONE) for step in range(100, 100 + checkpoints.SAVES_MAX)]
+    story.hear(story.saved(10), *gone, story.saved(900))
+    known = story.brain.facts.saves
+    assert len(known) == checkpoints.SAVES_MAX and {1010, 1900} <= set(known) and 1100 not in known
+
+
+# Comparing
+
+
+def _asked(*steps: int, **limits: Any) -> tuple[Story, d.CompareSave]:
+    """Return such a job when all is stopped, and what is ordered to be compared."""
+    story = _crashed(*steps, **limits)
+    story.compares = False
+    return story, only(story.stop_all(), d.CompareSave)
+
+
+def test_nothing_begins_before_the_comparison_has_answered() -> None:
+    story, order = _asked(10)
+    assert order.save == 1010 and none_of(story.wait(1_000.0), d.BeginAttempt)
+    assert only(story.hear(story.compared(order)), d.BeginAttempt).resume == at(10)
+
+
+def test_where_there_is_no_save_the_books_are_closed_all_the_same() -> None:
+    story, order = _asked()
+    assert order.save == 0
+    late = only(story.hear(story.saved(10), story.compared(order)), d.CompareSave)
+    assert late.save == 1010, "what the closing of the books has found is compared, too"
+    assert only(story.hear(story.compared(late)), d.BeginAttempt).resume == at(10)
+
+
+def test_a_save_that_differs_gives_way_to_the_one_before_which_is_compared_as_well() -> None:
+    story, order = _asked(10, 20)
+    gone = story.saved(20, state=SaveState.GONE, why="step-20.pt is gone")
+    older = only(story.hear(gone, story.compared(order, "step-20.pt is gone")), d.CompareSave)
+    assert older.save == 1010
+    begin = only(story.hear(story.compared(older)), d.BeginAttempt)
+    assert begin.resume == at(10) and begin.passed[0].why == "gone: step-20.pt is gone"
+
+
+def test_a_save_that_comes_home_while_another_is_compared_is_compared_itself() -> None:
+    story, order = _asked(10)
+    newer = only(story.hear(story.saved(20), story.compared(order)), d.CompareSave)
+    assert newer.save == 1020
+    assert none_of(story.hear(story.compared(order)), d.BeginAttempt), "that answer is about another"
+    assert only(story.hear(story.compared(newer)), d.BeginAttempt).resume == at(20)
+
+
+def test_a_new_supervisor_compares_again_what_was_under_way_or_answered() -> None:
+    story, order = _asked(10)
+    again = only(story.hear(e.SupervisorStarted(0.0, 2)), d.CompareSave)
+    assert again.save == order.save
+    story.brain.learn(story.compared(again))
+    story.brain.learn(e.SupervisorStarted(story.now_s, 3))
+    decisions, _ = story.brain.decide(story.now_s)
+    assert [type(one) for one in decisions] == [d.CompareSave]
+
+
+def test_a_disk_that_does_not_answer_for_hours_ends_the_job_and_no_save_is_given_up() -> None:
+    story, _ = _asked(10)
+    assert not story.wait(COMPARE_S_MAX - 1.0)
+    end = only(story.wait(2.0), d.EndJob)
+    assert end.end is d.JobEnd.FAILED and "step-10.pt could not be read within 4 hours" in end.why
+    story.compares = True
+    assert only(story.hear(e.ResumeRequested(0.0, 1)), d.BeginAttempt).resume == at(10)
+
+
+def test_all_bytes_are_compared_after_a_lost_node_and_when_a_person_resumes() -> None:
+    assert not _asked(10)[1].deep
+    story = Story(2)
     story.run()
-    story.hear(_wrote(1, path, count))
-    assert story.brain.facts.checkpoint == d.Checkpoint(path, step)
+    story.hear(story.saved(10), e.AgentDied(0.0, "n1", "SIGKILL"))
+    said = [*story.hear(story.stopped(0)), *story.hear(story.up(1, boot="b"))]
+    assert only(said, d.CompareSave).deep
+    story = _crashed(10, restarts_max=0)
+    story.stop_all()
+    assert only(story.hear(e.ResumeRequested(0.0, 1)), d.CompareSave).deep
 
 
-def test_a_name_is_read_against_the_step_of_the_job_and_not_of_the_attempt() -> None:
-    story = _resumed(TEN)
-    story.hear(_wrote(2, "step-000020.pt", 11))
-    assert story.brain.facts.checkpoint == d.Checkpoint("step-000020.pt", 20)
+# Progress
+
+
+def test_a_whole_save_beyond_the_beginning_is_progress() -> None:
+    story = Story(1, restarts_max=1)
+    for attempt in range(1, 6):
+        story.run(attempt)
+        story.hear(story.saved(attempt, attempt), story.exited(0, attempt=attempt, count=0))
+        story.stop_all(attempt)
+    assert story.brain.facts.spent == 0 and story.brain.facts.end is None
+
+
+@pytest.mark.parametrize("state", [SaveState.OPEN, SaveState.TORN, SaveState.GONE, SaveState.DISTRUSTED])
+def test_a_save_that_is_not_whole_is_no_progress(state: SaveState) -> None:
+    story = _resumed(10)
+    story.hear(story.saved(20, 2), story.saved(20, 2, state=state), story.exited(0, attempt=2, count=1))
+    story.stop_all(2)
+    assert story.brain.facts.spent == 1
+
+
+def test_a_save_no_further_than_the_beginning_is_no_progress() -> None:
+    story = _resumed(10)
+    story.hear(story.saved(10, 2), story.exited(0, attempt=2, count=1))
+    story.stop_all(2)
+    assert story.brain.facts.spent == 1
+
+
+# Scripts that do not begin from their save
+
+
+def _elsewhere(attempt: int, steps: int, step: int = 0) -> e.BeganElsewhere:
+    return e.BeganElsewhere(0.0, attempt, step, f"step-{step + steps}.pt", steps)
+
+
+def test_an_attempt_that_began_anew_is_counted_from_the_beginning() -> None:
+    story = _resumed(10)
+    story.hear(story.beat(0, 12, attempt=2))
+    assert story.brain.facts.step == 22
+    story.hear(_elsewhere(2, 10))
+    assert story.brain.facts.step == 12 and not story.brain.facts.progressed()
+    story.hear(story.saved(20, 2))
+    assert not story.brain.facts.progressed(), "a save may be newer than where it began, and yet old"
+    story.hear(story.beat(0, 15, attempt=2))
+    assert story.brain.facts.progressed(), "15 is further than the 14 of the first attempt"
+
+
+def test_where_a_stale_attempt_began_says_nothing_of_this_one() -> None:
+    story = _resumed(10)
+    story.hear(_elsewhere(1, 10))
+    assert _base(story) == 10
 
 
 def test_a_script_that_ignores_its_checkpoint_ends_at_its_second_failure_and_is_asked_why() -> None:
     story = Story(1)
-    story.life(1, 14, TEN)
-    verdict = story.life(2, 14, ("step-000010.pt", 11))
+    story.life(1, 14, story.saved(10))
+    verdict = story.life(2, 14, _elsewhere(2, 10))
     assert (verdict.kind, verdict.step) == (d.Kind.NO_PROGRESS, 14)
     assert any("begin anew" in line and "does it read ORCH_RESUME_FROM" in line for line in verdict.evidence)
     assert "begin anew" in only(story.said, d.EndJob).why
 
 
-def test_an_attempt_that_began_anew_is_counted_from_the_beginning() -> None:
-    story = _resumed(TEN)
-    story.hear(story.beat(0, 12, attempt=2))
-    assert story.brain.facts.step == 22
-    story.hear(_wrote(2, *TEN))
-    assert story.brain.facts.step == 12 and not story.brain.facts.progressed()
-    story.hear(story.beat(0, 15, attempt=2))
-    assert story.brain.facts.progressed(), "15 is further than the 14 of the first attempt"
+def test_a_script_that_chose_an_older_save_by_itself_is_counted_from_that_and_not_suspected() -> None:
+    story = _resumed(10, 20, 30)
+    story.hear(_elsewhere(2, 10, step=10))
+    assert _base(story) == 10
+    verdict = only(story.hear(story.exited(0, attempt=2, count=12)), d.Judge).verdict
+    assert verdict.evidence[0] == (
+        "the script did not begin from /ckpt/step-30.pt, but chose by itself: step-20.pt, written after 10 steps of its "
+        "own, shows that it began at step 10"
+    )
+    assert "begin anew" not in only(story.stop_all(2), d.BeginAttempt).why
 
 
 def test_attempts_that_begin_anew_and_fail_elsewhere_spend_the_budget_and_say_why() -> None:
     story = Story(1, restarts_max=2)
-    for attempt, count in enumerate((19, 16, 15, 18), start=1):
-        story.life(attempt, count, TEN)
+    story.life(1, 19, story.saved(10))
+    for attempt, count in enumerate((16, 15, 18), start=2):
+        story.life(attempt, count, _elsewhere(attempt, 10))
     end = only(story.said, d.EndJob)
     assert end.attempt == 4 and "is spent" in end.why and "begin anew" in end.why
 
 
 def test_a_failure_before_the_script_was_seen_to_begin_anew_is_recognised_all_the_same() -> None:
     story = Story(1)
-    story.life(1, 14, TEN)
+    story.life(1, 14, story.saved(10))
     story.run(2)
     late = only(story.hear(story.exited(0, attempt=2, count=14)), d.Judge).verdict
     assert (late.kind, late.step) == (d.Kind.CRASH, 24)
-    begin = only([*story.hear(_wrote(2, *TEN)), *story.stop_all(2), *story.wait(20.0)], d.BeginAttempt)
+    begin = only([*story.hear(_elsewhere(2, 10)), *story.stop_all(2), *story.wait(20.0)], d.BeginAttempt)
     assert "begin anew" in begin.why
     assert story.brain.facts.past[-1].failed_step == 14 and story.brain.facts.best_step == 14
     assert story.life(3, 14).kind is d.Kind.NO_PROGRESS
 
 
-def test_what_was_written_before_the_script_was_seen_to_begin_anew_is_counted_anew_too() -> None:
-    story = _resumed(("step-20.pt", 20), crash=24)
-    story.hear(_wrote(2, "step-7.pt", 7))
-    assert story.brain.facts.checkpoint == d.Checkpoint("step-7.pt", 27)
-    story.hear(_wrote(2, "step-20.pt", 20))
-    assert story.brain.facts.checkpoint == d.Checkpoint("step-20.pt", 20)
-    assert story.brain.facts.known_steps == {"step-20.pt": 20, "step-7.pt": 7}
+def _last(attempt: int, step: int, **more: Any) -> e.SaveChanged:
+    """Return what an attempt saved under a name that is overwritten, 10 steps from where it began."""
+    return e.SaveChanged(0.0, save(step, attempt, key="#", main="last.pt", steps=10, **more))
 
 
-def test_older_checkpoints_of_a_script_that_began_anew_are_not_started_from() -> None:
-    story = _resumed(("epoch-1.pt", 10), ("epoch-2.pt", 20), crash=24)
-    story.hear(_wrote(2, "epoch-1.pt", 10))
-    assert _base(story) == 0 and story.brain.facts.checkpoint == d.Checkpoint("epoch-2.pt", 20)
-
-
-def test_a_script_that_chose_an_older_checkpoint_itself_is_counted_from_that() -> None:
-    story = _resumed(TEN, ("step-000020.pt", 20), ("step-000030.pt", 30), crash=33)
-    story.hear(_wrote(2, "step-000020.pt", 10))
-    assert _base(story) == 10
-
-
-def test_a_name_that_is_always_overwritten_gives_nothing_away() -> None:
-    story = _resumed(("last.pt", 10))
-    story.hear(_wrote(2, "last.pt", 10))
-    assert _base(story) == 10 and story.brain.facts.checkpoint == d.Checkpoint("last.pt", 20)
-
-
-def test_a_name_that_one_attempt_overwrites_gives_nothing_away_beside_the_last() -> None:
-    story = _resumed(
-        ("best.pt", 5), ("last.pt", 5), ("best.pt", 10), ("last.pt", 10), ("last.pt", 15), crash=17
-    )
-    story.hear(_wrote(2, "best.pt", 10))
-    assert _base(story) == 15
-
-
-def test_a_script_that_writes_again_what_was_spoiled_has_not_begun_anew() -> None:
+def test_coming_equally_far_from_one_overwritten_save_is_no_progress_in_the_end() -> None:
     story = Story(1)
-    story.run()
-    story.hear(_wrote(1, *TEN), _wrote(1, "step-000020.pt", 20), story.exited(0, count=24))
-    story.hear(e.CheckpointInvalidated(0.0, "n0", 1, "step-000020.pt"))
-    assert only(story.stop_all(), d.BeginAttempt).resume == d.Checkpoint(*TEN)
-    story.run(2)
-    story.hear(_wrote(2, "step-000020.pt", 11))
-    assert _base(story) == 10 and story.brain.facts.checkpoint == d.Checkpoint("step-000020.pt", 20)
-
-
-def test_a_script_whose_names_prove_that_it_resumed_is_not_suspected_for_another_name() -> None:
-    story = _resumed(("best.pt", 10), TEN, ("step-000020.pt", 20), crash=24)
-    story.hear(_wrote(2, "step-000030.pt", 10), _wrote(2, "best.pt", 10))
-    assert _base(story) == 20
-
-
-def test_coming_equally_far_from_one_overwritten_checkpoint_is_no_progress_in_the_end() -> None:
-    story = Story(1)
-    verdicts = [story.life(number, 14, ("last.pt", 10)) for number in range(1, ALIKE_MAX + 2)]
+    verdicts = [story.life(n, 14, _last(n, 10 * n)) for n in range(1, ALIKE_MAX + 2)]
     assert [one.kind for one in verdicts] == [d.Kind.CRASH] * ALIKE_MAX + [d.Kind.NO_PROGRESS]
     assert any("begin anew" in line for line in verdicts[-1].evidence)
 
 
-def test_coming_equally_far_is_progress_where_names_prove_it() -> None:
+def test_coming_equally_far_is_progress_where_stated_steps_prove_it() -> None:
     story = Story(1)
     for attempt in range(1, 3 * ALIKE_MAX):
-        step = 10 * attempt
-        assert story.life(attempt, 14, (f"step-{step}.pt", 10)).kind is d.Kind.CRASH
+        wrote = _last(attempt, 10 * attempt, stated=10 * attempt, step_source=StepSource.STATED)
+        assert story.life(attempt, 14, wrote).kind is d.Kind.CRASH
     assert story.brain.facts.spent == 0
 
 
 def test_coming_equally_far_does_not_count_across_a_resume_by_the_user() -> None:
     story = Story(1)
     for attempt in range(1, ALIKE_MAX + 1):
-        story.life(attempt, 14, ("last.pt", 10))
+        story.life(attempt, 14, _last(attempt, 10 * attempt))
     story.run(ALIKE_MAX + 1)
     story.hear(e.CancelRequested(0.0, 1))
     story.stop_all(ALIKE_MAX + 1)
-    story.hear(e.ResumeRequested(0.0, 2, ""))
-    assert story.life(ALIKE_MAX + 2, 14, ("last.pt", 10)).kind is d.Kind.CRASH
+    story.hear(e.ResumeRequested(0.0, 2))
+    assert story.life(ALIKE_MAX + 2, 14, _last(ALIKE_MAX + 2, 90)).kind is d.Kind.CRASH
 
 
-def test_a_checkpoint_overwritten_with_fewer_steps_gives_way_to_the_one_before() -> None:
-    story = _resumed(("epoch-1.pt", 10), ("epoch-2.pt", 20), ("last.pt", 22), crash=24)
-    story.hear(_wrote(2, "epoch-1.pt", 10), _wrote(2, "last.pt", 12))
-    assert story.brain.facts.checkpoint == d.Checkpoint("epoch-2.pt", 20)
+# Saves that cannot be loaded
+
+
+def test_a_save_that_a_rank_died_loading_is_given_up_at_once_for_the_one_before() -> None:
+    story = _resumed(10, 20)
+    verdict = only(story.hear(story.exited(0, failure=LOADING, attempt=2)), d.Judge).verdict
+    assert verdict.kind is d.Kind.CRASH and verdict.evidence[0].startswith(
+        "step-20.pt is given up for the one before it: rank 0 could not load it in attempt 2: RuntimeError"
+    )
+    said = story.stop_all(2)
+    given_up, begin = only(said, d.DistrustSave), only(said, d.BeginAttempt)
+    assert (given_up.save, given_up.is_certain) == (1020, True)
+    assert begin.resume == at(10) and begin.passed[0].why.startswith("distrusted: rank 0 could not load it")
+
+
+def test_a_file_inside_a_save_is_of_it_and_one_of_another_save_is_not() -> None:
+    for loading, is_of in (
+        ("/host/ckpt/step-20.pt/shard-1", True),
+        ("/ckpt/step-2.pt", False),
+        ("/x/20.pt", False),
+    ):
+        story = _resumed(10, 20)
+        story.hear(story.exited(0, failure=dataclasses.replace(LOADING, loading=loading), attempt=2))
+        assert none_of(story.stop_all(2), d.DistrustSave) is not is_of, loading
+
+
+def test_a_save_for_which_there_was_no_memory_is_not_given_up_for_that() -> None:
+    story = _resumed(10, 20)
+    full = dataclasses.replace(LOADING, type="OutOfMemoryError", message="CUDA out of memory")
+    verdict = only(story.hear(story.exited(0, failure=full, attempt=2)), d.Judge).verdict
+    assert verdict.kind is d.Kind.OOM
+    said = story.stop_all(2)
+    assert none_of(said, d.DistrustSave) and only(said, d.BeginAttempt).resume == at(20)
+
+
+def test_a_save_that_is_not_whole_on_a_node_is_given_up_and_the_node_is_not() -> None:
+    story = Story(hosts=3)
+    story.hear(*(story.up(node) for node in range(2)))
+    story.run_on(0, 1)
+    story.hear(story.saved(10), story.saved(20), story.exited(0, count=24))
+    story.hear(story.stopped(0), story.stopped(1))
+    said = story.hear(e.PrepareFailed(0.0, "n1", 2, "the checkpoint is not whole here", "", 1020))
+    assert only(said, d.DistrustSave).is_certain and only(said, d.BeginAttempt).resume == at(10)
+    assert not story.brain.facts.nodes["n1"].excluded
+
+
+def test_a_save_is_given_up_after_two_attempts_from_it_ended_alike_before_a_step() -> None:
+    story = _resumed(10, 20)
+    story.hear(story.exited(0, failure=UNSAID, attempt=2))
+    first = story.stop_all(2)
+    assert none_of(first, d.DistrustSave) and only(first, d.BeginAttempt).resume == at(20)
+    assert story.life(3, 0, failure=UNSAID).kind is d.Kind.CRASH
+    given_up = only(story.said, d.DistrustSave)
+    assert (given_up.save, given_up.is_certain) == (1020, False)
+    assert story.brain.facts.attempt is not None and story.brain.facts.attempt.resume == at(10)
+
+
+@pytest.mark.parametrize("counts", [(0, 3), (3, 0)])
+def test_a_save_from_which_one_of_them_made_steps_can_be_loaded(counts: tuple[int, int]) -> None:
+    story = _resumed(10, 20)
+    story.hear(story.exited(0, failure=UNSAID, attempt=2, count=counts[0]))
+    story.stop_all(2)
+    story.life(3, counts[1], failure=UNSAID)
+    assert none_of(story.said, d.DistrustSave)
+
+
+def test_what_befell_before_a_resume_by_the_user_does_not_count_against_a_save() -> None:
+    story = _resumed(10, 20, restarts_max=0)
+    assert story.brain.facts.end is d.JobEnd.FAILED
+    story.hear(e.ResumeRequested(0.0, 1))
+    story.life(2, 0, failure=UNSAID)
+    story.hear(e.ResumeRequested(0.0, 2))
+    story.life(3, 0, failure=UNSAID)
+    assert none_of(story.said, d.DistrustSave)
+
+
+def test_the_only_save_is_not_given_up_and_the_job_makes_no_progress() -> None:
+    story = _resumed(20)
+    story.hear(story.exited(0, failure=LOADING, attempt=2))
+    assert only(story.stop_all(2), d.BeginAttempt).resume == at(20)
+    assert story.life(3, 0, failure=LOADING).kind is d.Kind.NO_PROGRESS
+    assert none_of(story.said, d.DistrustSave) and _state(story, 20) is SaveState.WHOLE
+
+
+def test_a_save_that_a_person_has_named_is_not_given_up_for_an_older_one() -> None:
+    story = _crashed(10, 20, restarts_max=1)
+    story.stop_all()
+    story.run(2)
+    story.hear(e.CancelRequested(0.0, 1))
+    story.stop_all(2)
+    story.hear(e.ResumeRequested(0.0, 2, 1020))
+    story.life(3, 0, failure=LOADING)
+    assert story.life(4, 0, failure=LOADING).kind is d.Kind.NO_PROGRESS
+    assert none_of(story.said, d.DistrustSave)
+
+
+def test_a_failure_that_no_attempt_follows_gives_no_save_up() -> None:
+    story = _crashed(10, 20, never_on_exit_codes=(3,))
+    story.stop_all()
+    story.run(2)
+    story.hear(story.exited(0, 3, LOADING, attempt=2))
+    said = story.stop_all(2)
+    assert only(said, d.EndJob).end is d.JobEnd.FAILED and none_of(said, d.DistrustSave)
+
+
+def test_failing_alike_from_two_saves_of_one_step_is_not_yet_no_progress() -> None:
+    story = _crashed(20)
+    story.hear(story.saved(20, number=1021, main="other.pt"))
+    story.stop_all()
+    story.life(2, 0, failure=UNSAID)
+    story.life(3, 0, failure=UNSAID)
+    assert only(story.said, d.DistrustSave).save == 1021
+    assert story.life(4, 0, failure=UNSAID).kind is d.Kind.CRASH, "it is the first from that save"
+
+
+def test_what_was_given_up_for_likeness_alone_counts_again_when_the_job_fails_all_the_same() -> None:
+    story = Story(1, restarts_max=9)
+    story.life(1, 34, story.saved(10), story.saved(20), story.saved(30))
+    story.life(2, 0, failure=dataclasses.replace(LOADING, loading="/ckpt/step-30.pt"))
+    for attempt in range(3, 7):
+        story.life(attempt, 0, failure=UNSAID)
+    assert story.brain.facts.end is d.JobEnd.FAILED
+    assert (_state(story, 30), _state(story, 20)) == (SaveState.DISTRUSTED, SaveState.WHOLE)
+    assert only(story.hear(e.ResumeRequested(0.0, 1)), d.BeginAttempt).resume == at(20)
+
+
+# Saves that were written out of step
+
+
+def test_what_an_attempt_saved_since_its_ranks_were_out_of_step_is_given_up_also_if_it_comes_late() -> None:
+    story = Story(2)
+    story.run()
+    story.hear(story.saved(30), story.saved(39), story.saved(40, stated=40, step_source=StepSource.STATED))
+    story.hear(story.saved(41, stated=41, step_source=StepSource.STATED))
+    verdict = d.Verdict(d.Kind.DESYNC, (1,), "n1", "rank 1", (), "desync ranks 1", 41, 0.0, False)
+    story.hear(story.beat(0, 50), story.beat(1, 50))
+    story.brain.learn(d.Judge(story.now_s, "", 1, verdict))
+    states = [_state(story, step) for step in (30, 39, 40, 41)]
+    assert [state is SaveState.WHOLE for state in states] == [True, False, True, False], (
+        "a step that was only counted may be off by two"
+    )
+    story.hear(story.saved(50))
+    assert _state(story, 50) is SaveState.DISTRUSTED
+    assert story.brain.facts.checkpoint == at(40)
+
+
+# Saves on their way home
+
+
+def _coming(step: int) -> e.SaveChanged:
+    return e.SaveChanged(
+        0.0, save(step, state=SaveState.OPEN, is_coming=True, places=(Place("n0", "/host/ckpt"),))
+    )
 
 
 def _under_way() -> Story:
-    """Return a job of two hosts whose newest checkpoint was on its way home when a rank crashed."""
+    """Return a job of two hosts whose newest save was on its way home when a rank crashed."""
     story = Story(hosts=2)
     story.hear(*(story.up(node) for node in range(2)))
     story.run_on(0, 1)
-    story.hear(_wrote(1, "step-10", 10), _coming(1, "step-20"), story.exited(0, count=24))
+    story.hear(story.saved(10), _coming(20), story.exited(0, count=24))
     story.hear(story.stopped(0), story.stopped(1))
     return story
 
 
-def _coming(attempt: int, path: str) -> e.CheckpointFetchStarted:
-    return e.CheckpointFetchStarted(0.0, "n0", attempt, path)
-
-
-def test_the_next_attempt_waits_for_a_checkpoint_on_its_way_and_begins_from_it() -> None:
+def test_the_next_attempt_waits_for_a_save_on_its_way_and_begins_from_it() -> None:
     story = _under_way()
     assert none_of(story.wait(300.0), d.BeginAttempt)
-    begin = only(story.hear(story.beat(0, 0), _wrote(1, "step-20", 20)), d.BeginAttempt)
-    assert begin.resume == d.Checkpoint("step-20", 20)
+    assert only(story.hear(story.beat(0, 0), story.saved(20)), d.BeginAttempt).resume == at(20)
 
 
-def test_a_checkpoint_that_cannot_come_is_not_waited_for() -> None:
-    begin = only(_under_way().hear(e.CheckpointInvalidated(0.0, "n0", 1, "step-20")), d.BeginAttempt)
-    assert begin.resume == d.Checkpoint("step-10", 10)
+def test_a_save_that_cannot_come_is_not_waited_for() -> None:
+    lost = save(20, state=SaveState.GONE, why="the copy broke off")
+    begin = only(_under_way().hear(e.SaveChanged(0.0, lost)), d.BeginAttempt)
+    assert begin.resume == at(10) and begin.passed[0].why == "gone: the copy broke off"
 
 
-def test_a_checkpoint_that_takes_too_long_is_not_waited_for_without_end() -> None:
-    assert only(_under_way().wait(601.0), d.BeginAttempt).resume == d.Checkpoint("step-10", 10)
+def test_a_save_that_takes_too_long_is_not_waited_for_without_end() -> None:
+    assert only(_under_way().wait(601.0), d.BeginAttempt).resume == at(10)
 
 
-def test_a_checkpoint_on_a_host_that_is_not_heard_any_more_is_not_waited_for() -> None:
+def test_a_save_on_a_host_that_is_not_heard_any_more_is_not_waited_for() -> None:
     story = _under_way()
     story.hear(e.AgentDisconnected(0.0, "n0"))
-    assert only(story.wait(25.0), d.BeginAttempt).resume == d.Checkpoint("step-10", 10)
+    assert only(story.wait(25.0), d.BeginAttempt).resume == at(10)
 
 
 def test_a_cancelled_job_waits_less_for_what_is_on_its_way() -> None:
     story = _under_way()
     assert none_of(story.hear(e.CancelRequested(0.0, 1)), d.EndJob)
     assert only(story.wait(31.0), d.EndJob).end is d.JobEnd.CANCELLED
-
-
-def test_what_does_not_arrive_leaves_what_is_at_home_under_its_name() -> None:
-    story = _under_way()
-    story.hear(_coming(1, "step-10"), e.CheckpointInvalidated(0.0, "n0", 1, "step-10"))
-    assert story.brain.facts.checkpoint == d.Checkpoint("step-10", 10)
-
-
-def test_what_does_not_arrive_after_its_attempt_leaves_what_is_at_home_too() -> None:
-    story = _under_way()
-    story.hear(_coming(1, "step-10"))
-    story.wait(601.0)
-    story.hear(_coming(2, "step-10"), e.CheckpointInvalidated(0.0, "n0", 1, "step-10"))
-    assert story.brain.facts.checkpoint == d.Checkpoint("step-10", 10)
-    assert "step-10" in story.brain.facts.fetching, "the present attempt's is still on its way"
-
-
-def _outside(story: Story, attempt: int, node: str, name: str, steps: int, own_disk: bool) -> None:
-    file = observations.SavedFile(f"code/{name}", "{job_dir}/code/*.pt")
-    story.hear(e.SavedOutside(0.0, node, attempt, file, steps, 1.0, own_disk))
-
-
-def test_what_is_saved_outside_is_remembered_and_never_started_from() -> None:
-    story = Story(2)
-    story.run()
-    _outside(story, 1, "n0", "1.pt", 10, False)
-    _outside(story, 1, "n1", "2.pt", 20, False)
-    assert [(saved.file.path, saved.step) for saved in story.brain.facts.saved_outside] == [("code/2.pt", 20)]
-    _outside(story, 1, "n0", "3.pt", 30, True)
-    assert [saved.file.path for saved in story.brain.facts.saved_outside] == ["code/2.pt", "code/3.pt"]
-    story.hear(story.exited(0, 1))
-    begun = only(story.stop_all(), d.BeginAttempt)
-    assert begun.resume is None
-    assert begun.why.endswith("from the beginning, unless the script goes on by itself from code/3.pt")
-    story.run(2)
-    _outside(story, 2, "n0", "4.pt", 5, True)
-    assert story.brain.facts.saved_outside[-1].step is None, "the script may have gone on from step 30"

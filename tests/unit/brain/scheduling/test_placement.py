@@ -71,7 +71,7 @@ def test_a_host_that_refuses_is_passed_over_and_never_launched_again() -> None:
 def test_a_resume_gives_a_host_that_refused_another_chance() -> None:
     story = Story(hosts=2)
     story.hear(story.up(1), story.refused(0, LASTING))
-    assert names(story.hear(e.ResumeRequested(0.0, 1, "")), d.Launch) == ["n0"]
+    assert names(story.hear(e.ResumeRequested(0.0, 1)), d.Launch) == ["n0"]
 
 
 def test_too_few_usable_hosts_end_the_job_once_all_have_answered_and_each_is_named() -> None:
@@ -260,5 +260,5 @@ def test_a_cancel_while_waiting_for_hosts_ends_the_job_at_once() -> None:
 def test_a_resume_on_fewer_nodes_keeps_the_first_places() -> None:
     story = _running(3)
     story.hear(e.CancelRequested(0.0, 1), story.stopped(0), story.stopped(1))
-    story.hear(e.SupervisorStarted(0.0, 7), story.planned(1), e.ResumeRequested(0.0, 2, ""))
+    story.hear(e.SupervisorStarted(0.0, 7), story.planned(1), e.ResumeRequested(0.0, 2))
     assert _places(story.hear(story.up(0), story.up(1))) == ["n0"]

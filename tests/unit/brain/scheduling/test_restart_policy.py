@@ -67,7 +67,7 @@ def test_a_resume_after_giving_up_stops_what_is_left_before_it_begins() -> None:
     story.hear(story.stopped(0))
     story.wait(90.0)
     story.hear(story.beat(1, 0))
-    decided = story.hear(e.ResumeRequested(0.0, 1, ""))
+    decided = story.hear(e.ResumeRequested(0.0, 1))
     assert only(decided, d.Stop).node == "n1" and none_of(decided, d.BeginAttempt)
     assert only(story.hear(story.stopped(1)), d.BeginAttempt).attempt == 2
 
@@ -77,7 +77,7 @@ def test_a_node_that_a_resume_leaves_out_is_still_stopped_first() -> None:
     story.hear(story.stopped(0))
     story.wait(90.0)
     story.hear(story.beat(1, 0))
-    decided = story.hear(story.planned(1), e.ResumeRequested(0.0, 1, ""))
+    decided = story.hear(story.planned(1), e.ResumeRequested(0.0, 1))
     assert none_of(decided, d.BeginAttempt)
     assert only(story.hear(story.stopped(1)), d.BeginAttempt).attempt == 2
 
@@ -103,31 +103,9 @@ def test_only_attempts_without_progress_spend_the_budget() -> None:
     story = Story(1, restarts_max=1)
     for attempt in range(1, 6):
         story.run(attempt)
-        story.hear(story.found(5, attempt), story.exited(0, attempt=attempt, count=attempt))
+        story.hear(story.saved(attempt, attempt), story.exited(0, attempt=attempt, count=attempt))
         story.stop_all(attempt)
     assert story.brain.facts.spent == 0 and story.brain.facts.end is None
-
-
-def test_an_attempt_starts_from_the_newest_checkpoint_and_never_from_a_stale_ones() -> None:
-    story = _crashed()
-    story.hear(story.found(10))
-    begin = only(story.stop_all(), d.BeginAttempt)
-    assert begin.resume == d.Checkpoint("step-10", 10)
-    story.hear(story.found(20, attempt=1))
-    assert story.brain.facts.checkpoint == begin.resume
-
-
-def test_a_spoiled_checkpoint_gives_way_to_the_one_before() -> None:
-    story = _crashed()
-    story.hear(story.found(10), story.found(20), e.CheckpointInvalidated(0.0, "n0", 1, "step-20"))
-    assert only(story.stop_all(), d.BeginAttempt).resume == d.Checkpoint("step-10", 10)
-
-
-def test_a_spoiled_checkpoint_is_not_kept_in_reserve() -> None:
-    story = _crashed()
-    story.hear(story.found(10), story.found(20), e.CheckpointInvalidated(0.0, "n0", 1, "step-10"))
-    story.hear(e.CheckpointInvalidated(0.0, "n0", 1, "step-20"))
-    assert only(story.stop_all(), d.BeginAttempt).resume is None
 
 
 def test_a_cancel_while_preparing_ends_the_job_at_once() -> None:

@@ -21,9 +21,9 @@ from tests.support.descriptors import few_descriptors, use_up
 
 def test_requests_are_numbered_and_heard_in_order(tmp_path: Path) -> None:
     assert ask(tmp_path, "cancel") == 1
-    assert ask(tmp_path, "resume", path="/a b") == 2
-    assert RequestInbox(tmp_path).since(0, 5.0) == [CancelRequested(5.0, 1), ResumeRequested(5.0, 2, "/a b")]
-    assert RequestInbox(tmp_path).since(1, 6.0) == [ResumeRequested(6.0, 2, "/a b")]
+    assert ask(tmp_path, "resume", save="17") == 2
+    assert RequestInbox(tmp_path).since(0, 5.0) == [CancelRequested(5.0, 1), ResumeRequested(5.0, 2, 17)]
+    assert RequestInbox(tmp_path).since(1, 6.0) == [ResumeRequested(6.0, 2, 17)]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["000001.json", "000002.json"]
 
 
@@ -34,6 +34,12 @@ def test_a_resume_is_known_from_what_else_is_asked(tmp_path: Path) -> None:
     ask(tmp_path, "resume")
     assert is_resumed(tmp_path, 2)
     assert not is_resumed(tmp_path, 3)
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1.5", "/a b", "\u0661", "\u00b2", "9" * 5000])
+def test_a_resume_that_names_no_number_of_a_save_begins_from_the_newest(tmp_path: Path, text: str) -> None:
+    ask(tmp_path, "resume", save=text)
+    assert RequestInbox(tmp_path).since(0, 5.0) == [ResumeRequested(5.0, 1, 0)]
 
 
 def test_a_request_in_the_very_tick_of_the_look_before_is_heard(tmp_path: Path) -> None:

@@ -274,7 +274,7 @@ def test_whoever_does_not_read_is_cut_off(tmp_path: Path, monkeypatch: pytest.Mo
     async def act(place: Place) -> None:
         agent = await place.agent()
         agent.reader._transport.pause_reading()  # type: ignore[attr-defined]
-        order = m.Prepare(1, {"A": "x" * 500_000}, False, (), (), False, False, None, ())
+        order = m.Prepare(1, {"A": "x" * 500_000}, False, (), (), False, False, None, None)
         sent = [place.links.send("node-0", order) for _ in range(40)]
         assert sent[0]
         assert not sent[-1]

@@ -21,11 +21,11 @@ def _fields(cls: type[Any]) -> list[str]:
     return [field.name for field in dataclasses.fields(cls)]
 
 
-TRAVELLING = ("ManifestReported",)
-"""Reports that the ferry takes: what the brain learns of them is `CheckpointFetchStarted`, and what comes of it."""
+OF_SAVES = ("SaveSeen", "SaveHashed")
+"""Reports that the ledger of saves takes: what the brain learns of them is `SaveChanged`."""
 
 
-@pytest.mark.parametrize("name", [name for name in REPORTS if name not in TRAVELLING])
+@pytest.mark.parametrize("name", [name for name in REPORTS if name not in OF_SAVES])
 def test_a_kept_report_and_the_event_of_its_name_have_the_same_fields(name: str) -> None:
     """The supervisor adds when it heard it and from whom, first."""
     assert _fields(EVENTS[name]) == ["at", "node", *_fields(REPORTS[name])]
@@ -44,7 +44,10 @@ def test_a_beat_carries_what_the_brain_needs_and_a_rate_to_show() -> None:
 def test_every_order_and_kept_report_names_its_attempt() -> None:
     assert all("attempt" in _fields(cls) for cls in REPORTS.values())
     without = [cls.__name__ for cls in get_args(m.Order) if "attempt" not in _fields(cls)]
-    assert without == ["Ack", "Dismiss", "ResumeOffsets", "ChunkAck"]
+    assert without == ["Ack", "Discard", "Dismiss", "ResumeOffsets", "ChunkAck"]
+    assert get_args(m.AttemptOrder) == tuple(
+        cls for cls in get_args(m.Order) if cls.__name__ not in without
+    ), "an agent obeys these only for its latest attempt"
 
 
 def test_messages_cross_the_wire() -> None:

@@ -13,6 +13,7 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import News
 from orchestrator.core import observations
+from orchestrator.core.checkpoints.save import SaveState
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.supervisor.journal import facts_file, journal_file
 from orchestrator.supervisor.journal.job_record import Record
@@ -26,17 +27,21 @@ _LOOK = observations.RankInspection(
 )  # fmt: skip
 TALE: tuple[News, ...] = (
     *jobs.crashed_once(),
-    e.CheckpointFound(11.0, "node-0", 2, f"{jobs.ROOT}/checkpoints/last.pt", 3),
-    e.CheckpointFound(11.1, "node-0", 2, f"{jobs.ROOT}/checkpoints/last.pt", 15),
+    jobs.saved(11.0, number=2, main="last.pt", attempt=2, state=SaveState.OPEN),
+    e.BeganElsewhere(11.1, 2, 0, "last.pt", 15),
+    jobs.saved(11.1, number=2, main="last.pt", attempt=2, step=15, stated=15),
     e.Inspected(11.2, "node-0", 2, 1, (_LOOK,)),
     d.Remark(11.3, "slow", 2, 3),
     d.ResolveAlert(11.4, "it moves", 2),
     *jobs.crash(2, 12.0, 30, 50),
+    d.CompareSave(12.6, "before attempt 3: last.pt", 2, 2, False),
+    e.SaveCompared(12.7, 2, 2, "last.pt is gone"),
+    d.DistrustSave(12.8, "attempts 1 and 2 ended alike", 2, 2, is_certain=False),
     jobs.end(2, 13.0, d.JobEnd.FAILED, "crash"),
     jobs.submitted(14.0)[0],
     e.SupervisorStarted(14.1, 9),
-    e.ResumeRequested(14.2, 1, ""),  # tells of the attempt that is filed by now
-    jobs.again(3, 14.3, d.Checkpoint(jobs.CKPT, 20)),
+    e.ResumeRequested(14.2, 1, 1),  # tells of the attempt that is filed by now
+    jobs.again(3, 14.3, d.Checkpoint(jobs.CKPT, 20, 1)),
     *jobs.running(3, 14.4, 2),
 )
 

@@ -15,6 +15,7 @@ from orchestrator.supervisor.journal.journaled_brain import JournaledBrain
 from orchestrator.supervisor.journal.planned import planned
 from tests.support import jobs
 from tests.support.fake_disk import FakeDisk
+from tests.support.saved_files import saved
 
 
 @pytest.fixture
@@ -49,7 +50,7 @@ def test_a_report_is_acknowledged_when_there_is_room_for_it(disk: FakeDisk, job:
 def test_what_is_received_is_known_of_the_agent_that_sent_it_whoever_it_tells_of(job: JobDir) -> None:
     memory = _begun(job)
     memory.learn_kept([e.AgentDisconnected(1.0, "node-1")], "boot-of-node-1", 3)
-    memory.learn_kept([e.CheckpointFound(2.0, "node-1", 1, "/a", 5)], "boot-of-node-0", 7)
+    memory.learn_kept([e.SaveChanged(2.0, saved(1))], "boot-of-node-0", 7)
     memory.sync()
     for known in (memory, JournaledBrain(job, "machine")):
         assert (known.acked("boot-of-node-0"), known.acked("boot-of-node-1")) == (7, 3)
@@ -64,7 +65,7 @@ def test_steps_alone_do_not_make_the_journal_longer_and_are_known_to_the_next_su
             memory.learn(beat)
     lines = _written(job)
     assert lines.count("Heartbeat") == 2, "the first step has its moment"
-    memory.learn(e.CheckpointFound(20.0, "node-0", 1, "/a", 9))
+    memory.learn(jobs.saved(20.0))
     memory.close()
     assert _written(job).count("Heartbeat") == 2
     again = JournaledBrain(job, "machine")

@@ -11,9 +11,11 @@ import pytest
 from orchestrator.brain.brain import Brain
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
-from orchestrator.client import collect, remote_files
+from orchestrator.client import remote_files
 from orchestrator.client.job import Job
 from orchestrator.core import codec
+from orchestrator.core.checkpoints.ledger import Ledger
+from orchestrator.core.checkpoints.save import SaveState
 from orchestrator.core.errors import ClusterError
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan, PlannedPool, PlannedSlurm, PlannedSsh
@@ -21,15 +23,17 @@ from orchestrator.supervisor.journal import facts_file, journal_file, lost_journ
 from orchestrator.supervisor.journal.journal_file import JournalError
 from orchestrator.supervisor.journal.planned import planned
 from tests.support import folders, jobs
+from tests.support.saved_files import saved
 
 SSH = PlannedSsh(None, None, "", "~/.orch", (), None)
-CHECKPOINT = "/c/step-20"
+SAVED = jobs.saved(100.0)
 
 
 def _saved(job: JobDir) -> None:
-    folder = job.checkpoints / "step-20"
-    folder.mkdir()
-    (folder / "weights.bin").write_text("x")
+    ledger = Ledger(job.root, job.ledger)
+    for number, state in enumerate((SaveState.WHOLE, SaveState.WHOLE, SaveState.TORN), start=1):
+        ledger.put(saved(number, state=state))
+    ledger.flush()
 
 
 TRACES: dict[str, tuple[Callable[[JobDir], object], int]] = {
@@ -55,15 +59,16 @@ def test_a_job_that_has_left_anything_does_not_begin_from_nothing(tmp_path: Path
     assert f"orch resume {job.id} --from CHECKPOINT goes on as attempt {max(1, attempt) + 1}" in fix
 
 
-def test_checkpoints_elsewhere_may_be_those_of_another_job(tmp_path: Path) -> None:
+def test_of_checkpoints_those_in_the_ledger_are_known_and_files_beside_it_prove_nothing(
+    tmp_path: Path,
+) -> None:
     job = _without_journal(tmp_path)
-    (tmp_path / "shared" / "step-20").mkdir(parents=True)
-    (tmp_path / "shared" / "step-20" / "weights.bin").write_text("x")
-    plan = dataclasses.replace(Job(job).plan(), checkpoint_glob=str(tmp_path / "shared" / "*"))
-    assert lost_journal.lost(job, plan) is None
-    job.ended.touch()
-    found = lost_journal.lost(job, plan)
-    assert found is not None and found.checkpoints == (str(tmp_path / "shared" / "step-20"),)
+    (job.checkpoints / "other.pt").write_text("x")
+    assert lost_journal.lost(job, Job(job).plan()) is None
+    _saved(job)
+    found = lost_journal.lost(job, Job(job).plan())
+    assert found is not None and found.checkpoints == ("ckpt_10.pt", "ckpt_20.pt"), "one was torn"
+    assert "2 checkpoints (the newest: ckpt_20.pt)" in lost_journal.refusal(job, found).what
 
 
 @pytest.mark.parametrize("cut", [slice(1, None), slice(0, 3)], ids=["its first line", "lines in its middle"])
@@ -136,14 +141,6 @@ def test_what_there_was_of_a_journal_is_kept_beside_the_new_one(tmp_path: Path) 
         )
 
 
-def test_the_checkpoints_of_a_damaged_job_are_listed(tmp_path: Path) -> None:
-    job = folders.failed(tmp_path)
-    _saved(job)
-    job.journal.write_text("damage\n")
-    listed = collect.checkpoints(Job(job), verify=False)
-    assert [(one["path"], one["resume"]) for one in listed] == [(str(job.checkpoints / "step-20"), False)]
-
-
 def test_on_hosts_of_which_nothing_is_known_something_may_be_left(tmp_path: Path) -> None:
     job = folders.failed(tmp_path)
     job.plan.write_text(codec.dumps(dataclasses.replace(Job(job).plan(), ssh=SSH)))
@@ -170,6 +167,8 @@ def _decided(brain: Brain, at: float) -> list[d.Decision]:
     while decisions := brain.decide(at)[0]:
         for decision in decisions:
             brain.learn(decision)
+            if isinstance(decision, d.CompareSave):
+                brain.learn(e.SaveCompared(at, decision.attempt, decision.save, ""))
         said += decisions
     return said
 
@@ -183,7 +182,8 @@ def test_the_next_attempt_begins_once_every_node_has_said_that_nothing_is_left(
     if over_ssh:
         plan = dataclasses.replace(plan, ssh=SSH, pool=PlannedPool(1, 1, 0, 1))
     brain, at = _salvaged(plan, job, is_over=True)
-    brain.learn(e.ResumeRequested(at, 1, CHECKPOINT))
+    brain.learn(SAVED)
+    brain.learn(e.ResumeRequested(at, 1, 1))
     launched = _decided(brain, at)
     assert {(type(one), one.attempt) for one in launched} == {(d.Launch, 6)} and len(launched) == 2
     for name in ("node-0", "node-1"):
@@ -192,7 +192,7 @@ def test_the_next_attempt_begins_once_every_node_has_said_that_nothing_is_left(
         assert [type(one) for one in _decided(brain, at)] == [d.Stop]
         brain.learn(e.Stopped(at, name, 6, "asked"))
     begun = [one for one in _decided(brain, at) if isinstance(one, d.BeginAttempt)]
-    assert [(one.attempt, one.resume) for one in begun] == [(7, d.Checkpoint(CHECKPOINT, None))]
+    assert [(one.attempt, one.resume) for one in begun] == [(7, d.Checkpoint(jobs.CKPT, 20, 1))]
 
 
 @pytest.mark.parametrize("over_ssh", [False, True])
@@ -223,9 +223,10 @@ def test_in_another_allocation_the_next_attempt_begins_at_once(tmp_path: Path) -
     brain, at = _salvaged(plan, job, is_over=True)
     brain.learn(e.AllocationBegan(at, "9.0"))
     brain.learn(dataclasses.replace(planned(plan, at), nodes=(e.NodePlan("n0", ()), e.NodePlan("n1", ()))))
-    brain.learn(e.ResumeRequested(at, 1, CHECKPOINT))
+    brain.learn(SAVED)
+    brain.learn(e.ResumeRequested(at, 1, 1))
     begun = [one for one in _decided(brain, at) if isinstance(one, d.BeginAttempt)]
-    assert [(one.attempt, one.resume) for one in begun] == [(7, d.Checkpoint(CHECKPOINT, None))]
+    assert [(one.attempt, one.resume) for one in begun] == [(7, d.Checkpoint(jobs.CKPT, 20, 1))]
 
 
 def _without_journal(tmp_path: Path) -> JobDir:

@@ -1,0 +1,298 @@
+"""Scanner of an agent: looks for saves beside the loop, reports them, and hashes them when nothing else is in hand.
+
+A look and the reading of formats run in a thread, so neither heartbeats nor orders wait for a slow disk or 100,000 files;
+looks are rarer where they take long. Of the agents that share a disk only one looks: the one that holds the lock. What it
+knows is in the lock's file, so that the next agent can report what the last one saw no end of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from orchestrator.agent.outputs.save_watch import Change, Clock, SaveWatch
+from orchestrator.agent.rank.step_counter import MTIME_LAG_NS
+from orchestrator.agent.start.processes import NodeRanks
+from orchestrator.core import codec
+from orchestrator.core.checkpoints import disk, tree
+from orchestrator.core.checkpoints.save import Part, Save
+from orchestrator.core.jobdir import locks
+from orchestrator.core.jobdir.durable import LINE_BYTES_MAX
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.wire import messages as m
+
+LOOK_S = 1.0
+LOOK_SHARE_MAX = 0.05
+"""How often the place is looked at, and which share of its time a node spends in looks at most."""
+
+LAST_LOOK_S_MAX = 600.0
+"""How long the end of an attempt waits for the last look."""
+
+HASH_BYTES_PER_S = 200e6
+"""How fast saves are hashed beside the training."""
+
+IDLE_NICENESS = 19
+LOCK_FILE = "checkpoints.lock"
+
+
+class GivenUp(Exception):
+    """Hashing was cancelled because the agent leaves."""
+
+
+class Hasher:
+    """Thread of the lowest priority that hashes files, one after the other."""
+
+    def __init__(self) -> None:
+        self._given_up = threading.Event()
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, "hash", _be_idle)
+        self._ahead_s = 0.0
+        self.is_hurried = False
+
+    def run(self, read: Callable[[disk.Pace], object]) -> concurrent.futures.Future[object]:
+        """Begin `read`, which is called with what paces it."""
+        return self._thread.submit(read, self._pace)
+
+    def close(self) -> None:
+        """Cancel all hashing."""
+        self._given_up.set()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _pace(self, size_bytes: int) -> None:
+        now_s = time.monotonic()
+        self._ahead_s = max(self._ahead_s, now_s) + size_bytes / HASH_BYTES_PER_S
+        if self._given_up.wait(0.0 if self.is_hurried else self._ahead_s - now_s):
+            raise GivenUp
+
+
+class SaveScanner:
+    """Scanner for the saves of the attempt that runs here."""
+
+    def __init__(
+        self,
+        config: m.AgentConfig,
+        hasher: Hasher,
+        report: Callable[[m.ReliableReport], None],
+        note: Callable[[str], None],
+        wake: asyncio.Event,
+    ) -> None:
+        """`wake` is set when a thread has found or hashed something."""
+        self._job = JobDir.at(config.root)
+        self._node = config.node
+        self._report = report
+        self._note = note
+        self._wake = wake
+        self._hasher = hasher
+        folder, glob = self._job.checkpoint_place(config.checkpoint_glob)
+        self._watch = SaveWatch(*tree.place_of(folder, glob))
+        # Hosts that share nothing but an absolute place: there the host of rank 0 looks.
+        self._is_shared_place = config.ships and Path(config.checkpoint_glob).is_absolute()
+        self._may_look = self._looks = config.finds_checkpoints or config.ships
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, "looks")
+        self._beginning: concurrent.futures.Future[None] | None = None
+        self._looking: concurrent.futures.Future[list[Change]] | None = None
+        self._is_last = False
+        self._began_s = self._due_s = 0.0
+        self._finish_by_s: float | None = None
+        self._lock_fd: int | None = None
+        self._hashing: list[tuple[m.SaveSeen, concurrent.futures.Future[object]]] = []
+        self._said = ""
+        self.looks_done = 0
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Tell whether something that may be a save has changed and is not reported."""
+        return self._watch.is_unfinished or self._looking is not None
+
+    @property
+    def looks(self) -> int:
+        """How many looks have ended in this attempt; -1 where another agent looks."""
+        return self.looks_done if self._lock_fd is not None else -1
+
+    def recover(self) -> None:
+        """Report what an earlier agent, which has died, had not: it is over by now."""
+        if not self._may_look or not self._take_lock():
+            return
+        with contextlib.suppress(OSError, codec.CodecError, ValueError, KeyError, TypeError):
+            self._watch.load((self._job.root / LOCK_FILE).read_bytes())
+            clock = Clock(time.time_ns(), self._watch.stepped_ns, self._watch.first_ns, ended=True)
+            for change in self._watch.look(clock):
+                self._report_change(change, 0)
+        self._release()
+
+    def begin(self, attempt: int, looks: bool = True) -> None:
+        """Begin an attempt. `looks`: whether this agent looks for its saves."""
+        self._looks = self._may_look and looks
+        self._finish_by_s, self._is_last, self.looks_done = None, False, 0
+        self._hasher.is_hurried = False
+        if self._looks and not self._is_shared_place and self._take_lock():
+            self._begin_watch(attempt)
+
+    def scan(self, ranks: NodeRanks, now_s: float) -> None:
+        """Take what a look has found, and begin the next when it is due."""
+        self._take_hashed()
+        if self._looking is not None:
+            self._take_look(ranks, now_s)
+        elif now_s >= self._due_s and self._is_looker(ranks):
+            self._begin_look(ranks, now_s, ended=False)
+
+    def finish(self, ranks: NodeRanks, now_s: float) -> bool:
+        """Look a last time, after all ranks have ended; return True when all that it found is reported."""
+        if self._finish_by_s is None:
+            self._finish_by_s = now_s + LAST_LOOK_S_MAX
+            self._hasher.is_hurried = True
+        if self._looking is not None:
+            self._take_look(ranks, now_s)
+        if self._looking is None and not self._is_last and self._is_looker(ranks):
+            self._begin_look(ranks, now_s, ended=True)
+        if (self._looking is not None or not self._is_last) and self._lock_fd is not None:
+            if now_s < self._finish_by_s:
+                return False
+            self._note(f"the disk of the checkpoints did not answer for {LAST_LOOK_S_MAX:g} s")
+        self._finish_by_s = None
+        self._release()
+        return True
+
+    @property
+    def is_finishing(self) -> bool:
+        """Tell whether the attempt is over here except for its last look."""
+        return self._finish_by_s is not None
+
+    def discard(self, save: Save) -> None:
+        """Delete a save that the supervisor does not keep."""
+        self._thread.submit(disk.delete, save, self._watch.root)
+
+    def poll(self) -> None:
+        """Report what was hashed."""
+        self._take_hashed()
+
+    def close(self) -> None:
+        """End the threads."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._hasher.close()
+
+    def _begin_look(self, ranks: NodeRanks, now_s: float, *, ended: bool) -> None:
+        clock = Clock(
+            time.time_ns(), ranks.all_stepped_ns(), ranks.first_step_ns(), ended, ranks.all_ended_well
+        )
+        self._is_last, self._began_s = ended, now_s
+        self._looking = self._thread.submit(self._watch.look, clock)
+        self._wake_after(self._looking)
+
+    def _take_look(self, ranks: NodeRanks, now_s: float) -> None:
+        assert self._looking is not None
+        if not self._looking.done():
+            return
+        changes, self._looking = self._looking.result(), None
+        self._due_s = now_s + max(LOOK_S, (now_s - self._began_s) / LOOK_SHARE_MAX)
+        self.looks_done += 1
+        for change in changes:
+            self._report_change(change, ranks.step_at(change.written_ns + MTIME_LAG_NS))
+        if changes:
+            self._save_watch()
+        said = self._watch.cut and f"the checkpoint folder is not seen whole: {self._watch.cut}"
+        if said and said != self._said:
+            self._note(said)
+        self._said = said
+
+    def _report_change(self, change: Change, steps: int) -> None:
+        group = change.group
+        part = Part(
+            self._node,
+            str(self._watch.root),
+            steps,
+            change.pieces,
+            change.reading,
+            change.closed_by,
+            change.stale,
+        )
+        seen = m.SaveSeen(self._watch.attempt, group.key, group.series, group.main, part)
+        if _bytes(seen) > LINE_BYTES_MAX:
+            count = len(change.pieces)
+            self._note(
+                f"{group.main} has {count:,} files, too many to report: it is no checkpoint to begin from"
+            )
+            return
+        self._report(seen)
+        root = self._watch.root
+        self._hashing.append((seen, self._hasher.run(lambda pace: disk.hashed(root, change.pieces, pace))))
+        self._wake_after(self._hashing[-1][1])
+
+    def _wake_after(self, future: concurrent.futures.Future[Any]) -> None:
+        loop = asyncio.get_running_loop()
+
+        def wake(_: object) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(self._wake.set)
+
+        future.add_done_callback(wake)
+
+    def _take_hashed(self) -> None:
+        for seen, future in [pair for pair in self._hashing if pair[1].done()]:
+            self._hashing.remove((seen, future))
+            with contextlib.suppress(OSError, GivenUp, concurrent.futures.CancelledError):
+                pieces = future.result()
+                if isinstance(pieces, tuple):
+                    self._report(m.SaveHashed(seen.attempt, seen.key, pieces))
+
+    def _is_looker(self, ranks: NodeRanks) -> bool:
+        if not self._looks or (self._is_shared_place and all(process.rank for process in ranks.processes)):
+            return False
+        if self._lock_fd is None and self._take_lock():
+            self._begin_watch(ranks.attempt)
+        if self._beginning is not None and self._beginning.done():
+            self._beginning = None
+            self._save_watch()
+        return self._lock_fd is not None and self._beginning is None
+
+    def _begin_watch(self, attempt: int) -> None:
+        """Note what is there; go on where an agent left off whose ranks of this attempt have ended before."""
+
+        def begin() -> None:
+            with contextlib.suppress(OSError, codec.CodecError, ValueError, KeyError, TypeError):
+                self._watch.load((self._job.root / LOCK_FILE).read_bytes())
+                if self._watch.attempt == attempt:
+                    return
+            self._watch.begin(attempt)
+
+        self._beginning = self._thread.submit(begin)
+        self._wake_after(self._beginning)
+
+    def _take_lock(self) -> bool:
+        if self._lock_fd is None:
+            with contextlib.suppress(OSError):
+                fd = locks.open_file(self._job.root / LOCK_FILE)
+                if locks.take(fd, 0.0):
+                    self._lock_fd = fd
+                else:
+                    os.close(fd)
+        return self._lock_fd is not None
+
+    def _save_watch(self) -> None:
+        if self._lock_fd is not None:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._lock_fd, 0)
+                os.pwrite(self._lock_fd, self._watch.dump(), 0)
+
+    def _release(self) -> None:
+        if self._lock_fd is not None:
+            os.close(self._lock_fd)
+            self._lock_fd = None
+
+
+def _bytes(seen: m.SaveSeen) -> int:
+    """Return how long a message about a save can become: with the sha256 of its files, and their names in its place."""
+    hashed = sum(100 + len(codec.dumps_plain(piece.name)) for piece in seen.part.pieces)
+    return len(codec.dumps_kind(seen)) + hashed
+
+
+def _be_idle() -> None:
+    """Give this thread the lowest priority (on Linux a thread has its own, `man 2 setpriority`)."""
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), IDLE_NICENESS)

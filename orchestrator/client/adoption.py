@@ -1,0 +1,227 @@
+"""Files that look like saves and are not in the ledger: which there are, and how a person enters them.
+
+Nothing begins from a file that is only found. `adopt` reads all of its bytes, and writes their sha256 down.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.core.checkpoints import disk, formats, ledger, names, reading, tree
+from orchestrator.core.checkpoints.save import (
+    Closing,
+    Content,
+    GroupReading,
+    Piece,
+    Place,
+    Save,
+    SaveState,
+    StepSource,
+)
+from orchestrator.core.errors import ClusterError, OrchError, UserError
+from orchestrator.core.jobdir import home, locks, status_file
+from orchestrator.core.jobdir.layout import IN_CODE, JobDir
+from orchestrator.core.jobdir.plan import Plan
+
+LIST = "orch checkpoints lists what there is"
+
+SETTLED_S = 60.0
+"""While a job runs, files that changed within this time are its supervisor's to enter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A group of files that looks like a save and is not in the ledger. `root`: what the names of its pieces are relative
+    to; `glob`: a `checkpoint.path` that finds such files, empty if the job's own does."""
+
+    root: Path
+    group: names.Group
+    pieces: tuple[Piece, ...]
+    reading: GroupReading
+    glob: str = ""
+
+    @property
+    def path(self) -> Path:
+        """What ORCH_RESUME_FROM would name."""
+        return self.root / self.group.main
+
+    @property
+    def written_ns(self) -> int:
+        return max(piece.mtime_ns for piece in self.pieces)
+
+    @property
+    def fault(self) -> str:
+        """Why it is not whole, empty if nothing speaks against it."""
+        return reading.fault(self.reading, {piece.name: piece.size_bytes for piece in self.pieces})
+
+
+def offers(job: JobDir, plan: Plan, saves: Mapping[int, Save]) -> list[Offer]:
+    """Return what is in the job's checkpoint folder, and where its ranks start, that looks like a save and is not in the
+    ledger, the newest last."""
+    place, glob = tree.place_of(*plan.checkpoint_place(job))
+    is_in_code = place.is_relative_to(job.code)
+    found = list(_offered(job, place, glob, saves, plan.created_at if is_in_code else 0.0))
+    if not is_in_code:
+        outside = _offered(job, job.code, "*", saves, plan.created_at)
+        found += (dataclasses.replace(offer, glob=_glob(offer.group)) for offer in outside)
+    return sorted(found, key=lambda offer: offer.written_ns)
+
+
+def _offered(
+    job: JobDir, root: Path, glob: str, saves: Mapping[int, Save], since_s: float
+) -> Iterator[Offer]:
+    """Yield what is offered of a folder: written after a time, and if the job runs not just now."""
+    until_s = float("inf") if _is_over(job) else time.time() - SETTLED_S
+    known = {
+        f"{folder}/{piece.name}": piece.size_bytes
+        for save in saves.values()
+        for folder in [*(place.root for place in save.places), *(part.root for part in save.parts)]
+        for piece in save.pieces
+    }
+    told = {piece.name for save in saves.values() for piece in save.pieces}
+    found = tree.look(root, glob)
+    for group in names.group(found.files).values():
+        own = {f"{root}/{name}": found.files[name].size_bytes for name in group.names}
+        written_s = max(found.files[name].mtime_ns for name in group.names) / 1e9
+        is_new = since_s < written_s < until_s and not own.items() <= known.items()
+        if not is_new or not any(map(names.is_save_file, group.names)):
+            continue
+        offer = _offer(root, group, found.files, found.pointed)
+        is_told = bool(offer.fault) and not told.isdisjoint(group.names)  # beside the save that it is
+        if offer.reading.content not in (Content.PART, Content.OTHER) and not is_told:
+            yield offer
+
+
+def _is_over(job: JobDir) -> bool:
+    """Tell whether a job has ended; its supervisor may still be leaving."""
+    if job.ended.exists():
+        return True
+    with contextlib.suppress(OSError, OrchError):
+        return status_file.read(job, time.time())["state"] in status_file.ENDED
+    return False
+
+
+def _offer(root: Path, group: names.Group, files: Mapping[str, Piece], pointed: Collection[str]) -> Offer:
+    pieces = tuple(files[name] for name in sorted(group.names))
+    return Offer(root, group, pieces, reading.read(root, group, files, pointed))
+
+
+def _glob(group: names.Group) -> str:
+    """Return a `checkpoint.path` for what a script saves where its ranks start."""
+    first, _, below = group.main.partition("/")
+    series = re.sub(r"\d+", "*", first)
+    if below:
+        return f"{IN_CODE}{series}/*"
+    is_one = group.is_folder or len(group.names) == 1
+    return IN_CODE + (series if is_one else f"*{Path(first).suffix}")
+
+
+# Adoption
+
+
+def adopt(job: JobDir, plan: Plan, path: Path) -> Save:
+    """Enter files that the ledger does not know as a whole save. Raises UserError for files that are no whole save, or while
+    a supervisor is at work; ClusterError."""
+    home.require_ours(job)
+    with contextlib.suppress(OSError):  # a disk without locks
+        if not _is_over(job) and locks.is_held(job.lock):
+            raise _at_work(job)  # before hours of reading
+    offer = _offer_at(job, plan, path)
+    fault = offer.fault or next(filter(None, (_damage(offer.root, piece) for piece in offer.pieces)), "")
+    if fault:
+        raise unfit(str(path), fault)
+    try:
+        pieces = disk.hashed(offer.root, offer.pieces)
+    except OSError as err:
+        raise UserError(f"cannot be read: {err.strerror}", str(path), "make it readable") from err
+    if pieces is None:
+        raise UserError("is being written", str(path), "try again when that is over")
+    with locks.locked(job) as is_mine:  # the supervisor is the writer of the ledger
+        if not is_mine:
+            raise _at_work(job)
+        try:
+            book = ledger.Ledger(job.root, job.ledger)
+            save = _adopted(offer, pieces, book.next_number, plan)
+            book.put(save)
+            book.flush()
+        except OSError as err:
+            raise ClusterError(f"cannot be written: {err.strerror}", str(job.ledger), "make room") from err
+    return save
+
+
+def unfit(where: str, why: str) -> UserError:
+    """Return the refusal to begin from something."""
+    return UserError(f"is not a checkpoint to begin from: {why}", where, LIST)
+
+
+def _at_work(job: JobDir) -> UserError:
+    return UserError("its supervisor is at work", job.id, "adopt a checkpoint when the job has ended")
+
+
+def _damage(root: Path, piece: Piece) -> str:
+    fault, _ = formats.damage(root, piece.name, piece.size_bytes)
+    return f"{piece.name} {fault}" if fault else ""
+
+
+def _adopted(offer: Offer, pieces: Sequence[Piece], number: int, plan: Plan) -> Save:
+    state = offer.reading
+    ranks = max((len(own) for own in names.ranks_in(offer.group.names).values()), default=0)
+    content = Content.STATE if state.content in (Content.PART, Content.OTHER) else state.content
+    return Save(
+        number=number, key=offer.group.key, series=offer.group.series, main=offer.group.main, attempt=0,
+        world_size=0 if state.fits_any_size else ranks or plan.world_size, steps=0, format=state.format, content=content,
+        fits_any_size=state.fits_any_size, state=SaveState.WHOLE, closed_by=Closing.ADOPTED, step=state.step,
+        step_source=StepSource.UNKNOWN if state.step is None else StepSource.STATED, stated=state.step,
+        written_ns=offer.written_ns, pieces=tuple(pieces), places=(Place("", str(offer.root)),),
+        compared="sha256 written down", cites=state.cites,
+    )  # fmt: skip
+
+
+def _offer_at(job: JobDir, plan: Plan, path: Path) -> Offer:
+    """Return the group of files at a path. Raises UserError."""
+    place, _ = tree.place_of(*plan.checkpoint_place(job))
+    if any(own.resolve().is_relative_to(path.resolve()) for own in (job.checkpoints, place)):
+        raise unfit(str(path), "the job's checkpoints are in it")
+    root = next((own for own in (place, job.checkpoints) if path.is_relative_to(own)), None)
+    if root is None and plan.ssh is not None and path.is_relative_to(job.root):
+        raise UserError("hosts do not get it from there", str(path), f"copy it into {job.checkpoints}")
+    if root is not None:
+        found = tree.look(root)
+        return _offer_of(path, root, found.files, found.pointed)
+    folder = path if path.is_dir() else path.parent
+    found, top = tree.look(folder), f"{folder.name}/"
+    files = {top + name: dataclasses.replace(piece, name=top + name) for name, piece in found.files.items()}
+    offer = _offer_of(path, folder.parent, files, {top + name for name in found.pointed})
+    if offer.group.is_folder:
+        return offer
+    return _offer_of(path, folder, found.files, found.pointed)
+
+
+def _offer_of(path: Path, root: Path, files: Mapping[str, Piece], pointed: Collection[str]) -> Offer:
+    """Return the group of files at a path, out of all below a folder. Raises UserError."""
+    group = _group_at(str(path.relative_to(root)), files)
+    if group is None or not any(map(names.is_save_file, group.names)):
+        raise unfit(str(path), "no file of it has an ending of checkpoints, such as .pt or .safetensors")
+    return _offer(root, group, files, pointed)
+
+
+def _group_at(wanted: str, files: Mapping[str, Piece]) -> names.Group | None:
+    """Return the group of a name; of a folder that is none by its name all that is below it. Raises UserError where that is
+    several saves."""
+    groups = names.group(files).values()
+    found = next((group for group in groups if wanted in (group.main, *group.names)), None)
+    own = sorted(name for name in files if name.startswith(f"{wanted}/"))
+    if found is not None or not own:
+        return found
+    inner = [group.main for group in groups if group.main.startswith(f"{wanted}/") and not group.is_slot]
+    if len(inner) > 1:
+        raise UserError(
+            f"has {len(inner)} checkpoints in it, such as {inner[-1]}", wanted, "name one of them"
+        )
+    return names.Group(wanted, wanted, wanted, True, (), "", own)

@@ -1,0 +1,301 @@
+"""Saves of a job as people ask for them: the list, the one that a resume begins from, and how a post-mortem proves it.
+
+What is known of a save is in the ledger. Here its files are compared with that, so that nothing is promised that is gone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from orchestrator.client import adoption
+from orchestrator.client.adoption import LIST, Offer, unfit
+from orchestrator.core.checkpoints import disk, ledger, tree
+from orchestrator.core.checkpoints.choice import NAMED, Choice, Pin, choose, fits
+from orchestrator.core.checkpoints.ledger import ENDED
+from orchestrator.core.checkpoints.save import Place, Save, SaveState, StepSource
+from orchestrator.core.codec import Json
+from orchestrator.core.errors import ClusterError, OrchError, UserError
+from orchestrator.core.jobdir import status_file
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.jobdir.plan import Plan
+
+NAMED_MAX = 5
+"""How many saves an error names."""
+
+
+def known(job: JobDir) -> dict[int, Save]:
+    """Return the saves of a job by number. Raises ClusterError when the ledger cannot be read."""
+    return _read(job)[0]
+
+
+def damage(job: JobDir) -> list[str]:
+    """Return a text for each line of the ledger that cannot be read. Raises ClusterError."""
+    return _read(job)[1]
+
+
+def _read(job: JobDir) -> tuple[dict[int, Save], list[str]]:
+    try:
+        return ledger.read(job.root, job.ledger)
+    except OSError as err:
+        raise ClusterError(f"cannot be read: {err.strerror}", str(job.ledger), "make it readable") from err
+
+
+# A resume
+
+
+class Start:
+    """What a resume begins from: the newest save, or the one that a person has named. `number`: of that one, else 0."""
+
+    def __init__(self, job: JobDir, plan: Plan, wanted: str) -> None:
+        """Raises UserError, ClusterError."""
+        self._job, self._plan = job, plan
+        self._saves = known(job)
+        self.number = 0
+        if wanted:
+            save = find(job, plan, self._saves, wanted)
+            self._saves[save.number] = save  # it may have been adopted
+            self.number = save.number
+        self.choice = Choice()
+
+    def fit(self, world_size: int) -> None:
+        """Choose for this number of ranks. Raises UserError where the save is for another number."""
+        latest = max((save.attempt for save in self._saves.values()), default=0)
+        pin = Pin(self.number, latest) if self.number else None
+        self.choice = _choice_now(self._job, self._plan, self._saves, world_size, pin)
+        save = self.choice.misfit
+        if pin is not None and self.choice.save is None and save is None:
+            named = self._saves[self.number]
+            raise unfit(named.main, named.why or named.state.value)
+        if save is not None:
+            own = [one for one in self._saves.values() if one.state is SaveState.WHOLE]
+            others = _named([one for one in own if fits(one, world_size)])
+            fix = f"go on with {save.world_size} ranks"
+            fix += f"; for {world_size} there are, by --from: {others}" if others else ""
+            raise UserError(misfit(save, world_size), save.main, fix)
+
+
+def misfit(save: Save, world_size: int) -> str:
+    """Say that ranks of this number cannot load a save."""
+    return f"has files of each of the {save.world_size} ranks that saved it, and there would be {world_size}"
+
+
+def find(job: JobDir, plan: Plan, saves: Mapping[int, Save], wanted: str) -> Save:
+    """Return the whole save that a person named: by its number, its name or a path; one that is not in the ledger is
+    adopted. Raises UserError, ClusterError."""
+    paths = _paths(job, plan, wanted)
+    there = {path for path in paths if os.path.lexists(path)}
+    reals = {os.path.realpath(path) for path in there}
+    why = ""
+    for save in sorted(saves.values(), key=lambda save: -save.number):
+        is_number = wanted == str(save.number)
+        if not is_number and not _is_at(save, paths | reals):
+            continue
+        now, _ = _now(job, plan, save, deep=False)
+        if now.state in NAMED:
+            return now
+        why = why or (now.why if now.state is SaveState.GONE else f"{now.state.value}: {now.why}".strip(": "))
+        if is_number:
+            raise unfit(now.main, why)
+    if there:
+        return adoption.adopt(job, plan, Path(min(there)))
+    if why:
+        raise unfit(wanted, why)
+    seen = (_now(job, plan, save, deep=False)[0] for save in saves.values())
+    others = _named([save for save in seen if save.state is SaveState.WHOLE])
+    raise UserError("there is no such checkpoint", wanted, f"there are: {others}" if others else LIST)
+
+
+def _paths(job: JobDir, plan: Plan, wanted: str) -> set[str]:
+    """Return what a person may mean by a path: from where they are, from the checkpoints, from the job folder."""
+    place, _ = tree.place_of(*plan.checkpoint_place(job))
+    return {os.path.abspath(wanted), *(os.path.normpath(root / wanted) for root in (place, job.root))}  # noqa: PTH100 -- links stay as they are
+
+
+def _is_at(save: Save, paths: set[str]) -> bool:
+    files = (save.main, *(piece.name for piece in save.pieces))
+    return any(os.path.normpath(f"{place.root}/{name}") in paths for place in save.places for name in files)
+
+
+def _named(saves: list[Save]) -> str:
+    """Return the latest of some saves as `--from` takes them, with what people know them by."""
+    steps = {save.number: "" if save.step is None else f", step {save.step:,}" for save in saves}
+    return ", ".join(f"{save.number} ({save.main}{steps[save.number]})" for save in saves[-NAMED_MAX:])
+
+
+def _choice_now(job: JobDir, plan: Plan, saves: dict[int, Save], world_size: int, pin: Pin | None) -> Choice:
+    """Return what ranks of this number begin from as files are now; in `saves` those that have lost files are gone then."""
+    while True:
+        choice = choose(saves.values(), world_size, pin)
+        save = choice.save or choice.misfit
+        if save is None:
+            return choice
+        now, _ = _now(job, plan, save, deep=False)
+        saves[save.number] = now
+        if now.state in NAMED:
+            return dataclasses.replace(choice, save=now) if choice.save is not None else choice
+
+
+def _now(job: JobDir, plan: Plan, save: Save, *, deep: bool) -> tuple[Save, str]:
+    """Return a save as its files are now, and what was compared, empty for nothing. Where its files are not as they were, an
+    attempt begins from what was kept of them."""
+    if save.state not in NAMED or not save.places or _is_unseen(plan, save):
+        return save, ""
+    found = disk.compare(save, deep=deep)
+    if not found.fault:
+        return save, found.by
+    kept = job.checkpoints / disk.KEPT / str(save.number)
+    if kept.is_dir():
+        own = disk.compare(dataclasses.replace(save, places=(Place("", str(kept)),)), deep=deep)
+        if not own.fault:
+            why = f"{found.fault}, but orch has kept it in {disk.KEPT}/{save.number}"
+            return dataclasses.replace(save, why=why), own.by
+    return dataclasses.replace(save, state=SaveState.GONE, why=found.fault), ""
+
+
+def _is_unseen(plan: Plan, save: Save) -> bool:
+    """Tell whether a save lies on a host, or may lie on a disk that only hosts have."""
+    is_theirs = plan.ssh is not None and Path(plan.checkpoint_glob).is_absolute()
+    return bool(save.places[0].host) or (is_theirs and not os.path.lexists(save.path))
+
+
+# The list
+
+
+def offers(job: JobDir, plan: Plan) -> list[Offer]:
+    """Return what looks like a save and is not in the ledger, see `adoption`. Raises ClusterError."""
+    return adoption.offers(job, plan, known(job))
+
+
+def listed(job: JobDir, plan: Plan, *, verify: bool) -> list[Json]:
+    """Return the saves, oldest first, as `orch checkpoints --json` prints them; those that are offered, too. Raises
+    ClusterError."""
+    saves = known(job)
+    seen = {number: _now(job, plan, save, deep=verify) for number, save in saves.items()}
+    choice = choose((save for save, _ in seen.values()), plan.world_size, _pin(job))
+    start = choice.save.number if choice.save is not None else 0
+    root, _ = tree.place_of(*plan.checkpoint_place(job))
+    notes = {passed.save: passed.why for passed in choice.passed}
+    if choice.misfit is not None:
+        notes[choice.misfit.number] = misfit(choice.misfit, plan.world_size)
+    rows = [
+        _row(save, by if verify else "", notes.get(save.number, ""), root, is_start=save.number == start)
+        for save, by in seen.values()
+    ]
+    return [*rows, *map(_offer_row, adoption.offers(job, plan, saves))]
+
+
+def _pin(job: JobDir) -> Pin | None:
+    """Return what a person has named for the next attempt of a job that goes on; a resume names one anew."""
+    from orchestrator.supervisor.journal import facts_file
+    from orchestrator.supervisor.journal.journal_file import JournalError
+
+    try:
+        facts = facts_file.read(job).facts
+    except JournalError:
+        return None
+    return facts.pin if facts.end is None else None
+
+
+def _row(save: Save, verified_by: str, note: str, root: Path, *, is_start: bool) -> Json:
+    """Return a save for JSON; `note`: why the next attempt does not begin from it. `complete`: it is whole by the ledger and its files are there. `whole`: what a comparison of all
+    bytes has found, None without one. `resume`: the next attempt begins from it. `why`: what is to be said of it. `root`: where
+    it was, if what is left of it was moved."""
+    return {
+        "save": save.number,
+        "path": save.path if save.places else str(root / save.main),
+        "main": save.main,
+        "attempt": save.attempt,
+        "world_size": save.world_size,
+        "step": save.step,
+        "step_source": save.step_source.value,
+        "format": save.format.value,
+        "content": save.content.value,
+        "state": save.state.value,
+        "why": save.why
+        or _waits_for(save)
+        or (note if note not in (save.content.value, save.state.value) else ""),
+        "closed_by": save.closed_by.value,
+        "compared": verified_by or save.compared,
+        "files": len(save.pieces),
+        "bytes": save.size_bytes,
+        "written_at": status_file.iso(save.written_ns / 1e9),
+        "places": [{"host": place.host, "path": place.root} for place in save.places],
+        "exists": bool(save.places) and not save.places[0].host and os.path.lexists(save.path),
+        "complete": save.state is SaveState.WHOLE,
+        "whole": True if verified_by else False if save.state in ENDED else None,
+        "resume": is_start,
+        "checkpoint_path": "",
+    }
+
+
+def _waits_for(save: Save) -> str:
+    if save.state is not SaveState.OPEN:
+        return ""
+    return "is on its way from its hosts" if save.is_coming else "not every rank has made a step since"
+
+
+def _offer_row(offer: Offer) -> Json:
+    return {
+        "save": None,
+        "path": str(offer.path),
+        "main": offer.group.main,
+        "attempt": None,
+        "world_size": None,
+        "step": offer.reading.step,
+        "step_source": (StepSource.UNKNOWN if offer.reading.step is None else StepSource.STATED).value,
+        "format": offer.reading.format.value,
+        "content": offer.reading.content.value,
+        "state": "offered",
+        "why": offer.fault,
+        "closed_by": "",
+        "compared": "",
+        "files": len(offer.pieces),
+        "bytes": sum(piece.size_bytes for piece in offer.pieces),
+        "written_at": status_file.iso(offer.written_ns / 1e9),
+        "places": [],
+        "exists": True,
+        "complete": False,
+        "whole": None,
+        "resume": False,
+        "checkpoint_path": offer.glob,
+    }
+
+
+# A post-mortem
+
+
+def explain(job: JobDir, plan: Plan, why: Json) -> None:
+    """Add to a post-mortem how the save is proved that each attempt began from; and, of a job that has ended, what a resume
+    would begin from as files are now. Without a ledger that can be read it stays as it is."""
+    from orchestrator.supervisor.journal import facts_file
+
+    try:
+        record, saves = facts_file.read(job), known(job)
+    except OrchError:
+        return
+    for attempt, history in zip(why["attempts"], record.attempts, strict=False):
+        began = saves.get(history.resumed_save)
+        attempt["resumed_save"] = _proof(began) if began is not None else None
+    if record.facts.end is None:
+        return
+    choice = _choice_now(job, plan, saves, plan.world_size, None)
+    save, other = choice.save, choice.misfit
+    why["checkpoint"] = {"path": save.path, "step": save.step, **_proof(save)} if save is not None else None
+    why["misfit"] = {"path": other.path, "why": misfit(other, plan.world_size)} if other is not None else None
+    offered = [] if save is not None or other is not None else adoption.offers(job, plan, saves)
+    why["offered"] = [str(offer.path) for offer in offered if not offer.fault]
+    why["passed"] = [
+        {"save": one.save, "path": one.main, "step": one.step, "why": one.why} for one in choice.passed
+    ]
+
+
+def _proof(save: Save) -> Json:
+    return {
+        "save": save.number,
+        "step_source": save.step_source.value,
+        "closed_by": save.closed_by.value,
+        "compared": save.compared,
+    }

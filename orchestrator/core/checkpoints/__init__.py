@@ -1,0 +1,1 @@
+"""Saves: what ranks write together, its formats, its proof, and the ledger that knows them all."""

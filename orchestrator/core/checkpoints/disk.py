@@ -1,0 +1,259 @@
+"""Files of saves on a disk: compared with the ledger, hashed, kept, put back, set aside, deleted.
+
+Rules: a file is renamed or deleted only while its size and time are those of the ledger. Nothing is ever written over.
+Copies have the times of their sources, since scripts sort by them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from orchestrator.core.checkpoints import formats
+from orchestrator.core.checkpoints.save import Piece, Save
+from orchestrator.core.jobdir.durable import sync_folder
+
+BLOCK_BYTES = 4 << 20
+_GONE = frozenset((errno.ENOENT, errno.ENOTDIR, errno.ELOOP))
+KEPT = ".kept"
+"""The folder, in that of the checkpoints, of what scripts would write over or delete before their next save is whole."""
+
+FREE_SHARE = 0.5
+"""How much of the free space a copy may take."""
+
+Pace = Callable[[int], None]
+"""Called with the number of bytes that were read; it may wait, or raise to give up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """How a save compares with the ledger. `fault`: the first difference, empty for none; `pieces`: as they are now;
+    `by`: what was compared, in words; `is_unsure`: the disk does not give a file now, which proves nothing."""
+
+    fault: str
+    pieces: tuple[Piece, ...]
+    by: str
+    is_unsure: bool = False
+
+
+def no_pace(_: int) -> None:
+    """Read as fast as it goes."""
+
+
+def sha256(path: Path, pace: Pace = no_pace) -> str:
+    """Return the sha256 of a file. Raises OSError."""
+    digest, block = hashlib.sha256(), bytearray(BLOCK_BYTES)
+    with formats.open_regular(path) as file:
+        while count := os.readv(file.fileno(), [block]):
+            digest.update(memoryview(block)[:count])
+            pace(count)
+    return digest.hexdigest()
+
+
+def hashed(root: Path, pieces: tuple[Piece, ...], pace: Pace = no_pace) -> tuple[Piece, ...] | None:
+    """Return pieces with their sha256, None if one is not, or does not stay, as it was. Raises OSError."""
+    done = []
+    for piece in pieces:
+        digest = piece.sha256 or sha256(root / piece.name, pace)
+        if not is_as_recorded(root, piece):
+            return None
+        done.append(replace(piece, sha256=digest))
+    return tuple(done)
+
+
+def is_as_recorded(root: Path, piece: Piece) -> bool:
+    """Tell whether a file has its recorded size and time."""
+    try:
+        about = (root / piece.name).stat()
+    except OSError:
+        return False
+    return about.st_size == piece.size_bytes and is_same_time(about.st_mtime_ns, piece.mtime_ns)
+
+
+def is_same_time(mtime_ns: int, recorded_ns: int) -> bool:
+    """Tell whether two times of a file are one; the first may have lost its fraction of a second on its way (SFTP)."""
+    return mtime_ns in (recorded_ns, recorded_ns // 10**9 * 10**9)
+
+
+def compare(save: Save, *, deep: bool, pace: Pace = no_pace) -> Comparison:
+    """Compare the files of a save with the ledger: sizes and times, and where these differ or all is `deep`, the bytes.
+
+    Bytes without a sha256 are compared with the check sums of their format. A file with another time and the same bytes
+    was only touched or copied.
+    """
+    root = Path(save.places[0].root)
+    pieces, kinds = [], dict[str, int]()
+    for piece in save.pieces:
+        try:
+            about = (root / piece.name).stat()
+        except OSError as err:
+            is_gone = err.errno in _GONE
+            fault = f"{piece.name} {'is gone' if is_gone else f'cannot be read: {err.strerror}'}"
+            return Comparison(fault, save.pieces, "", is_unsure=not is_gone)
+        if about.st_size != piece.size_bytes:
+            what = (
+                "is empty"
+                if not about.st_size
+                else f"has {about.st_size:,} bytes instead of {piece.size_bytes:,}"
+            )
+            return Comparison(f"{piece.name} {what}", save.pieces, "")
+        is_touched = not is_same_time(about.st_mtime_ns, piece.mtime_ns)
+        if is_touched or deep:
+            try:
+                fault, by = _bytes_differ(root, piece, is_touched, pace)
+            except OSError as err:
+                fault = f"{piece.name} cannot be read: {err.strerror}"
+                return Comparison(fault, save.pieces, "", is_unsure=True)
+            if fault:
+                return Comparison(f"{piece.name} {fault}", save.pieces, "")
+        else:
+            by = "size and time"
+        kinds[by] = kinds.get(by, 0) + 1
+        pieces.append(replace(piece, mtime_ns=about.st_mtime_ns))
+    many = "" if len(pieces) == 1 else f" of {len(pieces)} files"
+    return Comparison("", tuple(pieces), " and ".join(by for by in kinds if by) + many)
+
+
+def _bytes_differ(root: Path, piece: Piece, is_touched: bool, pace: Pace) -> tuple[str, str]:
+    """Return how the bytes of a file differ from those that were saved, and what was compared. Raises OSError."""
+    if piece.sha256:
+        same = sha256(root / piece.name, pace) == piece.sha256
+        return ("" if same else "has other bytes than when it was saved (sha256)"), "sha256"
+    if is_touched:
+        return "was written again, and its bytes when it was saved are not known", ""
+    fault, by = formats.checked(root, piece.name, piece.size_bytes)
+    return fault, by or "size and time, its format has no check sum"
+
+
+# Moves
+
+
+def set_aside(root: Path, save: Save) -> list[tuple[str, str]]:
+    """Rename what a torn save has left, out of the sight of scripts: to `.NAME.torn-attempt-N` at the top of the place.
+
+    Return the renames. Files that are not as they were recorded stay.
+    """
+    is_folder = save.main != "." and (root / save.main).is_dir()
+    names = [save.main] if is_folder else [piece.name for piece in save.pieces]
+    if not all(is_as_recorded(root, piece) for piece in save.pieces) or not save.pieces:
+        return []
+    moved = []
+    for name in names:
+        path = root / name
+        if path.is_symlink():
+            continue
+        target = root / f".{path.name}.torn-attempt-{save.attempt}"
+        count = 1
+        while os.path.lexists(target):
+            count += 1
+            target = root / f".{path.name}.torn-attempt-{save.attempt}.{count}"
+        with contextlib.suppress(OSError):
+            path.rename(target)
+            moved.append((name, target.name))
+    return moved
+
+
+def keep(save: Save, kept: Path, *, copies: bool) -> bool:
+    """Keep a save in the folder `kept` whatever its script does: by hard links, or where its files are written over in
+    place by copies, which share blocks where the disk can. Tell whether it is kept. Raises OSError."""
+    root = Path(save.places[0].root)
+    kept.parent.mkdir(exist_ok=True)
+    copies = copies or kept.parent.stat().st_dev != (root / save.pieces[0].name).stat().st_dev
+    if copies and save.size_bytes > FREE_SHARE * shutil.disk_usage(kept.parent).free:
+        return False
+    part = kept.with_name(f"{kept.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    try:
+        for piece in save.pieces:
+            target = part / piece.name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if copies:
+                copy(root / piece.name, target)
+            else:
+                os.link(root / piece.name, target)
+            if not is_as_recorded(root, piece) or not is_as_recorded(part, piece):
+                return False  # written again meanwhile
+        part.rename(kept)
+        return True
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def put_back(save: Save, kept: Path, root: Path) -> bool:
+    """Copy a kept save to its own place, where no file of these names is. Tell whether it is there. Raises OSError."""
+    targets = [root / piece.name for piece in save.pieces]
+    if any(map(os.path.lexists, targets)):
+        return all(is_as_recorded(root, piece) for piece in save.pieces)
+    for piece, target in zip(save.pieces, targets, strict=True):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part = target.with_name(f".{target.name}.part")
+        copy(kept / piece.name, part)
+        part.rename(target)
+    for folder in {target.parent for target in targets}:
+        sync_folder(folder)
+    return True
+
+
+def copy(source: Path, target: Path) -> None:
+    """Copy a file with its times, durably; on disks that can, it shares its blocks. Raises OSError."""
+    with formats.open_regular(source) as read, target.open("wb") as write:
+        about = os.fstat(read.fileno())
+        for _ in _blocks(read.fileno(), write.fileno(), about.st_size):
+            pass
+        os.fsync(write.fileno())
+    os.utime(target, ns=(about.st_atime_ns, about.st_mtime_ns))
+
+
+def _blocks(read: int, write: int, size: int) -> Iterator[int]:
+    done = 0
+    while done < size:
+        try:
+            count = os.copy_file_range(read, write, min(size - done, 1 << 30))
+        except OSError:
+            count = os.sendfile(write, read, done, min(size - done, 1 << 30))
+        if not count:
+            return
+        done += count
+        yield done
+
+
+def delete(save: Save, root: Path) -> str:
+    """Delete the files of a save, and nothing else; return why it stays, empty if it is gone. It is renamed first: what
+    cannot be deleted of it must not look like a save."""
+    changed = next((piece.name for piece in save.pieces if not is_as_recorded(root, piece)), "")
+    if changed or not save.pieces:
+        return f"{changed or save.main} is not as it was saved"
+    folder = root / save.main
+    if folder.is_symlink():
+        return f"{save.main} is a link"
+    is_whole_folder = folder != root and folder.is_dir() and _files_below(folder) == len(save.pieces)
+    for path in [folder] if is_whole_folder else [root / piece.name for piece in save.pieces]:
+        hidden = path.with_name(f".{path.name}.deleted")
+        with contextlib.suppress(OSError):
+            path.rename(hidden)
+            if is_whole_folder:
+                shutil.rmtree(hidden, ignore_errors=True)
+            else:
+                hidden.unlink()
+        if os.path.lexists(path):
+            return f"{path.name} cannot be deleted"
+    return ""
+
+
+def _files_below(folder: Path) -> int:
+    """Return how many files and links are below a folder."""
+    found = os.walk(folder)
+    return sum(
+        len(files) + sum(Path(above, name).is_symlink() for name in inner) for above, inner, files in found
+    )
+
+
+def remove(path: Path) -> None:
+    """Delete a folder of ours, as far as that is possible."""
+    shutil.rmtree(path, ignore_errors=True)

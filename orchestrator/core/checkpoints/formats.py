@@ -1,0 +1,326 @@
+"""What files say of themselves by their formats: whether one is cut off, what else its save must have, its step.
+
+Each reader is chosen by content, reads little, and executes nothing:
+- A zip (what torch.save writes, also .npz) ends with a directory of what is in it. `deep` reads all and compares the
+  CRC-32 of each record.
+- safetensors: as long as its header says, to the byte.
+- `.metadata` of torch.distributed.checkpoint (or `__R.metadata`, one a rank): a pickle, written last, that names the
+  pieces with offsets and lengths.
+- `….index.json` names the pieces of weights in several files; `…-00001-of-00002…` says how many there are.
+- `trainer_state.json` of the HF Trainer, which it writes last, has the step, and which checkpoint is best. Any other
+  `.json` is whole JSON, or lines of it.
+A file of another format, or one that is too large to be read, proves nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import stat
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO
+
+from orchestrator.core.checkpoints import names
+from orchestrator.core.checkpoints.pickle_tokens import PickleError, Token, tokens
+from orchestrator.core.checkpoints.save import Need
+
+HEAD_BYTES_MAX = 64 << 20
+"""How much of a header, an index or a pickle is read; a `.metadata` of 100,000 shards has 14 MB."""
+
+JSON_BYTES_MAX, OTHER_JSON_BYTES_MAX = 16 << 20, 1 << 20
+"""The same of JSON, which takes up to 25 times as much memory; a tokenizer may have 30 MB, and is not worth reading."""
+
+STATE_PICKLE_BYTES_MAX = 4 << 20
+"""How much of the pickle in a torch.save is searched for its step."""
+
+CITES_MAX = 64
+READ_BYTES = 1 << 20
+ZIP_START, ZIP_END, PICKLE_START = b"PK\x03\x04", b"PK\x05\x06", b"\x80"
+
+STEP_MAX = 10**15 - 1
+
+_ZIP_ERRORS = (
+    OSError,
+    zipfile.BadZipFile,
+    zlib.error,
+    EOFError,
+    RuntimeError,
+    ValueError,
+    OverflowError,
+    NotImplementedError,
+    struct.error,
+)
+"""What `zipfile` raises for files that are damaged."""
+
+_STEP_KEYS = ("global_step", "step", "iter_num", "iteration", "iter", "num_updates", "it", "global_steps")
+"""Keys of a state whose number is the step, the surest first."""
+
+_OF = re.compile(r"(\d+)([-_]of[-_])(\d+)", re.IGNORECASE)
+_CHECKPOINT_NAME = re.compile(r"\.(ckpt|pt|pth|bin|safetensors|tar|zip)$|checkpoint-\d+$")
+
+
+@dataclass(frozen=True, slots=True)
+class FileReading:
+    """What a file says. `fault`: why it is damaged, empty if no damage is seen; `is_proved`: its format shows that it
+    is whole; `has_optimizer`: the state of an optimizer is in it; `is_weights`: it is the `state_dict` of a model."""
+
+    fault: str = ""
+    # The disk did not give it, which proves nothing
+    is_unsure: bool = False
+    is_proved: bool = False
+    needs: tuple[Need, ...] = ()
+    step: int | None = None
+    has_optimizer: bool = False
+    is_weights: bool = False
+    is_lightning: bool = False
+    is_torch: bool = False
+    cites: tuple[str, ...] = ()
+
+
+NOTHING = FileReading()
+
+
+def read(root: Path, name: str, size_bytes: int) -> FileReading:
+    """Return what the file `name` below `root` says of itself."""
+    try:
+        return _of(root, name, size_bytes)
+    except OSError as err:
+        return FileReading(fault=f"cannot be read: {err.strerror}", is_unsure=True)
+
+
+def _of(root: Path, name: str, size_bytes: int) -> FileReading:
+    if not size_bytes:
+        empty = names.is_save_file(name) or name.endswith((names.METADATA, names.TRAINER_STATE))
+        return FileReading(fault="is empty") if empty else NOTHING
+    with open_regular(root / name) as file:
+        return _read(file, name, size_bytes)
+
+
+def damage(root: Path, name: str, size_bytes: int) -> tuple[str, str]:
+    """Read all of a file that no digest is known of; return its fault, and what was compared, either empty."""
+    try:
+        return checked(root, name, size_bytes)
+    except OSError as err:
+        return f"cannot be read: {err.strerror}", ""
+
+
+def checked(root: Path, name: str, size_bytes: int) -> tuple[str, str]:
+    """The same, but raises OSError where the disk does not give the file."""
+    reading = _of(root, name, size_bytes)
+    if reading.fault:
+        return reading.fault, ""
+    if not reading.is_torch and PurePosixPath(name).suffix not in (".npz", ".zip"):
+        return "", "its length" if reading.is_proved else ""
+    try:
+        with open_regular(root / name) as file, zipfile.ZipFile(file) as archive:
+            return _records(archive)
+    except _ZIP_ERRORS as err:
+        _raise_if_of_the_disk(err)
+        return f"cannot be read to its end: {err}", ""
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file for reading; the open of a pipe would wait for its writer. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(22, "it is not a file")
+    return os.fdopen(fd, "rb")
+
+
+def _raise_if_of_the_disk(err: Exception) -> None:
+    """Raise an error of the disk; a place in a file that cannot be is an OSError, too."""
+    if isinstance(err, OSError) and err.errno not in (None, errno.EINVAL):
+        raise err
+
+
+def _records(archive: zipfile.ZipFile) -> tuple[str, str]:
+    """Compare the CRC of each record. torch can be told to write none: then all are 0."""
+    records = archive.infolist()
+    if not any(record.CRC for record in records):
+        return "", ""
+    bad = archive.testzip()
+    return (f"its record {bad} has another CRC-32 than when it was written" if bad else ""), "CRC-32"
+
+
+def _read(file: BinaryIO, name: str, size_bytes: int) -> FileReading:
+    path = PurePosixPath(name)
+    head = file.read(9)
+    if path.name.endswith(names.METADATA) and head[:1] == PICKLE_START and size_bytes <= HEAD_BYTES_MAX:
+        return _dcp(head + file.read(size_bytes), path)
+    if head[:4] == ZIP_START:
+        return _zip(file, has_others=path.suffix == ".distcp")
+    if path.suffix == ".safetensors":
+        return _safetensors(head, file, size_bytes)
+    if path.suffix == ".json" and size_bytes <= JSON_BYTES_MAX:
+        return _json(head + file.read(size_bytes), path)
+    return NOTHING
+
+
+def parts_named(name: str) -> tuple[Need, ...]:
+    """Return all parts that a name such as `model-00001-of-00002.safetensors` says there are."""
+    match = _OF.search(name)
+    if match is None or not 0 < int(match[3]) <= 10_000:
+        return ()
+    digits, last = match[1], int(match[3])
+    first = 0 if int(digits) == 0 else 1
+    ends = range(first, last + first)
+    return tuple(
+        Need(f"{name[: match.start(1)]}{number:0{len(digits)}}{name[match.end(1) :]}", 1, name)
+        for number in ends
+    )
+
+
+# Readers
+
+
+def _dcp(data: bytes, path: PurePosixPath) -> FileReading:
+    """Read the pieces that a `.metadata` names: `relative_path`, `offset` and `length` of each stored value."""
+    ends: dict[str, int] = {}
+    piece, offset, key = "", 0, ""
+    try:
+        for _, token in tokens(data):
+            if isinstance(token, str):
+                if key == "relative_path":
+                    piece, key = token, ""
+                else:
+                    key = token
+            elif key == "offset":
+                offset = token
+            elif key == "length" and piece:
+                ends[piece] = max(ends.get(piece, 0), offset + token)
+    except PickleError:
+        return FileReading(fault="is cut off")
+    needs = tuple(Need(str(path.parent / piece), end, str(path)) for piece, end in sorted(ends.items()))
+    return FileReading(is_proved=bool(needs), needs=needs)
+
+
+def _zip(file: BinaryIO, *, has_others: bool) -> FileReading:
+    """Read a zip, behind others in a piece of torch.distributed.checkpoint. Of a zip that is cut off, one in it may be
+    found: so a zip proves something only if it is the whole file."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            records = archive.infolist()
+            is_whole = has_others or min((one.header_offset for one in records), default=0) == 0
+            file.seek(-len(ZIP_END) - 18 - len(archive.comment), os.SEEK_END)
+            is_whole = is_whole and file.read(len(ZIP_END)) == ZIP_END
+            state = next((one for one in records if one.filename.endswith("/data.pkl")), None)
+            data = _stored(file, state) if state is not None else b""
+    except _ZIP_ERRORS as err:
+        _raise_if_of_the_disk(err)
+        return FileReading(
+            fault="is cut off: its zip has no end" if "not a zip" in str(err) else f"is damaged: {err}"
+        )
+    if state is not None:
+        return _state(data, is_whole=is_whole)
+    # Stable-Baselines3 has a torch.save of each part in a zip.
+    return FileReading(is_proved=is_whole, has_optimizer=any("optim" in one.filename for one in records))
+
+
+def _stored(file: BinaryIO, record: zipfile.ZipInfo) -> bytes:
+    """Return the beginning of a record as torch stores it. `zipfile` would refuse one without a check sum, and unpack few
+    bytes to any number. Raises struct.error, OSError, BadZipFile."""
+    if record.compress_type != zipfile.ZIP_STORED:
+        return b""
+    file.seek(record.header_offset + 26)
+    file.seek(sum(struct.unpack("<HH", file.read(4))), os.SEEK_CUR)
+    data = file.read(min(record.file_size, STATE_PICKLE_BYTES_MAX))
+    if record.CRC and len(data) == record.file_size and zlib.crc32(data) != record.CRC:
+        raise zipfile.BadZipFile(f"{record.filename} has another CRC-32 than when it was written")
+    return data
+
+
+def _state(data: bytes, *, is_whole: bool) -> FileReading:
+    """Read the pickle of a torch.save: the step, whether an optimizer is in it, and what it calls best."""
+    steps: dict[str, tuple[int, int]] = {}  # by key: how deep it lies, the number
+    texts: set[str] = set()
+    cites: dict[str, None] = {}
+    is_weights = False
+    for (_, key), (depth, value) in _pairs(data):
+        if isinstance(value, str):
+            texts.add(value)
+            is_weights = is_weights or (depth <= 1 and value.endswith(".weight"))
+            if _CHECKPOINT_NAME.search(value) and len(cites) < CITES_MAX:
+                cites[PurePosixPath(value).name] = None
+        elif key in _STEP_KEYS and 0 <= value <= STEP_MAX and depth <= steps.get(str(key), (99, 0))[0]:
+            steps[str(key)] = (depth, value)
+    top = min((depth for depth, _ in steps.values()), default=0)
+    found = [steps[key][1] for key in _STEP_KEYS if key in steps and steps[key][0] == top and top <= 1]
+    return FileReading(
+        is_proved=is_whole, step=found[0] if found else None, has_optimizer="param_groups" in texts, is_weights=is_weights,
+        is_lightning="pytorch-lightning_version" in texts, is_torch=True, cites=tuple(cites),
+    )  # fmt: skip
+
+
+def _pairs(data: bytes) -> Iterator[tuple[Token, Token]]:
+    """Yield each text or number with the one before it; those of a pickle that is cut off, as far as it goes."""
+    before: Token = (0, "")
+    try:
+        for token in tokens(data):
+            yield before, token
+            before = token
+    except PickleError:
+        return
+
+
+def _safetensors(head: bytes, file: BinaryIO, size_bytes: int) -> FileReading:
+    """Check the length of a safetensors file: u64 length of the header, JSON with the offsets, then the data."""
+    (header_bytes,) = struct.unpack("<Q", head[:8]) if len(head) >= 8 else (1 << 63,)
+    if 8 + header_bytes > size_bytes:
+        return FileReading(fault="is cut off within its header")
+    if header_bytes > JSON_BYTES_MAX:
+        return NOTHING
+    try:
+        header = json.loads(head[8:] + file.read(max(0, header_bytes - len(head) + 8)))
+        about = header.pop("__metadata__", {})
+        end = max((int(tensor["data_offsets"][1]) for tensor in header.values()), default=0)
+    except (ValueError, OverflowError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
+        return FileReading(fault="has a damaged header")
+    if size_bytes != 8 + header_bytes + end:
+        return FileReading(fault=f"has {size_bytes:,} bytes instead of {8 + header_bytes + end:,}")
+    stated = [str(about[key]) for key in _STEP_KEYS if key in about] if isinstance(about, dict) else []
+    step = int(stated[0]) if stated and re.fullmatch(r"[0-9]{1,15}", stated[0]) else None
+    return FileReading(is_proved=True, step=step)
+
+
+def _json(data: bytes, path: PurePosixPath) -> FileReading:
+    try:
+        if path.name.endswith(".index.json"):
+            return _index(json.loads(data), path)
+        if path.name == names.TRAINER_STATE:
+            return _trainer_state(json.loads(data))
+        if len(data) > OTHER_JSON_BYTES_MAX:
+            return NOTHING
+        _documents(data)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return FileReading(fault="is cut off or damaged")
+    return FileReading(is_proved=True)
+
+
+def _index(data: Any, path: PurePosixPath) -> FileReading:
+    pieces = sorted({str(piece) for piece in data["weight_map"].values()})
+    needs = tuple(Need(str(path.parent / piece), 1, str(path)) for piece in pieces)
+    return FileReading(is_proved=True, needs=needs)
+
+
+def _trainer_state(state: Any) -> FileReading:
+    step, best = state.get("global_step"), state.get("best_model_checkpoint")
+    is_step = type(step) is int and 0 <= step <= STEP_MAX
+    cites = (PurePosixPath(best).name,) if isinstance(best, str) else ()
+    return FileReading(is_proved=True, step=step if is_step else None, cites=cites)
+
+
+def _documents(data: bytes) -> None:
+    """Read JSON, or lines of it. Raises ValueError, RecursionError."""
+    try:
+        json.loads(data)
+    except ValueError:
+        for line in data.splitlines():
+            json.loads(line)

@@ -1,0 +1,160 @@
+"""The ledger of saves, `checkpoints/ledger.jsonl`: every save that ranks wrote or a person adopted. One writer.
+
+A line is a JSON object with a `number` and what has changed of that save; lines of a number add up, the first has all.
+Folders in the job folder are written relative to it, so that a job folder can move. A torn last line is ignored. Any
+other line that cannot be read, or makes no save of those before it, is reported and skipped: what is not in the ledger is
+not resumed from.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+from pathlib import Path
+
+from orchestrator.core import codec
+from orchestrator.core.checkpoints.save import Place, Save, SaveState
+from orchestrator.core.codec import Json
+from orchestrator.core.jobdir import ownership
+from orchestrator.core.jobdir.durable import replace_text, sync_folder
+
+COMPACT_BYTES = 8 << 20
+"""From this size on a supervisor writes the ledger anew when it starts."""
+
+ENDED_MAX = 1_000
+"""How many saves that are torn, gone or pruned stay in a ledger that is written anew; their files are forgotten."""
+
+ENDED = (SaveState.TORN, SaveState.GONE, SaveState.PRUNED)
+
+
+def read(job_root: Path, file: Path) -> tuple[dict[int, Save], list[str]]:
+    """Return the saves by number, and a text for each line that cannot be read. Raises OSError; no file: no saves."""
+    try:
+        lines = ownership.read_regular(file).split(b"\n")
+    except FileNotFoundError:
+        return {}, []
+    changes: dict[int, list[Json]] = {}
+    faults = []
+    for at, line in enumerate(lines[:-1], 1):
+        try:
+            change = codec.loads_plain(line)
+            changes.setdefault(codec.unpack(int, change["number"]), []).append(change)
+        except (codec.CodecError, KeyError):
+            faults.append(f"{file}:{at} cannot be read")
+    saves: dict[int, Save] = {}
+    for number, own in sorted(changes.items()):
+        save, fault = _folded(own)
+        if save is not None:
+            saves[number] = _moved(save, job_root, is_read=True)
+        if fault:
+            faults.append(
+                f"{file}: save {number} cannot be read{' in part' if save is not None else ''}: {fault}"
+            )
+    return saves, faults
+
+
+def _folded(changes: list[Json]) -> tuple[Save | None, str]:
+    """Return what changes make of a save, without those that make none, and why one of them makes none."""
+    data: Json = {}
+    for change in changes:
+        data |= change
+    with contextlib.suppress(codec.CodecError):
+        return codec.unpack(Save, data), ""
+    save, data, fault = None, {}, ""
+    for change in changes:
+        try:
+            save = codec.unpack(Save, data | change)
+            data |= change
+        except codec.CodecError as err:
+            fault = fault or str(err)
+    return save, fault
+
+
+class Ledger:
+    """The ledger as its one writer has it. Roots of places are absolute here."""
+
+    def __init__(self, job_root: Path, file: Path) -> None:
+        """Take up what is there. Raises OSError."""
+        self._root = job_root
+        self._file = file
+        self.saves, self.faults = read(job_root, file)
+        self._written: dict[int, Json] = {number: self._packed(save) for number, save in self.saves.items()}
+        self._dirty: dict[int, None] = {}
+        if file.exists() and file.stat().st_size > COMPACT_BYTES:
+            self._compact()
+
+    @property
+    def next_number(self) -> int:
+        return max(self.saves, default=0) + 1
+
+    def put(self, save: Save) -> None:
+        """Enter a save, new or changed; `flush` writes it down."""
+        if self.saves.get(save.number) != save:
+            self.saves[save.number] = save
+            self._dirty[save.number] = None
+
+    def flush(self) -> None:
+        """Write down what has changed, durably. Raises OSError; then it is tried again by the next call."""
+        if not self._dirty:
+            return
+        changes = []
+        for number in self._dirty:
+            packed, before = self._packed(self.saves[number]), self._written.get(number, {})
+            changed = {key: value for key, value in packed.items() if before.get(key, ...) != value}
+            changes.append((number, packed, {"number": number, **changed}))
+        text = "".join(json.dumps(change) + "\n" for _, _, change in changes)
+        self._append(text.encode())
+        for number, packed, _ in changes:
+            self._written[number] = packed
+        self._dirty.clear()
+
+    def _append(self, data: bytes) -> None:
+        self._file.parent.mkdir(exist_ok=True)
+        is_new = not self._file.exists()
+        fd = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        try:
+            size = os.fstat(fd).st_size
+            if size and os.pread(fd, 1, size - 1) != b"\n":
+                data = b" cut off\n" + data  # whatever of that line is there, it is none
+            try:
+                written = os.write(fd, data)
+                if written < len(data):
+                    raise OSError(28, "No space left on device", str(self._file))
+                os.fsync(fd)
+            except OSError:
+                os.ftruncate(fd, size)
+                raise
+        finally:
+            os.close(fd)
+        if is_new:
+            sync_folder(self._file.parent)
+
+    def _compact(self) -> None:
+        ended = [number for number, save in self.saves.items() if save.state in ENDED]
+        for number in ended[:-ENDED_MAX]:
+            del self.saves[number], self._written[number]
+        for number in ended[-ENDED_MAX:]:
+            self.saves[number] = dataclasses.replace(self.saves[number], pieces=())
+        self._written = {number: self._packed(save) for number, save in self.saves.items()}
+        replace_text(self._file, "".join(json.dumps(packed) + "\n" for packed in self._written.values()))
+
+    def _packed(self, save: Save) -> Json:
+        packed: Json = codec.pack(_moved(save, self._root, is_read=False))
+        return packed
+
+
+def _moved(save: Save, root: Path, *, is_read: bool) -> Save:
+    """Return a save with its folders as they are in memory (absolute), or in the file."""
+
+    def moved(place: Place) -> Place:
+        path = Path(place.root)
+        if place.host:
+            return place
+        if is_read:
+            return dataclasses.replace(place, root=str(root / path))
+        inside = str(path.relative_to(root)) if path.is_relative_to(root) else place.root
+        return dataclasses.replace(place, root=inside)
+
+    return dataclasses.replace(save, places=tuple(map(moved, save.places)))

@@ -1,0 +1,332 @@
+"""Groups of files by their names: which files below a checkpoint place are one save. Pure.
+
+Rules, the first that fits:
+- A folder with a count in its name (`checkpoint-500`, `step_10`, `020000`), or with a file that only the folder of a
+  save has (`.metadata`, `trainer_state.json`, `random_states_0.pkl`), is one save with all that is below it. A folder
+  that holds such folders, or files of several steps, is none.
+- Files of one folder with the same numbers in their names are one save: `model_100.pt`, `meta_100.json`,
+  `optim_100_rank0.pt`. The numbers of ranks, shards and parts do not count; a decimal, such as a loss, tells files apart
+  that are each the whole of a save.
+- Files without a number are parts of one save if their names say so (`model.pt`, `optimizer.pt`, `scheduler.pt`); any
+  other name is a save of its own (`ckpt.pt`, `last.ckpt`), overwritten each time. Best ones and last ones stand alone.
+
+Folders of ranks (`rank_0/`, `mp_rank_01/`) do not separate what belongs together.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+
+METADATA = ".metadata"
+TRAINER_STATE = "trainer_state.json"
+TRAINING_ARGS = "training_args.bin"
+LIGHTNING_LAST = "meta.pt"
+"""What Lightning adds last to a folder of torch.distributed.checkpoint."""
+
+POINTERS = frozenset({"latest", "latest_checkpointed_iteration.txt", "last_checkpoint", "latest_step.txt"})
+"""Files that name the newest save beside them, of DeepSpeed, Megatron and detectron2."""
+
+
+def _endings(text: str) -> frozenset[str]:
+    return frozenset(f".{ending}" for ending in text.split())
+
+
+SUFFIXES = _endings(
+    "pt pth ckpt bin safetensors pkl npz tar distcp model zip h5 hdf5 npy msgpack eqx keras joblib state params weights"
+)
+"""Endings of files that may hold the state of a training."""
+
+_TEXTS = _endings(
+    "json jsonl yaml yml toml ini cfg txt log csv tsv md html out err py sh diff patch xml png jpg jpeg svg gif pdf mp4"
+    " wav lock pid idx gz bz2 xz db sqlite wandb tfevents"
+)
+"""Endings of files that are no save by themselves; they may be a part of one."""
+
+_TEMPORARY = re.compile(
+    r"^tmp|[._-](tmp|temp|incomplete|lock)([._-]|\d|$)|\.(part|partial)$|~$", re.IGNORECASE
+)
+_UNFINISHED = re.compile(r"(?:^|[._-])(?:is-)?(?:incomplete|unfinished|in-?_?progress)(?:[._-]|$)", re.I)
+_BESIDE = re.compile(r"(.+?)[._-](?:incomplete|unfinished|in-?_?progress|tmp[._-]?done)$", re.IGNORECASE)
+
+_PART = r"(?:mp_rank|rank|shard|part|worker|node|gpu|device|proc|process|rng_state|random_states)"
+_PLACES = re.compile(rf"\d+[-_]of[-_]\d+|{_PART}[-_=]?\d+(?:[-_]\d+)?|(?<![a-z])[ptd]p[-_=]?\d+", re.I)
+"""Numbers of ranks and other parts of one save, which do not count up."""
+
+_STEP_WORD = r"(?:(?<![a-z])(?:step|iter|iteration|update|batch|ba|it)|global[-_]?step)s?[-_=. ]?"
+_STEPS = re.compile(
+    rf"{_STEP_WORD}(\d{{1,15}})(?![\d.]*[a-z])|(?<![a-z\d])(\d{{1,15}})[-_]?(?:step|iter)s?(?![-_=. ]?\d)",
+    re.I,
+)
+_WORD_COUNT = re.compile(
+    r"(?:(?<![a-z])(?:step|iter|iteration|update|batch|ba|ep|epoch|checkpoint|ckpt|chkpt|snapshot|save)"
+    r"|global[-_]?step)s?[-_=. ]?(\d+)|(?<![a-z\d])(\d+)[-_]?(?:epoch|step|iter)s?(?![-_=. ]?\d)",
+    re.IGNORECASE,
+)
+_NUMBER = re.compile(r"(?<![A-Za-z0-9])(?<!\d\.)\d+(?![A-Za-z0-9]|\.\d)|-v\d+(?=\.\w+$|$)")
+"""A number that stands by itself, and the version that Lightning appends to a name that exists."""
+_DECIMAL = re.compile(r"\d+\.\d+(?:e[-+]?\d+)?(?!\d*\.\d)", re.IGNORECASE)
+_TAG = re.compile(r"(?<![a-z])(best|last|latest|final)(?![a-z])|\d+(best)(?![a-z])", re.IGNORECASE)
+_INNER = re.compile(r"custom_checkpoint_\d+|step_count", re.IGNORECASE)
+
+_MARKS = re.compile(r"\.metadata|__\d+\.metadata|trainer_state\.json|random_states_\d+\.pkl|.*\.distcp")
+
+
+class Role(enum.Enum):
+    """What a file of a save is for, by its name."""
+
+    MAIN = "main"
+    MODEL = "model"
+    OPTIMIZER = "optimizer"
+    STATE = "state"  # of scheduler, scaler, random numbers, loop
+    AVERAGE = "average"
+    OTHER = "other"
+
+
+def _words(text: str) -> re.Pattern[str]:
+    return re.compile(rf"(?<![a-z])(?:{'|'.join(text.split())})(?![a-z])")
+
+
+_NO_STATE = (
+    "vocab|vocabulary|tokenizer|token_bytes|merges|metrics?|evaluations?|stats|loss|losses|logs?|history|results?|embeddings?|predictions?"
+    "|samples?|dataset|data|args|config|hparams|hyperparameters"
+)
+_ROLES = (
+    (Role.OPTIMIZER, _words("optim optimizer optimizers opt")),
+    (Role.STATE, _words("sched scheduler schedulers lr scaler rng random sampler dataloader loader")),
+    (Role.AVERAGE, _words("ema swa avg ave average averaged")),
+    (Role.OTHER, re.compile(rf"^(?:{_NO_STATE})(?![a-z])|(?<![a-z])(?:{_NO_STATE})$")),
+    (Role.STATE, _words("meta trainer (?:train|training)[-_]?state")),
+    (
+        Role.MODEL,
+        _words(
+            "model models weights net network adapter generator discriminator encoder decoder unet policy critic actor"
+        ),
+    ),
+)
+
+
+_SAVED = _words("ckpt chkpt checkpoint snapshot state step epoch iter iteration params")
+
+
+@dataclass(slots=True)
+class Group:
+    """Files that are one save. `main`: the folder or file that stands for it; `mark`: why it is unfinished."""
+
+    key: str
+    series: str
+    main: str
+    is_folder: bool
+    # The numbers in its name that count up, empty for a name that is overwritten
+    count: tuple[str, ...]
+    tag: str
+    names: list[str] = field(default_factory=list)
+    mark: str = ""
+
+    @property
+    def is_slot(self) -> bool:
+        """Tell whether the same names are written again and again."""
+        return not self.count
+
+
+def is_temporary(name: str) -> bool:
+    """Tell whether a name marks a file as unfinished."""
+    return _TEMPORARY.search(name) is not None
+
+
+def is_save_file(name: str) -> bool:
+    """Tell whether a file may be, by its ending and name, a save or the main part of one."""
+    path = PurePosixPath(name)
+    if path.suffix in SUFFIXES:
+        return True
+    is_text = any(suffix.lower() in _TEXTS for suffix in path.suffixes) or "tfevents" in name
+    return not is_text and _WORD_COUNT.search(path.name) is not None
+
+
+def role(name: str) -> Role:
+    """Return what a file of a save is for. Arrays of NumPy are the state of a training only where their name says so."""
+    stem = name.rpartition("/")[2].lower().partition(".")[0]
+    is_array = name.endswith((".npy", ".npz")) and not _SAVED.search(stem)
+    return next(
+        (found for found, words in _ROLES if words.search(stem)), Role.OTHER if is_array else Role.MAIN
+    )
+
+
+def without_count(name: str) -> str:
+    """Return a name with `#` for the numbers in it, but for those of ranks and other parts."""
+    kept = [match.span() for match in _PLACES.finditer(name)]
+    return re.sub(r"\d+", lambda m: m[0] if any(a <= m.start() < b for a, b in kept) else "#", name)
+
+
+def stated_step(name: str) -> int | None:
+    """Return the step in a name, behind a word that says so; a number of another kind may be an epoch or a save."""
+    found = [match[1] or match[2] for match in _STEPS.finditer(_stem(name))]
+    return int(found[-1]) if found else None
+
+
+def _stem(name: str) -> str:
+    """Return the last part of a name, without its ending if that is one of letters."""
+    path = PurePosixPath(name)
+    return path.stem if path.suffix[1:].isalpha() else path.name
+
+
+def ranks_in(names: Iterable[str]) -> dict[str, set[int]]:
+    """Return the numbers of ranks and shards in names, by the rest of the name, other such numbers left out:
+    `optim_100_rank#.pt` → {0, 1}."""
+    found: dict[str, set[int]] = {}
+    pattern = re.compile(r"(rank[-_=]?|shard[-_=]?|random_states_|rng_state_)(\d+)")
+    for name in names:
+        for match in pattern.finditer(name):
+            around = name[: match.start(2)], name[match.end(2) :]
+            series = "#".join(pattern.sub(r"\1*", part) for part in around)
+            found.setdefault(series, set()).add(int(match[2]))
+    return found
+
+
+def group(names: Iterable[str]) -> dict[str, Group]:
+    """Return the groups of the files with these names, relative to the checkpoint place, by their keys."""
+    files = sorted(names)
+    tree = _Tree(files)
+    groups: dict[str, Group] = {}
+    beside = {match[1]: name for name in (*files, *tree.folders) if (match := _BESIDE.fullmatch(name))}
+    for name in files:
+        above, _, last = name.rpartition("/")
+        folder = tree.save_folder(above or ".")
+        if folder is not None:
+            found = groups.setdefault(folder.key, folder)
+            if is_temporary(last) or _UNFINISHED.search(last):
+                found.mark = found.mark or f"{name} says that it is unfinished"
+        elif is_temporary(last) or last in POINTERS or _BESIDE.fullmatch(last):
+            continue
+        else:
+            new = _of_file(tree.plain(above or "."), last)
+            found = groups.setdefault(new.key, new)
+        found.names.append(name)
+    for found in groups.values():
+        markers = [beside[own] for own in (found.main, *found.names) if own in beside]
+        if found.main in beside.values():
+            markers.append(found.main)
+        if markers:
+            found.mark = found.mark or f"{markers[0]} says that it is unfinished"
+        if is_temporary(PurePosixPath(found.main).name) and found.is_folder:
+            found.mark = found.mark or "its name says that it is unfinished"
+        if not found.is_folder:
+            found.main = min(found.names, key=_is_main_first)
+    return groups
+
+
+def _is_main_first(name: str) -> tuple[int, int, str]:
+    order = (Role.MAIN, Role.MODEL, Role.AVERAGE, Role.STATE, Role.OPTIMIZER, Role.OTHER)
+    return order.index(role(name)), len(name), name
+
+
+class _Tree:
+    """The folders below a place, and which of them are saves."""
+
+    def __init__(self, files: list[str]) -> None:
+        self.folders: dict[str, tuple[set[str], set[str]]] = {".": (set(), set())}
+        for name in files:
+            above, _, last = name.rpartition("/")
+            self._children(above or ".")[0].add(last)
+        self._saves: dict[str, Group | None] = {}
+        self._plain: dict[str, str] = {}
+
+    def _children(self, folder: str) -> tuple[set[str], set[str]]:
+        """Return the files and folders in a folder."""
+        if folder not in self.folders:
+            self.folders[folder] = (set(), set())
+            above, _, last = folder.rpartition("/")
+            self._children(above or ".")[1].add(last)
+        return self.folders[folder]
+
+    def save_folder(self, name: str) -> Group | None:
+        """Return the group of the outermost folder that is a save, of a folder and those above it."""
+        if name not in self._saves:
+            above = name.rpartition("/")[0]
+            found = self.save_folder(above) if above else None
+            if found is None and self._is_save(PurePosixPath(name)):
+                found = _of_folder(PurePosixPath(name))
+            self._saves[name] = found
+        return self._saves[name]
+
+    def plain(self, name: str) -> str:
+        """Return the beginning of the keys of files in a folder: its name without folders of ranks."""
+        if name not in self._plain:
+            parts = [part for part in PurePosixPath(name).parts if not _PLACES.fullmatch(part)]
+            self._plain[name] = "".join(f"{part}/" for part in parts)
+        return self._plain[name]
+
+    def _is_save(self, folder: PurePosixPath) -> bool:
+        files, folders = self.folders[str(folder)]
+        if not folder.name:
+            return METADATA in files
+        counts = bool(_count(folder.name)) and not _PLACES.fullmatch(folder.name)
+        marked = any(map(_MARKS.fullmatch, files))
+        return (counts and not self._has_others(folder)) or (marked and not any(map(_count, folders)))
+
+    def _has_others(self, folder: PurePosixPath) -> bool:
+        """Tell whether a folder with a count in its name holds files or folders of other steps."""
+        files, folders = self.folders[str(folder)]
+        own = {int(number) for number in re.findall(r"\d+", folder.name)}
+        only_number = folder.name.isdigit()
+        for name in (*files, *folders):
+            if _INNER.search(name):
+                continue
+            words = _WORD_COUNT if only_number else _STEPS
+            numbers = {
+                int(found) for match in words.finditer(_stem(name)) for found in match.groups() if found
+            }
+            if numbers and not numbers & own:
+                return True
+        return False
+
+
+def _of_folder(folder: PurePosixPath) -> Group:
+    name = str(folder)
+    count = _count(folder.name)
+    return Group(name, _series(name), name, True, count, _tag(folder.name))
+
+
+def _of_file(folder: str, name: str) -> Group:
+    tag, count = _tag(name), _numbers(name)
+    prefix = f"{folder}{tag}{'@' if tag else ''}"
+    if count:
+        unit = "epoch" if re.search(r"epoch", name, re.IGNORECASE) else ""
+        # The best ones of one epoch differ in a loss; a part of a save has the loss of the others or none.
+        loss = "".join(f"~{number}" for number in _DECIMAL.findall(name)) if role(name) is Role.MAIN else ""
+        key = f"{prefix}#{unit}{'-'.join(count)}{loss}"
+        return Group(key, f"{prefix}#{unit}", "", False, count, tag)
+    stem = "parts" if role(name) not in (Role.MAIN, Role.OTHER) else _PLACES.sub("", name)
+    return Group(f"{prefix}{stem}", f"{prefix}{stem}", "", False, (), tag)
+
+
+def _tag(name: str) -> str:
+    match = _TAG.search(name)
+    return (match[1] or match[2]).lower() if match else ""
+
+
+def _series(name: str) -> str:
+    head, _, last = name.rpartition("/")
+    return f"{head}/{re.sub(r'[0-9]+', '#', last)}" if head else re.sub(r"\d+", "#", last)
+
+
+def _count(name: str) -> tuple[str, ...]:
+    """Return the numbers of a folder's name, if one of them counts saves or is the whole name."""
+    plain = _PLACES.sub(" ", name)
+    if name.isdigit() or _WORD_COUNT.search(plain):
+        return tuple(str(int(number)) for number in re.findall(r"\d+", plain))
+    return ()
+
+
+def _numbers(name: str) -> tuple[str, ...]:
+    """Return the numbers of a file's name that count up, and the version that Lightning appends."""
+    plain = _DECIMAL.sub(" ", _PLACES.sub(" ", name))
+    words = [match[1] or match[2] for match in _WORD_COUNT.finditer(plain)]
+    alone = _NUMBER.findall(plain)
+    versions = [number for number in alone if number.startswith("-v")]
+    numbers = words or [number for number in alone if number not in versions]
+    both = dict.fromkeys([*numbers, *(number for number in alone if number not in versions)])
+    return (*(str(int(number)) for number in both), *versions) if both else ()

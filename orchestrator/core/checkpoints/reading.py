@@ -1,0 +1,269 @@
+"""What a group of files is as a save: its format, what it must have, what is damaged, its step. Reads, changes nothing.
+
+`fault` says why it cannot be whole; `has_last_word` tells whether its format shows by itself that nothing more was to
+be written, which counts where the ranks' next step cannot tell.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+
+from orchestrator.core.checkpoints import formats, names
+from orchestrator.core.checkpoints.formats import FileReading
+from orchestrator.core.checkpoints.names import Group, Role
+from orchestrator.core.checkpoints.save import Content, Format, GroupReading, Need, Piece
+from orchestrator.core.text import counted
+
+CLOCK_TICK_NS = 20_000_000
+"""Two files' times that differ by less may be out of order: they come from the kernel's coarse clock."""
+
+SHOWN_MAX = 3
+
+_CHECKPOINT_N = re.compile(r"checkpoint-\d+")
+_ZERO = re.compile(r"zero_pp_rank_(\d+)_mp_rank_(\d+)|mp_rank_(\d+)_model_states\.pt")
+_OPTIMIZER = re.compile(r"(optimizer|optim|scheduler)[\w-]*\.(pt|bin|pth)")
+_RANDOM = re.compile(r"(random_states_|rng_state_)\d+\.")
+_EVERY_RANK = re.compile(r"(random_states_|rng_state_|zero_pp_rank_)#")
+"""Files, as `ranks_in` names them, that every rank writes; of others the first rank may have the only one."""
+
+
+def read(root: Path, group: Group, files: Mapping[str, Piece], pointed: Collection[str] = ()) -> GroupReading:
+    """Read a group whose files have these sizes and times. `pointed`: names in the place that
+    pointer files and links have."""
+    found = {name: formats.read(root, name, files[name].size_bytes) for name in group.names}
+    faults = [f"{name} {reading.fault}" for name, reading in found.items() if reading.fault]
+    faults += [group.mark] if group.mark else []
+    faults += _late_pieces(group, files, found)
+    format_ = _format(group, found)
+    main = found.get(group.main, formats.NOTHING)
+    needs = {need for name, reading in found.items() for need in (*reading.needs, *formats.parts_named(name))}
+    needs |= _needs_of(format_, group)
+    return GroupReading(
+        format=format_,
+        content=_content(format_, group, found),
+        fits_any_size=_fits_any_size(format_, group.names),
+        faults=tuple(faults),
+        is_unsure=any(one.is_unsure for one in found.values()),
+        needs=tuple(sorted(needs, key=lambda need: need.name)),
+        is_proved=not faults
+        and all(found[name].is_proved for name in group.names if _proves(name, files[name].size_bytes)),
+        is_said_done=_is_said_done(format_, group, files, main, pointed),
+        step=_step(format_, group, found, main),
+        cites=tuple(
+            dict.fromkeys([*(cite for one in found.values() for cite in one.cites), *sorted(pointed)])
+        ),
+    )
+
+
+def _proves(name: str, size_bytes: int) -> bool:
+    """Tell whether a file must be whole by its format where a save counts as proved."""
+    is_cut = name.endswith(".json") and not size_bytes
+    return (
+        is_cut
+        or names.is_save_file(name)
+        or name.endswith((names.METADATA, names.TRAINER_STATE, ".index.json"))
+    )
+
+
+def merged(first: GroupReading, second: GroupReading) -> GroupReading:
+    """Join the readings of two hosts, each of its own files."""
+    rank = list(Format).index
+    leading = max(first, second, key=lambda reading: rank(reading.format) % rank(Format.UNKNOWN))
+    return replace(
+        leading,
+        content=min(first.content, second.content, key=list(Content).index),
+        fits_any_size=first.fits_any_size and second.fits_any_size,
+        faults=(*first.faults, *second.faults),
+        is_unsure=first.is_unsure or second.is_unsure,
+        needs=tuple(sorted({*first.needs, *second.needs}, key=lambda need: need.name)),
+        is_proved=first.is_proved and second.is_proved,
+        is_said_done=first.is_said_done or second.is_said_done,
+        step=first.step if first.step is not None else second.step,
+        cites=tuple(dict.fromkeys((*first.cites, *second.cites))),
+    )
+
+
+def fault(reading: GroupReading, sizes: Mapping[str, int]) -> str:
+    """Return why files of these sizes are not a whole save, empty if nothing speaks against it."""
+    if reading.faults:
+        return _some(reading.faults)
+    missing = {need.name: need.by for need in reading.needs if need.name not in sizes}
+    if missing:
+        by = next(iter(missing.values()))
+        text = f"{_some(missing)} {'is' if len(missing) == 1 else 'are'} missing"
+        return f"{text}, which {by} names" if by else text
+    short = [need for need in reading.needs if sizes[need.name] < need.size_bytes]
+    if short:
+        size, need = sizes[short[0].name], short[0]
+        return f"{need.name} has {size:,} bytes; {need.by} says {need.size_bytes:,}"
+    for series, ranks in names.ranks_in(sizes).items():
+        gap = set(range(max(ranks))) - ranks - ({0} if "shard" in series else set())  # those may count from 1
+        if gap:
+            return f"{series.replace('#', str(min(gap)))} is missing"
+    return ""
+
+
+def has_last_word(reading: GroupReading, sizes: Collection[str], world_size: int) -> bool:
+    """Tell whether the format shows that nothing more was to be written: what it writes last is there, and the files of
+    every rank. Only for a group without a fault."""
+    ranks = names.ranks_in(sizes)
+    return (
+        reading.is_said_done
+        and reading.is_proved
+        and all(
+            len(own) == world_size or (len(own) == 1 and not _EVERY_RANK.search(series))
+            for series, own in ranks.items()
+        )
+    )
+
+
+def _some(texts: Collection[str]) -> str:
+    first = list(texts)[:SHOWN_MAX]
+    more = len(texts) - len(first)
+    return ", ".join(first) + (f" and {counted(more, 'more file')}" if more else "")
+
+
+def _is_nested(group: Group) -> bool:
+    """Tell whether the folder of a save holds folders, as those of sharded models are."""
+    return any("/" in name.removeprefix(f"{group.main}/") for name in group.names)
+
+
+def _base_names(group: Group) -> set[str]:
+    return {PurePosixPath(name).name for name in group.names}
+
+
+def _format(group: Group, found: Mapping[str, FileReading]) -> Format:
+    base = _base_names(group)
+    is_trainer_folder = _CHECKPOINT_N.fullmatch(PurePosixPath(group.main).name) or any(
+        map(_OPTIMIZER.fullmatch, base)
+    )
+    if group.is_folder and (
+        names.TRAINER_STATE in base or (names.TRAINING_ARGS in base and is_trainer_folder)
+    ):
+        return Format.TRAINER
+    if group.is_folder and any(name.startswith("random_states_") for name in base):
+        return Format.ACCELERATE
+    if any(reading.is_lightning for reading in found.values()):
+        return Format.LIGHTNING
+    if names.METADATA in base or any(name.endswith((".distcp", names.METADATA)) for name in base):
+        is_lightning = group.is_folder and (group.main.endswith(".ckpt") or names.LIGHTNING_LAST in base)
+        return Format.LIGHTNING if is_lightning else Format.DCP
+    if any(map(_ZERO.search, base)):
+        return Format.DEEPSPEED
+    if "model_optim_rng.pt" in base or re.fullmatch(r"iter_\d{7}", PurePosixPath(group.main).name):
+        return Format.MEGATRON
+    main = found.get(group.main, formats.NOTHING)
+    if main.is_torch or any(reading.is_torch for reading in found.values()):
+        return Format.TORCH
+    if any(name.endswith(".safetensors") for name in base):
+        return Format.SAFETENSORS
+    return Format.UNKNOWN
+
+
+def _needs_of(format_: Format, group: Group) -> set[Need]:
+    """Return what the format demands beside what files of it name."""
+    base = _base_names(group)
+    if format_ is Format.TRAINER and names.TRAINER_STATE not in base:
+        return {Need(f"{group.main}/{names.TRAINER_STATE}", 1, "")}
+    if format_ in (Format.DCP, Format.LIGHTNING):
+        folders = {str(PurePosixPath(name).parent) for name in group.names if name.endswith(".distcp")}
+        has = {str(PurePosixPath(name).parent) for name in group.names if name.endswith(names.METADATA)}
+        return {Need(f"{folder}/{names.METADATA}", 1, "") for folder in folders - has}
+    return set()
+
+
+def _late_pieces(group: Group, files: Mapping[str, Piece], found: Mapping[str, FileReading]) -> list[str]:
+    """Return faults of pieces that were written after the `.metadata` that is written last."""
+    late = []
+    for name, reading in found.items():
+        if not name.endswith(names.METADATA):
+            continue
+        written_ns = files[name].mtime_ns + CLOCK_TICK_NS
+        late += [
+            f"{need.name} was written again after {name}"
+            for need in reading.needs
+            if need.name in files and files[need.name].mtime_ns > written_ns
+        ]
+    return late[:1]
+
+
+def _content(format_: Format, group: Group, found: Mapping[str, FileReading]) -> Content:
+    if group.tag == "best":
+        return Content.BEST
+    own = [name for name in group.names if names.is_save_file(name)]
+    roles = {names.role(name) for name in own or group.names}
+    has_optimizer = any(reading.has_optimizer for reading in found.values())
+    if format_ is Format.TRAINER:
+        return Content.STATE if has_optimizer or _is_nested(group) else Content.WEIGHTS
+    if format_ not in (Format.TORCH, Format.SAFETENSORS, Format.UNKNOWN):
+        return Content.STATE
+    if Role.MAIN in roles:
+        is_weights = found[group.names[0]].is_weights and len(group.names) == 1 and not has_optimizer
+        return Content.WEIGHTS if is_weights else Content.STATE
+    if Role.MODEL in roles:
+        return Content.STATE if has_optimizer or Role.OPTIMIZER in roles else Content.WEIGHTS
+    if Role.AVERAGE in roles:
+        return Content.AVERAGE
+    return Content.PART if roles - {Role.OTHER} else Content.OTHER
+
+
+def _fits_any_size(format_: Format, group_names: Collection[str]) -> bool:
+    """Tell whether another number of ranks can load it: not if ranks have files of their own, other than their random
+    numbers."""
+    if any("zero_pp_rank_" in name for name in group_names):
+        return any("universal" in name for name in group_names)
+    own = [name for name in group_names if not _RANDOM.search(name)]
+    shared = format_ in (Format.DCP, Format.LIGHTNING)
+    return format_ is not Format.MEGATRON and (
+        shared or all(len(ranks) == 1 for ranks in names.ranks_in(own).values())
+    )
+
+
+def _is_said_done(
+    format_: Format, group: Group, files: Mapping[str, Piece], main: FileReading, pointed: Collection[str]
+) -> bool:
+    base = _base_names(group)
+    match format_:
+        case Format.TRAINER:
+            has_model = any(names.role(name) is Role.MODEL for name in base) or _is_nested(group)
+            return names.TRAINER_STATE in base and has_model
+        case Format.ACCELERATE:
+            return any(name.startswith(("model", "pytorch_model")) for name in base)
+        case Format.DCP:
+            # Where it lies deeper, more is written to the folder around it.
+            top = PurePosixPath(group.main)
+            return any(
+                name.endswith(names.METADATA) and PurePosixPath(name).parent == top for name in group.names
+            )
+        case Format.LIGHTNING if group.is_folder:
+            return names.LIGHTNING_LAST in base or "checkpoint" in base
+        case Format.DEEPSPEED | Format.MEGATRON:
+            number = str(PurePosixPath(group.main).with_name("".join(group.count)))
+            has_model = any("model" in name for name in base)
+            return has_model and (group.main in pointed or number in pointed)
+        case _:
+            is_alone = len(group.names) == 1 and not group.is_folder and not names.ranks_in(group.names)
+            return is_alone and (names.role(group.main) is Role.MAIN or main.has_optimizer)
+
+
+def _step(format_: Format, group: Group, found: Mapping[str, FileReading], main: FileReading) -> int | None:
+    """Return the step that a save states: in its state file, its main file or its name."""
+    state = next((found[name].step for name in group.names if name.endswith(f"/{names.TRAINER_STATE}")), None)
+    if format_ is Format.TRAINER and state is not None:
+        return state
+    if format_ is Format.LIGHTNING and main.step is not None:
+        return main.step
+    by_name = names.stated_step(group.main)
+    if by_name is not None:
+        return by_name
+    if format_ is Format.ACCELERATE:
+        return None  # what its random states call a step counts batches
+    inner = [
+        reading.step
+        for name, reading in sorted(found.items())
+        if reading.step is not None and names.role(name) not in (Role.OTHER, Role.OPTIMIZER)
+    ]
+    return main.step if main.step is not None else inner[0] if inner else None

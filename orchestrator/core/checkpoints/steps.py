@@ -1,0 +1,72 @@
+"""The job's step that a save holds, and the step that its attempt truly began at. Pure.
+
+What a save states of its step counts before what was counted, unless such numbers go back while steps are made, as the
+step of an epoch does. A script that does not begin from the save it was given shows it: what it states after as many
+steps of its own, or a numbered name that an earlier attempt wrote, leads back to another beginning.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+from itertools import pairwise
+
+from orchestrator.core.checkpoints.save import Save, StepSource
+
+NEAR_STEPS = 2
+"""How far off a count may be that was taken from file times: their clocks tick every 4 to 10 ms, a step may take 1."""
+
+APART_STEPS = 3 * NEAR_STEPS
+"""How far off a sum of three such counts may be."""
+
+
+def is_misstated(saves: Iterable[Save]) -> bool:
+    """Tell whether what saves state of their step goes back while an attempt makes steps."""
+    by_attempt: dict[int, list[Save]] = {}
+    for save in saves:
+        if save.stated is not None and save.steps:
+            by_attempt.setdefault(save.attempt, []).append(save)
+    return any(
+        (later.stated or 0) < (earlier.stated or 0) and later.steps >= earlier.steps
+        for own in by_attempt.values()
+        for earlier, later in pairwise(sorted(own, key=lambda save: save.number))
+    )
+
+
+def job_step(save: Save, base_step: int, *, misstated: bool) -> tuple[int | None, StepSource]:
+    """Return the job's step of a save of an attempt that began at `base_step`, and how it is known."""
+    if save.stated is not None and not misstated:
+        return save.stated, StepSource.STATED
+    if not save.steps:
+        return None, StepSource.UNKNOWN
+    counted = base_step + save.steps
+    near = [number for number in _numbers(save.main) if abs(number - counted) <= NEAR_STEPS]
+    return (near[-1] if near else counted), StepSource.COUNTED
+
+
+def _numbers(name: str) -> list[int]:
+    """Return the numbers in the last part of a name, without that of a rank and the version that Lightning appends."""
+    last = re.sub(r"rank[-_=]?[0-9]+|-v[0-9]+(?=[.]|$)", "", name.rpartition("/")[2])
+    return [int(digits) for digits in re.findall(r"[0-9]{1,15}", last)]
+
+
+def beginning(save: Save, base_step: int, others: Collection[Save], *, misstated: bool) -> int | None:
+    """Return the step that the attempt of a save truly began at, if that is earlier than `base_step`; else None.
+
+    It is 0, or the step of an earlier save that the script has chosen by itself.
+    """
+    earlier = [other for other in others if other.attempt < save.attempt and other.step is not None]
+    truth = None if misstated else save.stated
+    if truth is None and save.key != save.series:
+        truth = next((other.step for other in earlier if other.key == save.key), None)
+    if truth is None or not save.steps or base_step <= NEAR_STEPS:
+        return None
+    begun = truth - save.steps
+    if begun >= base_step - APART_STEPS:
+        return None
+    if abs(begun) <= NEAR_STEPS:
+        return 0
+    near = [
+        other.step for other in earlier if other.step is not None and abs(other.step - begun) <= APART_STEPS
+    ]
+    return min(near, key=lambda step: abs(step - begun)) if near else None

@@ -1,0 +1,106 @@
+"""The files below a checkpoint place, as a look finds them: sizes and times, links, what pointer files name.
+
+Rules: a link below the place is never followed, except one at its top that leads out of it (an output folder on
+another disk). A look has limits on entries and depth, and says when it was cut.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import itertools
+import os
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from orchestrator.core.checkpoints import formats, names
+from orchestrator.core.checkpoints.save import Piece
+
+ENTRIES_MAX = 100_000
+DEPTH_MAX = 16
+POINTER_BYTES_MAX = 4_096
+
+
+@dataclass(slots=True)
+class Tree:
+    """What a look has found. `pointed`: names that pointer files and links within the place call the newest; `cut`: why not
+    all was seen; `unreadable`: folders that could not be read now."""
+
+    root: Path
+    files: dict[str, Piece] = field(default_factory=dict)
+    pointed: set[str] = field(default_factory=set)
+    cut: str = ""
+    unreadable: list[str] = field(default_factory=list)
+
+
+def place_of(folder: Path, glob: str) -> tuple[Path, str]:
+    """Return the folder that names of pieces are relative to, and the glob below it, for a `checkpoint.path`."""
+    whole = Path(glob) if os.path.isabs(glob) else folder / glob  # noqa: PTH117
+    if not os.path.isabs(glob):  # noqa: PTH117
+        return folder, glob
+    parts = whole.parts
+    plain = next((at for at, part in enumerate(parts) if any(c in part for c in "*?[")), len(parts) - 1)
+    return Path(*parts[:plain]), "/".join(parts[plain:])
+
+
+def look(root: Path, glob: str = "*") -> Tree:
+    """Return what is below `root` and fits `glob`; all below what fits belongs to it."""
+    tree = Tree(root)
+    wanted = [part for part in glob.split("/") if part not in ("", ".")]
+    todo: list[tuple[str, int]] = [("", 0)]
+    count = 0
+    while todo:
+        folder, depth = todo.pop()
+        try:
+            with os.scandir(root / folder) as entries:
+                fits = (entry for entry in entries if _fits(entry.name, depth, wanted))
+                found = sorted(itertools.islice(fits, ENTRIES_MAX + 1), key=lambda entry: entry.name)
+        except FileNotFoundError:
+            continue
+        except OSError as err:
+            tree.unreadable.append(f"{folder or root}: {err.strerror}")
+            continue
+        for entry in found:
+            name = f"{folder}/{entry.name}" if folder else entry.name
+            count += 1
+            if count > ENTRIES_MAX:
+                tree.cut = f"more than {ENTRIES_MAX:,} entries"
+                return tree
+            with contextlib.suppress(OSError):
+                if _add(tree, entry, name, is_top=depth < len(wanted)):
+                    if depth >= DEPTH_MAX:
+                        tree.cut = f"more than {DEPTH_MAX} folders deep"
+                    else:
+                        todo.append((name, depth + 1))
+    return tree
+
+
+def _fits(name: str, depth: int, wanted: list[str]) -> bool:
+    hidden = name.startswith(".") and name != names.METADATA
+    if hidden and not (depth < len(wanted) and wanted[depth].startswith(".")):
+        return False
+    return depth >= len(wanted) or fnmatch.fnmatchcase(name, wanted[depth])
+
+
+def _add(tree: Tree, entry: os.DirEntry[str], name: str, *, is_top: bool) -> bool:
+    """Add an entry to the tree; tell whether it is a folder to go into. Raises OSError."""
+    about = entry.stat(follow_symlinks=False)
+    if stat.S_ISLNK(about.st_mode):
+        target = Path(os.path.realpath(entry.path))
+        real_root = Path(os.path.realpath(tree.root))
+        if target.is_relative_to(real_root):
+            tree.pointed.add(str(target.relative_to(real_root)))
+            return False
+        if not is_top or real_root.is_relative_to(target):
+            return False
+        about = entry.stat()
+    if stat.S_ISDIR(about.st_mode):
+        return True
+    if stat.S_ISREG(about.st_mode):
+        tree.files[name] = Piece(name, about.st_size, about.st_mtime_ns)
+        if entry.name in names.POINTERS and about.st_size <= POINTER_BYTES_MAX:
+            with formats.open_regular(Path(entry.path)) as file:
+                text = file.read(POINTER_BYTES_MAX).decode("utf-8", "replace").strip()
+            tree.pointed.add(name.removesuffix(entry.name) + text.rpartition("/")[2])
+    return False

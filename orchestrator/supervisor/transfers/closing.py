@@ -1,0 +1,254 @@
+"""Closing of a save: when every rank of the gang has gone on, and what the save is then. Pure.
+
+A node has gone on when its agent says so of its own ranks, or when heartbeats show that every rank there has made a step
+since, and that its agent has looked twice after that and seen nothing that it has not reported: heartbeats from before
+the last change count where ranks count the same steps as those that saved. A node whose ranks have all ended with code 0 has gone on when it has stopped the attempt. A rank that
+ended with another code than 0 never goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from pathlib import Path
+
+from orchestrator.core.checkpoints import names, reading
+from orchestrator.core.checkpoints.save import Closing, GroupReading, Part, Piece, Place, Save, SaveState
+from orchestrator.core.wire import messages as m
+
+LOOKS_MIN = 2
+LOOKS_KEPT = 32
+
+SAME_COUNT_SHARE = 0.9
+"""Ranks whose steps are at least this share of another's count the same steps."""
+
+GONE_ON = (Closing.STEPS, Closing.END, Closing.SILENCE)
+
+
+@dataclass(frozen=True, slots=True)
+class Gang:
+    """The nodes of an attempt, those that have stopped it, those that were lost with it, and those whose ranks have all
+    ended with code 0."""
+
+    attempt: int
+    base_step: int
+    world_size: int
+    nodes: tuple[str, ...]
+    stopped: frozenset[str] = frozenset()
+    lost: frozenset[str] = frozenset()
+    done: frozenset[str] = frozenset()
+
+    @property
+    def is_over(self) -> bool:
+        """Tell whether nothing more will be reported of the attempt."""
+        return set(self.nodes) <= self.stopped | self.lost
+
+    def have_gone_on(self, gone_on: Collection[str]) -> bool:
+        """Tell whether all nodes have gone on. Without nodes nothing is known."""
+        return bool(self.nodes) and set(self.nodes) <= {*gone_on, *(self.done & self.stopped)}
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What is found about a save: its state, how its writing was over, and why it is not whole."""
+
+    state: SaveState
+    closed_by: Closing
+    why: str
+
+
+@dataclass(slots=True)
+class Beats:
+    """The last heartbeats of a node in an attempt."""
+
+    latest: m.Heartbeat
+    # By the number of its agent's looks: the fewest steps of a rank at the last heartbeat with so many
+    steps: dict[int, int] = field(default_factory=dict)
+
+    def add(self, heartbeat: m.Heartbeat) -> None:
+        """Take the next heartbeat; one with fewer looks is of another agent."""
+        if heartbeat.looks < self.latest.looks or heartbeat.attempt != self.latest.attempt:
+            self.steps.clear()
+        self.latest = heartbeat
+        self.steps[heartbeat.looks] = min((rank.steps for rank in heartbeat.ranks if rank.steps), default=0)
+        while len(self.steps) > LOOKS_KEPT:
+            del self.steps[min(self.steps)]
+
+    def looks_at(self, steps: int) -> int | None:
+        """Return how many looks there had been when every rank had made more steps than these; None if that is not known,
+        also where ranks count others."""
+        passed = ((looks, made) for looks, made in self.steps.items() if made > steps)
+        looks, made = next(passed, (0, 0))
+        return looks if 0 < made * SAME_COUNT_SHARE <= steps else None
+
+
+@dataclass(slots=True)
+class Watch:
+    """Who has gone on since the last change of an open save."""
+
+    # By node: the steps of its ranks and its agent's looks at the first heartbeat since
+    since: dict[str, tuple[dict[int, int], int]] = field(default_factory=dict)
+    gone_on: set[str] = field(default_factory=set)
+    # Of the ranks of the host that reported last, at the last byte
+    steps: int = 0
+
+    def changed(self, save: Save, beats: Mapping[str, Beats]) -> None:
+        """The save has changed: who has gone on from this writing stays; else only hosts have that say so of their own
+        part of it, and nodes whose `beats` show it."""
+        last = save.parts[-1]
+        is_same = 0 < last.steps == self.steps
+        self.gone_on = {node for node in self.gone_on if is_same and node != last.host} | {
+            part.host
+            for part in save.parts
+            if part.closed_by in GONE_ON
+            and (part is last or not save.is_slot or 0 < part.steps == last.steps)
+        }
+        self.since.clear()
+        self.steps = last.steps
+        for node, known in beats.items():
+            looks = known.looks_at(last.steps)
+            if looks is not None:
+                self.since[node] = {}, looks
+                self.beat(node, known.latest)
+
+    def beat(self, node: str, heartbeat: m.Heartbeat) -> bool:
+        """Take a heartbeat; tell whether its node has gone on by it."""
+        if node in self.gone_on:
+            return False
+        if node not in self.since:
+            self.since[node] = {rank.rank: rank.steps for rank in heartbeat.ranks}, heartbeat.looks
+            return False
+        steps, looks = self.since[node]
+        moved = all(
+            rank.steps > max(steps.get(rank.rank, 0), self._steps_min(rank))
+            for rank in heartbeat.ranks
+            if rank.steps
+        )
+        has_looked = looks < 0 or (heartbeat.looks >= looks + LOOKS_MIN and not heartbeat.has_unfinished)
+        if moved and has_looked:
+            self.gone_on.add(node)
+        return moved and has_looked
+
+    def _steps_min(self, rank: m.RankHeartbeat) -> int:
+        """Return how many steps a rank must have made for its heartbeat to be from after the change, and not to have been
+        late on its way: one whose count is another than those of the ranks that saved tells nothing of that."""
+        return self.steps if rank.steps >= SAME_COUNT_SHARE * self.steps else 0
+
+
+def merged(save: Save) -> GroupReading:
+    """Return what all parts of an open save say."""
+    return reduce(reading.merged, (part.reading for part in save.parts))
+
+
+def pieces_of(parts: Iterable[Part]) -> dict[str, tuple[str, Piece]]:
+    """Return the files of a save with the host that has each; of those that several hosts have, the one that had made the
+    most steps, else the first."""
+    pieces: dict[str, tuple[str, Piece]] = {}
+    for part in sorted(parts, key=lambda part: -part.steps):
+        for piece in part.pieces:
+            pieces.setdefault(piece.name, (part.host, piece))
+    return pieces
+
+
+def places(parts: Iterable[Part], here: Path, is_far: Callable[[str], bool]) -> tuple[Place, ...]:
+    """Return where the pieces of a save lie; what hosts see of the job folder comes first. `is_far`: tells of a host whether
+    what it saves has to be copied."""
+    parts = tuple(parts)
+    pieces, far = pieces_of(parts), []
+    for part in parts:
+        own = tuple(name for name, (host, _) in pieces.items() if host == part.host)
+        if own and is_far(part.host):
+            far.append(Place(part.host, part.root, own))
+    if not far:
+        return (Place("", str(here)),)
+    near = tuple(piece for piece in pieces if all(piece not in place.names for place in far))
+    return (*([Place("", str(here), near)] if near else []), *far)
+
+
+def with_digests(save: Save, digests: Mapping[tuple[str, int, int], str]) -> Save:
+    """Return a save with the sha256 of its files, by their stamps, where they are still those."""
+
+    def known(pieces: tuple[Piece, ...]) -> tuple[Piece, ...]:
+        return tuple(replace(piece, sha256=digests.get(piece.stamp, piece.sha256)) for piece in pieces)
+
+    parts = tuple(replace(part, pieces=known(part.pieces)) for part in save.parts)
+    return replace(save, pieces=known(save.pieces), parts=parts)
+
+
+def parts_of(save: Save) -> tuple[Part, ...]:
+    """Return the parts of a save; of one that was closed, and is reported again, as far as its places and files tell."""
+    if save.parts:
+        return save.parts
+    state = GroupReading(
+        save.format, save.content, save.fits_any_size, is_proved=True, step=save.stated, cites=save.cites
+    )
+    return tuple(
+        Part(place.host, place.root, save.steps, pieces, state, save.closed_by)
+        for place in save.places
+        if place.host and (pieces := tuple(piece for piece in save.pieces if piece.name in place.names))
+    )
+
+
+def judge(save: Save, watch: Watch, gang: Gang, before: Save | None) -> Found:
+    """Return what an open save is by now. `before`: the whole save of its series before it."""
+    state = merged(save)
+    pieces = pieces_of(save.parts)
+    sizes = {name: piece.size_bytes for name, (_, piece) in pieces.items()}
+    fault = reading.fault(state, sizes) or _stale_need(save, state) or _mixed(save, pieces)
+    fault = fault or _lacks(save, sizes, before)
+    if gang.have_gone_on(watch.gone_on) and not fault:
+        closed_by = next((part.closed_by for part in save.parts if part.closed_by in GONE_ON), Closing.STEPS)
+        return Found(SaveState.WHOLE, closed_by, "")
+    if not gang.is_over:
+        return Found(SaveState.OPEN, Closing.NONE, fault)
+    if fault:
+        return Found(SaveState.GONE if state.is_unsure else SaveState.TORN, Closing.NONE, fault)
+    stale = [name for part in save.parts for name in part.stale if names.is_save_file(name)]
+    if stale:
+        why = f"the attempt ended while it was written: {stale[0]} is still that of the save before"
+        return Found(SaveState.TORN, Closing.NONE, why)
+    if reading.has_last_word(state, sizes, gang.world_size):
+        return Found(SaveState.WHOLE, Closing.LAST_WORD, "")
+    if before is not None and state.is_proved and _shape(sizes) == _shape(p.name for p in before.pieces):
+        return Found(SaveState.WHOLE, Closing.LIKENESS, "")
+    lost = sorted(gang.lost & set(gang.nodes) - watch.gone_on)
+    if lost:
+        return Found(
+            SaveState.TORN, Closing.NONE, f"{lost[0]} was lost before it had told whether it has a part in it"
+        )
+    return Found(SaveState.TORN, Closing.NONE, "the attempt ended while it was written")
+
+
+def _stale_need(save: Save, state: GroupReading) -> str:
+    """Return the fault of a file that one written anew names, and which was not written anew."""
+    stale = {name for part in save.parts for name in part.stale}
+    old = next(
+        (need for need in state.needs if need.name in stale and need.by and need.by not in stale), None
+    )
+    return f"{old.name} is still that of the save before; {old.by} is new" if old else ""
+
+
+def _mixed(save: Save, pieces: dict[str, tuple[str, Piece]]) -> str:
+    """Return the fault of a name that is written again and again, whose parts on several hosts may be of two writings."""
+    hosts = {host for host, _ in pieces.values()}
+    steps = {part.steps for part in save.parts if part.host in hosts}
+    if not save.is_slot or len(hosts) < 2 or (len(steps) == 1 and 0 not in steps):
+        return ""
+    return "its parts were written at different steps"
+
+
+def _lacks(save: Save, sizes: Collection[str], before: Save | None) -> str:
+    """Return the fault of a save that has no file like one that the save before it has, of as many ranks."""
+    if before is None or before.world_size != save.world_size:
+        return ""
+    own = _shape(sizes)
+    lost = next(
+        (p.name for p in before.pieces if names.is_save_file(p.name) and not _shape([p.name]) <= own), None
+    )
+    return f"it has no file like {lost} of the save before" if lost else ""
+
+
+def _shape(found: Iterable[str]) -> set[str]:
+    """Return names without the numbers that count up; those of ranks and parts stay."""
+    return {names.without_count(name) for name in found}

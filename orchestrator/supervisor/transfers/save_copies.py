@@ -1,0 +1,276 @@
+"""Copies of saves between the job folder and hosts that do not see it: home from the hosts that wrote them, and to the hosts
+of the next attempt.
+
+Rules
+- A save is fetched when it is closed and all of its files are hashed. It gathers in `.coming/NUMBER` and is renamed into its
+  place, where one of the same names gives way to it.
+- A file that was written again before it was copied does not have its recorded size and time: the save does not come.
+- Nothing is put into its place while a save of the same names is being sent, or once a later one of them is there.
+- No name that a host sends leads out of the checkpoint folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from orchestrator.backends.api import BulkCopier, Copied, Copy, Direction
+from orchestrator.core.checkpoints.save import Place, Save
+from orchestrator.core.jobdir.durable import sync_folder
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.jobdir.status_file import TransferStatus
+from orchestrator.core.wire import messages as m
+
+COMING = ".coming"
+OLD = ".old"
+COMING_MAX = 100
+"""The most saves on their way at once; past it more are written than the connection can take, and the oldest is given up."""
+
+PART_BYTES_MAX, PATH_BYTES_MAX = 255, 3_000
+"""How long a name in a folder, and a name with its folders, may be; the latter leaves room for the job folder's path."""
+
+
+@dataclass(slots=True)
+class _Fetch:
+    """A save on its way home, and its copies that are not done."""
+
+    save: Save
+    copies: dict[str, Copy] = field(default_factory=dict)
+
+
+class SaveCopies:
+    """The copies of one job."""
+
+    def __init__(self, job: JobDir, copier: BulkCopier, root: Path, glob: str) -> None:
+        """`root`: the folder of the saves at home; `glob`: `checkpoint.path`, which tells their folder on hosts."""
+        self._copier = copier
+        self._job = job
+        self._root = root
+        self._folder = job.checkpoint_place(glob)[0].name
+        self._fetches: dict[int, _Fetch] = {}
+        self._sends: dict[str, tuple[Save, Copy]] = {}  # by node
+        self._done: list[tuple[int, str]] = []
+        self._count = 0
+        self.sent: list[tuple[str, str]] = []  # a node, and why it does not have its save; empty if it has
+        self.discards: list[tuple[str, Save]] = []
+        self.has_moved = False
+        for stage in (root / COMING).glob("*"):
+            _put_back(stage, root)
+        shutil.rmtree(root / COMING, ignore_errors=True)
+
+    def is_fetching(self, number: int) -> bool:
+        """Tell whether a save is on its way."""
+        return number in self._fetches
+
+    def fetch(self, save: Save) -> None:
+        """Begin to fetch a save, unless it is on its way."""
+        if save.number in self._fetches:
+            return
+        fetch = self._fetches[save.number] = _Fetch(save)
+        for place in save.places:
+            if place.host:
+                pieces = tuple(piece for piece in save.pieces if piece.name in place.names)
+                names, key = tuple(piece.name for piece in pieces), f"fetch {save.number} {place.host}"
+                stage = self._root / COMING / str(save.number)
+                copy = Copy(key, place.host, Direction.FETCH, place.root, stage, names, pieces)
+                fetch.copies[key] = copy
+                self._copier.copy(copy)
+        if len(self._fetches) > COMING_MAX:
+            self._give_up(min(self._fetches), f"more than {COMING_MAX} are on their way at once")
+
+    def fetched(self) -> list[tuple[int, str]]:
+        """Return the saves that have come home since the last call, or cannot, with the reason."""
+        for copied in self._copier.copied():
+            self.has_moved = True
+            self._take(copied)
+        done, self._done = self._done, []
+        return done
+
+    def _take(self, copied: Copied) -> None:
+        copy = copied.copy
+        if copy.direction is Direction.SEND:
+            sending = self._sends.get(copy.node)
+            if sending is not None and sending[1].key == copy.key:
+                del self._sends[copy.node]
+                self.sent.append((copy.node, copied.error))
+            for number in list(self._fetches):  # what waited for the end of its sending
+                self._finish(number)
+            return
+        number = int(copy.key.split()[1])
+        fetch = self._fetches.get(number)
+        if fetch is None or copy.key not in fetch.copies:
+            return
+        del fetch.copies[copy.key]
+        if copied.error:
+            self._give_up(number, copied.error)
+        else:
+            self._finish(number)
+
+    def _finish(self, number: int) -> None:
+        fetch = self._fetches[number]
+        names = {piece.name for piece in fetch.save.pieces}
+        is_sent = any(not names.isdisjoint(copy.names) for _, copy in self._sends.values())
+        if fetch.copies or is_sent:
+            return
+        try:
+            install(fetch.save, self._root)
+        except OSError as err:
+            self._give_up(number, f"{err.filename}: {err.strerror} on this machine")
+            return
+        del self._fetches[number]
+        self._done.append((number, ""))
+        for older in [
+            older
+            for older, other in self._fetches.items()
+            if older < number and has_same(fetch.save, other.save)
+        ]:
+            self._give_up(older, late(number))
+
+    def _give_up(self, number: int, why: str) -> None:
+        self.forget(number)
+        self._done.append((number, why))
+
+    def forget(self, number: int) -> None:
+        """Do not fetch a save any more, if it is on its way."""
+        fetch = self._fetches.pop(number, None)
+        for key in fetch.copies if fetch is not None else ():
+            self._copier.drop(key)
+        shutil.rmtree(self._root / COMING / str(number), ignore_errors=True)
+
+    # To hosts
+
+    def send(self, save: Save, node: str, host_root: str) -> bool:
+        """Begin to bring a save to a host; False when nothing need be sent: hosts see where it is. What is there already
+        is not sent again."""
+        root = Path(save.places[0].root)
+        if not self._is_sent(root):
+            return False
+        sending = self._sends.get(node)
+        if sending is not None and sending[0].number == save.number:
+            return True
+        self.end_sends(node)
+        self._count += 1
+        names = tuple(piece.name for piece in save.pieces)
+        there = next((place.names for place in save.places if place.host == node), ())
+        target = f"{host_root}/{self._folder}"
+        copy = Copy(
+            f"send {self._count} {node}", node, Direction.SEND, target, root, names, save.pieces, there
+        )
+        self._sends[node] = (save, copy)
+        self._copier.copy(copy)
+        return True
+
+    def end_sends(self, node: str) -> None:
+        """Give up what is being sent to a host."""
+        sending = self._sends.pop(node, None)
+        if sending is not None:
+            self._copier.drop(sending[1].key)
+            for number in list(self._fetches):  # what waited for the end of its sending
+                self._finish(number)
+        self.sent = [(name, error) for name, error in self.sent if name != node]
+
+    def _is_sent(self, root: Path) -> bool:
+        """Tell whether a save that is here is sent to hosts: a person who names one outside of the job folder says that
+        they see that place."""
+        return root.is_relative_to(self._job.root)
+
+    def there(self, save: Save, node: str, host_root: str) -> Save:
+        """Return a save of the job folder as it lies on a host to which it was sent."""
+        if not self._is_sent(Path(save.places[0].root)):
+            return save
+        place = Place(node, f"{host_root}/{self._folder}", tuple(piece.name for piece in save.pieces))
+        return dataclasses.replace(save, places=(place,))
+
+    def discard(self, save: Save) -> None:
+        """Have a pruned save deleted on the hosts that wrote it."""
+        found = [(place.host, on_host(save, place.host)) for place in save.places if place.host]
+        self.discards += [(host, own) for host, own in found if own is not None]
+
+    def travels(self) -> list[TransferStatus]:
+        """Return the copies under way, as `orch status --json` shows them; `done_bytes` is None while not known."""
+        done_bytes = self._copier.progress()
+        fetches = [(fetch.save, copy) for fetch in self._fetches.values() for copy in fetch.copies.values()]
+        return [
+            {
+                "name": save.main,
+                "node": copy.node,
+                "direction": copy.direction.value,
+                "bytes": sum(piece.size_bytes for piece in save.pieces if piece.name in copy.names),
+                "done_bytes": done_bytes.get(copy.key),
+            }
+            for save, copy in [*fetches, *self._sends.values()]
+        ]
+
+
+def install(save: Save, root: Path) -> None:
+    """Put a save that has gathered into its place, durably; what stood there goes. Raises OSError."""
+    stage = root / COMING / str(save.number)
+    old = stage / OLD
+    names = [piece.name for piece in save.pieces if (stage / piece.name).exists()]
+    is_folder = len(names) == len(save.pieces) and save.main != "." and (stage / save.main).is_dir()
+    for name in [save.main] if is_folder else names:
+        goal = root / name
+        goal.parent.mkdir(parents=True, exist_ok=True)
+        if os.path.lexists(goal):
+            (old / name).parent.mkdir(parents=True, exist_ok=True)
+            goal.rename(old / name)
+        (stage / name).rename(goal)
+        sync_folder(goal.parent)
+    shutil.rmtree(stage, ignore_errors=True)
+
+
+def _put_back(stage: Path, root: Path) -> None:
+    """Undo an exchange that was cut off: what had made way for a save comes back to its place."""
+    gathered = [path for path in stage.rglob("*") if path.is_file() and stage / OLD not in path.parents]
+    for path in sorted((stage / OLD).rglob("*")) if gathered else ():
+        goal = root / path.relative_to(stage / OLD)
+        with contextlib.suppress(OSError):  # of a folder that has come back, its files have
+            if not (path.is_dir() and goal.is_dir()):
+                path.rename(goal)
+
+
+def has_same(save: Save, other: Save) -> bool:
+    """Tell whether two saves have a file of the same name."""
+    return not {piece.name for piece in save.pieces}.isdisjoint(piece.name for piece in other.pieces)
+
+
+def late(number: int) -> str:
+    """Say why a save that was on its way does not come any more."""
+    return f"save {number}, which was written over it, came home before"
+
+
+def unfit_names(report: m.SaveSeen) -> str:
+    """Return why names that a host sends cannot be those of a save; empty if they can."""
+    names = [piece.name for piece in report.part.pieces]
+    if not names or len(set(names)) < len(names):
+        return f"{len(names)} files, each once, cannot be"
+    bad = next((name for name in [*names, report.main] if not _stays_inside(name)), None)
+    if bad is not None:
+        return f"{bad!r} would not lie in the checkpoint folder"
+    if any(piece.size_bytes < 0 for piece in report.part.pieces):
+        return "a size is negative"
+    return ""
+
+
+def _stays_inside(name: str) -> bool:
+    """Tell whether a relative path, as a host sent it, can only lie below where it is put."""
+    try:
+        raw = os.fsencode(name)
+    except UnicodeEncodeError:
+        return False
+    parts = name.split("/") if name != "." else ["top"]
+    fits = len(raw) <= PATH_BYTES_MAX and all(len(os.fsencode(part)) <= PART_BYTES_MAX for part in parts)
+    return fits and b"\0" not in raw and not {"", ".", ".."} & set(parts) and parts[0] not in (COMING, OLD)
+
+
+def on_host(save: Save, node: str) -> Save | None:
+    """Return a save as it is on a host, None if no file of it is there."""
+    place = next((place for place in save.places if place.host == node), None)
+    if place is None:
+        return None
+    pieces = tuple(piece for piece in save.pieces if piece.name in place.names)
+    return dataclasses.replace(save, pieces=pieces, places=(place,))

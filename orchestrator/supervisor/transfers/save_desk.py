@@ -1,0 +1,419 @@
+"""Desk of saves, the one writer of the ledger: enters what agents report, closes saves, compares them before an attempt,
+keeps the last whole one, and prunes.
+
+Rules
+- What is learned is entered in the ledger first; events for the brain follow from it.
+- Where hosts do not see this disk, a save counts once it is whole in the job folder (`save_copies`).
+- Nothing here waits: files are read, linked, moved and deleted in a thread.
+- What a save's script writes over or deletes before its next save is whole stays in `.kept/NUMBER` until then.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+from orchestrator.backends.api import BulkCopier, Wake
+from orchestrator.brain.model import decisions as d
+from orchestrator.brain.model import events as e
+from orchestrator.brain.model.facts import Facts
+from orchestrator.brain.model.rank_facts import RankState
+from orchestrator.core.checkpoints import disk, steps, tree
+from orchestrator.core.checkpoints.choice import Pin, choose, expendable
+from orchestrator.core.checkpoints.ledger import Ledger
+from orchestrator.core.checkpoints.save import Closing, Content, Format, Place, Save, SaveState
+from orchestrator.core.jobdir import full_disk
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.jobdir.plan import Plan
+from orchestrator.core.wire import messages as m
+from orchestrator.supervisor.transfers import closing
+from orchestrator.supervisor.transfers.closing import Beats, Found, Gang, Watch
+from orchestrator.supervisor.transfers.save_copies import (
+    SaveCopies,
+    has_same,
+    late,
+    on_host,
+    unfit_names,
+)
+from orchestrator.supervisor.transfers.save_disk import (
+    DiskThread,
+    Keeper,
+    Ready,
+    before_attempt,
+    is_here,
+    movable,
+)
+
+UNSURE_S = 5.0
+"""How often a file is tried again that the disk does not give."""
+
+SYNCED_MAX = 300
+"""How many of the latest saves a new supervisor tells the brain of."""
+
+
+class SaveDesk:
+    """All saves of one job."""
+
+    def __init__(self, job: JobDir, plan: Plan, copier: BulkCopier | None, wake: Wake) -> None:
+        """`wake` is called, from any thread, when `news` has something. Raises OSError."""
+        self._job = job
+        self._keep, self._keep_every = plan.checkpoint_keep, plan.checkpoint_keep_every
+        self._root = tree.place_of(*plan.checkpoint_place(job))[0]
+        self._ledger = Ledger(job.root, job.ledger)
+        self._watches: dict[int, Watch] = {}
+        self._thread = DiskThread(wake)
+        self._keeper = Keeper(self._root, job.checkpoints / disk.KEPT, self._thread)
+        self._stays: set[int] = set()
+        # Nodes with a rank that will not go on, by attempt
+        self._stuck: set[tuple[int, str]] = set()
+        self._beats: dict[str, Beats] = {}
+        self._gang = Gang(0, 0, 0, ())
+        self._pin: Pin | None = None
+        # What the disk did not give, and when to try again
+        self._again: tuple[float, d.CompareSave] | None = None
+        self._events: list[e.Event] = []
+        self.deep = False
+        self.notes: list[str] = [*self._ledger.faults]
+        # Tells whether a node does not see this disk
+        self.ships: Callable[[str], bool] = lambda node: True
+        glob = plan.checkpoint_glob
+        self._is_hosts_place = plan.ssh is not None and Path(glob).is_absolute()
+        self.copies: SaveCopies | None = None
+        if copier is not None and plan.ssh is not None and not Path(glob).is_absolute():
+            self.copies = SaveCopies(job, copier, self._root, glob)
+
+    @property
+    def saves(self) -> dict[int, Save]:
+        return self._ledger.saves
+
+    # What happens
+
+    def begin(self, facts: Facts, at: float) -> None:
+        """Go on where an earlier supervisor left off: tell the brain what the ledger has and it does not know."""
+        if facts.attempt is not None:
+            ended = [rank for rank in facts.ranks.values() if rank.rank_state is RankState.EXITED]
+            self._stuck = {(facts.attempt.number, rank.node) for rank in ended if not rank.ended_well}
+        for number, known in facts.saves.items():
+            if number not in self.saves:
+                gone = dataclasses.replace(
+                    known, state=SaveState.GONE, why="it is not in the ledger any more"
+                )
+                self._events.append(e.SaveChanged(at, gone))
+        self.mirror(facts)
+        for save in sorted(self.saves.values(), key=lambda save: save.number)[-SYNCED_MAX:]:
+            if facts.saves.get(save.number) != _brief(save):
+                self._events.append(e.SaveChanged(at, _brief(save)))
+            if save.state is SaveState.OPEN:
+                watch = self._watches[save.number] = Watch()
+                if save.parts:
+                    watch.changed(save, {})
+            if save.is_coming and self.copies is not None:
+                self.copies.fetch(save)
+
+    def seen(self, at: float, node: str, report: m.SaveSeen, gang: Gang) -> None:
+        """Enter what an agent reports of a save of the current attempt."""
+        self._gang = gang
+        unfit = unfit_names(report)
+        if report.attempt != gang.attempt or unfit:
+            self.notes += [f"{node} reports a save that is not entered: {unfit}"] if unfit else []
+            return
+        part = dataclasses.replace(report.part, host=node)
+        self._give_up_rewritten(at, report)
+        save = before = self._entry(report, gang)
+        # Where nodes share this disk, an agent reports the files of all
+        others = closing.parts_of(save) if self._is_far(node) else ()
+        parts = (*(old for old in others if old.host != node), part)
+        pieces = {name: piece for name, (_, piece) in closing.pieces_of(parts).items()}
+        save = dataclasses.replace(
+            save, state=SaveState.OPEN, closed_by=Closing.NONE, parts=parts, main=min(save.main, report.main),
+            pieces=tuple(pieces.values()), steps=min(part.steps for part in parts), is_coming=False,
+        )  # fmt: skip
+        is_known = save.number in self.saves and (before.state, before.is_coming) == (SaveState.OPEN, False)
+        if before.is_coming and self.copies is not None:
+            self.copies.forget(save.number)
+        self._ledger.put(save)
+        beats = {node: own for node, own in self._beats.items() if own.latest.attempt == gang.attempt}
+        self._watches.setdefault(save.number, Watch()).changed(save, beats)
+        if not is_known:
+            self._tell(at, save)
+        self._judge(at, save.number, gang)
+
+    def hashed(self, at: float, node: str, report: m.SaveHashed) -> None:
+        """Enter the sha256 of a save's files, where they are still those."""
+        digests = {piece.stamp: piece.sha256 for piece in report.pieces}
+        for save in self._of(report.key, report.attempt):
+            known = closing.with_digests(save, digests)
+            if known != save:
+                self._ledger.put(known)
+                if known.is_coming and known.is_hashed and self.copies is not None:
+                    self.copies.fetch(known)
+
+    def beat(self, at: float, node: str, heartbeat: m.Heartbeat, gang: Gang) -> None:
+        """Take a heartbeat, by which its node may have gone on."""
+        if heartbeat.attempt != gang.attempt:
+            return
+        self._gang = gang
+        if (gang.attempt, node) in self._stuck:
+            return
+        self._beats.setdefault(node, Beats(heartbeat)).add(heartbeat)
+        for number, watch in list(self._watches.items()):
+            if watch.beat(node, heartbeat):
+                self._judge(at, number, gang)
+
+    def exited(self, event: e.Exited) -> None:
+        """Note a rank that will not go on; one that ended by itself with code 0 has."""
+        if event.code != 0 or event.ordered:
+            self._stuck.add((event.attempt, event.node))
+            self._beats.pop(event.node, None)
+
+    def over(self, at: float, gang: Gang) -> None:
+        """A node has stopped the attempt, or was lost with it."""
+        self._gang = gang
+        for number in list(self._watches):
+            self._judge(at, number, gang)
+        if gang.is_over:
+            self._fetch_unhashed(gang)
+
+    def mirror(self, facts: Facts) -> None:
+        """Enter what the brain has decided of saves."""
+        self._pin = facts.pin
+        for number, known in facts.saves.items():
+            save = self.saves.get(number)
+            if save is not None and save.state is not known.state:
+                states = {save.state, known.state}
+                if states == {SaveState.WHOLE, SaveState.DISTRUSTED}:
+                    self._ledger.put(dataclasses.replace(save, state=known.state, why=known.why))
+
+    def compare(self, at: float, order: d.CompareSave) -> None:
+        """Close the books on an attempt, and compare the save that the next one is to begin from; `SaveCompared` follows."""
+        self._again = None
+        gang = dataclasses.replace(self._gang, lost=frozenset(self._gang.nodes))
+        for number in list(self._watches):
+            self._judge(at, number, gang)
+        self._fetch_unhashed(gang)
+        self.deep = order.deep
+        save = None if self.unseen(order.save) else self.saves.get(order.save)
+        is_ours = self._root.is_relative_to(self._job.root)
+        moves = movable(self.saves.values(), order.attempt, self._root) if is_ours else []
+        kept = self._keeper.place(order.save)
+        self._thread.later(
+            lambda: before_attempt(self._root, save, kept, moves, deep=order.deep),
+            lambda at, ready: self._compared(at, order, ready),
+        )
+
+    def end(self, at: float) -> None:
+        """The job has ended: what is kept beside a save that is in its place goes."""
+        save = self._newest()
+        if save is not None:
+            self._keeper.end(save)
+
+    def news(self, at: float) -> list[e.Event]:
+        """Return what the brain is to learn since the last call."""
+        if self._again is not None and at >= self._again[0]:
+            self.compare(at, self._again[1])
+        self._thread.finish(at)
+        if self.copies is not None:
+            for number, fault in self.copies.fetched():
+                self._fetched(at, number, fault)
+        try:
+            self._ledger.flush()
+        except OSError as err:
+            if not full_disk.is_full(err):
+                raise
+            return []
+        events, self._events = self._events, []
+        return events
+
+    def unseen(self, number: int) -> Save | None:
+        """Return a save if it lies on a disk that hosts see and this machine does not: a host has to compare it."""
+        save = self.saves.get(number)
+        return save if save is not None and self._is_hosts_place and not self._root.exists() else None
+
+    def torn_on(self, node: str, attempt: int) -> tuple[Save, ...]:
+        """Return the torn saves of the attempt before this one, as they are on a host."""
+        torn = [s for s in self.saves.values() if s.state is SaveState.TORN and s.attempt == attempt - 1]
+        return tuple(own for save in torn if (own := on_host(save, node)) is not None)
+
+    def close(self) -> None:
+        """End the thread, once what it has begun is done."""
+        self._thread.close()
+
+    # Entries
+
+    def _entry(self, report: m.SaveSeen, gang: Gang) -> Save:
+        """Return the save that a report is about: one that is open, or a new one."""
+        known = self._of(report.key, report.attempt)
+        last = known[-1] if known else None
+        is_open = last is not None and last.state is SaveState.OPEN and not last.is_coming
+        if last is not None and (is_open or report.key != report.series):
+            return last
+        return Save(
+            self._ledger.next_number, report.key, report.series, report.main, report.attempt, gang.world_size, 0,
+            Format.UNKNOWN, Content.OTHER, True, SaveState.OPEN,
+        )  # fmt: skip
+
+    def _give_up_rewritten(self, at: float, report: m.SaveSeen) -> None:
+        """Give up what a host has written over before it was hashed: it cannot come any more."""
+        for save in self._of(report.key, report.attempt) if report.key == report.series else ():
+            names = {piece.name for piece in report.part.pieces}
+            is_waiting = (
+                save.is_coming and self.copies is not None and not self.copies.is_fetching(save.number)
+            )
+            if is_waiting and not names.isdisjoint(piece.name for piece in save.pieces):
+                self._fetched(at, save.number, f"{save.main} was written again before it was hashed")
+
+    def _fetch_unhashed(self, gang: Gang) -> None:
+        """Fetch what will not be hashed any more, since its attempt is over; its format proves it."""
+        for save in self.saves.values():
+            if save.is_coming and save.attempt == gang.attempt and self.copies is not None:
+                self.copies.fetch(save)
+
+    def _is_far(self, node: str) -> bool:
+        """Tell whether what a node saves has to be copied."""
+        return self.copies is not None and self.ships(node)
+
+    def _of(self, key: str, attempt: int) -> list[Save]:
+        return [save for save in self.saves.values() if (save.key, save.attempt) == (key, attempt)]
+
+    def _judge(self, at: float, number: int, gang: Gang) -> None:
+        save = self.saves[number]
+        if save.state is not SaveState.OPEN or save.is_coming or not save.parts:
+            self._watches.pop(number, None)
+            return
+        if save.attempt != gang.attempt:  # nothing more will be reported of it
+            gang = Gang(save.attempt, 0, save.world_size, ())
+        older = [s for s in self.saves.values() if s.series == save.series and s.number < number and s.pieces]
+        before = next((s for s in reversed(older) if s.state not in (SaveState.OPEN, SaveState.TORN)), None)
+        found = closing.judge(save, self._watches[number], gang, before)
+        if found.state is SaveState.OPEN:
+            self._ledger.put(dataclasses.replace(save, why=found.why))
+        else:
+            self._close(at, save, found, gang)
+
+    def _close(self, at: float, save: Save, found: Found, gang: Gang) -> None:
+        state, pieces = closing.merged(save), closing.pieces_of(save.parts)
+        save = dataclasses.replace(
+            save, state=found.state, closed_by=found.closed_by, why=found.why, format=state.format,
+            content=state.content, fits_any_size=state.fits_any_size, stated=state.step, cites=state.cites,
+            written_ns=max((piece.mtime_ns for _, piece in pieces.values()), default=0),
+            pieces=tuple(piece for _, piece in pieces.values()), places=closing.places(save.parts, self._root, self._is_far), parts=(),
+        )  # fmt: skip
+        save = self._with_step(at, save, gang)
+        is_far = any(place.host for place in save.places)
+        if found.state is SaveState.WHOLE and is_far and self.copies is not None:
+            save = dataclasses.replace(save, state=SaveState.OPEN, is_coming=True)
+            if save.is_hashed:
+                self.copies.fetch(save)
+        self._enter(at, save)
+        self._watches.pop(save.number, None)
+
+    def _with_step(self, at: float, save: Save, gang: Gang) -> Save:
+        """Return a save with the job's step, and note where its attempt truly began if it shows that."""
+        others = [other for other in self.saves.values() if other.number != save.number]
+        misstated, base = steps.is_misstated([*others, save]), gang.base_step
+        began = steps.beginning(save, base, others, misstated=misstated)
+        if began is not None:
+            self._events.append(e.BeganElsewhere(at, save.attempt, began, save.main, save.steps))
+            for other in others:
+                if other.attempt == save.attempt and other.step is not None and other.stated is None:
+                    self._enter(at, dataclasses.replace(other, step=other.step - base + began))
+            self._gang = dataclasses.replace(self._gang, base_step=began)
+        step, source = steps.job_step(save, base if began is None else began, misstated=misstated)
+        return dataclasses.replace(save, step=step, step_source=source)
+
+    def _enter(self, at: float, save: Save) -> None:
+        """Enter a save whose state has changed, and see to what follows from a whole one."""
+        is_new = save.state is SaveState.WHOLE and self.saves[save.number].state is not SaveState.WHOLE
+        self._ledger.put(save)
+        self._tell(at, save)
+        if not is_new:
+            return
+        for other in list(self.saves.values()):
+            if other.number == save.number or not has_same(save, other):
+                continue
+            if other.state is SaveState.WHOLE and is_here(other, self._root):
+                why = f"was written over by save {save.number}"
+            elif other.is_coming and other.number < save.number and self.copies is not None:
+                self.copies.forget(other.number)
+                why = late(save.number)
+            else:
+                continue
+            gone = dataclasses.replace(other, state=SaveState.GONE, why=why, is_coming=False)
+            self._ledger.put(gone)
+            self._tell(at, gone)
+        newest = self._newest()
+        is_far = any(place.host for place in save.places)
+        if newest is not None and newest.number == save.number and not is_far:
+            self._keeper.keep(save)
+        self._prune()
+
+    def _tell(self, at: float, save: Save) -> None:
+        self._events.append(e.SaveChanged(at, _brief(save)))
+
+    def _newest(self) -> Save | None:
+        return choose(self.saves.values(), self._gang.world_size, self._pin).save
+
+    # On the disk
+
+    def _prune(self) -> None:
+        if self._keep is None:
+            return
+        for save in expendable(self.saves.values(), self._keep, self._keep_every, self._newest()):
+            if save.number not in self._stays and is_here(save, self._root):
+                self._stays.add(save.number)
+                self._thread.later(
+                    functools.partial(disk.delete, save, self._root), functools.partial(self._pruned, save)
+                )
+
+    def _pruned(self, save: Save, at: float, why: str) -> None:
+        if why:
+            self.notes.append(f"{save.main} stays, though checkpoint.keep is {self._keep}: {why}")
+            return
+        self._enter(
+            at, dataclasses.replace(self.saves[save.number], state=SaveState.PRUNED, why="checkpoint.keep")
+        )
+        if self.copies is not None:
+            self.copies.discard(save)
+
+    def _compared(self, at: float, order: d.CompareSave, ready: Ready) -> None:
+        for number, moves in ready.moved.items():
+            torn = self.saves[number]
+            moved = ", ".join(f"{name} to {to}" for name, to in moves)
+            if moved:
+                self.notes.append(f"torn ({torn.why}): moved {moved}")
+                self._ledger.put(dataclasses.replace(torn, why=f"{torn.why}; moved {moved}", places=()))
+        fault = ""
+        if ready.comparison is not None and ready.comparison.is_unsure:
+            self.notes.append(f"{ready.comparison.fault}: tried again in {UNSURE_S:g} s")
+            self._again = (at + UNSURE_S, order)
+            return
+        if ready.comparison is not None:
+            save, fault = self.saves[order.save], ready.comparison.fault
+            if fault:
+                save = dataclasses.replace(save, state=SaveState.GONE, why=fault)
+            else:
+                pieces, by = ready.comparison.pieces, ready.comparison.by
+                save = dataclasses.replace(save, pieces=pieces, compared=by, places=ready.places)
+            if _brief(save) != _brief(self.saves[order.save]):
+                self._tell(at, save)
+            self._ledger.put(save)
+        self._events.append(e.SaveCompared(at, order.attempt, order.save, fault))
+
+    def _fetched(self, at: float, number: int, fault: str) -> None:
+        """A save has come home, or cannot."""
+        save = self.saves[number]
+        if not save.is_coming:
+            return
+        if fault:
+            self.notes.append(f"checkpoint {save.main} of attempt {save.attempt} does not come home: {fault}")
+            self._enter(at, dataclasses.replace(save, state=SaveState.GONE, why=fault, is_coming=False))
+        else:
+            home = (Place("", str(self._root)), *(place for place in save.places if place.host))
+            self._enter(at, dataclasses.replace(save, state=SaveState.WHOLE, places=home, is_coming=False))
+
+
+def _brief(save: Save) -> Save:
+    """Return a save as the brain and the journal have it."""
+    return dataclasses.replace(save, pieces=(), parts=(), cites=())

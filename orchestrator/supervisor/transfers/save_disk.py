@@ -1,0 +1,148 @@
+"""What is done with saves on this machine's disk, in a thread: compared, moved out of the way, kept."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.backends.api import Wake
+from orchestrator.core.checkpoints import disk
+from orchestrator.core.checkpoints.save import Place, Save, SaveState
+from orchestrator.supervisor.transfers.save_copies import has_same
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """What was found of a save before an attempt: its comparison, its places, and what was moved out of the way."""
+
+    comparison: disk.Comparison | None
+    places: tuple[Place, ...]
+    moved: dict[int, list[tuple[str, str]]]
+
+
+def before_attempt(root: Path, save: Save | None, kept: Path, torn: Iterable[Save], *, deep: bool) -> Ready:
+    """Move torn saves out of the way, but for files of a save that is as it was, and compare that; if it is not in its
+    place, take what was kept of it, and put that back where its place is free."""
+    comparison = disk.compare(save, deep=deep) if save is not None else None
+    is_whole = comparison is not None and (not comparison.fault or comparison.is_unsure)
+    stays = save if save is not None and is_whole and is_here(save, root) else None
+    moved = {
+        one.number: disk.set_aside(root, one) for one in torn if stays is None or not has_same(stays, one)
+    }
+    if save is None or comparison is None:
+        return Ready(None, (), moved)
+    if not comparison.fault or not kept.is_dir():
+        return Ready(comparison, save.places, moved)
+    place = Place("", str(kept))
+    own = disk.compare(dataclasses.replace(save, places=(place,)), deep=deep)
+    if own.fault:
+        return Ready(comparison, save.places, moved)
+    try:
+        is_back = disk.put_back(save, kept, Path(save.places[0].root))
+    except OSError:
+        is_back = False
+    return Ready(own, save.places if is_back else (place, *save.places), moved)
+
+
+class DiskThread:
+    """One thread for what takes time on a disk; what follows is done where `finish` is called."""
+
+    def __init__(self, wake: Wake) -> None:
+        """`wake` is called, from the thread, when `finish` has something to do."""
+        self._wake = wake
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="saves")
+        self._tasks: list[tuple[Future[Any], Callable[[float, Any], None]]] = []
+
+    def later(
+        self, work: Callable[[], Any], then: Callable[[float, Any], None] = lambda _at, _: None
+    ) -> None:
+        """Do `work` in the thread, after all before it, and `then` with the time and its result."""
+        future = self._pool.submit(work)
+        self._tasks.append((future, then))
+        future.add_done_callback(lambda _: self._wake())
+
+    def finish(self, at: float) -> None:
+        """Do what follows from work that is done."""
+        for future, then in [pair for pair in self._tasks if pair[0].done()]:
+            self._tasks.remove((future, then))
+            then(at, future.result())
+
+    def close(self) -> None:
+        """End the thread, once what it has begun is done."""
+        self._pool.shutdown(wait=False)
+
+
+class Keeper:
+    """Keeps the last whole save against its script, in `folder/NUMBER`."""
+
+    def __init__(self, root: Path, folder: Path, thread: DiskThread) -> None:
+        self._root, self._folder, self._thread = root, folder, thread
+        # Of the files of the last save, by key and attempt
+        self._inodes: dict[tuple[str, int], dict[str, int]] = {}
+
+    def place(self, number: int) -> Path:
+        """Return where a save is kept, if it is."""
+        return self._folder / str(number)
+
+    def keep(self, save: Save) -> None:
+        """Keep a save; once it is kept, others are not any more."""
+        try:
+            inodes = {piece.name: (self._root / piece.name).stat().st_ino for piece in save.pieces}
+        except OSError:
+            return
+        # A script that renames new files into place leaves the old ones to their links; in an earlier attempt it was us.
+        before = self._inodes.get((save.key, save.attempt), {})
+        copies = save.is_slot and any(before.get(name, inode) == inode for name, inode in inodes.items())
+        self._inodes = {(save.key, save.attempt): inodes}
+
+        def done(_at: float, is_kept: bool) -> None:
+            if is_kept:
+                self._drop(save.number)
+
+        self._thread.later(lambda: _kept_now(save, self.place(save.number), copies), done)
+
+    def end(self, newest: Save) -> None:
+        """The job has ended: what is kept beside a save that is in its place goes."""
+        self._thread.later(
+            lambda: disk.compare(newest, deep=False).fault,
+            lambda _at, fault: self._drop(newest.number if fault else None),
+        )
+
+    def _drop(self, before: int | None) -> None:
+        """Delete what is kept of saves before this one, of all for None: a newer one may have been kept meanwhile."""
+        with contextlib.suppress(OSError):
+            for kept in self._folder.iterdir():
+                number = kept.name.partition(".")[0]
+                if before is None or (number.isdecimal() and int(number) < before):
+                    self._thread.later(functools.partial(disk.remove, kept))
+
+
+def is_here(save: Save, root: Path) -> bool:
+    """Tell whether a save lies in the job's own place on this machine."""
+    return bool(save.places) and not save.places[0].host and save.places[0].root == str(root)
+
+
+def movable(saves: Iterable[Save], attempt: int, root: Path) -> list[Save]:
+    """Return the torn saves of an attempt that may be moved out of the way: not what a person has adopted since."""
+    known = list(saves)
+    proved = {piece.stamp for save in known if save.state is SaveState.WHOLE for piece in save.pieces}
+    torn = [save for save in known if save.state is SaveState.TORN and save.attempt == attempt]
+    return [
+        save
+        for save in torn
+        if is_here(save, root) and not proved.issuperset(piece.stamp for piece in save.pieces)
+    ]
+
+
+def _kept_now(save: Save, kept: Path, copies: bool) -> bool:
+    """Keep a save against its script; tell whether it is kept."""
+    try:
+        return disk.keep(save, kept, copies=copies)
+    except OSError:
+        return False  # no room, or it is written again

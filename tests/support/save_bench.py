@@ -1,0 +1,135 @@
+"""A scanner of saves with its rank: files and steps of chosen moments in, reports out."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import struct
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from orchestrator.agent.outputs.save_scanner import Hasher, SaveScanner
+from orchestrator.agent.rank import step_counter
+from orchestrator.agent.rank.hook import RING_STEPS, RING_WORD, STEP_FILE_MAGIC, STEP_FILE_VERSION
+from orchestrator.agent.start.processes import NodeRanks, RankProcess
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.jobdir.log_index import LogIndex
+from orchestrator.core.wire import messages as m
+from tests.support import fake_host
+from tests.support.saved_files import S, torch_save, write
+
+WAIT_S_MAX = 90.0
+
+
+@dataclass(slots=True)
+class Bench:
+    """A scanner with its ranks, and what it has reported and noted."""
+
+    scanner: SaveScanner
+    ranks: NodeRanks
+    beat: Path
+    root: Path
+    wake: asyncio.Event
+    reports: list[m.ReliableReport] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    now_s: float = 1000.0
+    made: dict[int, int] = field(default_factory=dict)
+    # When the attempt began: files are written and steps are made in seconds after it.
+    began_ns: int = field(default_factory=lambda: time.time_ns() - 60 * S)
+
+    def at(self, at_s: float) -> int:
+        return self.began_ns + int(at_s * S)
+
+    def step(self, count: int, at_s: float) -> None:
+        """Let the rank have made so many steps, the last one at that second."""
+        self.made[count] = self.at(at_s)
+        words = [0] * RING_STEPS
+        for step, time_ns in self.made.items():
+            words[step % RING_STEPS] = time_ns
+        head = (STEP_FILE_MAGIC | STEP_FILE_VERSION << 32, os.getpid(), count, self.made[count])
+        with self.beat.open("r+b") as file:
+            file.write(struct.pack(f"<{RING_WORD + RING_STEPS}Q", *head, *[0] * (RING_WORD - 4), *words))
+
+    def save(self, name: str, at_s: float, size_bytes: int = 100) -> None:
+        write(self.root / name, torch_save({"step": 1}, data=os.urandom(size_bytes)), self.at(at_s))
+
+    async def look(self, count: int = 1) -> None:
+        """Let the scanner look so many times, and hash all that it has found."""
+        for _ in range(count):
+            self.now_s += 1000.0
+            before = self.scanner.looks_done
+            while True:
+                self.wake.clear()
+                self.scanner.scan(self.ranks, self.now_s)
+                if self.scanner.looks_done > before or not self.is_busy:
+                    break
+                await asyncio.wait_for(self.wake.wait(), WAIT_S_MAX)
+        await self.hash()
+
+    async def hash(self) -> None:
+        while self.scanner._hashing:
+            self.wake.clear()
+            self.scanner.poll()
+            if self.scanner._hashing:
+                await asyncio.wait_for(self.wake.wait(), WAIT_S_MAX)
+
+    async def finish(self) -> None:
+        """Let the attempt end."""
+        while True:
+            self.wake.clear()
+            if self.scanner.finish(self.ranks, self.now_s):
+                break
+            assert self.scanner.is_finishing
+            await asyncio.wait_for(self.wake.wait(), WAIT_S_MAX)
+        await self.hash()
+
+    @property
+    def is_busy(self) -> bool:
+        return self.scanner._looking is not None or self.scanner._beginning is not None
+
+    @property
+    def seen(self) -> list[m.SaveSeen]:
+        return [report for report in self.reports if isinstance(report, m.SaveSeen)]
+
+    @property
+    def mains(self) -> list[str]:
+        return [report.main for report in self.seen]
+
+
+def bench(folder: Path, attempt: int = 1, **change: Any) -> Bench:
+    """Return a scanner that has not begun; `change`: of its agent's configuration."""
+    job, wake = JobDir(folder), asyncio.Event()
+    config = fake_host.config(**{"root": str(folder), "finds_checkpoints": True, "ships": False, **change})
+    run = job.rank_run(config.node, attempt, 0)
+    run.mkdir(parents=True, exist_ok=True)
+    job.checkpoints.mkdir(exist_ok=True)
+    job.attempt_logs(attempt).mkdir(parents=True, exist_ok=True)
+    step_counter.create(run / "beat")
+    index = LogIndex(job.rank_index(attempt, 0))
+    counter = step_counter.StepCounter(run / "beat")
+    process = RankProcess(0, 0, 1, run, job.rank_log(attempt, 0), index, counter)
+    reports: list[m.ReliableReport] = []
+    notes: list[str] = []
+    scanner = SaveScanner(config, Hasher(), reports.append, notes.append, wake)
+    ranks = NodeRanks(attempt, job, config.node, [process])
+    return Bench(scanner, ranks, run / "beat", job.checkpoints, wake, reports, notes)
+
+
+def play(folder: Path, act: Callable[[Bench], Awaitable[None]], looks: bool = True, **change: Any) -> Bench:
+    """Let `act` meet a scanner whose attempt begins, and whose rank has made a step."""
+    own: list[Bench] = []
+
+    async def main() -> None:
+        own.append(bench(folder, **change))
+        own[0].step(1, 1.0)
+        own[0].scanner.begin(own[0].ranks.attempt, looks)
+        try:
+            await asyncio.wait_for(act(own[0]), WAIT_S_MAX)
+        finally:
+            own[0].scanner.close()
+
+    asyncio.run(main())
+    return own[0]

@@ -1,0 +1,383 @@
+"""The scanner of an agent: saves are reported while the loop goes on, hashed afterwards, and by one agent of those that share
+a disk."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import dataclasses
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from orchestrator.agent.outputs import save_scanner
+from orchestrator.agent.outputs.save_scanner import (
+    IDLE_NICENESS,
+    LAST_LOOK_S_MAX,
+    LOCK_FILE,
+    LOOK_SHARE_MAX,
+    GivenUp,
+    Hasher,
+)
+from orchestrator.core.checkpoints import tree
+from orchestrator.core.checkpoints.save import Closing, Place
+from orchestrator.core.wire import messages as m
+from tests.support.save_bench import WAIT_S_MAX, Bench, bench, play
+from tests.support.saved_files import saved, write
+
+
+def test_a_save_is_reported_with_the_steps_made_by_then_and_afterwards_with_its_sha256(
+    tmp_path: Path,
+) -> None:
+    async def act(bench: Bench) -> None:
+        await bench.look()
+        bench.step(5, 10.0)
+        bench.save("step_5/a.pt", 11.0)
+        bench.save("step_5/b.pt", 11.5)
+        await bench.look(2)
+        assert bench.reports == [] and bench.scanner.is_unfinished
+        bench.step(6, 12.0)
+        await bench.look(3)
+
+    found = play(tmp_path, act)
+    seen, hashed = found.reports
+    assert isinstance(seen, m.SaveSeen) and isinstance(hashed, m.SaveHashed)
+    assert (seen.attempt, seen.key, seen.series, seen.main) == (1, "step_5", "step_#", "step_5")
+    part = seen.part
+    assert (part.host, part.root, part.steps, part.closed_by) == ("node-0", str(found.root), 5, Closing.STEPS)
+    assert [piece.name for piece in part.pieces] == ["step_5/a.pt", "step_5/b.pt"] and part.reading.step == 5
+    digests = [hashlib.sha256((found.root / piece.name).read_bytes()).hexdigest() for piece in part.pieces]
+    wanted = tuple(
+        dataclasses.replace(piece, sha256=one) for piece, one in zip(part.pieces, digests, strict=True)
+    )
+    assert hashed == m.SaveHashed(1, "step_5", wanted)
+    assert (found.scanner.is_unfinished, found.scanner.looks) == (False, 6)
+
+
+def test_what_was_there_before_is_not_reported_and_a_slot_is_each_time_that_it_is_written(
+    tmp_path: Path,
+) -> None:
+    write(tmp_path / "checkpoints/old.pt")
+
+    async def act(bench: Bench) -> None:
+        await bench.look()
+        for count in range(2, 5):
+            bench.save("ckpt.pt", 10.0 * count)
+            bench.step(count, 10.0 * count + 5.0)
+            await bench.look(2)
+
+    assert play(tmp_path, act).mains == ["ckpt.pt"] * 3
+
+
+def test_looks_are_rarer_where_they_take_long(tmp_path: Path) -> None:
+    async def act(bench: Bench) -> None:
+        await bench.look()
+        bench.scanner.scan(bench.ranks, bench.now_s + 1.0)
+        while bench.scanner._looking is not None:
+            bench.wake.clear()
+            bench.scanner.scan(bench.ranks, bench.now_s + 11.0)  # it has taken 10 s
+            if bench.scanner._looking is not None:
+                await bench.wake.wait()
+        for after_s, is_due in ((11.0 + 9.9 / LOOK_SHARE_MAX, False), (11.0 + 10.1 / LOOK_SHARE_MAX, True)):
+            bench.scanner.scan(bench.ranks, bench.now_s + after_s)
+            assert (bench.scanner._looking is not None) == is_due
+
+    play(tmp_path, act)
+
+
+def test_an_attempt_is_over_once_all_that_its_last_look_found_is_reported(tmp_path: Path) -> None:
+    async def act(bench: Bench) -> None:
+        await bench.look()
+        bench.save("last.pt", 20.0)
+        bench.ranks.processes[0].exit_code = 0
+        await bench.finish()
+        assert [(one.main, one.part.closed_by) for one in bench.seen] == [("last.pt", Closing.END)]
+        assert not bench.scanner.is_finishing and bench.scanner.looks == -1
+
+    play(tmp_path, act)
+
+
+def test_what_a_killed_rank_was_writing_is_reported_without_an_end(tmp_path: Path) -> None:
+    async def act(bench: Bench) -> None:
+        await bench.look()
+        bench.save("step_1.pt", 0.5)
+        bench.save("step_5.pt", 20.0)
+        (bench.root / "step_6.pt").write_bytes(b"PK\x03\x04")
+        bench.ranks.processes[0].exit_code = -9
+        await bench.finish()
+
+    found = {
+        one.main: (one.part.closed_by, bool(one.part.reading.faults)) for one in play(tmp_path, act).seen
+    }
+    assert found == {"step_5.pt": (Closing.NONE, False), "step_6.pt": (Closing.NONE, True)}
+
+
+def test_an_agent_that_is_told_not_to_look_does_not(tmp_path: Path) -> None:
+    async def act(bench: Bench) -> None:
+        bench.save("step_5.pt", 20.0)
+        bench.step(2, 30.0)
+        await bench.look(2)
+        await bench.finish()
+
+    for found in (play(tmp_path / "a", act, finds_checkpoints=False), play(tmp_path / "b", act, looks=False)):
+        assert found.reports == [] and found.scanner.looks == -1
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_in_a_place_of_all_hosts_outside_of_the_job_the_host_of_rank_0_looks(
+    tmp_path: Path, rank: int
+) -> None:
+    async def act(bench: Bench) -> None:
+        bench.ranks.processes[0].rank = rank
+        await bench.look()
+        write(tmp_path / "data/step_5.pt", at_ns=bench.at(20.0))
+        bench.step(2, 30.0)
+        await bench.look(2)
+
+    found = play(tmp_path / "job", act, ships=True, checkpoint_glob=f"{tmp_path}/data/*.pt")
+    assert found.mains == (["step_5.pt"] if rank == 0 else [])
+
+
+def test_where_hosts_share_no_disk_each_looks(tmp_path: Path) -> None:
+    async def act(bench: Bench) -> None:
+        bench.ranks.processes[0].rank = 1
+        await bench.look()
+        bench.save("step_5.pt", 20.0)
+        bench.step(2, 30.0)
+        await bench.look(2)
+
+    assert play(tmp_path, act, ships=True, finds_checkpoints=False).mains == ["step_5.pt"]
+
+
+# Agents that share a disk, and agents that die
+
+
+def test_of_two_agents_one_looks_and_the_other_goes_on_when_its_ranks_have_ended(tmp_path: Path) -> None:
+    async def act(first: Bench) -> None:
+        other = bench(tmp_path, node="node-1")
+        other.step(1, 1.0)
+        await first.look()
+        other.scanner.begin(1)
+        first.save("step_5/a.pt", 20.0)
+        first.step(2, 30.0)
+        other.step(2, 30.0)
+        await first.look(2)
+        await other.look(2)
+        assert (first.mains, other.mains, other.scanner.looks) == (["step_5/a.pt"[:6]], [], -1)
+        await first.finish()
+        other.save("step_5/b.pt", 40.0)
+        other.save("step_6/a.pt", 40.0)
+        other.step(3, 50.0)
+        await other.look(3)
+        assert other.mains == ["step_5", "step_6"] and other.scanner.looks == 3
+        assert other.seen[0].part.stale == ()
+        other.scanner.close()
+
+    play(tmp_path, act)
+
+
+def test_what_a_dead_agent_had_not_reported_the_next_one_reports(tmp_path: Path) -> None:
+    async def act(dead: Bench) -> None:
+        write(dead.root / "old.pt", at_ns=dead.at(0.0))
+        await dead.look()
+        dead.save("step_5.pt", 20.0)
+        dead.step(5, 30.0)
+        await dead.look(2)
+        dead.save("step_6.pt", 40.0)
+        os.close(dead.scanner._lock_fd)  # type: ignore[arg-type] # as the kernel does
+        later = bench(tmp_path)
+        later.scanner.recover()
+        assert [(one.attempt, one.main, one.part.closed_by) for one in later.seen] == [
+            (1, "step_6.pt", Closing.NONE)
+        ]
+        assert later.scanner.looks == -1
+        later.scanner.begin(2)
+        await later.look(2)
+        assert len(later.seen) == 1, "they are of the attempt before"
+        later.scanner.close()
+
+    play(tmp_path, act)
+
+
+@pytest.mark.parametrize(
+    "left", [b"", b"{", b"[]", b"null", b'{"attempt": 1}', b"\xff" * 100, b"[" * 100_000]
+)
+def test_whatever_a_dead_agent_has_left_the_next_one_begins(tmp_path: Path, left: bytes) -> None:
+    (tmp_path / LOCK_FILE).write_bytes(left)
+
+    async def act(bench: Bench) -> None:
+        bench.scanner._release()
+        (tmp_path / LOCK_FILE).write_bytes(left)
+        bench.scanner.recover()
+        bench.scanner.begin(1)
+        await bench.look()
+        bench.save("step_5.pt", 20.0)
+        bench.step(2, 30.0)
+        await bench.look(2)
+
+    assert play(tmp_path, act).mains == ["step_5.pt"]
+
+
+# Limits
+
+
+def test_a_save_that_does_not_fit_into_a_message_is_named_and_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(save_scanner, "LINE_BYTES_MAX", 3_000)
+
+    async def act(bench: Bench) -> None:
+        await bench.look()
+        for part in range(20):
+            bench.save(f"step_5/{part}.pt", 20.0)
+        bench.save("step_6.pt", 21.0)
+        bench.step(2, 30.0)
+        await bench.look(4)
+
+    found = play(tmp_path, act)
+    assert found.mains == ["step_6.pt"] and not found.scanner.is_unfinished
+    assert found.notes == ["step_5 has 20 files, too many to report: it is no checkpoint to begin from"]
+
+
+def test_what_is_not_seen_whole_is_noted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tree, "ENTRIES_MAX", 10)
+
+    async def act(bench: Bench) -> None:
+        for number in range(20):
+            bench.save(f"samples/{number}.png", 20.0)
+        await bench.look(4)
+
+    assert play(tmp_path, act).notes == ["the checkpoint folder is not seen whole: more than 10 entries"]
+
+
+def test_a_disk_that_does_not_answer_holds_up_neither_the_loop_nor_for_ever_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers, scandir = threading.Event(), os.scandir
+
+    def slow(path: Path) -> object:
+        answers.wait(WAIT_S_MAX)
+        return scandir(path)
+
+    async def act(bench: Bench) -> None:
+        bench.scanner.scan(bench.ranks, bench.now_s)
+        bench.save("step_5.pt", 20.0)
+        assert bench.reports == [] and bench.scanner.looks == 0
+        assert not bench.scanner.finish(bench.ranks, bench.now_s)
+        assert not bench.scanner.finish(bench.ranks, bench.now_s + LAST_LOOK_S_MAX - 1.0)
+        assert bench.scanner.finish(bench.ranks, bench.now_s + LAST_LOOK_S_MAX)
+        assert bench.notes == ["the disk of the checkpoints did not answer for 600 s"]
+        answers.set()
+
+    monkeypatch.setattr(os, "scandir", slow)
+    play(tmp_path, act)
+
+
+def test_a_discarded_save_is_deleted_in_the_thread(tmp_path: Path) -> None:
+    async def act(bench: Bench) -> None:
+        bench.save("step_5.pt", 20.0)
+        about = (bench.root / "step_5.pt").stat()
+        await bench.look()
+        piece = tree.look(bench.root).files["step_5.pt"]
+        assert piece.size_bytes == about.st_size
+        bench.scanner.discard(
+            saved(1, main="step_5.pt", pieces=(piece,), places=(Place("n", str(bench.root)),))
+        )
+        await bench.look()
+        assert not (bench.root / "step_5.pt").exists()
+
+    play(tmp_path, act)
+
+
+# Hashing
+
+
+def test_hashing_is_paced_hurried_at_the_end_and_given_up_when_the_agent_leaves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(save_scanner, "HASH_BYTES_PER_S", 1.0)
+    hasher = Hasher()
+
+    def read(pace: Callable[[int], None]) -> None:
+        began.set()
+        for _ in range(1000):
+            pace(1_000_000)
+
+    hasher.is_hurried = True
+    began = threading.Event()
+    hasher.run(read).result(WAIT_S_MAX)
+    hasher.is_hurried = False
+    began.clear()
+    slow, waiting = hasher.run(read), hasher.run(read)
+    assert began.wait(WAIT_S_MAX)
+    hasher.close()
+    with pytest.raises(GivenUp):
+        slow.result(WAIT_S_MAX)
+    with pytest.raises((GivenUp, concurrent.futures.CancelledError)):
+        waiting.result(WAIT_S_MAX)
+
+
+def test_only_the_hashing_thread_is_of_low_priority() -> None:
+    def niceness(_: object = None) -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    own, hasher = niceness(), Hasher()
+    assert hasher.run(niceness).result(WAIT_S_MAX) == IDLE_NICENESS
+    assert niceness() == own
+    hasher.close()
+
+
+def test_a_file_that_is_written_again_while_it_is_hashed_has_no_digest(tmp_path: Path) -> None:
+    async def act(bench: Bench) -> None:
+        await bench.look()
+        bench.save("step_5.pt", 20.0)
+        bench.step(2, 30.0)
+        gate = threading.Event()
+        bench.scanner._hasher.run(lambda _: gate.wait(WAIT_S_MAX))
+        for _ in range(2):
+            bench.now_s += 1000.0
+            while bench.scanner.looks_done < 3 and not bench.reports:
+                bench.wake.clear()
+                bench.scanner.scan(bench.ranks, bench.now_s)
+                if bench.reports or not bench.is_busy:
+                    break
+                await bench.wake.wait()
+        bench.save("step_5.pt", 40.0)
+        gate.set()
+        await bench.hash()
+        assert bench.mains == ["step_5.pt"] and len(bench.reports) == 1
+
+    play(tmp_path, act)
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_small_files_do_not_hold_up_the_loop(tmp_path: Path) -> None:
+    for folder in range(100):
+        (tmp_path / f"checkpoints/samples/{folder}").mkdir(parents=True)
+        for number in range(980):
+            (tmp_path / f"checkpoints/samples/{folder}/{number}.png").touch()
+
+    async def act(bench: Bench) -> None:
+        gaps_s: list[float] = []
+
+        async def beat() -> None:
+            while True:
+                before_s = time.monotonic()
+                await asyncio.sleep(0.05)
+                gaps_s.append(time.monotonic() - before_s)
+
+        beating = asyncio.create_task(beat())
+        await bench.look()
+        bench.save("run/step_5.pt", 20.0)
+        bench.step(2, 30.0)
+        await bench.look(2)
+        beating.cancel()
+        assert bench.mains == ["run/step_5.pt"] and len(gaps_s) > 10
+        assert max(gaps_s) < 2.0, f"{max(gaps_s):.2f} s"
+
+    play(tmp_path, act)

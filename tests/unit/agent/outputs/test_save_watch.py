@@ -1,0 +1,340 @@
+"""The watch over a checkpoint place: looked at again and again as the agent does, what has been written, and is it over?"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orchestrator.agent.outputs.save_watch import SILENT_S, UNFINISHED_S_MAX, Change, Clock, SaveWatch
+from orchestrator.agent.rank.step_counter import MTIME_LAG_NS
+from orchestrator.core.checkpoints.save import Closing, Piece
+from tests.support.saved_files import SAVED_NS, Model, S, adam, distributed, torch_save, write, write_all
+from tests.support.unprivileged import unprivileged
+
+STEPPED_NS = SAVED_NS + MTIME_LAG_NS + 1
+"""The first moment of a step that counts as after what was written at SAVED_NS."""
+
+
+@dataclass(slots=True)
+class Place:
+    """A place with its watch, and the clock of the ranks' steps."""
+
+    root: Path
+    watch: SaveWatch
+    stepped_ns: int = STEPPED_NS
+    first_ns: int = 1
+    now_ns: int = SAVED_NS + S
+
+    def write(self, *names: str, at_ns: int = SAVED_NS, data: bytes = torch_save({"step": 5})) -> None:
+        for name in names:
+            write(self.root / name, data, at_ns)
+
+    def look(self) -> list[Change]:
+        return self.watch.look(Clock(self.now_ns, self.stepped_ns, self.first_ns))
+
+    def looks(self, count: int = 2) -> list[str]:
+        """Look so many times; return what was reported."""
+        return [change.group.main for _ in range(count) for change in self.look()]
+
+    def end(self, *, well: bool = False) -> dict[str, Closing]:
+        """Look a last time."""
+        found = self.watch.look(
+            Clock(self.now_ns, self.stepped_ns, self.first_ns, ended=True, ended_well=well)
+        )
+        return {change.group.main: change.closed_by for change in found}
+
+
+def begun(root: Path, glob: str = "*") -> Place:
+    watch = SaveWatch(root, glob)
+    watch.begin(1)
+    return Place(root, watch)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return begun(tmp_path)
+
+
+def test_a_save_counts_once_every_rank_has_made_a_step_after_its_last_byte(place: Place) -> None:
+    place.write("step_10/a.pt", "step_10/b.pt")
+    place.stepped_ns = STEPPED_NS - 1
+    assert place.looks(3) == [] and place.watch.is_unfinished
+    place.stepped_ns = STEPPED_NS
+    (change,) = place.look()
+    assert (change.group.main, change.closed_by, change.stale) == ("step_10", Closing.STEPS, ())
+    assert [piece.name for piece in change.pieces] == ["step_10/a.pt", "step_10/b.pt"]
+    assert (change.written_ns, change.reading.step) == (SAVED_NS, 10)
+    assert place.looks(2) == [] and not place.watch.is_unfinished
+
+
+def test_what_changes_between_two_looks_does_not_count_yet(place: Place) -> None:
+    for size in (1, 2, 3):
+        place.write("ckpt.pt", data=b"x" * size)
+        assert place.look() == [] and place.watch.is_unfinished
+    assert place.looks(1) == ["ckpt.pt"]
+
+
+def test_what_earlier_attempts_left_is_theirs_until_it_is_written_again(tmp_path: Path) -> None:
+    write(tmp_path / "step_10/a.pt")
+    write(tmp_path / "last/model.pt")
+    write(tmp_path / "last/optimizer.pt")
+    place = begun(tmp_path)
+    assert place.looks() == [] and place.end(well=True) == {} and not place.watch.is_unfinished
+    place.write("last/model.pt", at_ns=SAVED_NS + S)
+    place.stepped_ns += S
+    (change,) = [*place.look(), *place.look()]
+    assert (change.group.main, change.stale) == ("last/model.pt", ("last/optimizer.pt",))
+
+
+def test_what_was_written_before_the_first_step_is_no_save_however_the_attempt_ends(place: Place) -> None:
+    place.write("vocab.pt", "tokenizer.model", "model_000000.pt")
+    place.first_ns = SAVED_NS + MTIME_LAG_NS + 1
+    assert place.looks(3) == [] and not place.watch.is_unfinished
+    assert place.end(well=True) == {}
+    place.write("model_000000.pt", at_ns=SAVED_NS + 1)
+    place.stepped_ns = SAVED_NS + S
+    assert place.looks() == ["model_000000.pt"]
+
+
+def test_without_steps_a_second_one_of_a_series_shows_that_they_are_saves(place: Place) -> None:
+    place.stepped_ns = place.first_ns = 0
+    place.now_ns = SAVED_NS + int(SILENT_S * S) + 1
+    place.write("vocab.pt", "step_1.pt")
+    assert place.looks(3) == [] and not place.watch.is_unfinished
+    place.write("step_2.pt", at_ns=SAVED_NS + S)
+    assert place.looks(3) == ["step_1.pt"], "the second may still be written"
+    place.now_ns += S
+    (change,) = place.look()
+    assert (change.group.main, change.closed_by) == ("step_2.pt", Closing.SILENCE)
+    assert place.end(well=True) == {"vocab.pt": Closing.END}
+
+
+def test_without_steps_a_name_that_is_written_again_is_a_save(place: Place) -> None:
+    place.stepped_ns = place.first_ns = 0
+    place.write("ckpt.pt")
+    place.now_ns = SAVED_NS + 3 * S
+    assert place.looks(3) == []
+    place.write("ckpt.pt", at_ns=SAVED_NS + 4 * S)
+    place.now_ns = SAVED_NS + 8 * S
+    assert place.looks(2) == ["ckpt.pt"]
+
+
+def test_the_first_step_makes_of_what_came_before_what_it_is(place: Place) -> None:
+    place.stepped_ns = place.first_ns = 0
+    place.write("vocab.pt")
+    assert place.looks() == []
+    place.first_ns, place.stepped_ns = SAVED_NS + S, SAVED_NS + 2 * S
+    assert place.looks() == [] and place.end() == {}
+
+
+@pytest.mark.parametrize(
+    ("stepped_ns", "first_ns", "now_ns", "well", "closed_by"),
+    [
+        (STEPPED_NS, 1, SAVED_NS + S, False, Closing.STEPS),
+        (SAVED_NS, 1, SAVED_NS + S, True, Closing.END),
+        (SAVED_NS, 1, SAVED_NS + 99 * S, False, Closing.NONE),
+        (0, 0, SAVED_NS + S, True, Closing.END),
+        (0, 0, SAVED_NS + S, False, Closing.NONE),
+        (0, 0, SAVED_NS + 3 * S, False, Closing.SILENCE),
+    ],
+)
+def test_at_the_end_all_that_is_new_is_reported_with_what_is_known_of_it(
+    place: Place, stepped_ns: int, first_ns: int, now_ns: int, well: bool, closed_by: Closing
+) -> None:
+    place.stepped_ns, place.first_ns, place.now_ns = stepped_ns, first_ns, now_ns
+    place.write("ckpt.pt")
+    assert place.end(well=well) == {"ckpt.pt": closed_by}
+    assert place.end(well=well) == {}
+
+
+def test_those_that_were_written_first_come_first(place: Place) -> None:
+    place.write("b.pt", at_ns=SAVED_NS - 2)
+    place.write("a.pt", at_ns=SAVED_NS - 1)
+    place.write("ckpt_10.pt")
+    place.write("ckpt_9.pt", at_ns=SAVED_NS - 3)
+    assert place.looks() == ["ckpt_9.pt", "b.pt", "a.pt", "ckpt_10.pt"]
+
+
+# Written in the background, and written again
+
+
+def test_a_save_in_the_background_keeps_the_supervisor_waiting_for_a_while_and_is_reported_as_it_grows(
+    place: Place,
+) -> None:
+    files = distributed("step_10")
+    write_all(place.root, dict(list(files.items())[:2]))
+    place.stepped_ns += S
+    assert place.looks(1) == [] and place.watch.is_unfinished
+    (first,) = place.look()
+    assert place.watch.is_unfinished is False and first.reading.needs[0].name == "step_10/.metadata"
+    place.write("step_10/.metadata", data=files["step_10/.metadata"], at_ns=SAVED_NS + 5 * S)
+    assert place.looks(2) == [] and place.watch.is_unfinished
+    place.now_ns = SAVED_NS + 5 * S + int(UNFINISHED_S_MAX * S) + 1
+    assert place.looks(1) == [] and not place.watch.is_unfinished, "whatever it is, nobody waits for it"
+    place.stepped_ns = SAVED_NS + 6 * S
+    (change,) = place.look()
+    assert len(change.pieces) == 3 and change.reading.is_proved
+
+
+@pytest.mark.parametrize("name", ["step_10", "latest"])
+def test_its_first_files_are_not_taken_for_those_of_another_save(tmp_path: Path, name: str) -> None:
+    older, newer = distributed(name), list(distributed(name, values=3).items())
+    if name == "latest":
+        write_all(tmp_path, older, SAVED_NS - 9 * S)
+    place = begun(tmp_path)
+    for count, at_ns in ((1, 0), (2, S), (3, 2 * S)):
+        write_all(tmp_path, dict(newer[:count][-1:]), SAVED_NS + at_ns)
+        place.stepped_ns = STEPPED_NS + at_ns
+        (change,) = [*place.look(), *place.look()]
+        assert bool(change.reading.faults) == (name == "latest" and count < 3)
+    assert change.stale == ()
+
+
+def test_files_of_a_slot_that_were_not_written_again_are_those_of_the_save_before(place: Place) -> None:
+    for number, names in enumerate(
+        (("model.pt", "optimizer.pt"), ("model.pt",), ("model.pt", "optimizer.pt"))
+    ):
+        place.write(*names, at_ns=SAVED_NS + number * S)
+        place.stepped_ns = STEPPED_NS + number * S
+        (change,) = [*place.look(), *place.look()]
+        assert change.stale == (("optimizer.pt",) if number == 1 else ())
+
+
+def test_a_numbered_save_that_an_attempt_before_has_written_is_stale_where_it_is_not_written_again(
+    tmp_path: Path,
+) -> None:
+    for name in ("step_10/model.pt", "step_10/optim.pt"):
+        write(tmp_path / name, torch_save(adam()))
+    place = begun(tmp_path)
+    place.write("step_10/model.pt", at_ns=SAVED_NS + S)
+    place.stepped_ns = STEPPED_NS
+    assert place.looks(3) == []
+    assert place.watch.look(Clock(SAVED_NS + S, STEPPED_NS, 1, ended=True))[0].stale == ("step_10/optim.pt",)
+
+
+# What counts
+
+
+def test_under_the_default_path_only_what_looks_like_a_save_counts(place: Place) -> None:
+    place.write(
+        "metrics.json",
+        "loss.png",
+        "plots/loss.png",
+        "hf/model.safetensors",
+        "a.ckpt",
+        "x.pt.tmp",
+        ".y.pt",
+        data=b"x",
+    )
+    assert sorted(place.looks()) == ["a.ckpt", "hf/model.safetensors"]
+
+
+def test_an_explicit_path_may_name_anything(tmp_path: Path) -> None:
+    place = begun(tmp_path, "run-*/state.json")
+    place.write("run-1/state.json", "run-1/ckpt.pt", data=b"{}")
+    assert place.looks() == ["run-1/state.json"]
+
+
+def test_a_link_to_a_save_is_no_second_one(place: Place) -> None:
+    place.write("step-1.pt")
+    (place.root / "last.pt").symlink_to("step-1.pt")
+    assert place.looks() == ["step-1.pt"]
+
+
+# What disks and scripts do
+
+
+def test_what_vanishes_or_becomes_another_thing_is_no_change(place: Place) -> None:
+    place.write("step_1/a.pt", "step_2/a.pt", "step_3/a.pt", "step_4/a.pt")
+    assert place.looks(1) == []
+    shutil.rmtree(place.root / "step_1")
+    shutil.move(place.root / "step_2", place.root.parent / "elsewhere")
+    (place.root / "step_2").symlink_to(place.root.parent / "elsewhere")
+    (place.root / "step_3/a.pt").unlink()
+    os.mkfifo(place.root / "step_3/a.pt")
+    assert place.looks(1) == ["step_2", "step_4"], "a folder on another disk is seen through its link"
+    assert place.end() == {}
+    shutil.rmtree(place.root.parent / "elsewhere")
+
+
+def test_what_cannot_be_read_now_is_named_and_reported_when_it_can_be(place: Place) -> None:
+    place.write("step_1/a.pt", "step_2/a.pt")
+    with unprivileged(place.root):
+        (place.root / "step_1").chmod(0)
+        assert place.looks() == ["step_2"] and place.watch.cut == "step_1: Permission denied"
+        (place.root / "step_1").chmod(0o755)
+        (place.root / "step_1/a.pt").chmod(0)
+        (change,) = [*place.look(), *place.look()]
+        assert change.reading.faults or change.reading.is_unsure
+    assert place.watch.cut == ""
+
+
+def test_a_place_that_comes_late_or_goes_is_no_error(tmp_path: Path) -> None:
+    place = begun(tmp_path / "later")
+    assert place.looks() == []
+    place.write("ckpt.pt")
+    assert place.looks() == ["ckpt.pt"]
+    shutil.rmtree(tmp_path / "later")
+    assert place.looks() == [] and place.end() == {}
+
+
+def test_another_agent_goes_on_where_one_left_off(tmp_path: Path) -> None:
+    write(tmp_path / "old.pt")
+    place = begun(tmp_path)
+    place.write("step_1.pt", "latest/a.pt")
+    assert sorted(place.looks()) == ["latest/a.pt", "step_1.pt"]
+    place.write("step_2.pt")
+    other = Place(tmp_path, SaveWatch(tmp_path, "*"))
+    other.watch.load(place.watch.dump())
+    assert (other.watch.attempt, other.watch.first_ns, other.watch.stepped_ns) == (1, 1, STEPPED_NS)
+    assert other.looks() == ["step_2.pt"]
+    assert (other.watch.before, other.watch.baseline) == (place.watch.before, place.watch.baseline)
+
+
+NAMES = st.sampled_from(
+    ["old.pt", "ckpt.pt", "step_1/a.pt", "step_1/b.pt", "step_2/a.pt", "model.pt", "optimizer.pt", "x.txt"]
+)
+EVENTS = st.tuples(st.sampled_from(["write", "write", "look", "step", "delete", "reload"]), NAMES)
+
+
+@given(st.lists(EVENTS, max_size=14))
+@settings(database=None, max_examples=100)
+def test_whatever_happens_the_last_version_of_all_that_is_new_is_reported_once(
+    tmp_path_factory: pytest.TempPathFactory, events: list[tuple[str, str]]
+) -> None:
+    root = tmp_path_factory.mktemp("place")
+    write(root / "old.pt", at_ns=SAVED_NS)
+    place, at_ns, reported = begun(root), SAVED_NS, dict[str, tuple[Piece, ...]]()
+
+    def take(changes: list[Change]) -> None:
+        for change in changes:
+            assert reported.get(change.group.key) != change.pieces, "the same is not reported twice"
+            reported[change.group.key] = change.pieces
+
+    for what, name in events:
+        at_ns += S
+        match what:
+            case "write":
+                place.write(name, at_ns=at_ns, data=torch_save(Model()))
+            case "step":
+                place.stepped_ns = at_ns
+            case "delete":
+                (root / name).unlink(missing_ok=True)
+            case "reload":
+                place.watch.load(place.watch.dump())
+            case _:
+                changes = place.look()
+                assert all(change.written_ns < place.stepped_ns for change in changes)
+                take(changes)
+    take(place.watch.look(Clock(at_ns, place.stepped_ns, 1, ended=True)))
+    last = {piece.name: piece.mtime_ns for pieces in reported.values() for piece in pieces}
+    now = {str(path.relative_to(root)): path.stat().st_mtime_ns for path in root.rglob("*.pt")}
+    if now.get("old.pt") == SAVED_NS:
+        del now["old.pt"]
+    assert now.items() <= last.items()

@@ -1,0 +1,58 @@
+"""What the verbs that show a job print of its checkpoints."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from orchestrator.cli import app
+from orchestrator.core.jobdir.layout import JobDir
+from tests.support import folders, saved_files
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobDir:
+    """Return the latest job of the home, which has failed and has a checkpoint that is not in its ledger."""
+    monkeypatch.setenv("ORCH_HOME", str(tmp_path))
+    job = folders.failed(tmp_path)
+    saved_files.write(job.checkpoints / "mine.pt", saved_files.torch_save({"step": 7}))
+    return job
+
+
+def test_a_checkpoint_is_adopted_once_and_has_a_number_to_begin_from(
+    job: JobDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert app.run(["checkpoints"]) == 0
+    assert f"      orch checkpoints {job.id} --adopt mine.pt\n" in capsys.readouterr().out
+    for done in ("was read, and is in the ledger now", "is in the ledger already"):
+        assert app.run(["checkpoints", "--adopt", "mine.pt"]) == 0
+        said = capsys.readouterr().out
+        assert said == f"save 1, mine.pt, {done}\n  go on   orch resume {job.id} --from 1\n"
+    assert app.run(["checkpoints"]) == 0
+    assert "→  1   7" in capsys.readouterr().out
+
+
+def test_a_damaged_line_of_the_ledger_is_told_beside_the_table(
+    job: JobDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job.ledger.write_text("garbage\n")
+    assert app.run(["checkpoints", "--json"]) == 0
+    said = capsys.readouterr()
+    assert said.err == f"{job.ledger}:1 cannot be read\n"
+    assert [one["save"] for one in json.loads(said.out)] == [None]
+
+
+def test_why_says_what_a_resume_would_begin_from_as_files_are_now(
+    job: JobDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert app.run(["why"]) == 0
+    assert "orch checkpoints shows 1 file that it could begin from\n" in capsys.readouterr().out
+    app.run(["checkpoints", "--adopt", "mine.pt"])
+    assert app.run(["why"]) == 0
+    assert "a restart begins at step 7 (mine.pt)" in capsys.readouterr().out
+    (job.checkpoints / "mine.pt").unlink()
+    assert app.run(["why", "--json"]) == 0
+    why = json.loads(capsys.readouterr().out)
+    assert (why["checkpoint"], why["passed"][0]["why"]) == (None, "gone: mine.pt is gone")

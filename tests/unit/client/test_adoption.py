@@ -1,0 +1,195 @@
+"""Files that the ledger does not know: which are offered, which a person may adopt, and which are refused."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from orchestrator.client import adoption, saves
+from orchestrator.core.checkpoints.save import Closing, Content, Format, Place, Save, SaveState, StepSource
+from orchestrator.core.errors import UserError
+from orchestrator.core.jobdir import locks
+from orchestrator.core.jobdir.plan import PlannedSsh
+from tests.support.saved_files import Model, adam, distributed, safetensors, torch_save, write, write_all
+from tests.unit.client.shelf import NOW_NS, S, Shelf, flip, state
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Shelf:
+    """Return a job with step 10 in its ledger."""
+    shelf = Shelf(tmp_path)
+    shelf.add(10)
+    return shelf
+
+
+def _adopt(shelf: Shelf, path: Path | str) -> Save:
+    return adoption.adopt(shelf.job, shelf.plan, shelf.folder / path)
+
+
+# Adoption
+
+
+def test_a_whole_file_is_entered_with_all_that_it_says_of_itself(shelf: Shelf) -> None:
+    write(shelf.folder / "mine" / "step-900.pt", state(900))
+    save = _adopt(shelf, "mine/step-900.pt")
+    assert (save.number, save.main, save.attempt, save.step) == (2, "mine/step-900.pt", 0, 900)
+    assert (save.format, save.content, save.closed_by) == (Format.TORCH, Content.STATE, Closing.ADOPTED)
+    assert save.step_source is StepSource.STATED and save.fits_any_size and save.is_hashed
+    assert saves.known(shelf.job)[2] == save, "it is on disk"
+    assert saves.find(shelf.job, shelf.plan, saves.known(shelf.job), "mine/step-900.pt") == save, "once"
+
+
+def test_a_folder_of_another_name_is_one_save_with_all_that_is_below_it(shelf: Shelf, tmp_path: Path) -> None:
+    there = tmp_path / "from_a_colleague"
+    write_all(there, {"weights.safetensors": safetensors(), "more/optimizer.pt": torch_save(adam())})
+    save = _adopt(shelf, there)
+    assert (save.main, save.path, len(save.pieces)) == ("from_a_colleague", str(there), 2)
+
+
+def test_a_file_elsewhere_stands_for_the_files_of_its_step_beside_it(shelf: Shelf, tmp_path: Path) -> None:
+    files = {
+        "model_7.pt": torch_save(Model()),
+        "optim_7.pt": torch_save(adam()),
+        "model_8.pt": torch_save(Model()),
+    }
+    write_all(tmp_path / "old", files)
+    save = _adopt(shelf, tmp_path / "old" / "model_7.pt")
+    assert (save.main, save.places[0].root, len(save.pieces)) == ("model_7.pt", str(tmp_path / "old"), 2)
+
+
+def test_a_file_in_the_folder_of_a_save_elsewhere_stands_for_all_of_it(shelf: Shelf, tmp_path: Path) -> None:
+    write_all(tmp_path / "old", distributed("step-7"))
+    save = _adopt(shelf, tmp_path / "old" / "step-7" / "__0_0.distcp")
+    assert (save.main, save.path, save.format) == ("step-7", str(tmp_path / "old" / "step-7"), Format.DCP)
+    assert len(save.pieces) == 3 and save.fits_any_size
+
+
+def test_files_of_ranks_fit_as_many_ranks_as_have_some(shelf: Shelf) -> None:
+    write_all(shelf.folder, {f"model_5_rank_{rank}.pt": torch_save(Model()) for rank in range(3)})
+    save = _adopt(shelf, "model_5_rank_1.pt")
+    assert (len(save.pieces), save.world_size, save.fits_any_size) == (3, 3, False)
+
+
+REFUSED = {
+    ".": "checkpoints are in it", "..": "checkpoints are in it", "/": "checkpoints are in it", "empty.pt": "is empty",
+    "folder": "has an ending of checkpoints", "/dev/null": "has an ending of checkpoints",
+    "notes.txt": "has an ending of checkpoints", sys.executable: "has an ending of checkpoints",
+    "torn.pt": "is cut off: its zip has no end", "flipped.pt": "CRC-32", "shards": "__1_0.distcp is missing",
+    "several": "has 2 checkpoints in it, such as several/step-2.pt",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("named", REFUSED)
+def test_what_is_no_whole_save_is_refused_and_changes_nothing(shelf: Shelf, named: str) -> None:
+    whole = torch_save({"model": Model(), "optimizer": adam()}, data=bytes(5000))
+    for name, data in (
+        ("empty.pt", b""),
+        ("notes.txt", b"x"),
+        ("torn.pt", whole[:4000]),
+        ("flipped.pt", whole),
+    ):
+        write(shelf.folder / name, data)
+    flip(shelf.folder / "flipped.pt")
+    (shelf.folder / "folder").mkdir()
+    write_all(
+        shelf.folder, {"several/step-1.pt": state(1), "several/step-2.pt": state(2), **distributed("shards")}
+    )
+    (shelf.folder / "shards" / "__1_0.distcp").unlink()
+    before = sorted(shelf.job.root.rglob("*")), shelf.job.ledger.read_bytes()
+    with pytest.raises(UserError, match=REFUSED[named]) as refused:
+        _adopt(shelf, named)
+    assert refused.value.fix
+    assert (sorted(shelf.job.root.rglob("*")), shelf.job.ledger.read_bytes()) == before
+
+
+def test_what_hosts_would_not_get_has_to_be_copied_first(shelf: Shelf, tmp_path: Path) -> None:
+    beside = write(shelf.job.from_hosts / "one" / "checkpoints" / "step-10.pt", state(10))
+    shelf.replan(ssh=PlannedSsh(None, None, "known", "~/.orch", (), None))
+    with pytest.raises(UserError, match="hosts do not get it from there") as refused:
+        _adopt(shelf, beside)
+    assert refused.value.fix == f"copy it into {shelf.folder}"
+    assert _adopt(shelf, write(tmp_path / "shared" / "mine.pt", state(5))).number == 2, "hosts may see that"
+
+
+def test_nothing_is_adopted_while_a_supervisor_writes_the_ledger(shelf: Shelf) -> None:
+    write(shelf.folder / "foreign.pt", state(5))
+    with (
+        locks.locked(shelf.job) as is_mine,
+        pytest.raises(UserError, match="its supervisor is at work") as refused,
+    ):
+        assert is_mine
+        _adopt(shelf, "foreign.pt")
+    assert refused.value.fix == "adopt a checkpoint when the job has ended"
+    assert list(saves.known(shelf.job)) == [1]
+
+
+# Offers
+
+
+def _offered(shelf: Shelf) -> dict[str, str]:
+    """Return what is offered, each with why it is not whole."""
+    found = saves.offers(shelf.job, shelf.plan)
+    return {str(offer.path.relative_to(shelf.job.root)): offer.fault for offer in found}
+
+
+def test_only_what_looks_like_a_save_and_is_not_in_the_ledger_is_offered(shelf: Shelf) -> None:
+    for name, data in (
+        ("foreign.pt", state(5)), ("torn.pt", state(6)[:200]), ("notes.txt", b"x"), ("train.log", b"x"), (".hidden.pt", state(7)),
+        ("tokenizer.json", b"{}"), ("tmp_8.pt", state(8)),
+    ):  # fmt: skip
+        write(shelf.folder / name, data)
+    shelf.add(20, state=SaveState.TORN, why="the attempt ended while it was written")
+    assert _offered(shelf) == {
+        "checkpoints/foreign.pt": "",
+        "checkpoints/torn.pt": "torn.pt is cut off: its zip has no end",
+    }
+
+
+def test_a_save_that_was_damaged_is_told_beside_its_row_and_not_offered_again(shelf: Shelf) -> None:
+    write(shelf.folder / "step-10.pt", b"")
+    assert _offered(shelf) == {}
+    torn = shelf.add(
+        20, {"step-20.pt": state(20)[:200]}, state=SaveState.TORN, places=(Place("one", "/there"),)
+    )
+    assert _offered(shelf) == {}, "it has come from its host"
+    write(shelf.folder / torn.main, state(20))
+    assert _offered(shelf) == {"checkpoints/step-20.pt": ""}, "all of it"
+    (shelf.folder / torn.main).unlink()
+    write(shelf.folder / "step-10.pt", state(10))
+    shelf.job.ledger.unlink()
+    assert _offered(shelf) == {"checkpoints/step-10.pt": ""}
+
+
+@pytest.mark.parametrize(
+    ("names", "glob"),
+    [
+        (("snap.pt",), "{job_dir}/code/snap.pt"), (("ckpt_100.pt",), "{job_dir}/code/ckpt_*.pt"),
+        (("model.pt", "optimizer.pt"), "{job_dir}/code/*.pt"), (("out/ckpt.pt",), "{job_dir}/code/out/*"),
+        (("run7/checkpoint-500/model.pt",), "{job_dir}/code/run*/*"), (("step_5/model.pt",), "{job_dir}/code/step_*"),
+        (("logs/version_0/checkpoints/epoch=0-step=10.ckpt",), "{job_dir}/code/logs/*"),
+    ],
+)  # fmt: skip
+def test_what_a_script_saved_where_it_starts_is_offered_with_the_path_that_finds_it(
+    shelf: Shelf, names: tuple[str, ...], glob: str
+) -> None:
+    write(shelf.job.code / "pretrained.pt", state(1), NOW_NS - 3600 * S)  # it came with the code
+    for name in names:
+        write(shelf.job.code / name, state(5), NOW_NS)
+    (offer,) = saves.offers(shelf.job, shelf.plan)
+    assert offer.glob == glob
+    shelf.replan(checkpoint_glob=glob)
+    (own,) = saves.offers(shelf.job, shelf.plan)
+    assert (own.path, own.pieces, own.glob) == (offer.path, offer.pieces, ""), "and with it, it is found"
+
+
+def test_while_a_job_runs_what_was_just_written_is_its_supervisors_to_enter(shelf: Shelf) -> None:
+    shelf.job.ended.unlink()
+    shelf.job.state.write_text(shelf.job.state.read_text().replace("FAILED", "RUNNING"))
+    fresh = write(shelf.folder / "step-20.pt", state(20))
+    assert _offered(shelf) == {"checkpoints/step-20.pt": ""}, "it is a minute old"
+    fresh.touch()
+    assert _offered(shelf) == {}
+    shelf.job.state.write_text(shelf.job.state.read_text().replace("RUNNING", "FAILED"))
+    assert _offered(shelf) == {"checkpoints/step-20.pt": ""}, "its supervisor is only leaving"

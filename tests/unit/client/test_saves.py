@@ -1,0 +1,239 @@
+"""Saves as people ask for them: named, chosen for a resume, listed as files are now, explained in a post-mortem."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+
+import pytest
+
+from orchestrator.client import saves
+from orchestrator.client.job import Job
+from orchestrator.core.checkpoints.save import Closing, Content, Place, SaveState
+from orchestrator.core.errors import UserError
+from orchestrator.core.jobdir.plan import PlannedSsh
+from tests.support.saved_files import write
+from tests.unit.client.shelf import Shelf, flip, state
+
+ROOT = Path(__file__).parents[3]
+RANKS = {f"step-30/rank_{rank}.pt": b"x" for rank in range(4)}
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Shelf:
+    """Return a job with steps 10 and 20, both whole."""
+    shelf = Shelf(tmp_path)
+    shelf.add(10)
+    shelf.add(20)
+    return shelf
+
+
+def _find(shelf: Shelf, wanted: str) -> int:
+    return saves.find(shelf.job, shelf.plan, saves.known(shelf.job), wanted).number
+
+
+# A name
+
+
+@pytest.mark.parametrize(
+    "wanted", ["1", "step-10.pt", "checkpoints/step-10.pt", "./step-10.pt", "{}/step-10.pt", "{}/link"]
+)
+def test_a_save_is_named_by_its_number_its_name_or_a_path(shelf: Shelf, wanted: str) -> None:
+    (shelf.folder / "link").symlink_to("step-10.pt")
+    assert _find(shelf, wanted.format(shelf.folder)) == 1
+
+
+@pytest.mark.parametrize("wanted", ["step-30", "step-30/", "step-30/rank_2.pt"])
+def test_a_folder_is_named_by_itself_or_by_a_file_of_it(shelf: Shelf, wanted: str) -> None:
+    shelf.add(30, RANKS, main="step-30")
+    assert _find(shelf, wanted) == 3
+
+
+def test_of_a_name_that_is_written_again_and_again_the_last_is_meant(shelf: Shelf) -> None:
+    first = shelf.add(30, {"last.pt": state(30)})
+    shelf.change(dataclasses.replace(first, state=SaveState.GONE, why="was written over by save 4"))
+    shelf.add(40, {"last.pt": state(40)})
+    assert _find(shelf, "last.pt") == 4
+
+
+def test_a_save_is_not_begun_from_once_its_files_are_not_as_recorded(shelf: Shelf) -> None:
+    (shelf.folder / "step-10.pt").unlink()
+    (shelf.folder / "step-20.pt").write_bytes(b"")
+    torn = shelf.add(30, state=SaveState.TORN, why="the attempt ended while it was written")
+    for wanted, why in (("1", r"step-10\.pt is gone"), ("step-10.pt", r"step-10\.pt is gone"), ("2", "is empty"),
+                        (str(torn.number), "torn: the attempt ended while it was written")):  # fmt: skip
+        with pytest.raises(UserError, match=f"is not a checkpoint to begin from: .*{why}") as refused:
+            _find(shelf, wanted)
+        assert refused.value.fix
+
+
+def test_one_that_is_not_there_is_answered_by_those_that_can_be_begun_from(shelf: Shelf) -> None:
+    (shelf.folder / "step-10.pt").unlink()
+    with pytest.raises(UserError, match="there is no such checkpoint") as refused:
+        _find(shelf, "nonsense")
+    assert refused.value.fix == "there are: 2 (step-20.pt, step 20)"
+
+
+def test_a_file_that_a_person_put_in_the_place_of_a_save_is_a_save_of_its_own(shelf: Shelf) -> None:
+    write(shelf.folder / "step-10.pt", state(11))
+    save = saves.find(shelf.job, shelf.plan, saves.known(shelf.job), "step-10.pt")
+    assert (save.number, save.closed_by, save.stated) == (3, Closing.ADOPTED, 10)
+
+
+# A resume
+
+
+def _start(shelf: Shelf, wanted: str = "", ranks: int = 4) -> saves.Start:
+    start = saves.Start(shelf.job, shelf.plan, wanted)
+    start.fit(ranks)
+    return start
+
+
+def test_a_resume_begins_from_the_newest_save_whose_files_are_there(shelf: Shelf) -> None:
+    shelf.add(30, content=Content.WEIGHTS)
+    (shelf.folder / "step-20.pt").unlink()
+    start = _start(shelf)
+    assert start.number == 0, "the supervisor chooses"
+    assert start.choice.save is not None and start.choice.save.main == "step-10.pt"
+    assert [(one.main, one.why) for one in start.choice.passed] == [
+        ("step-30.pt", "weights alone"), ("step-20.pt", "gone: step-20.pt is gone"),
+    ]  # fmt: skip
+
+
+def test_a_save_that_its_script_has_written_over_is_begun_from_as_orch_has_kept_it(shelf: Shelf) -> None:
+    last = shelf.add(30, {"last.pt": state(30)})
+    shelf.keep(last)
+    write(shelf.folder / "last.pt", b"half of the next one")
+    choice = _start(shelf).choice
+    assert (
+        choice.save is not None
+        and choice.save.number == last.number
+        and "kept it in .kept/3" in choice.save.why
+    )
+
+
+def test_a_named_save_is_begun_from_though_newer_ones_are_whole(shelf: Shelf) -> None:
+    start = _start(shelf, "1")
+    assert start.number == 1 and start.choice.save is not None and start.choice.save.step == 10
+
+
+def test_a_named_save_that_was_given_up_is_begun_from(shelf: Shelf) -> None:
+    given_up = shelf.add(30, state=SaveState.DISTRUSTED, why="rank 0 could not load it")
+    assert _start(shelf, "3").choice.save == given_up
+
+
+def test_another_number_of_ranks_is_refused_with_the_saves_that_fit_it(shelf: Shelf) -> None:
+    shelf.add(30, RANKS, main="step-30", fits_any_size=False)
+    with pytest.raises(
+        UserError, match="has files of each of the 4 ranks that saved it, and there would be 2"
+    ) as refused:
+        _start(shelf, ranks=2)
+    assert refused.value.where == "step-30"
+    assert refused.value.fix == (
+        "go on with 4 ranks; for 2 there are, by --from: 1 (step-10.pt, step 10), 2 (step-20.pt, step 20)"
+    )
+    assert _start(shelf).choice.save is not None
+    assert _start(shelf, "2", ranks=2).choice.save is not None
+
+
+# The list
+
+
+def _rows(shelf: Shelf, *, verify: bool = False) -> dict[str, tuple[str, bool | None, bool]]:
+    """Return each save's state, what a comparison has found, and whether a resume begins from it."""
+    listed = saves.listed(shelf.job, shelf.plan, verify=verify)
+    return {one["main"]: (one["state"], one["whole"], one["resume"]) for one in listed if one["save"]}
+
+
+def test_without_verify_no_byte_is_read_and_what_is_gone_or_emptied_is_seen(shelf: Shelf) -> None:
+    for step in (30, 40):
+        shelf.add(step)
+    flip(shelf.folder / "step-20.pt")
+    (shelf.folder / "step-30.pt").write_bytes(b"")
+    (shelf.folder / "step-40.pt").unlink()
+    assert _rows(shelf) == {
+        "step-10.pt": ("whole", None, False), "step-20.pt": ("whole", None, True),
+        "step-30.pt": ("gone", False, False), "step-40.pt": ("gone", False, False),
+    }  # fmt: skip
+
+
+def test_with_verify_a_flipped_bit_is_found_and_the_save_before_it_counts(shelf: Shelf) -> None:
+    flip(shelf.folder / "step-20.pt")
+    assert _rows(shelf, verify=True) == {
+        "step-10.pt": ("whole", True, True),
+        "step-20.pt": ("gone", False, False),
+    }
+    last = saves.listed(shelf.job, shelf.plan, verify=True)[-1]
+    assert last["why"] == "step-20.pt has other bytes than when it was saved (sha256)" and last["exists"]
+
+
+def test_a_file_that_was_only_touched_is_as_whole_as_before(shelf: Shelf) -> None:
+    os.utime(shelf.folder / "step-20.pt")
+    assert _rows(shelf)["step-20.pt"] == ("whole", None, True)
+
+
+def test_what_is_to_be_said_of_a_save_stands_beside_it(shelf: Shelf) -> None:
+    shelf.add(30, state=SaveState.OPEN)
+    shelf.add(40, state=SaveState.OPEN, is_coming=True)
+    shelf.add(50, {"best.pt": state(50)}, content=Content.BEST)
+    shelf.add(60, RANKS, main="step-30", fits_any_size=False, world_size=8)
+    shelf.add(70, state=SaveState.OPEN)
+    said = {one["main"]: one["why"] for one in saves.listed(shelf.job, shelf.plan, verify=False)}
+    assert said == {
+        "step-10.pt": "", "step-20.pt": "", "step-30.pt": "not every rank has made a step since",
+        "step-40.pt": "is on its way from its hosts", "best.pt": "",
+        "step-70.pt": "not every rank has made a step since", "step-30": "has files of each of the 8 ranks that saved it, and there would be 4",
+    }  # fmt: skip
+
+
+def test_files_on_a_disk_that_only_hosts_have_are_taken_as_they_were_recorded(
+    shelf: Shelf, tmp_path: Path
+) -> None:
+    ssh = Shelf(tmp_path / "ssh")
+    ssh.add(10, places=(Place("", "/no/such/disk"),))
+    assert _rows(ssh)["step-10.pt"][0] == "gone"
+    over_ssh = PlannedSsh(None, None, "known", "~/.orch", (), None)
+    ssh.replan(ssh=over_ssh, checkpoint_glob="/no/such/disk/*")
+    assert _rows(ssh)["step-10.pt"] == ("whole", None, True)
+    assert _rows(ssh, verify=True)["step-10.pt"] == ("whole", None, True), "and nothing of it was compared"
+
+
+def test_the_reference_names_every_key_of_a_save(shelf: Shelf) -> None:
+    write(shelf.folder / "foreign.pt", state(5))
+    listed = saves.listed(shelf.job, shelf.plan, verify=False)
+    assert [one["save"] for one in listed] == [1, 2, None] and listed[0].keys() == listed[2].keys()
+    page = (ROOT / "docs" / "reference.md").read_text().partition("### A save")[2]
+    assert [key for key in listed[0] if f"`{key}`" not in page] == []
+
+
+def test_a_damaged_line_of_the_ledger_is_named_and_the_others_count(shelf: Shelf) -> None:
+    lines = shelf.job.ledger.read_text().splitlines(keepends=True)
+    shelf.job.ledger.write_text(lines[0][:40] + "\n" + lines[1])
+    assert list(saves.known(shelf.job)) == [2]
+    assert saves.damage(shelf.job) == [f"{shelf.job.ledger}:1 cannot be read"]
+    (offer,) = saves.offers(shelf.job, shelf.plan)
+    assert offer.path.name == "step-10.pt"
+
+
+# A post-mortem
+
+
+def test_a_post_mortem_of_an_ended_job_says_what_a_resume_would_begin_from_now(shelf: Shelf) -> None:
+    (shelf.folder / "step-20.pt").unlink()
+    why = Job(shelf.job).why()
+    saves.explain(shelf.job, shelf.plan, why)
+    assert (why["checkpoint"]["save"], why["checkpoint"]["step"], why["misfit"]) == (1, 10, None)
+    assert why["passed"] == [{"save": 2, "path": "step-20.pt", "step": 20, "why": "gone: step-20.pt is gone"}]
+    (shelf.folder / "step-10.pt").rename(shelf.folder / "renamed.pt")
+    saves.explain(shelf.job, shelf.plan, why)
+    assert why["checkpoint"] is None and why["offered"] == [str(shelf.folder / "renamed.pt")]
+
+
+def test_a_post_mortem_without_a_ledger_that_can_be_read_stays_as_it_is(shelf: Shelf) -> None:
+    shelf.job.ledger.unlink()
+    shelf.job.ledger.mkdir()
+    why = Job(shelf.job).why()
+    before = dict(why)
+    saves.explain(shelf.job, shelf.plan, why)
+    assert why == before

@@ -1,0 +1,352 @@
+"""Groups of files read as saves: what they are, what they lack, and what is never claimed of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+
+import pytest
+
+from orchestrator.core.checkpoints import reading
+from orchestrator.core.checkpoints.choice import choose
+from orchestrator.core.checkpoints.save import Content, Format, GroupReading, Need
+from tests.support.file_layouts import Layout, Saved
+from tests.support.layouts import LAYOUTS
+from tests.support.saved_files import (
+    MS,
+    SAVED_NS,
+    Model,
+    S,
+    adam,
+    distributed,
+    metadata,
+    safetensors,
+    saved,
+    sight,
+    torch_save,
+    trainer_state,
+    weights_index,
+    write,
+    write_all,
+    zipped,
+)
+
+CANDIDATES = frozenset(Content) - {Content.PART, Content.OTHER}
+
+LAST_WORDS = {
+    "nanogpt", "litgpt-fsdp", "torchtitan", "timm", "fairseq", "espnet", "detectron2", "trainer", "trainer-ranks", "accelerate",
+    "accelerate-steps", "accelerate-epochs", "accelerate-numbers", "dcp-latest", "deepspeed", "megatron", "megatron-dist",
+    "lightning", "lightning-fsdp", "vocabulary", "deep",
+}  # fmt: skip
+"""Layouts whose newest save shows by itself that nothing more was to be written."""
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=list(LAYOUTS))
+def test_what_a_framework_has_saved_is_read_as_a_person_would_describe_it(
+    tmp_path: Path, layout: Layout
+) -> None:
+    layout.write(tmp_path)
+    seen = sight(tmp_path)
+    found = [
+        Saved(group.main, dict.fromkeys(group.names, b""), *described(seen.readings[key]))
+        for key, group in seen.groups.items()
+        if seen.readings[key].content in CANDIDATES
+    ]
+    wanted = [dataclasses.replace(save, files=dict.fromkeys(save.files, b"")) for save in layout.saves]
+    assert sorted(found, key=lambda save: save.main) == sorted(wanted, key=lambda save: save.main)
+    assert [seen.fault(key) for key in seen.groups if seen.fault(key)] == []
+
+
+def described(state: GroupReading) -> tuple[int | None, Format, Content, bool]:
+    return state.step, state.format, state.content, state.fits_any_size
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=list(LAYOUTS))
+def test_of_all_that_lies_there_what_the_framework_itself_resumes_from_is_chosen(
+    tmp_path: Path, layout: Layout
+) -> None:
+    layout.write(tmp_path)
+    seen = sight(tmp_path)
+    times = {
+        key: max(seen.tree.files[name].mtime_ns for name in group.names) for key, group in seen.groups.items()
+    }
+    saves = [
+        saved(
+            number,
+            main=seen.groups[key].main,
+            content=seen.readings[key].content,
+            step=seen.readings[key].step,
+        )
+        for number, key in enumerate(sorted(times, key=lambda key: times[key]), 1)
+    ]
+    choice = choose(saves, layout.ranks).save
+    assert choice is not None and choice.main == layout.resume
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_the_last_word_is_found_where_the_format_has_one(tmp_path: Path, name: str) -> None:
+    layout = LAYOUTS[name]
+    layout.write(tmp_path)
+    seen = sight(tmp_path)
+    assert seen.has_last_word(seen.of(layout.resume), layout.ranks) == (name in LAST_WORDS)
+
+
+PIECES = [(name, file) for name, layout in LAYOUTS.items() for file in layout.saves[-1].files]
+"""Each file of the last save of each layout."""
+
+
+UNKNOWABLE = {"mp_rank_01/model_optim_rng.pt", "config.json", "scheduler.pt", "scheduler.bin", "sampler.bin", "optimizer.bin", "custom_checkpoint_0.pkl",
+              "tokenizer.json", "model_config.yaml", "training_args.bin", "common.pt", "metadata.json", "distrib_optim.pt"}  # fmt: skip
+"""Files that a framework writes or leaves out as it is told; nothing that it writes last names them."""
+
+
+@pytest.mark.parametrize(("name", "file"), PIECES)
+def test_a_save_without_one_of_its_files_is_faulted_or_is_not_called_whole(
+    tmp_path: Path, name: str, file: str
+) -> None:
+    layout = LAYOUTS[name]
+    layout.write(tmp_path)
+    (tmp_path / file).unlink()
+    seen = sight(tmp_path)
+    left = {key for key, group in seen.groups.items() if set(group.names) & set(layout.saves[-1].files)}
+    for key in left:
+        if file.endswith(tuple(UNKNOWABLE)) or seen.readings[key].content not in CANDIDATES:
+            continue
+        lost = layout.saves[-1].content is Content.STATE and seen.readings[key].content is Content.WEIGHTS
+        assert seen.fault(key) or not seen.has_last_word(key, layout.ranks) or lost, key
+
+
+@pytest.mark.parametrize(("name", "file"), PIECES)
+def test_a_save_with_a_file_that_is_empty_or_cut_off_is_faulted_or_is_not_called_whole(
+    tmp_path: Path, name: str, file: str
+) -> None:
+    layout = LAYOUTS[name]
+    layout.write(tmp_path)
+    data, key = (tmp_path / file).read_bytes(), sight(tmp_path).of(file)
+    at_ns = (tmp_path / file).stat().st_mtime_ns
+    for length in {0, 1, 9, len(data) // 3, len(data) // 2, len(data) - 23, len(data) - 1} & set(
+        range(len(data))
+    ):
+        write(tmp_path / file, data[:length], at_ns)
+        seen = sight(tmp_path)
+        is_read = file.endswith(
+            (".pt", ".pth", ".tar", ".bin", ".safetensors", ".json", ".distcp", ".metadata", ".ckpt")
+        )
+        fault = seen.fault(key)
+        assert fault or not seen.has_last_word(key, layout.ranks) or file.endswith((".yaml", ".txt")), length
+        if is_read and length >= 9 and not file.endswith("tokenizer.model"):
+            assert fault, length
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_while_a_save_is_written_it_has_no_last_word_before_its_last_file_that_matters(
+    tmp_path: Path, name: str
+) -> None:
+    layout = LAYOUTS[name]
+    save = layout.saves[-1]
+    files, matters = list(save.files), [file for file in save.files if not file.endswith(tuple(UNKNOWABLE))]
+    for count in range(1, len(files)):
+        root = tmp_path / str(count)
+        write_all(root, {file: save.files[file] for file in files[:count]})
+        seen = sight(root)
+        for key in seen.groups:
+            is_said = seen.has_last_word(key, layout.ranks) and seen.readings[key].content is save.content
+            assert not is_said or set(matters) <= set(files[:count]), files[:count]
+
+
+# Pieces and what names them
+
+
+def test_what_the_metadata_names_must_be_there_and_long_enough(tmp_path: Path) -> None:
+    write_all(tmp_path, distributed("step-5", 3))
+    assert sight(tmp_path).has_last_word("step-5", 3)
+    size = (tmp_path / "step-5/__1_0.distcp").stat().st_size
+    (tmp_path / "step-5/__1_0.distcp").unlink()
+    seen = sight(tmp_path)
+    assert seen.fault("step-5") == "step-5/__1_0.distcp is missing, which step-5/.metadata names"
+    write(tmp_path / "step-5/__1_0.distcp", distributed("x", 1, 1)["x/__0_0.distcp"])
+    assert f"; step-5/.metadata says {size:,}" in sight(tmp_path).fault("step-5")
+    (tmp_path / "step-5/.metadata").unlink()
+    assert sight(tmp_path).fault("step-5") == "step-5/.metadata is missing"
+
+
+def test_a_piece_that_was_written_after_the_metadata_is_of_another_save(tmp_path: Path) -> None:
+    files = distributed("latest")
+    write_all(tmp_path, files)
+    write(
+        tmp_path / "latest/__0_0.distcp",
+        files["latest/__0_0.distcp"],
+        SAVED_NS + reading.CLOCK_TICK_NS + 3 * MS,
+    )
+    assert sight(tmp_path).fault("latest") == "latest/__0_0.distcp was written again after latest/.metadata"
+    write(tmp_path / "latest/__0_0.distcp", files["latest/__0_0.distcp"], SAVED_NS + reading.CLOCK_TICK_NS)
+    assert sight(tmp_path).fault("latest") == ""
+
+
+def test_ranks_that_save_without_collectives_have_a_metadata_each(tmp_path: Path) -> None:
+    lengths, files = {}, distributed("s")
+    for rank in (0, 1):
+        lengths[rank] = len(files[f"s/__{rank}_0.distcp"])
+        write(tmp_path / f"s/__{rank}_0.distcp", files[f"s/__{rank}_0.distcp"])
+        write(tmp_path / f"s/__{rank}.metadata", metadata({f"__{rank}_0.distcp": [lengths[rank]]}))
+    assert sight(tmp_path).fault("s") == ""
+    (tmp_path / "s/__1_0.distcp").unlink()
+    assert "s/__1_0.distcp is missing" in sight(tmp_path).fault("s")
+
+
+@pytest.mark.parametrize("data", [b"", b"of another kind", b"\x80\x04N."])
+def test_a_metadata_that_cannot_be_understood_proves_nothing(tmp_path: Path, data: bytes) -> None:
+    write_all(tmp_path, {**distributed("step-5"), "step-5/.metadata": data})
+    assert not sight(tmp_path).has_last_word("step-5", 2)
+
+
+def test_weights_in_several_files_are_whole_with_all_that_their_index_names(tmp_path: Path) -> None:
+    parts = [f"model-0000{part}-of-00003.safetensors" for part in (1, 2, 3)]
+    for name in parts:
+        write(tmp_path / "step_5" / name, safetensors())
+    write(tmp_path / "step_5/model.safetensors.index.json", weights_index(parts))
+    assert sight(tmp_path).fault("step_5") == ""
+    (tmp_path / "step_5" / parts[1]).unlink()
+    assert "model-00002-of-00003.safetensors is missing" in sight(tmp_path).fault("step_5")
+    (tmp_path / "step_5/model.safetensors.index.json").unlink()
+    assert "model-00002-of-00003.safetensors is missing" in sight(tmp_path).fault("step_5"), (
+        "their names say so, too"
+    )
+
+
+@pytest.mark.parametrize(
+    ("files", "fault"),
+    [
+        ("optim_5_rank0.pt optim_5_rank2.pt", "optim_5_rank1.pt is missing"),
+        ("optim_5_rank1.pt", "optim_5_rank0.pt is missing"),
+        ("ckpt_5_shard0.pt ckpt_5_shard2.pt", "ckpt_5_shard1.pt is missing"),
+        ("ckpt_5_shard1.pt ckpt_5_shard2.pt", ""),
+        ("ckpt_5_rank0.pt", ""),
+    ],
+)
+def test_a_rank_between_others_is_missed(tmp_path: Path, files: str, fault: str) -> None:
+    for name in files.split():
+        write(tmp_path / name, torch_save(adam()))
+    assert sight(tmp_path).fault("#5") == fault
+
+
+def test_many_faults_are_named_in_one_short_text(tmp_path: Path) -> None:
+    for rank in range(9):
+        write(tmp_path / f"step_5/rank{rank}.pt", b"PK\x03\x04")
+    assert (
+        sight(tmp_path)
+        .fault("step_5")
+        .endswith("step_5/rank2.pt is cut off: its zip has no end and 6 more files")
+    )
+
+
+def test_a_save_with_a_marker_is_unfinished_however_whole_its_files_are(tmp_path: Path) -> None:
+    write_all(tmp_path, distributed("step_20"))
+    write(tmp_path / "step_20-unfinished", b"")
+    seen = sight(tmp_path)
+    assert seen.fault("step_20") == "step_20-unfinished says that it is unfinished"
+    assert not seen.has_last_word("step_20", 2)
+
+
+# Formats and contents
+
+
+@pytest.mark.parametrize(
+    "gone", ["model.safetensors", "trainer_state.json", "optimizer.pt", "rng_state_1.pth"]
+)
+def test_of_a_trainer_s_folder_the_state_the_model_and_each_rank_s_random_numbers_count(
+    tmp_path: Path, gone: str
+) -> None:
+    files = {
+        "model.safetensors": safetensors(), "training_args.bin": torch_save({"a": 1}), "optimizer.pt": torch_save(adam()),
+        "rng_state_0.pth": torch_save({"a": 1}), "rng_state_1.pth": torch_save({"a": 1}), "trainer_state.json": trainer_state(8),
+    }  # fmt: skip
+    write_all(tmp_path, {f"checkpoint-8/{name}": data for name, data in files.items()})
+    assert sight(tmp_path).has_last_word("checkpoint-8", 2)
+    (tmp_path / "checkpoint-8" / gone).unlink()
+    seen = sight(tmp_path)
+    if gone == "optimizer.pt":
+        assert seen.readings["checkpoint-8"].content is Content.WEIGHTS
+    else:
+        assert not seen.has_last_word("checkpoint-8", 2)
+    assert bool(seen.fault("checkpoint-8")) == (gone == "trainer_state.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "state", "content"),
+    [
+        ("ckpt.pt", {"model": Model(), "optimizer": adam()}, Content.STATE),
+        ("ckpt.pt", {"epoch": 3}, Content.STATE),
+        ("ckpt.pt", Model(), Content.WEIGHTS),
+        ("model.pt", Model(), Content.WEIGHTS),
+        ("model.pt", {"model": Model(), "optimizer": adam()}, Content.STATE),
+        ("best.pt", {"model": Model(), "optimizer": adam()}, Content.BEST),
+        ("ema.pt", Model(), Content.AVERAGE),
+        ("optimizer.pt", adam(), Content.PART),
+        ("vocab.pt", {"a": 1}, Content.OTHER),
+    ],
+)
+def test_a_single_file_is_what_its_name_says_unless_its_content_says_more(
+    tmp_path: Path, name: str, state: object, content: Content
+) -> None:
+    write(tmp_path / name, torch_save(state))
+    seen = sight(tmp_path)
+    assert seen.readings[seen.of(name)].content is content
+
+
+def test_a_pointer_speaks_for_the_run_that_it_lies_in(tmp_path: Path) -> None:
+    for run in ("a", "b"):
+        files = {f"{run}/global_step5/mp_rank_00_model_states.pt": torch_save({"module": Model()}),
+                 f"{run}/global_step5/zero_pp_rank_0_mp_rank_00_optim_states.pt": torch_save(adam())}  # fmt: skip
+        write_all(tmp_path, files)
+    write(tmp_path / "a/latest", b"global_step5")
+    seen = sight(tmp_path)
+    assert [seen.has_last_word(f"{run}/global_step5", 1) for run in ("a", "b")] == [True, False]
+
+
+def test_a_universal_checkpoint_of_deepspeed_fits_any_number_of_ranks(tmp_path: Path) -> None:
+    for name in ("zero_pp_rank_0_mp_rank_00_optim_states.pt", "mp_rank_00_model_states.pt"):
+        write(tmp_path / "global_step5" / name, torch_save(adam()))
+        write(tmp_path / "global_step5_universal" / name, torch_save(adam()))
+    seen = sight(tmp_path)
+    fits = {key: state.fits_any_size for key, state in seen.readings.items()}
+    assert fits == {"global_step5": False, "global_step5_universal": True}
+
+
+def test_readings_of_hosts_that_share_no_disk_are_joined() -> None:
+    need = Need("s/__1_0.distcp", 400, "s/.metadata")
+    first = GroupReading(
+        Format.DCP,
+        Content.STATE,
+        True,
+        needs=(need,),
+        is_proved=True,
+        is_said_done=True,
+        step=5,
+        cites=("last",),
+    )
+    second = GroupReading(Format.UNKNOWN, Content.STATE, True, is_proved=True, cites=("best",))
+    for one, other in ((first, second), (second, first)):
+        both = reading.merged(one, other)
+        assert (both.format, both.content, both.needs, both.step) == (Format.DCP, Content.STATE, (need,), 5)
+        assert both.is_proved and both.is_said_done and set(both.cites) == {"last", "best"}
+        worse = reading.merged(
+            both, dataclasses.replace(second, faults=("x is empty",), is_proved=False, fits_any_size=False)
+        )
+        assert not worse.is_proved and worse.faults == ("x is empty",) and not worse.fits_any_size
+    assert reading.fault(first, {"s/.metadata": 9}).startswith("s/__1_0.distcp is missing")
+    assert reading.fault(first, {"s/.metadata": 9, "s/__1_0.distcp": 400}) == ""
+
+
+def test_files_that_vanish_while_they_are_read_are_faults(tmp_path: Path) -> None:
+    write_all(
+        tmp_path,
+        {**distributed("step_5"), "a_6.pt": torch_save(Model()), "b_6.zip": zipped({})},
+        SAVED_NS + S,
+    )
+    seen = sight(tmp_path)
+    shutil.rmtree(tmp_path / "step_5")
+    (tmp_path / "a_6.pt").unlink()
+    for key, group in seen.groups.items():
+        assert reading.read(tmp_path, group, seen.tree.files).faults, key

@@ -1,0 +1,132 @@
+"""Steps of saves: what is stated, what is counted, and where an attempt truly began."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orchestrator.core.checkpoints.save import Save, StepSource
+from orchestrator.core.checkpoints.steps import APART_STEPS, NEAR_STEPS, beginning, is_misstated, job_step
+from tests.support.saved_files import saved
+
+
+def of(attempt: int, steps: int, stated: int | None = None, main: str = "last.pt", number: int = 1) -> Save:
+    return saved(
+        number,
+        key=main,
+        series="last.pt",
+        main=main,
+        attempt=attempt,
+        steps=steps,
+        stated=stated,
+        step=stated,
+    )
+
+
+@pytest.mark.parametrize(
+    ("main", "base", "steps", "stated", "step", "source"),
+    [
+        ("last.pt", 100, 20, 120, 120, StepSource.STATED),
+        ("last.pt", 100, 20, 7, 7, StepSource.STATED),
+        ("last.pt", 100, 20, None, 120, StepSource.COUNTED),
+        ("ckpt_120.pt", 100, 21, None, 120, StepSource.COUNTED),
+        ("ckpt_120.pt", 100, 24, None, 124, StepSource.COUNTED),
+        ("epoch-3-000119.pt", 100, 20, None, 119, StepSource.COUNTED),
+        ("020000", 0, 20_001, None, 20_000, StepSource.COUNTED),
+        ("checkpoint-8", 0, 500, None, 500, StepSource.COUNTED),
+        ("last-v1.ckpt", 0, 2, None, 2, StepSource.COUNTED),
+        ("ckpt_rank0.pt", 0, 2, None, 2, StepSource.COUNTED),
+        ("run_120/last.pt", 100, 21, None, 121, StepSource.COUNTED),
+        ("020000", 0, 0, None, None, StepSource.UNKNOWN),
+        ("last.pt", 0, 0, 50, 50, StepSource.STATED),
+        ("last.pt", 0, 0, 0, 0, StepSource.STATED),
+    ],
+)
+def test_a_stated_step_counts_then_a_number_of_the_name_that_is_near_the_count_then_the_count(
+    main: str, base: int, steps: int, stated: int | None, step: int | None, source: StepSource
+) -> None:
+    assert job_step(of(1, steps, stated, main), base, misstated=False) == (step, source)
+
+
+def test_statements_that_go_back_while_steps_are_made_do_not_count() -> None:
+    of_epochs = [of(1, 90, 90, number=1), of(1, 110, 10, number=2)]
+    assert is_misstated(of_epochs)
+    assert job_step(of_epochs[1], 0, misstated=True) == (110, StepSource.COUNTED)
+
+
+@pytest.mark.parametrize(
+    "saves",
+    [
+        [of(1, 90, 90, number=1), of(1, 110, 110, number=2)],
+        [of(1, 90, 90, number=1), of(2, 10, 10, number=2)],
+        [of(1, 90, 90, number=1), of(1, 20, 20, number=2)],
+        [of(1, 90, 90, number=1), of(1, 110, None, number=2)],
+        [of(1, 0, 90, number=1), of(1, 0, 10, number=2)],
+        [],
+    ],
+)
+def test_other_statements_do(saves: list[Save]) -> None:
+    assert not is_misstated(saves)
+    assert not is_misstated(saves[::-1])
+
+
+@pytest.mark.parametrize(
+    ("save", "begun"),
+    [
+        (of(2, 20, 520), None),
+        (of(2, 20, 518), None),
+        (of(2, 20, 20), 0),
+        (of(2, 20, 22), 0),
+        (of(2, 20, 420), 400),
+        (of(2, 20, 423), 400),
+        (of(2, 20, 300), None),
+        (of(2, 20, None), None),
+        (of(2, 0, 20), None),
+        (of(2, 20, None, "ckpt_420.pt"), 400),
+        (of(2, 400, None, "ckpt_400.pt"), 0),
+    ],
+)
+def test_an_attempt_that_began_before_its_save_is_known_by_what_it_states_or_writes_again(
+    save: Save, begun: int | None
+) -> None:
+    """The attempt was given step 500; attempt 1 had saved steps 400, 420 and 500."""
+    others = [
+        saved(number, key=f"ckpt_{step}.pt", attempt=1, steps=step, step=step, main=f"ckpt_{step}.pt")
+        for number, step in enumerate((400, 420, 500), 5)
+    ]
+    assert beginning(save, 500, others, misstated=False) == begun
+    if save.stated is not None:
+        assert beginning(save, 500, others, misstated=True) is None
+
+
+STEPS = st.integers(0, 3000)
+SAVES = st.lists(
+    st.builds(
+        lambda attempt, steps, stated, step: saved(1, attempt=attempt, steps=steps, stated=stated, step=step),
+        st.integers(1, 3), STEPS, STEPS | st.none(), STEPS | st.none(),
+    ),
+    max_size=6,
+)  # fmt: skip
+
+
+@given(
+    SAVES,
+    st.integers(1, 4),
+    STEPS,
+    STEPS | st.none(),
+    STEPS,
+    st.sampled_from(["last.pt", "ckpt_20.pt", "2000"]),
+)
+@settings(database=None)
+def test_a_step_is_near_what_was_stated_or_counted_and_a_beginning_is_an_earlier_one(
+    others: list[Save], attempt: int, steps: int, stated: int | None, base: int, main: str
+) -> None:
+    save = of(attempt, steps, stated, main)
+    step, source = job_step(save, base, misstated=is_misstated([*others, save]))
+    assert (step is None) == (source is StepSource.UNKNOWN)
+    assert step is None or step == stated or abs(step - base - steps) <= NEAR_STEPS
+    begun = beginning(save, base, others, misstated=False)
+    if begun is not None:
+        assert begun < base and begun in {0, *(other.step for other in others if other.attempt < attempt)}
+        assert stated is None or abs(stated - steps - begun) <= APART_STEPS

@@ -1,0 +1,159 @@
+"""Looks below a checkpoint place: what is seen, what is left alone, and that a look ends."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from orchestrator.core.checkpoints import tree
+from tests.support.saved_files import SAVED_NS, write
+from tests.support.unprivileged import unprivileged
+
+
+def seen(root: Path, glob: str = "*") -> list[str]:
+    return sorted(tree.look(root, glob).files)
+
+
+@pytest.mark.parametrize(
+    ("glob", "files"),
+    [
+        ("*", ["a.pt", "run-1/ckpt.pt", "run-1/deep/er/x.pt", "run-2/ckpt.pt", "step-1/.metadata"]),
+        ("*.pt", ["a.pt"]),
+        ("run-*", ["run-1/ckpt.pt", "run-1/deep/er/x.pt", "run-2/ckpt.pt"]),
+        ("run-1/", ["run-1/ckpt.pt", "run-1/deep/er/x.pt"]),
+        ("./run-1/*.pt", ["run-1/ckpt.pt"]),
+        ("run-[12]//ckpt.*", ["run-1/ckpt.pt", "run-2/ckpt.pt"]),
+        (".hidden/*", [".hidden/x.pt"]),
+        ("none-*", []),
+    ],
+)
+def test_what_fits_the_glob_is_seen_with_all_below_it(tmp_path: Path, glob: str, files: list[str]) -> None:
+    for name in (
+        "a.pt", "run-1/ckpt.pt", "run-1/deep/er/x.pt", "run-1/.tmp/x.pt", "run-2/ckpt.pt", "step-1/.metadata", ".hidden/x.pt",
+        ".step-9.torn-attempt-1",
+    ):  # fmt: skip
+        write(tmp_path / name)
+    assert seen(tmp_path, glob) == files
+
+
+def test_a_file_has_its_size_and_time(tmp_path: Path) -> None:
+    write(tmp_path / "a/b.pt", b"12345")
+    piece = tree.look(tmp_path).files["a/b.pt"]
+    assert (piece.name, piece.size_bytes, piece.mtime_ns, piece.sha256) == ("a/b.pt", 5, SAVED_NS, "")
+
+
+@pytest.mark.parametrize(
+    ("glob", "place"),
+    [
+        ("*", ("/job/checkpoints", "*")),
+        ("run-*/x", ("/job/checkpoints", "run-*/x")),
+        ("/data/run", ("/data", "run")),
+        ("/data/run-*/ckpt.pt", ("/data", "run-*/ckpt.pt")),
+        ("/data/a[[]1]/x.pt", ("/data", "a[[]1]/x.pt")),
+        ("/*", ("/", "*")),
+    ],
+)
+def test_a_place_is_the_folder_above_the_first_wildcard(glob: str, place: tuple[str, str]) -> None:
+    folder, rest = tree.place_of(Path("/job/checkpoints"), glob)
+    assert (str(folder), rest) == place
+
+
+def test_a_place_whose_name_is_a_pattern_and_one_that_is_not_there(tmp_path: Path) -> None:
+    folder = tmp_path / "runs [old] *"
+    write(folder / "step-1.pt")
+    assert seen(folder, "step-*.pt") == ["step-1.pt"]
+    assert tree.look(tmp_path / "none") == tree.Tree(tmp_path / "none")
+
+
+# Links
+
+
+def test_a_link_is_noted_and_never_followed_except_one_at_the_top_that_leads_out(tmp_path: Path) -> None:
+    place, other = tmp_path / "place", tmp_path / "other"
+    write(place / "step-1.pt")
+    write(other / "x.pt")
+    write(other / "data/y.pt")
+    (place / "last.pt").symlink_to("step-1.pt")
+    (place / "sub").mkdir()
+    (place / "sub/data").symlink_to(other)
+    (place / "sub/newest").symlink_to("../step-1.pt")
+    (place / "out").symlink_to(other)
+    (place / "gone.pt").symlink_to("/no/such/file")
+    found = tree.look(place)
+    assert sorted(found.files) == ["out/data/y.pt", "out/x.pt", "step-1.pt"]
+    assert found.pointed == {"step-1.pt"}
+
+
+def test_a_place_behind_a_link_is_seen_by_its_own_names(tmp_path: Path) -> None:
+    write(tmp_path / "real/step-1.pt")
+    (tmp_path / "real/last.pt").symlink_to("step-1.pt")
+    (tmp_path / "link").symlink_to("real")
+    found = tree.look(tmp_path / "link")
+    assert (sorted(found.files), found.pointed) == (["step-1.pt"], {"step-1.pt"})
+
+
+def test_knots_of_links_are_passed_over(tmp_path: Path) -> None:
+    place = tmp_path / "above" / "place"
+    write(place / "step-7/a.pt")
+    for number in range(20):
+        (place / f"step-7/here_{number}").symlink_to(".")
+        (place / f"step-7/up_{number}").symlink_to("..")
+        (place / f"out_{number}").symlink_to("../..")
+    (place / "circle").symlink_to("circle")
+    (place / "self").symlink_to(".")
+    (place / "root").symlink_to("/")
+    found = tree.look(place)
+    assert (sorted(found.files), found.cut) == (["step-7/a.pt"], "")
+
+
+def test_what_pointer_files_and_links_name_is_a_name_in_the_place(tmp_path: Path) -> None:
+    write(tmp_path / "run/latest", b"global_step5\n")
+    write(tmp_path / "latest_checkpointed_iteration.txt", b"1000")
+    write(tmp_path / "out/last_checkpoint", b"/somewhere/else/model_9.pth")
+    write(tmp_path / "odd/latest", b"\xff" * 9000)
+    os.mkfifo(tmp_path / "latest")
+    assert tree.look(tmp_path).pointed == {"run/global_step5", "1000", "out/model_9.pth"}
+
+
+# Limits
+
+
+def test_a_look_stops_at_its_limits_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tree, "ENTRIES_MAX", 20)
+    monkeypatch.setattr(tree, "DEPTH_MAX", 3)
+    write(tmp_path / "a/b/c/d/e/deep.pt")
+    found = tree.look(tmp_path)
+    assert (list(found.files), found.cut) == ([], "more than 3 folders deep")
+    for number in range(30):
+        write(tmp_path / f"many/{number:02}.pt")
+    found = tree.look(tmp_path)
+    assert len(found.files) <= 20 and found.cut == "more than 20 entries"
+
+
+def test_any_number_of_hidden_entries_hides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tree, "ENTRIES_MAX", 20)
+    for number in range(50):
+        write(tmp_path / f".cache/{number}")
+        write(tmp_path / f".{number}")
+    write(tmp_path / "step-1.pt")
+    found = tree.look(tmp_path)
+    assert (list(found.files), found.cut) == (["step-1.pt"], "")
+
+
+def test_folders_that_cannot_be_read_are_named_and_the_others_are_seen(tmp_path: Path) -> None:
+    write(tmp_path / "step-1/a.pt")
+    write(tmp_path / "step-2/a.pt")
+    with unprivileged(tmp_path):
+        (tmp_path / "step-1").chmod(0)
+        found = tree.look(tmp_path)
+        assert (sorted(found.files), found.unreadable) == (["step-2/a.pt"], ["step-1: Permission denied"])
+        (tmp_path / "step-1").chmod(0o755)
+    write(tmp_path / "file")
+    assert tree.look(tmp_path / "file").unreadable == [f"{tmp_path / 'file'}: Not a directory"]
+
+
+def test_pipes_and_sockets_are_no_files(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "step-1.pt")
+    assert seen(tmp_path) == []

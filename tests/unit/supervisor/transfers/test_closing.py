@@ -1,0 +1,400 @@
+"""A save is whole once every rank that may write to it has gone on, or its format says so; otherwise it is torn."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from orchestrator.brain.model import decisions as d
+from orchestrator.brain.model.facts import AttemptFacts, Facts
+from orchestrator.brain.model.node_facts import AgentLoss, NodeFacts
+from orchestrator.brain.model.rank_facts import RankFacts, RankState
+from orchestrator.core.checkpoints.save import (
+    Closing,
+    Content,
+    Format,
+    GroupReading,
+    Need,
+    Part,
+    Piece,
+    Save,
+    SaveState,
+)
+from orchestrator.core.wire import messages as m
+from orchestrator.supervisor.executor import save_gang
+from orchestrator.supervisor.transfers import closing
+from orchestrator.supervisor.transfers.closing import LOOKS_KEPT, Beats, Found, Gang, Watch
+from tests.support import jobs
+
+SHOWN = GroupReading(Format.TORCH, Content.STATE, True, is_proved=True)
+"""The reading of files whose format shows that each is whole, and not whether there are to be more."""
+
+DONE = dataclasses.replace(SHOWN, is_said_done=True)
+NODES = ("n0", "n1")
+WHOLE, OPEN, TORN = SaveState.WHOLE, SaveState.OPEN, SaveState.TORN
+
+
+def part(
+    host: str, *names: str, state: GroupReading = SHOWN, by: Closing = Closing.STEPS, **more: int
+) -> Part:
+    """Return what a host reports of a save; `steps` and `size` may be given."""
+    pieces = tuple(Piece(name, more.get("size", 100), 1) for name in names)
+    return Part(host, f"/far/{host}", more.get("steps", 10), pieces, state, by)
+
+
+def save(*parts: Part, is_slot: bool = False) -> Save:
+    """Return an open save, with a number in its name or under a name that is written again and again."""
+    key = "last" if is_slot else "#10"
+    pieces = tuple(piece for _, piece in closing.pieces_of(parts).values())
+    return Save(
+        1, key, "last" if is_slot else "#", "last", 1, 2, 10, Format.UNKNOWN, Content.OTHER, True, OPEN,
+        pieces=pieces, parts=parts,
+    )  # fmt: skip
+
+
+def gang(
+    *, stopped: tuple[str, ...] = (), lost: tuple[str, ...] = (), nodes: tuple[str, ...] = NODES
+) -> Gang:
+    return Gang(1, 0, 2, nodes, frozenset(stopped), frozenset(lost))
+
+
+ENDED = gang(stopped=NODES)
+
+
+def watch(*gone_on: str) -> Watch:
+    """Return a watch by which these nodes have gone on."""
+    return Watch(gone_on=set(gone_on))
+
+
+def beat(looks: int, *steps: int, has_unfinished: bool = False) -> m.Heartbeat:
+    ranks = tuple(m.RankHeartbeat(rank, count, "S", 0, 0.0, None) for rank, count in enumerate(steps))
+    return m.Heartbeat(1, 1, ranks, looks, has_unfinished)
+
+
+def judge(*parts: Part, by: Watch | None = None, of: Gang = ENDED, before: Save | None = None) -> Found:
+    return closing.judge(save(*parts), by or watch(), of, before)
+
+
+# Every rank has gone on
+
+
+def test_a_save_is_open_until_the_last_node_has_gone_on_and_then_whole() -> None:
+    running = gang()
+    assert judge(part("n0", "a.pt"), by=watch("n0"), of=running).state is OPEN
+    assert judge(part("n0", "a.pt"), by=watch("n0", "n1"), of=running) == Found(WHOLE, Closing.STEPS, "")
+
+
+@pytest.mark.parametrize("by", [Closing.STEPS, Closing.END, Closing.SILENCE])
+def test_it_says_how_its_host_knew_that_its_writing_was_over(by: Closing) -> None:
+    found = judge(part("n0", "a.pt", by=by), by=watch("n0", "n1"))
+    assert (found.state, found.closed_by) == (WHOLE, by)
+
+
+def test_nodes_that_had_gone_on_from_a_writing_need_not_again_when_another_host_reports_its_part_of_it() -> (
+    None
+):
+    seen = Watch()
+    seen.changed(save(part("n0", "last/0.pt"), is_slot=True), {})
+    seen.beat("n2", beat(1, 11)), seen.beat("n2", beat(3, 12))
+    seen.changed(save(part("n0", "last/0.pt"), part("n1", "last/1.pt", by=Closing.NONE), is_slot=True), {})
+    assert seen.gone_on == {"n0", "n2"}
+    seen.changed(save(part("n0", "last/0.pt"), part("n1", "last/1.pt", steps=20), is_slot=True), {})
+    assert seen.gone_on == {"n1"}, "of the next writing nothing is known of them"
+
+
+def test_after_a_change_only_hosts_that_say_so_of_their_own_part_have_gone_on() -> None:
+    seen = watch("n0", "n1")
+    seen.changed(save(part("n1", "a.pt")), {})
+    assert seen.gone_on == {"n1"}
+    seen.changed(save(part("n1", "a.pt"), part("n0", "b.pt")), {})
+    assert seen.gone_on == {"n0", "n1"}
+    seen.changed(save(part("n1", "a.pt"), part("n0", "b.pt", by=Closing.NONE)), {})
+    assert seen.gone_on == {"n1"}
+
+
+@pytest.mark.parametrize(("steps", "gone_on"), [(10, {"n0", "n1"}), (20, {"n1"}), (0, {"n1"})])
+def test_a_part_of_an_earlier_writing_of_a_name_does_not_tell_that_its_host_has_gone_on(
+    steps: int, gone_on: set[str]
+) -> None:
+    seen = Watch()
+    seen.changed(
+        save(
+            part("n0", "last/0.pt", steps=min(steps, 10)), part("n1", "last/1.pt", steps=steps), is_slot=True
+        ),
+        {},
+    )
+    assert seen.gone_on == gone_on
+
+
+def test_a_node_goes_on_when_all_its_ranks_have_made_a_step_between_two_of_its_beats() -> None:
+    seen = Watch()
+    assert not seen.beat("n1", beat(5, 10, 10)), (
+        "what was made before the first beat may have been before the change"
+    )
+    assert not seen.beat("n1", beat(7, 11, 10))
+    assert seen.beat("n1", beat(7, 11, 11))
+    assert not seen.beat("n1", beat(8, 12, 12)), "it is told once"
+
+
+def test_a_beat_from_before_the_change_does_not_count() -> None:
+    seen = Watch()
+    seen.beat("n1", beat(1, 10))
+    seen.changed(save(part("n0", "a.pt")), {})
+    assert not seen.beat("n1", beat(9, 20))
+    assert seen.beat("n1", beat(11, 21))
+
+
+def test_beats_that_were_late_on_their_way_do_not_count_if_the_ranks_count_the_same_steps() -> None:
+    seen = Watch()
+    seen.changed(save(part("n0", "a.pt", steps=1_000)), {})
+    assert not seen.beat("n1", beat(1, 997, 997))
+    assert not seen.beat("n1", beat(3, 999, 999)) and not seen.beat("n1", beat(5, 1_000, 1_001))
+    assert seen.beat("n1", beat(7, 1_001, 1_002))
+    seen = Watch()
+    seen.changed(save(part("n0", "a.pt", steps=1_000)), {})
+    assert not seen.beat("n1", beat(1, 500))
+    assert seen.beat("n1", beat(3, 501)), "its optimizer steps every other time"
+
+
+def test_the_agent_of_a_node_must_have_looked_twice_since_and_have_nothing_left_to_report() -> None:
+    seen = Watch()
+    seen.beat("n1", beat(5, 10))
+    assert not seen.beat("n1", beat(6, 20))
+    assert not seen.beat("n1", beat(7, 30, has_unfinished=True))
+    assert seen.beat("n1", beat(8, 40))
+
+
+def test_where_another_agent_looks_at_the_same_disk_steps_alone_tell() -> None:
+    seen = Watch()
+    seen.beat("n1", beat(-1, 10))
+    assert not seen.beat("n1", beat(-1, 10))
+    assert seen.beat("n1", beat(-1, 11))
+
+
+def beats(*told: m.Heartbeat) -> dict[str, Beats]:
+    """Return what is remembered of the heartbeats of n1."""
+    known = Beats(told[0])
+    for one in told:
+        known.add(one)
+    return {"n1": known}
+
+
+def test_what_a_node_had_told_before_the_save_was_reported_counts() -> None:
+    """So a name that is written again every few seconds is whole at times although its hosts always report the next."""
+    passed = (beat(5, 999), beat(6, 1_000), beat(6, 1_001), beat(7, 1_002), beat(8, 1_003))
+    for count, is_gone_on in ((2, False), (3, False), (4, False), (5, True)):
+        seen = Watch()
+        seen.changed(save(part("n0", "a.pt", steps=1_000)), beats(*passed[:count]))
+        assert ("n1" in seen.gone_on) is is_gone_on
+    seen = Watch()
+    seen.changed(save(part("n0", "a.pt", steps=1_000)), beats(*passed[:4]))
+    assert seen.beat("n1", beat(8, 1_003))
+
+
+def test_earlier_beats_do_not_count_of_ranks_that_count_other_steps_or_of_another_agent_or_for_an_unknown_step() -> (
+    None
+):
+    for steps, told in (
+        (1_000, (beat(5, 2_000), beat(7, 2_002))),
+        (1_000, (beat(5, 1_001), beat(0, 1_002), beat(1, 1_003))),
+        (1_000, (beat(5, 1_001), beat(9, 1_002, has_unfinished=True))),
+        (0, (beat(5, 1), beat(7, 2))),
+    ):
+        seen = Watch()
+        seen.changed(save(part("n0", "a.pt", steps=steps)), beats(*told))
+        assert "n1" not in seen.gone_on
+
+
+def test_only_the_last_looks_of_a_node_are_remembered() -> None:
+    known = beats(*(beat(looks, looks) for looks in range(1, 3 * LOOKS_KEPT)))["n1"]
+    assert len(known.steps) == LOOKS_KEPT
+
+
+def test_ranks_without_steps_and_nodes_whose_ranks_have_ended_go_on_by_looks() -> None:
+    for count in ((), (0, 0)):
+        seen = Watch()
+        seen.beat("n1", beat(5, *count))
+        assert not seen.beat("n1", beat(6, *count)) and seen.beat("n1", beat(7, *count))
+
+
+def test_a_node_whose_ranks_have_all_ended_well_has_gone_on_once_it_has_reported_all() -> None:
+    ended = dataclasses.replace(gang(stopped=("n0",)), done=frozenset(NODES))
+    assert judge(part("n0", "a.pt"), by=watch("n0"), of=ended).state is OPEN
+    assert (
+        judge(
+            part("n0", "a.pt"), by=watch("n0"), of=dataclasses.replace(ended, stopped=frozenset(NODES))
+        ).state
+        is WHOLE
+    )
+
+
+# The attempt is over
+
+
+def test_what_no_rank_has_gone_on_from_is_torn_once_nothing_more_can_be_reported() -> None:
+    assert judge(part("n0", "a.pt"), of=gang(stopped=("n0",))).state is OPEN
+    assert judge(part("n0", "a.pt")) == Found(TORN, Closing.NONE, "the attempt ended while it was written")
+
+
+def test_a_lost_node_is_named_unless_it_had_gone_on() -> None:
+    over = gang(stopped=("n0",), lost=("n1",))
+    why = "n1 was lost before it had told whether it has a part in it"
+    assert judge(part("n0", "a.pt"), by=watch("n0"), of=over) == Found(TORN, Closing.NONE, why)
+    assert judge(part("n0", "a.pt"), by=watch("n0", "n1"), of=over).state is WHOLE
+
+
+def test_its_formats_last_word_makes_it_whole_even_if_a_node_was_lost() -> None:
+    over = gang(stopped=("n0",), lost=("n1",))
+    assert judge(part("n0", "a.pt", state=DONE), of=over) == Found(WHOLE, Closing.LAST_WORD, "")
+
+
+def test_a_last_word_counts_only_while_ranks_run_no_more_and_only_with_the_files_of_all_ranks() -> None:
+    assert judge(part("n0", "a.pt", state=DONE), of=gang()).state is OPEN
+    assert judge(part("n0", "s/model.pt", "s/optim_rank0.pt", "s/optim_rank1.pt", state=DONE)).state is WHOLE
+    three = dataclasses.replace(ENDED, world_size=3)
+    assert judge(part("n0", "s/optim_rank0.pt", "s/optim_rank1.pt", state=DONE), of=three).state is TORN
+
+
+def test_likeness_to_the_save_before_makes_it_whole_if_each_file_is() -> None:
+    def of(number: int) -> Part:
+        return part("n0", f"model_{number}.pt", f"optim_{number}.pt")
+
+    before = dataclasses.replace(save(of(10)), state=WHOLE)
+    assert judge(of(20), before=before) == Found(WHOLE, Closing.LIKENESS, "")
+    assert judge(of(20)).state is TORN
+    assert judge(part("n0", "model_20.pt"), before=before).state is TORN
+    unproved = part("n0", "model_20.bin", "optim_20.bin", state=dataclasses.replace(SHOWN, is_proved=False))
+    assert judge(unproved, before=before).state is TORN
+
+
+def test_a_name_of_the_save_before_that_was_not_written_again_tears_it_although_its_format_says_done() -> (
+    None
+):
+    stale = dataclasses.replace(part("n0", "last/a.pt", "last/b.pt", state=DONE), stale=("last/b.pt",))
+    why = "the attempt ended while it was written: last/b.pt is still that of the save before"
+    assert judge(stale) == Found(TORN, Closing.NONE, why)
+    assert judge(stale, by=watch("n0", "n1")).state is WHOLE, "some files of a save are written once"
+    config = dataclasses.replace(
+        part("n0", "last/a.pt", "last/config.json", state=DONE), stale=("last/config.json",)
+    )
+    assert judge(config).state is WHOLE
+
+
+def test_nothing_is_whole_for_want_of_nodes_that_could_object() -> None:
+    none = gang(nodes=())
+    assert judge(part("n0", "a.pt"), of=none).state is TORN
+    assert judge(part("n0", "a.pt", by=Closing.NONE), by=watch(), of=none).state is TORN
+
+
+# What its files say
+
+
+def _needs(*names: str, by: str = "s/.metadata", size: int = 100) -> GroupReading:
+    needs = tuple(Need(name, size, by) for name in names)
+    return dataclasses.replace(DONE, format=Format.DCP, needs=needs)
+
+
+def test_what_a_file_on_one_host_names_may_lie_on_another() -> None:
+    first = part("n0", "s/.metadata", "s/__0_0.distcp", state=_needs("s/__0_0.distcp", "s/__1_0.distcp"))
+    second = part("n1", "s/__1_0.distcp")
+    alone = judge(first, by=watch(*NODES), of=gang())
+    assert (alone.state, alone.why) == (OPEN, "s/__1_0.distcp is missing, which s/.metadata names")
+    assert judge(first).state is TORN
+    assert judge(first, second).closed_by is Closing.LAST_WORD
+    assert (
+        judge(first, part("n1", "s/__1_0.distcp", size=99)).why
+        == "s/__1_0.distcp has 99 bytes; s/.metadata says 100"
+    )
+
+
+def test_a_fault_on_any_host_keeps_it_from_being_whole() -> None:
+    cut = dataclasses.replace(SHOWN, faults=("s/b.pt is cut off",))
+    found = judge(part("n0", "s/a.pt"), part("n1", "s/b.pt", state=cut), by=watch(*NODES))
+    assert (found.state, found.why) == (TORN, "s/b.pt is cut off")
+
+
+def test_a_new_file_that_names_one_of_the_save_before_waits_for_it() -> None:
+    parts = part(
+        "n0",
+        "s/.metadata",
+        "s/__0_0.distcp",
+        "s/__1_0.distcp",
+        state=_needs("s/__0_0.distcp", "s/__1_0.distcp"),
+    )
+    half = dataclasses.replace(parts, stale=("s/__1_0.distcp",))
+    found = judge(half, by=watch(*NODES), of=gang())
+    assert (found.state, found.why) == (
+        OPEN,
+        "s/__1_0.distcp is still that of the save before; s/.metadata is new",
+    )
+    assert judge(half, by=watch(*NODES)).state is TORN
+    old = dataclasses.replace(parts, stale=("s/.metadata", "s/__1_0.distcp"))
+    assert judge(old, by=watch(*NODES), of=gang()).why == "", (
+        "what the old file says of old ones is still true"
+    )
+
+
+def test_a_rank_between_others_without_a_file_is_missed() -> None:
+    found = judge(part("n0", "optim_rank0.pt"), part("n1", "optim_rank2.pt"), by=watch(*NODES))
+    assert (found.state, found.why) == (TORN, "optim_rank1.pt is missing")
+
+
+# Parts of several hosts
+
+
+def test_of_a_file_that_several_hosts_have_the_one_with_the_most_steps_counts_else_the_first() -> None:
+    first, second = part("n0", "a.pt", "b.pt", steps=10), part("n1", "a.pt", steps=10)
+    assert {name: host for name, (host, _) in closing.pieces_of((first, second)).items()} == {
+        "a.pt": "n0",
+        "b.pt": "n0",
+    }
+    later = dataclasses.replace(second, steps=11)
+    assert {name: host for name, (host, _) in closing.pieces_of((first, later)).items()} == {
+        "a.pt": "n1",
+        "b.pt": "n0",
+    }
+
+
+@pytest.mark.parametrize(("steps", "is_mixed"), [((10, 10), False), ((10, 11), True), ((0, 0), True)])
+def test_parts_of_a_name_that_is_written_again_must_be_of_one_step(
+    steps: tuple[int, int], is_mixed: bool
+) -> None:
+    parts = [part(node, f"last/{node}.pt", steps=count) for node, count in zip(NODES, steps, strict=True)]
+    found = closing.judge(save(*parts, is_slot=True), watch(*NODES), gang(), None)
+    assert (found.state is OPEN, found.why != "") == (is_mixed, is_mixed)
+    assert closing.judge(save(*parts), watch(*NODES), gang(), None).state is WHOLE, (
+        "with a number in its name"
+    )
+
+
+def test_a_single_file_that_every_host_writes_comes_from_one_and_is_not_mixed() -> None:
+    parts = [part(node, "last.pt", steps=count) for node, count in zip(NODES, (10, 12), strict=True)]
+    assert closing.judge(save(*parts, is_slot=True), watch(*NODES), gang(), None).state is WHOLE
+
+
+# The gang
+
+
+def test_what_closing_needs_of_the_attempt_comes_from_the_facts() -> None:
+    ended = {"rank_state": RankState.EXITED, "code": 0}
+    facts = Facts(jobs.plan().limits)
+    facts.attempt = AttemptFacts(2, 0.0, 0.0, d.Checkpoint("/job/checkpoints/last.pt", 40, 1))
+    facts.nodes = {
+        name: NodeFacts(name, (2 * number, 2 * number + 1), ever_started=2, clear=2 if name == "n1" else 1)
+        for number, name in enumerate(("n0", "n1", "n2"))
+    }
+    facts.nodes["n2"].lost = AgentLoss("its agent has died", 9.0)
+    facts.nodes["n3"] = NodeFacts("n3", (), ever_started=1)
+    facts.ranks = {
+        rank: RankFacts(rank, f"n{rank // 2}", **(ended if rank // 2 == 1 else {}))  # type: ignore[arg-type]
+        for rank in range(6)
+    }
+    assert save_gang(facts) == Gang(
+        2, 40, 6, ("n0", "n1", "n2"), frozenset({"n1"}), frozenset({"n2"}), frozenset({"n1"})
+    )
+    facts.ranks[3].ordered = True
+    assert save_gang(facts).done == frozenset(), "a rank that was stopped has not ended its work"
+    facts.attempt = AttemptFacts(3, 0.0, 0.0, None)
+    assert save_gang(facts).nodes == (), "of ranks that were never started nothing is known"
+    assert save_gang(Facts()) == Gang(0, 0, 0, ())

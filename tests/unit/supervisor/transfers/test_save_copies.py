@@ -1,0 +1,311 @@
+"""Copies of saves come home whole or not at all, and reach the hosts of the next attempt; with a copier that obeys the test."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from orchestrator.backends.api import Direction
+from orchestrator.core.checkpoints.save import Content, Format, Piece, Place, Save, SaveState
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.supervisor.transfers import save_copies
+from orchestrator.supervisor.transfers.save_copies import COMING_MAX, SaveCopies
+from tests.support.fake_copier import FakeCopier
+from tests.support.saved_files import SAVED_NS, S, write
+
+Files = dict[str, bytes]
+
+
+@dataclass
+class Quay:
+    """The copies of a job, with a copier, hosts and a job folder."""
+
+    folder: Path
+    copier: FakeCopier
+    copies: SaveCopies
+
+    @property
+    def job(self) -> JobDir:
+        return JobDir(self.folder / "job")
+
+    def place(self, host: str) -> Path:
+        return self.folder / "far" / host / "checkpoints"
+
+    def save(self, number: int, main: str, **files: Files) -> Save:
+        """Let hosts write the files of a save; return it as the ledger has it."""
+        pieces, places = [], []
+        for host, own in files.items():
+            for name, data in own.items():
+                write(self.place(host) / name, data, SAVED_NS + number * S)
+                pieces.append(Piece(name, len(data), SAVED_NS + number * S, "0" * 64))
+            places.append(Place(host, str(self.place(host)), tuple(own)))
+        return Save(
+            number, main, main, main, 1, 2, 10, Format.TORCH, Content.STATE, True, SaveState.OPEN,
+            pieces=tuple(pieces), places=tuple(places),
+        )  # fmt: skip
+
+    def bring(self, number: int, main: str, **files: Files) -> Save:
+        """Let a save come home; return it as it is there."""
+        save = self.save(number, main, **files)
+        self.copies.fetch(save)
+        self.copier.arrive_all()
+        assert self.copies.fetched() == [(number, "")]
+        return dataclasses.replace(save, places=(Place("", str(self.job.checkpoints)), *save.places))
+
+    def home(self) -> Files:
+        """Return what is at home, also what has only gathered."""
+        root = self.job.checkpoints
+        return {str(p.relative_to(root)): p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file()}
+
+
+@pytest.fixture
+def quay(tmp_path: Path) -> Quay:
+    quay = Quay(tmp_path, FakeCopier(), None)  # type: ignore[arg-type]
+    quay.job.checkpoints.mkdir(parents=True)
+    return renewed(quay)
+
+
+def renewed(quay: Quay) -> Quay:
+    """Let another supervisor take over."""
+    quay.copies = SaveCopies(quay.job, quay.copier, quay.job.checkpoints, "*")
+    return quay
+
+
+# Home
+
+
+def test_a_save_gathers_apart_and_is_put_into_its_place_when_all_of_it_is_there(quay: Quay) -> None:
+    save = quay.save(1, "s", n0={"s/a.pt": b"a"}, n1={"s/d/b.pt": b"b"})
+    quay.copies.fetch(save)
+    quay.copies.fetch(save)
+    assert sorted(quay.copier.begun) == ["fetch 1 n0", "fetch 1 n1"]
+    copy = quay.copier.of("n1")
+    assert (copy.direction, copy.names, copy.expected) == (Direction.FETCH, ("s/d/b.pt",), save.pieces[1:])
+    quay.copier.arrive("n0")
+    assert quay.copies.fetched() == [] and list(quay.home()) == [".coming/1/s/a.pt"]
+    quay.copier.arrive("n1")
+    assert quay.copies.fetched() == [(1, "")] and quay.copies.fetched() == []
+    assert quay.home() == {"s/a.pt": b"a", "s/d/b.pt": b"b"}
+    assert not list((quay.job.checkpoints / ".coming").iterdir())
+
+
+def test_one_file_that_was_written_again_meanwhile_keeps_all_of_the_save_from_coming(quay: Quay) -> None:
+    quay.copies.fetch(quay.save(1, "s", n0={"s/a.pt": b"a"}, n1={"s/b.pt": b"b"}))
+    quay.copier.arrive("n0")
+    write(quay.place("n1") / "s/b.pt", b"B", SAVED_NS + 9 * S)
+    quay.copier.arrive("n1")
+    assert quay.copies.fetched() == [(1, "s/b.pt was written again on n1 before it was copied")]
+    assert quay.home() == {}
+
+
+def test_a_copy_that_fails_ends_the_others_of_its_save(quay: Quay) -> None:
+    quay.copies.fetch(quay.save(1, "s", n0={"s/a.pt": b"a"}, n1={"s/b.pt": b"b"}))
+    quay.copier.arrive("n0", "no space is left for it")
+    assert quay.copies.fetched() == [(1, "no space is left for it")]
+    assert quay.copier.begun == {} and quay.copier.dropped == ["fetch 1 n1"]
+
+
+def test_a_save_that_is_not_wanted_any_more_is_not_told_of(quay: Quay) -> None:
+    quay.copies.fetch(quay.save(1, "s", n0={"s/a.pt": b"a"}))
+    quay.copies.forget(1)
+    quay.copies.forget(2)
+    assert quay.copier.begun == {} and quay.copies.fetched() == [] and not quay.copies.is_fetching(1)
+
+
+def test_a_folder_takes_the_place_of_an_older_one_with_all_its_files(quay: Quay) -> None:
+    quay.bring(1, "last", n0={"last/a.pt": b"1", "last/only-1.pt": b"1"})
+    quay.bring(2, "last", n0={"last/a.pt": b"2"})
+    assert quay.home() == {"last/a.pt": b"2"}
+
+
+def test_files_of_a_save_without_a_folder_take_the_places_of_older_ones_one_by_one(quay: Quay) -> None:
+    write(quay.job.checkpoints / "notes.txt", b"mine")
+    for number in (1, 2):
+        quay.bring(number, "model.pt", n0={"model.pt": b"%d" % number, "optim/a.pt": b"%d" % number})
+    assert quay.home() == {"model.pt": b"2", "optim/a.pt": b"2", "notes.txt": b"mine"}
+
+
+def test_a_save_that_is_the_folder_of_checkpoints_itself_comes_home(quay: Quay) -> None:
+    write(quay.job.checkpoints / "ledger.jsonl", b"mine")
+    for number in (1, 2):
+        quay.bring(number, ".", n0={".metadata": b"%d" % number, "__0_0.distcp": b"%d" % number})
+    assert quay.home() == {".metadata": b"2", "__0_0.distcp": b"2", "ledger.jsonl": b"mine"}
+
+
+def test_a_part_that_lies_at_home_already_stays_there(quay: Quay) -> None:
+    save = quay.save(1, "s", n1={"s/b.pt": b"b"})
+    write(quay.job.checkpoints / "s/a.pt", b"a")
+    here = Place("", str(quay.job.checkpoints), ("s/a.pt",))
+    save = dataclasses.replace(
+        save, pieces=(Piece("s/a.pt", 1, SAVED_NS), *save.pieces), places=(here, *save.places)
+    )
+    quay.copies.fetch(save)
+    quay.copier.arrive_all()
+    assert quay.copies.fetched() == [(1, "")] and quay.home() == {"s/a.pt": b"a", "s/b.pt": b"b"}
+
+
+def test_an_older_save_of_the_same_names_does_not_take_the_place_of_a_newer_one(quay: Quay) -> None:
+    older = quay.save(1, "last.pt", n1={"last.pt": b"1"})
+    quay.copies.fetch(older)
+    quay.copies.fetch(quay.save(2, "last.pt", n0={"last.pt": b"2"}))
+    quay.copies.fetch(quay.save(3, "other.pt", n1={"other.pt": b"3"}))
+    quay.copier.arrive("fetch 2 n0")
+    quay.copier.arrive("fetch 1 n1")
+    assert quay.copies.fetched() == [(2, ""), (1, "save 2, which was written over it, came home before")]
+    assert quay.home() == {"last.pt": b"2"} and list(quay.copier.begun) == ["fetch 3 n1"]
+
+
+def test_a_disk_at_home_that_refuses_gives_up_the_save_in_words(quay: Quay) -> None:
+    write(quay.job.checkpoints / "s", b"a file where a folder is to be")
+    quay.copies.fetch(quay.save(1, "s/d/a.pt", n0={"s/d/a.pt": b"a"}))
+    quay.copier.arrive_all()
+    ((number, why),) = quay.copies.fetched()
+    assert number == 1 and why.endswith("on this machine") and list(quay.home()) == ["s"]
+
+
+def test_of_more_than_can_travel_at_once_the_oldest_is_given_up(quay: Quay) -> None:
+    for number in range(1, COMING_MAX + 2):
+        quay.copies.fetch(quay.save(number, f"{number}.pt", n0={f"{number}.pt": b"x"}))
+    assert quay.copies.fetched() == [(1, f"more than {COMING_MAX} are on their way at once")]
+    assert len(quay.copier.begun) == COMING_MAX
+
+
+# A supervisor that is revived
+
+
+def test_what_had_only_gathered_is_forgotten_by_a_new_supervisor(quay: Quay) -> None:
+    quay.copies.fetch(quay.save(1, "s", n0={"s/a.pt": b"a"}, n1={"s/b.pt": b"b"}))
+    quay.copier.arrive("n0")
+    quay.copies.fetched()
+    assert renewed(quay).home() == {}
+
+
+def test_an_exchange_of_folders_that_was_cut_off_is_undone(quay: Quay) -> None:
+    quay.bring(1, "d/last", n0={"d/last/a.pt": b"1", "d/last/deep/b.pt": b"1"})
+    before, stage = quay.home(), quay.job.checkpoints / ".coming/2"
+    write(stage / "d/last/a.pt", b"2")
+    (stage / ".old/d").mkdir(parents=True)
+    (quay.job.checkpoints / "d/last").rename(stage / ".old/d/last")
+    assert renewed(quay).home() == before
+
+
+def test_an_exchange_of_files_that_was_cut_off_is_undone(quay: Quay) -> None:
+    quay.bring(1, "a.pt", n0={"a.pt": b"1", "b.pt": b"1"})
+    before, stage = quay.home(), quay.job.checkpoints / ".coming/2"
+    write(stage / "b.pt", b"2")
+    (stage / ".old").mkdir(parents=True)
+    (quay.job.checkpoints / "a.pt").rename(stage / ".old/a.pt")
+    write(quay.job.checkpoints / "a.pt", b"2")
+    assert renewed(quay).home() == before
+
+
+def test_an_exchange_that_was_done_stays_done(quay: Quay) -> None:
+    quay.bring(1, "last", n0={"last/a.pt": b"1"})
+    stage = quay.job.checkpoints / ".coming/2"
+    (stage / ".old").mkdir(parents=True)
+    (quay.job.checkpoints / "last").rename(stage / ".old/last")
+    write(quay.job.checkpoints / "last/a.pt", b"2")
+    assert renewed(quay).home() == {"last/a.pt": b"2"}
+
+
+# To hosts
+
+
+def test_a_save_is_sent_with_all_its_files_and_known_there_by_them(quay: Quay) -> None:
+    save = quay.bring(1, "s", n0={"s/a.pt": b"a"}, n1={"s/b.pt": b"b"})
+    assert quay.copies.send(save, "n1", "/far/n1")
+    copy = quay.copier.of("n1")
+    assert (copy.direction, copy.remote_dir) == (Direction.SEND, "/far/n1/checkpoints")
+    assert (copy.local_dir, copy.names, copy.there) == (
+        quay.job.checkpoints,
+        ("s/a.pt", "s/b.pt"),
+        ("s/b.pt",),
+    )
+    there = quay.copies.there(save, "n1", "/far/n1")
+    assert there.path == "/far/n1/checkpoints/s"
+    assert there.places == (Place("n1", "/far/n1/checkpoints", ("s/a.pt", "s/b.pt")),)
+
+
+def test_a_save_is_sent_once_however_often_its_host_is_prepared_and_no_more_once_another_is(
+    quay: Quay,
+) -> None:
+    old, new = (quay.bring(number, f"{number}.pt", n0={f"{number}.pt": b"x"}) for number in (1, 2))
+    for _ in range(2):
+        assert quay.copies.send(old, "n1", "/far/n1")
+    (first,) = quay.copier.begun
+    quay.copies.send(new, "n1", "/far/n1")
+    assert quay.copier.dropped == [first] and len(quay.copier.begun) == 1
+    quay.copier.arrive("n1", "no space is left for it on n1")
+    assert quay.copies.fetched() == []
+    assert quay.copies.sent == [("n1", "no space is left for it on n1")]
+
+
+def test_what_came_of_sending_counts_no_more_once_the_host_s_ranks_start(quay: Quay) -> None:
+    save = quay.bring(1, "a.pt", n0={"a.pt": b"a"})
+    quay.copies.send(save, "n1", str(quay.place("n1").parent))
+    quay.copier.arrive("n1")
+    quay.copies.fetched()
+    assert quay.copies.sent == [("n1", "")]
+    quay.copies.end_sends("n1")
+    assert quay.copies.sent == []
+
+
+def test_nothing_is_put_into_the_place_of_what_is_being_sent_until_that_is_over(quay: Quay) -> None:
+    save = quay.bring(1, "last.pt", n0={"last.pt": b"1"})
+    quay.copies.send(save, "n1", str(quay.place("n1").parent))
+    quay.copies.fetch(quay.save(2, "last.pt", n0={"last.pt": b"2"}))
+    quay.copier.arrive("n0")
+    assert quay.copies.fetched() == [] and quay.home()["last.pt"] == b"1"
+    quay.copier.arrive("n1")
+    assert quay.copies.fetched() == [(2, "")] and quay.home() == {"last.pt": b"2"}
+
+
+def test_a_sending_that_is_given_up_holds_nothing_up(quay: Quay) -> None:
+    save = quay.bring(1, "last.pt", n0={"last.pt": b"1"})
+    quay.copies.send(save, "n1", str(quay.place("n1").parent))
+    quay.copies.fetch(quay.save(2, "last.pt", n0={"last.pt": b"2"}))
+    quay.copier.arrive("n0")
+    assert quay.copies.fetched() == []
+    quay.copies.end_sends("n1")
+    assert quay.copies.fetched() == [(2, "")] and quay.home() == {"last.pt": b"2"}
+
+
+@pytest.mark.parametrize("folder", ["job/from-hosts/n0/checkpoints", "job/checkpoints/.kept/1"])
+def test_a_save_elsewhere_in_the_job_folder_is_sent_and_one_outside_is_seen_by_all(
+    quay: Quay, folder: str
+) -> None:
+    save = dataclasses.replace(
+        quay.save(1, "a.pt", n0={"a.pt": b"a"}), places=(Place("", str(quay.folder / folder)),)
+    )
+    assert quay.copies.send(save, "n1", "/far/n1")
+    assert quay.copier.of("n1").local_dir == quay.folder / folder
+    assert quay.copies.there(save, "n1", "/far/n1").path == "/far/n1/checkpoints/a.pt"
+    shared = dataclasses.replace(save, places=(Place("", "/shared"),))
+    assert not quay.copies.send(shared, "n1", "/far/n1")
+    assert quay.copies.there(shared, "n1", "/far/n1").path == "/shared/a.pt"
+
+
+# What people see, and what hosts delete
+
+
+def test_what_travels_is_told_with_how_far_it_is(quay: Quay) -> None:
+    save = quay.bring(1, "a.pt", n0={"a.pt": b"five!"})
+    quay.copies.send(save, "n1", "/far/n1")
+    quay.copies.fetch(quay.save(2, "s", n0={"s/a.pt": b"123"}, n1={"s/b.pt": b"1"}))
+    assert quay.copies.travels() == [
+        {"name": "s", "node": "n0", "direction": "fetch", "bytes": 3, "done_bytes": 1},
+        {"name": "s", "node": "n1", "direction": "fetch", "bytes": 1, "done_bytes": 1},
+        {"name": "a.pt", "node": "n1", "direction": "send", "bytes": 5, "done_bytes": 1},
+    ]
+
+
+def test_each_host_is_to_delete_its_own_files_of_a_save_that_is_not_kept(quay: Quay) -> None:
+    save = quay.bring(1, "s", n0={"s/a.pt": b"a"}, n1={"s/b.pt": b"b"})
+    quay.copies.discard(save)
+    assert [(node, own.places[0].host, [p.name for p in own.pieces]) for node, own in quay.copies.discards] == [
+        ("n0", "n0", ["s/a.pt"]), ("n1", "n1", ["s/b.pt"]),
+    ]  # fmt: skip
+    assert save_copies.on_host(save, "n2") is None

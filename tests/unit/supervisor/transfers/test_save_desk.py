@@ -1,0 +1,583 @@
+"""The ledger has every save, and the brain knows what it has; the last whole one survives what scripts and disks do."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from orchestrator.brain.model import events as e
+from orchestrator.core.checkpoints import ledger
+from orchestrator.core.checkpoints.save import Closing, Content, Format, Save, SaveState, StepSource
+from tests.support.desk_world import DeskWorld
+from tests.support.saved_files import Model, adam, distributed, torch_save
+
+OPEN, WHOLE, TORN, GONE = SaveState.OPEN, SaveState.WHOLE, SaveState.TORN, SaveState.GONE
+DISTRUSTED, PRUNED = SaveState.DISTRUSTED, SaveState.PRUNED
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> DeskWorld:
+    return DeskWorld(tmp_path, "n0", "n1")
+
+
+def state(step: int) -> bytes:
+    """Return a torch.save of a whole training state, which differs from step to step."""
+    return torch_save({"model": Model(), "optimizer": adam(), "step": step}, data=bytes([step % 256]) * 256)
+
+
+def one(step: int) -> dict[str, bytes]:
+    """Return a save of one file with its step in its name."""
+    return {f"step_{step}.pt": state(step)}
+
+
+def pair(step: int) -> dict[str, bytes]:
+    """Return a save of two files, whose format does not show whether there are to be more."""
+    return {f"model_{step}.pt": torch_save(Model()), f"optim_{step}.pt": torch_save(adam(step))}
+
+
+# From the first report to the end
+
+
+def test_a_save_is_open_when_it_is_reported_and_whole_once_all_nodes_have_gone_on(world: DeskWorld) -> None:
+    world.write(one(10))
+    world.report("step_10.pt")
+    assert world.told(1) == [OPEN]
+    world.go_on()
+    save = world.latest()
+    assert world.told(1) == [OPEN, WHOLE]
+    assert (save.closed_by, save.attempt, save.world_size, save.main) == (Closing.STEPS, 1, 2, "step_10.pt")
+    assert (save.step, save.step_source, save.steps) == (10, StepSource.STATED, 10)
+    assert (save.format, save.content, save.fits_any_size) == (Format.TORCH, Content.STATE, True)
+    assert save.path == str(world.job.checkpoints / "step_10.pt")
+
+
+def test_the_brain_is_told_of_a_save_without_its_files_which_the_ledger_has(world: DeskWorld) -> None:
+    save = world.save(one(10))
+    assert world.facts.saves[1] == dataclasses.replace(save, pieces=())
+    read, faults = ledger.read(world.job.root, world.job.ledger)
+    assert faults == [] and read == world.saves
+    assert [len(piece.sha256) for piece in read[1].pieces] == [64]
+
+
+def test_a_hash_counts_only_for_the_file_that_was_hashed(world: DeskWorld) -> None:
+    world.write(one(10))
+    early = world.seen("step_10.pt")
+    world.write({"step_10.pt": state(11)})
+    world.report("step_10.pt", steps=11)
+    digest = world.latest().pieces[0].sha256
+    later = dataclasses.replace(early, part=dataclasses.replace(early.part, steps=12))
+    world.hash(dataclasses.replace(later, attempt=9))
+    assert world.latest().pieces[0].sha256 == digest != ""
+
+
+def test_the_job_s_step_is_counted_from_where_its_attempt_began_if_it_states_none(world: DeskWorld) -> None:
+    world.attempt(2, base_step=100)
+    save = world.save({"last.pt": torch_save({"model": Model(), "optimizer": adam()})}, steps=7)
+    assert (save.step, save.step_source) == (107, StepSource.COUNTED)
+
+
+def test_what_a_stale_attempt_reports_is_not_entered(world: DeskWorld) -> None:
+    world.write(one(10))
+    seen = world.seen("step_10.pt")
+    world.attempt(2)
+    world.desk.seen(world.at, "n0", seen, world.gang)
+    world.learn()
+    assert world.saves == {} and world.notes == []
+
+
+@pytest.mark.parametrize(
+    ("names", "main"),
+    [
+        (["../x.pt"], "../x.pt"),
+        (["/etc/x.pt"], "/etc/x.pt"),
+        (["a/../../x"], "a"),
+        (["a//x"], "a"),
+        (["a/x"], "../a"),
+        (["a/x", "a/x"], "a"),
+        (["a\0b"], "a\0b"),
+        ([""], ""),
+        ([], "a"),
+        ([".coming/1/x"], ".coming"),
+        (["n" * 256], "n" * 256),
+        (["a\ud800b"], "a"),
+    ],
+)
+def test_a_report_with_names_that_lead_out_of_the_folder_is_refused_in_words(
+    world: DeskWorld, names: list[str], main: str
+) -> None:
+    world.write(one(10))
+    seen = world.seen("step_10.pt")
+    pieces = tuple(dataclasses.replace(seen.part.pieces[0], name=name) for name in names)
+    bad = dataclasses.replace(seen, main=main, part=dataclasses.replace(seen.part, pieces=pieces))
+    world.desk.seen(world.at, "n1", bad, world.gang)
+    world.learn()
+    assert world.saves == {} and world.notes[0].startswith("n1 reports a save that is not entered: ")
+
+
+def test_a_save_that_is_reported_again_is_the_same_one_until_it_is_whole(world: DeskWorld) -> None:
+    world.write(pair(10))
+    world.report("model_10.pt")
+    world.write({"optim_10.pt": torch_save(adam(11))})
+    world.report("model_10.pt", steps=11)
+    world.go_on()
+    assert world.states() == [WHOLE] and len(world.latest().pieces) == 2
+
+
+def test_a_name_that_is_written_over_is_a_new_save_and_the_one_before_is_gone(world: DeskWorld) -> None:
+    world.save({"last.pt": state(10)})
+    world.save({"last.pt": state(20)}, steps=20)
+    assert world.states() == [GONE, WHOLE] and world.saves[1].why == "was written over by save 2"
+    assert world.told(1) == [OPEN, WHOLE, GONE]
+
+
+def test_the_save_before_counts_until_the_one_that_is_written_over_it_is_whole(world: DeskWorld) -> None:
+    world.save({"last.pt": state(10)})
+    world.write({"last.pt": state(20)})
+    world.report("last.pt", steps=20)
+    assert world.states() == [WHOLE, OPEN]
+
+
+# How ranks and nodes end
+
+
+def test_after_a_rank_ended_badly_its_node_never_goes_on_also_for_what_is_reported_later(
+    world: DeskWorld,
+) -> None:
+    world.exit("n1")
+    world.write(pair(10))
+    world.report("model_10.pt")
+    world.go_on()
+    world.go_on()
+    assert world.states() == [OPEN]
+    world.stop()
+    assert world.states() == [TORN]
+
+
+def test_a_new_supervisor_remembers_which_ranks_ended_badly(world: DeskWorld) -> None:
+    from orchestrator.brain.model.facts import AttemptFacts
+    from orchestrator.brain.model.rank_facts import RankFacts, RankState
+
+    world.facts.attempt = AttemptFacts(1, 0.0, 0.0, None)
+    world.facts.ranks = {0: RankFacts(0, "n0"), 1: RankFacts(1, "n1", RankState.EXITED, code=1)}
+    world.write(pair(10))
+    world.report("model_10.pt")
+    world.restart()
+    world.go_on()
+    assert world.states() == [OPEN]
+
+
+def test_what_is_saved_last_is_whole_if_all_ranks_ended_well_although_no_step_followed(
+    world: DeskWorld,
+) -> None:
+    world.write(pair(10))
+    world.report("model_10.pt", closed_by=Closing.END)
+    world.exit("n0", 0)
+    world.exit("n1", 0)
+    world.stop("n0")
+    assert world.states() == [OPEN]
+    world.stop("n1")
+    assert (world.latest().state, world.latest().closed_by) == (WHOLE, Closing.END)
+
+
+def test_what_was_being_written_when_the_attempt_ended_is_torn_with_the_reason(world: DeskWorld) -> None:
+    world.write({"model_10.pt": torch_save(Model())})
+    world.report("model_10.pt", closed_by=Closing.NONE)
+    world.stop()
+    assert world.told(1) == [OPEN, TORN]
+    assert world.latest().why == "the attempt ended while it was written"
+
+
+def test_a_new_supervisor_goes_on_with_what_is_open(world: DeskWorld) -> None:
+    world.write(one(10))
+    world.report("step_10.pt")
+    world.restart()
+    world.go_on("n1")
+    assert world.states() == [WHOLE], "n0 had gone on when it reported it"
+
+
+def test_a_new_supervisor_tells_the_brain_what_it_had_not_told(world: DeskWorld) -> None:
+    world.save(one(10))
+    world.save(one(20), steps=20)
+    known = world.facts.saves.pop(2)
+    world.facts.saves[7] = dataclasses.replace(known, number=7)
+    world.events.clear()
+    world.restart()
+    assert [
+        (event.save.number, event.save.state) for event in world.events if isinstance(event, e.SaveChanged)
+    ] == [
+        (7, GONE),
+        (2, WHOLE),
+    ]
+    assert world.facts.saves[7].why == "it is not in the ledger any more"
+
+
+def test_open_saves_of_an_earlier_attempt_are_not_closed_by_what_a_later_one_does(world: DeskWorld) -> None:
+    world.write(pair(10))
+    world.report("model_10.pt")
+    world.attempt(2)
+    world.restart()
+    world.go_on()
+    assert world.states() == [TORN]
+
+
+def test_without_any_word_of_the_attempt_what_is_open_is_torn_before_the_next(world: DeskWorld) -> None:
+    world.write(pair(10))
+    world.report("model_10.pt")
+    world.restart()
+    world.compare()
+    assert world.states() == [TORN]
+
+
+# Before the next attempt
+
+
+def test_a_save_that_is_as_it_was_is_compared_by_size_and_time_or_in_all_bytes(world: DeskWorld) -> None:
+    world.save(one(10))
+    assert world.compare(1) == "" and world.latest().compared == "size and time"
+    assert world.compare(1, deep=True) == "" and world.latest().compared == "sha256"
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_a_save_that_was_changed_or_deleted_is_gone_before_the_attempt_and_the_brain_is_told_first(
+    world: DeskWorld, deep: bool
+) -> None:
+    world.save(one(10))
+    world.save(one(20), steps=20)
+    shutil.rmtree(world.job.checkpoints / ".kept")
+    path = world.job.checkpoints / "step_20.pt"
+    about = path.stat()
+    if deep:
+        path.write_bytes(bytes(about.st_size))
+        os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
+        assert world.compare(2) == "", "only its bytes tell"
+    else:
+        path.unlink()
+    fault = world.compare(2, deep=deep)
+    assert fault and (world.saves[2].state, world.saves[2].why) == (GONE, fault)
+    changed, compared = world.events[-2:]
+    assert isinstance(changed, e.SaveChanged) and changed.save.state is GONE
+    assert isinstance(compared, e.SaveCompared) and compared.fault == fault
+
+
+def test_comparing_closes_the_books_of_the_attempt(world: DeskWorld) -> None:
+    world.write(pair(10))
+    world.report("model_10.pt")
+    world.compare()
+    assert world.states() == [TORN]
+
+
+def test_a_torn_save_is_moved_out_of_the_scripts_sight_before_the_next_attempt(world: DeskWorld) -> None:
+    world.save(one(10))
+    world.write({"step_20/model.pt": torch_save(Model()), "step_20/part.pt": b"cut off"})
+    world.report("step_20", steps=20, closed_by=Closing.NONE)
+    world.compare(1)
+    torn = world.saves[2]
+    assert not (world.job.checkpoints / "step_20").exists()
+    assert (world.job.checkpoints / ".step_20.torn-attempt-1/part.pt").read_bytes() == b"cut off"
+    assert torn.state is TORN and torn.why.endswith("; moved step_20 to .step_20.torn-attempt-1")
+    assert world.notes == [f"torn ({torn.why.partition(';')[0]}): moved step_20 to .step_20.torn-attempt-1"]
+
+
+def sharded(step: int, ranks: int = 2) -> dict[str, bytes]:
+    """Return a save of torch.distributed.checkpoint under a name that is written again and again."""
+    files = distributed("latest", ranks)
+    return {name: bytes([step]) * len(data) if "distcp" in name else data for name, data in files.items()}
+
+
+def test_a_folder_of_which_a_torn_save_has_overwritten_some_files_is_set_aside_and_the_one_before_put_back(
+    world: DeskWorld,
+) -> None:
+    whole = world.save(sharded(10))
+    world.write({"latest/__1_0.distcp": sharded(20)["latest/__1_0.distcp"]})
+    world.report("latest", steps=20, closed_by=Closing.NONE)
+    assert world.compare(whole.number, deep=True) == "" and world.states() == [WHOLE, TORN]
+    assert world.home() == {
+        **sharded(10),
+        **{
+            name.replace("latest", ".latest.torn-attempt-1"): sharded(20 if "__1_0" in name else 10)[name]
+            for name in sharded(10)
+        },
+    }
+    assert Path(world.saves[whole.number].path) == world.job.checkpoints / "latest"
+
+
+def test_a_torn_save_that_has_left_the_one_before_as_it_was_stays_beside_it(world: DeskWorld) -> None:
+    whole = world.save(sharded(10))
+    world.write({"latest/__2_0.distcp": b"cut off"})
+    world.report("latest", steps=20, closed_by=Closing.NONE)
+    assert world.compare(whole.number) == "" and world.states() == [WHOLE, TORN]
+    assert world.home() == {**sharded(10), "latest/__2_0.distcp": b"cut off"}
+
+
+def test_what_a_person_has_adopted_of_a_torn_save_stays_in_its_place(world: DeskWorld) -> None:
+    world.write(pair(10))
+    world.report("model_10.pt", closed_by=Closing.NONE)
+    world.stop()
+    adopted = dataclasses.replace(world.saves[1], number=2, attempt=0, state=WHOLE)
+    world.desk._ledger.put(adopted)
+    assert world.compare(2) == "" and sorted(world.home()) == sorted(pair(10))
+
+
+def test_a_save_is_deleted_renamed_or_moved_only_while_it_is_as_the_ledger_has_it(tmp_path: Path) -> None:
+    world = DeskWorld(tmp_path, checkpoint_keep=1)
+    world.save(one(10))
+    world.write(one(10))  # by hand
+    world.save(one(20), steps=20)
+    assert "step_10.pt" in world.home() and world.states() == [WHOLE, WHOLE]
+    assert world.notes == ["step_10.pt stays, though checkpoint.keep is 1: step_10.pt is not as it was saved"]
+    world.write({"step_30/model.pt": torch_save(Model())})
+    world.report("step_30", steps=30, closed_by=Closing.NONE)
+    world.write({"step_30/model.pt": torch_save(Model())})
+    world.compare(2)
+    assert "step_30/model.pt" in world.home()
+
+
+# What is kept twice
+
+
+def test_the_newest_whole_save_is_kept_against_its_script_until_the_next_one_is(world: DeskWorld) -> None:
+    world.save(one(10))
+    assert world.kept() == ["1"]
+    world.write(one(20))
+    world.report("step_20.pt", steps=20)
+    assert world.kept() == ["1"]
+    world.go_on()
+    world.settle()
+    assert world.kept() == ["2"]
+
+
+def test_a_numbered_save_is_kept_without_room_and_one_that_is_written_over_in_place_as_a_copy(
+    world: DeskWorld,
+) -> None:
+    world.save(one(10))
+    inode = (world.job.checkpoints / "step_10.pt").stat().st_ino
+    assert (world.job.checkpoints / ".kept/1/step_10.pt").stat().st_ino == inode
+    for step in (20, 30):
+        save = world.save({"last.pt": state(step)}, steps=step)
+        kept = world.job.checkpoints / ".kept" / str(save.number) / "last.pt"
+        assert kept.stat().st_ino != (world.job.checkpoints / "last.pt").stat().st_ino
+
+
+def test_a_name_that_is_replaced_each_time_is_kept_without_room(world: DeskWorld) -> None:
+    for step in (10, 20):
+        save = world.save({"last.pt": state(step)}, steps=step, replaces=True)
+    kept = world.job.checkpoints / ".kept" / str(save.number) / "last.pt"
+    assert kept.stat().st_ino == (world.job.checkpoints / "last.pt").stat().st_ino
+
+
+def test_a_folder_of_which_only_some_files_are_replaced_is_kept_as_a_copy(world: DeskWorld) -> None:
+    """torch.distributed.checkpoint renames its .metadata into place, and writes its pieces over."""
+    for step in (10, 20):
+        files = {
+            name: bytes([step]) * len(data)
+            for name, data in distributed("latest").items()
+            if "distcp" in name
+        }
+        meta = {name: data for name, data in distributed("latest").items() if "distcp" not in name}
+        world.write(files)
+        world.write(meta, replaces=True)
+        world.report("latest", steps=step)
+        world.go_on()
+        world.settle()
+    save = world.latest()
+    world.write(dict.fromkeys(files, b"cut off"))
+    assert world.compare(save.number, deep=True) == ""
+    assert (Path(world.latest().path) / "__0_0.distcp").read_bytes() == files["latest/__0_0.distcp"]
+
+
+def test_what_a_script_was_writing_over_when_it_died_is_put_back_and_what_it_wrote_is_set_aside(
+    world: DeskWorld,
+) -> None:
+    world.save({"last.pt": state(10)})
+    world.write({"last.pt": b"cut off"})
+    world.report("last.pt", steps=20, closed_by=Closing.NONE)
+    assert world.compare(1) == ""
+    assert world.states() == [WHOLE, TORN]
+    assert (world.job.checkpoints / "last.pt").read_bytes() == state(10)
+    assert world.saves[1].path == str(world.job.checkpoints / "last.pt")
+    assert (world.job.checkpoints / ".last.pt.torn-attempt-1").read_bytes() == b"cut off"
+
+
+def test_where_its_place_is_taken_the_attempt_begins_from_what_is_kept(world: DeskWorld) -> None:
+    world.save({"last.pt": state(10)})
+    world.write({"last.pt": b"cut off"})  # by a host that was lost, and so never reported
+    assert world.compare(1) == ""
+    assert world.saves[1].path == str(world.job.checkpoints / ".kept/1/last.pt")
+    assert (world.job.checkpoints / "last.pt").read_bytes() == b"cut off", "nothing is written over"
+    assert world.compare(1) == "", "before a further attempt, too"
+
+
+def test_a_save_that_its_script_deleted_comes_back_from_what_is_kept(world: DeskWorld) -> None:
+    world.save({f"step_10/{name}.pt": torch_save(Model()) for name in ("a", "b")})
+    shutil.rmtree(world.job.checkpoints / "step_10")
+    assert world.compare(1) == ""
+    assert sorted(world.home()) == ["step_10/a.pt", "step_10/b.pt"]
+    assert Path(world.saves[1].path) == world.job.checkpoints / "step_10"
+
+
+def test_a_kept_save_that_was_damaged_is_not_begun_from(world: DeskWorld) -> None:
+    world.save({"last.pt": state(10)})
+    world.write({"last.pt": b"cut off"})
+    (world.job.checkpoints / ".kept/1/last.pt").write_bytes(b"damaged")
+    assert world.compare(1) != "" and world.states() == [GONE]
+
+
+def test_at_the_job_s_end_nothing_is_kept_twice_unless_it_is_the_last_whole_one_there_is(
+    world: DeskWorld,
+) -> None:
+    world.save({"last.pt": state(10)})
+    world.desk.end(world.at)
+    world.settle()
+    assert world.kept() == []
+    world.save({"last.pt": state(20)}, steps=20)
+    world.write({"last.pt": b"cut off"})
+    world.desk.end(world.at)
+    world.settle()
+    assert world.kept() == ["2"]
+
+
+# What checkpoint.keep deletes
+
+
+def test_older_saves_than_the_newest_of_their_series_are_deleted(tmp_path: Path) -> None:
+    world = DeskWorld(tmp_path, checkpoint_keep=2)
+    for step in (10, 20, 30, 40):
+        world.save(one(step), steps=step)
+    assert sorted(world.home()) == ["step_30.pt", "step_40.pt"]
+    assert world.states() == [PRUNED, PRUNED, WHOLE, WHOLE] and world.told(1)[-1] is PRUNED
+    assert world.saves[1].why == "checkpoint.keep"
+
+
+def test_keep_every_keeps_each_of_so_many_steps_besides(tmp_path: Path) -> None:
+    world = DeskWorld(tmp_path, checkpoint_keep=1, checkpoint_keep_every=20)
+    for step in (10, 20, 30, 40, 50):
+        world.save(one(step), steps=step)
+    assert sorted(world.home()) == ["step_20.pt", "step_40.pt", "step_50.pt"]
+
+
+def test_never_deleted_are_the_best_one_that_is_cited_open_ones_and_what_is_unknown(tmp_path: Path) -> None:
+    world = DeskWorld(tmp_path, "n0", "n1", checkpoint_keep=1)
+    world.write({"mine/step_1.pt": state(1)})  # from before the job, and so never reported
+    world.save({"best_10.pt": state(10)})
+    world.save(one(10))
+    for step in (20, 30, 40):
+        cites = {"model": Model(), "optimizer": adam(), "step": step, "best_model_path": "x/step_10.pt"}
+        world.save({f"step_{step}.pt": torch_save(cites)}, steps=step)
+    world.write(pair(50))
+    world.report("model_50.pt", steps=50)
+    names = sorted(world.home())
+    assert names == ["best_10.pt", "mine/step_1.pt", "model_50.pt", "optim_50.pt", "step_10.pt", "step_40.pt"]
+
+
+def test_the_save_that_a_resume_would_begin_from_stays_although_newer_ones_are_of_another_kind(
+    tmp_path: Path,
+) -> None:
+    world = DeskWorld(tmp_path, checkpoint_keep=1)
+    world.save(one(10))
+    for step in (20, 30):
+        world.save({f"weights/model_{step}.pt": torch_save(Model())}, steps=step)
+    assert sorted(world.home()) == ["step_10.pt", "weights/model_30.pt"]
+
+
+# What the brain decides, and what scripts do
+
+
+def test_a_save_that_the_brain_gave_up_is_given_up_in_the_ledger_and_trusted_again_with_it(
+    world: DeskWorld,
+) -> None:
+    world.save(one(10))
+    known = world.facts.saves[1]
+    world.facts.saves[1] = dataclasses.replace(known, state=DISTRUSTED, why="rank 0 could not load it")
+    world.desk.mirror(world.facts)
+    world.learn()
+    read, _ = ledger.read(world.job.root, world.job.ledger)
+    assert (read[1].state, read[1].why) == (DISTRUSTED, "rank 0 could not load it")
+    world.facts.saves[1] = known
+    world.restart()
+    assert (world.saves[1].state, world.saves[1].why) == (WHOLE, "")
+
+
+def test_what_the_brain_knows_less_of_is_not_taken_over_by_the_ledger(world: DeskWorld) -> None:
+    world.save(one(10))
+    world.facts.saves[1] = dataclasses.replace(world.facts.saves[1], state=OPEN)
+    world.desk.mirror(world.facts)
+    assert world.states() == [WHOLE]
+
+
+def test_a_script_that_began_anew_is_told_and_the_steps_of_its_saves_are_counted_from_there(
+    world: DeskWorld,
+) -> None:
+    world.save(one(50), steps=50)
+    world.attempt(2, base_step=50)
+    world.save({"weights.pt": torch_save(Model())}, steps=9)
+    assert world.latest().step == 59
+    world.save(one(10), steps=10)
+    (began,) = [event for event in world.events if isinstance(event, e.BeganElsewhere)]
+    assert (began.attempt, began.step, began.main, began.steps) == (2, 0, "step_10.pt", 10)
+    assert [(save.main, save.step) for save in world.saves.values()] == [
+        ("step_50.pt", 50), ("weights.pt", 9), ("step_10.pt", 10),
+    ]  # fmt: skip
+
+
+# The disk
+
+
+def test_while_the_disk_is_full_the_brain_is_told_nothing_that_the_ledger_does_not_have(
+    world: DeskWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(fd: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    world.write(one(10))
+    seen = world.seen("step_10.pt")
+    with monkeypatch.context() as full:
+        full.setattr(os, "fsync", refuse)
+        world.desk.seen(world.at, "n0", seen, world.gang)
+        assert world.learn() == [] and ledger.read(world.job.root, world.job.ledger)[0] == {}
+    (told,) = world.learn()
+    assert isinstance(told, e.SaveChanged) and ledger.read(world.job.root, world.job.ledger)[0] == world.saves
+
+
+def test_a_ledger_that_cannot_be_written_for_another_reason_ends_the_supervisor(
+    world: DeskWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(fd: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    world.write(one(10))
+    seen = world.seen("step_10.pt")
+    monkeypatch.setattr(os, "fsync", refuse)
+    world.desk.seen(world.at, "n0", seen, world.gang)
+    with pytest.raises(OSError, match="Input/output"):
+        world.learn()
+
+
+def test_lines_of_the_ledger_that_cannot_be_read_are_noted(world: DeskWorld) -> None:
+    world.save(one(10))
+    with world.job.ledger.open("a") as file:
+        file.write("no line\n")
+    world.restart()
+    assert world.states() == [WHOLE] and world.notes == [
+        f"{world.job.ledger}:{_lines(world.job.ledger)} cannot be read"
+    ]
+
+
+def _lines(path: Path) -> int:
+    return len(path.read_text().splitlines())
+
+
+def test_a_save_that_finds_no_room_to_be_kept_is_whole_all_the_same(
+    world: DeskWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "link", refuse)
+    save: Save = world.save(one(10))
+    assert save.state is WHOLE and world.kept() == []
+    assert world.compare(1) == ""

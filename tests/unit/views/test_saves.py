@@ -1,0 +1,110 @@
+"""The table of saves, what is offered below it, and what a resume says that it begins from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from orchestrator.core.checkpoints.choice import Choice, Passed
+from orchestrator.core.checkpoints.save import Closing, Place, Save, SaveState, StepSource
+from orchestrator.core.codec import Json
+from orchestrator.views import cells, saves
+from tests.support import golden, jobs, saved_files
+
+COLUMNS = 80
+
+
+def _save(number: int, **fields: Any) -> Json:
+    """Return a save as `orch checkpoints --json` has it; `fields` are those that differ."""
+    main = fields.get("main", f"step-{number}0.pt")
+    whole: Json = {
+        "save": number, "path": f"{jobs.ROOT}/checkpoints/{main}", "main": main, "step": 10 * number, "content": "state",
+        "state": "whole", "why": "", "compared": "", "files": 1, "bytes": 3_400_000, "exists": True, "whole": None,
+        "written_at": f"2026-11-20T22:4{number % 10}:05.123Z", "resume": False, "places": [{"host": "", "path": "/"}],
+    }  # fmt: skip
+    return {**whole, **fields}
+
+
+def _offer(main: str, **fields: Any) -> Json:
+    base = {"save": None, "format": "torch.save", "checkpoint_path": "", "state": "offered"}
+    return {**_save(5, main=main, step=50), **base, **fields}
+
+
+def _text(*listed: Json) -> str:
+    return cells.plain(saves.table(listed, jobs.ID, jobs.ROOT))
+
+
+OVER = {"state": "gone", "why": "was written over by save 6", "main": "last.pt"}
+DELETED = {"state": "gone", "exists": False}
+TABLES: dict[str, list[Json]] = {
+    "whole ones": [_save(1), _save(2, resume=True, step=1200, bytes=2_100_000_000)],
+    "a night": [
+        _save(1, **DELETED, why="step-10.pt is gone"),
+        _save(2, state="pruned", why="checkpoint.keep", exists=False),
+        _save(3, content="weights alone", step=None),
+        _save(4, resume=True, files=12, main="step-40", why="step-40/a.pt is empty, but orch has kept it in .kept/4"),
+        _save(5, **DELETED, why="step-50.pt is gone"),
+        _save(6, state="gone", why="step-60.pt has other bytes than when it was saved (sha256)"),
+        _save(7, state="torn", why="is cut off: its zip has no end; moved step-70.pt to .step-70.pt.torn-attempt-1"),
+        _save(8, state="distrusted", why="rank 0 could not load it in attempt 2: RuntimeError"),
+        _save(9, state="open", why="not every rank has made a step since"),
+    ],
+    "one name, again and again": [_save(4, **OVER), _save(5, **OVER), _save(6, main="last.pt", resume=True)],
+    "nothing whole": [_save(1, **DELETED, why="step-10.pt is gone"), _save(2, state="torn", why="step-20.pt is empty")],
+    "on a host": [_save(1, resume=True), _save(2, state="torn", why="step-20.pt is empty", places=[{"host": "gpu3", "path": "/"}])],
+    "compared": [
+        _save(1, whole=True, compared="sha256"),
+        _save(2, whole=False, state="gone", why="step-20.pt has other bytes than when it was saved (sha256)"),
+        _save(3, whole=True, compared="sha256", resume=True),
+        _save(4, whole=True, compared="size and time, its format has no check sum", main="a.pkl"),
+    ],
+    "not in the ledger": [
+        _save(1, resume=True),
+        _offer("my model.pt"),
+        _offer("torn.pt", format="unknown", step=None, why="torn.pt is cut off: its zip has no end"),
+    ],
+    "saved where ranks start": [
+        _offer(f"out/{number}.pt", path=f"{jobs.ROOT}/code/out/{number}.pt", checkpoint_path="{job_dir}/code/out/*")
+        for number in range(7)
+    ],
+    "nothing yet": [],
+}  # fmt: skip
+
+
+def test_the_tables_are_those_that_were_looked_at() -> None:
+    golden.check("checkpoints.txt", "".join(f"# {name}\n{_text(*rows)}\n" for name, rows in TABLES.items()))
+
+
+def test_all_but_commands_and_reasons_fits_on_a_narrow_terminal() -> None:
+    rows = [row for table in TABLES.values() for row in _text(*table).splitlines()]
+    wide = [row for row in rows if len(row) > COLUMNS]
+    assert all(row.startswith("      ") or "checkpoint.path" in row for row in wide), wide
+
+
+def test_what_was_written_over_is_shown_where_it_is_all_there_is() -> None:
+    text = _text(_save(1, **{**OVER, "why": "last.pt is gone"}))
+    assert "last.pt\n      is gone" in text and "a restart begins at the beginning" in text
+
+
+def _whole(number: int, **fields: Any) -> Save:
+    place = Place("", f"{jobs.ROOT}/checkpoints")
+    known = {"main": f"step-{number}0.pt", "step_source": StepSource.STATED, "places": (place,)}
+    return saved_files.saved(number, **{**known, **fields})
+
+
+def test_a_resume_says_what_it_begins_from_as_it_was_looked_at() -> None:
+    torn = Passed(7, "step-70.pt", 70, "torn: the attempt ended while it was written")
+    gone = Passed(6, "step-60", None, "gone: step-60/model.pt is gone")
+    kept = "last.pt is empty, but orch has kept it in .kept/5"
+    choices = {
+        "the newest": Choice(_whole(5)),
+        "one before others": Choice(_whole(5, step_source=StepSource.COUNTED), passed=(torn, gone)),
+        "as it was kept": Choice(_whole(5, main="last.pt", why=kept, step=None)),
+        "one that was given up": Choice(
+            _whole(5, state=SaveState.DISTRUSTED, why="rank 0 could not load it in attempt 2: RuntimeError")
+        ),
+        "adopted from elsewhere": Choice(_whole(5, places=(Place("", "/data"),), closed_by=Closing.ADOPTED)),
+        "many passed": Choice(_whole(1), passed=(torn, gone) * 4),
+        "the beginning": Choice(passed=(torn,)),
+    }
+    text = "".join(f"# {name}\n{cells.plain(saves.start(one, jobs.ROOT))}\n" for name, one in choices.items())
+    golden.check("resume.txt", text)
