@@ -23,7 +23,7 @@ def test_each_host_has_its_own_working_folder_and_paths(desk: Desk) -> None:
 
 def test_a_named_file_of_the_working_folder_goes_on_on_another_host(desk: Desk, box: Box) -> None:
     job = desk.submit(
-        FILES, entrypoint="train.py --one", nodes=2, spares=1, procs_per_node=1, ssh={"hosts": "node[1-3]"}, env={"STEPS": "200"},
+        FILES, entrypoint="train.py --one", nodes=2, spares=1, procs_per_node=1, ssh={"hosts": "node[1-3]"}, env={"STEPS": "80", "EACH_S": "0.5"},
         checkpoint={"path": "{job_dir}/code/snapshot.pt", "resume_args": "--from={path}"},
     )  # fmt: skip
     job.until(lambda seen: (seen["checkpoint"] or {"step": 0})["step"] >= 20, "the second checkpoint at home")

@@ -141,7 +141,7 @@ run(10)
 save("before.pt", 10)
 run(20, start=10)
 save("last.pt", 20)
-while not list(folder.glob(".kept/?/last.pt")):
+while not list(folder.glob(".kept/*[0-9]/last.pt")):
     optimizer.step()
     time.sleep(0.02)
 half("last.pt", 30)
@@ -157,7 +157,7 @@ if attempt == 1:
     save("before.pt", 10)
     run(20, start=10)
     save("last.pt", 20)
-    while "last.pt" not in known():
+    while not list(folder.glob(".kept/*[0-9]/last.pt")):
         optimizer.step()
         time.sleep(0.02)
     half("last.pt", 30)

@@ -219,13 +219,14 @@ def test_a_file_that_was_written_again_does_not_come_even_if_only_its_bytes_or_i
 def test_a_file_that_is_written_over_while_it_is_copied_does_not_come(
     start: StartHost, has_rsync: bool, is_hashed: bool
 ) -> None:
-    host = start("", has_rsync, 4.0)
-    wanted = write(host.there, "a.pt", os.urandom(8_000_000), SAVED_NS)
+    host = start("", has_rsync, 2.0)
+    wanted, other = write(host.there, "a.pt", os.urandom(8_000_000), SAVED_NS), os.urandom(8_000_000)
     if not is_hashed:
         wanted = dataclasses.replace(wanted, sha256="")
     host.begin(Direction.FETCH, ("a.pt",), (wanted,))
     until(lambda: host.copies.progress().get("key", 0) > 0)
-    write(host.there, "a.pt", os.urandom(8_000_000))  # in place, and as long as before
+    write(host.there, "a.pt", other)  # in place, and as long as before
+    assert not host.news.is_set()
     (done,) = host.wait()
     assert done.error == AGAIN
 
@@ -234,12 +235,13 @@ def test_a_file_that_is_written_over_while_it_is_copied_does_not_come(
 def test_a_file_that_is_written_over_while_another_of_its_save_is_copied_does_not_come(
     start: StartHost, has_rsync: bool
 ) -> None:
-    host = start("", has_rsync, 4.0)
+    host = start("", has_rsync, 2.0)
     first = write(host.there, "s/a.pt", b"data", SAVED_NS)
     large = write(host.there, "s/b.pt", os.urandom(8_000_000))
     host.begin(Direction.FETCH, ("s/b.pt", "s/a.pt"), (large, first))
     until(lambda: host.copies.progress().get("key", 0) > 0)
     write(host.there, "s/a.pt", b"more")
+    assert not host.news.is_set()
     (done,) = host.wait()
     assert done.error == "s/a.pt was written again on node1 before it was copied"
 

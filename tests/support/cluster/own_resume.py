@@ -19,7 +19,7 @@ def save(step):
     together(True)
     if attempt == 1 and step == 25 and rank == 1 and "--dies" in sys.argv:
         os.kill(os.getpid(), 9)
-run(int(os.environ.get("STEPS", "60")), each_s=0.2, at_step=save, start=start)
+run(int(os.environ.get("STEPS", "60")), each_s=float(os.environ.get("EACH_S", "0.2")), at_step=save, start=start)
 """
 )
 FILES = {**FAKE_TORCH, "train.py": OWN_RESUME}
