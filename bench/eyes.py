@@ -15,8 +15,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from orchestrator.agent.rank import hook, step_counter
-from orchestrator.agent.start.processes import NodeRanks, RankProcess
+from orchestrator.agent.ranks import processes, step_counter
+from orchestrator.agent.ranks.hook import layout
+from orchestrator.agent.ranks.processes import NodeRanks, RankProcess
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.log_index import LogIndex
 from tests.support.watch import SAY_READY, watching
@@ -53,15 +54,15 @@ IMPORT = "import torch\nprint(0)\n"
 def rank(root: Path) -> dict[str, str]:
     """Lay out a rank's folder and return its environment."""
     folder = Path(tempfile.mkdtemp(dir=root))
-    shutil.copy(hook.__file__, folder / "sitecustomize.py")
-    step_counter.create(folder / hook.STEP_FILE)
+    processes.install_hook(folder)
+    step_counter.create(folder / layout.STEP_FILE)
     own = {
-        hook.RANK_DIR_ENV: str(folder),
-        hook.STACK_SIGNAL_ENV: "50",
+        layout.RANK_DIR_ENV: str(folder),
+        layout.STACK_SIGNAL_ENV: "50",
         "RANK": "0",
-        "PYTHONPATH": str(folder),
+        "PYTHONPATH": str(folder / "hook"),
     }
-    env = {**os.environ, **own, hook.SOCKET_ENV: "1"}
+    env = {**os.environ, **own, layout.SOCKET_ENV: "1"}
     env.pop("PYTHONDONTWRITEBYTECODE", None)  # a node's first rank compiles the hook for the others
     return env
 
@@ -110,9 +111,9 @@ def beat(root: Path) -> None:
         said(STEP, env, "8")
         sleeper = subprocess.Popen(["sleep", "600"])
         sleepers.append(sleeper)
-        folder = Path(env[hook.RANK_DIR_ENV])
+        folder = Path(env[layout.RANK_DIR_ENV])
         index = LogIndex(job.rank_index(1, number))
-        reader = step_counter.StepCounter(folder / hook.STEP_FILE)
+        reader = step_counter.StepCounter(folder / layout.STEP_FILE)
         processes.append(
             RankProcess(number, number, sleeper.pid, folder, job.rank_log(1, number), index, reader)
         )
@@ -136,7 +137,7 @@ def beat(root: Path) -> None:
 def look(root: Path) -> None:
     """Looks at 8 ranks that have torch, with their pages on the disk."""
     script = f"import time, torch.distributed\n{SAY_READY}time.sleep(600)\n"
-    with watching(root / "looked", script, ranks=RANKS, **{hook.SOCKET_ENV: "1"}) as watch:
+    with watching(root / "looked", script, ranks=RANKS, **{layout.SOCKET_ENV: "1"}) as watch:
         took_s = []
         for _ in range(LOOKS):
             began_s = time.perf_counter()

@@ -58,7 +58,7 @@ def _limit_s(entry: Entry) -> float:
 
 
 def _row(entry: Entry, job: Sight) -> str:
-    judged, suspects = job.news(d.Judge), job.news(d.Suspect)
+    judged, suspects = job.news(d.Judge), job.notices(d.Topic.SUSPECT)
     limit = f"{entry.found_s_max:.0f} s" if isinstance(entry, Case) else "never"
     if not judged:
         looks = len({(one.attempt, one.inspection) for one in job.news(d.Inspect)})

@@ -20,16 +20,20 @@ from orchestrator.brain.brain import Brain
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.core import observations
-from orchestrator.core.limits import Limits
+from orchestrator.core.planned import Limits, PlannedNode
+from orchestrator.core.wire.messages import RankHeartbeat
 
 JOBS = 10_000
 BEAT_S = 1.0
 STEPS_MAX = 200
 JOB_S_MAX = 900.0
-HANG_S_MAX = 1800.0
+HANG_S_MAX = 4500.0
+LIMIT_S = 1800.0
+"""How long torch lets a collective of gloo wait."""
+
 RANKS = 4
 TIMES = ("constant", "normal", "lognormal", "pareto", "evaluates", "saves", "stutters")
-HANGS = ("proved", "one rank stands", "never entered", "network", "endless computation")
+HANGS = ("unlike", "one rank stands", "never entered", "network", "endless computation")
 SEEN_MIN, SEEN_MAX = 0.6, 0.98
 """How likely one comparison of two looks sees that a rank works which does: drawn for each job."""
 
@@ -95,7 +99,7 @@ class _Job:
     pending: list[d.Inspect] = field(default_factory=list)
 
     def begin(self) -> None:
-        planned = e.Planned(0.0, (e.NodePlan("n0", tuple(range(RANKS))),), LIMITS, None)
+        planned = e.Planned(0.0, (PlannedNode("n0", "", "", (), tuple(range(RANKS))),), LIMITS, None)
         self.hear(planned)
         self.hear(e.AgentUp(0.0, "n0", "a", 0, 0, "", 0, ()))
         self.hear(e.Prepared(0.0, "n0", 1, "10.0.0.1", 5000, ()))
@@ -113,7 +117,7 @@ class _Job:
                 if isinstance(decision, d.Inspect):
                     self.looks += 1
                     self.pending.append(decision)
-                elif isinstance(decision, d.Suspect):
+                elif isinstance(decision, d.Notice) and decision.topic is d.Topic.SUSPECT:
                     self.named_s = self.named_s or self.now_s
                 elif isinstance(decision, d.Judge):
                     self.judged, self.named_s = decision, self.named_s or self.now_s
@@ -128,7 +132,7 @@ class _Job:
             else ()
         )
         ranks = tuple(
-            e.RankHeartbeat(
+            RankHeartbeat(
                 rank, self.count, "R" if rank in busy else "S", self.count, self.now_s if rank in busy else 0.0,
                 median_step_s=usual,
             )
@@ -160,13 +164,21 @@ class _Job:
             )
         if first:
             doing = observations.Activity.UNKNOWN
-        number = 10 + self.count * 3 + (0 if busy and len(pause.ranks) < RANKS else 1)
+        is_unlike = busy and pause.why == "unlike"
+        number = 10 + self.count * 3 + (0 if busy and len(pause.ranks) < RANKS and not is_unlike else 1)
         entered = observations.Collective(
-            "0", "default group", tuple(range(RANKS)), number, "all_reduce", "float32[8]", 1.0
+            "0",
+            "default group",
+            tuple(range(RANKS)),
+            number,
+            "broadcast" if is_unlike else "all_reduce",
+            "float32[8]",
+            1.0,
+            limit_s=LIMIT_S,
         )
         return observations.RankInspection(
             rank, 100 + rank, "S", doing, self.now_s - self.still_since[rank], "train.py:9 step", pause.why if busy else "",
-            busy and pause.why == "proved", None, pause.phase if busy else "train", ("train.py:9 step",), (entered,), (), (),
+            False, pause.phase if busy else "train", ("train.py:9 step",), (entered,), (), (),
             (),
         )  # fmt: skip
 
@@ -251,8 +263,8 @@ def _pause(rng: random.Random, lasts_s: float, ranks: tuple[int, ...], phase: st
 def _hang(rng: random.Random, kind: str) -> Pause:
     odd = (rng.randrange(RANKS),)
     match kind:
-        case "proved":
-            return Pause(HANG_S_MAX, odd, observations.Activity.BLOCKED, "train", 0.0, "proved")
+        case "unlike":
+            return Pause(HANG_S_MAX, odd, observations.Activity.WAITING_FOR_RANKS, "train", 0.0, "unlike")
         case "one rank stands":
             return Pause(HANG_S_MAX, odd, observations.Activity.BLOCKED, "train", 0.0)
         case "never entered":

@@ -7,7 +7,6 @@ that has just begun: seconds, and the most memory that the process had (aim: 50 
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import statistics
@@ -23,11 +22,11 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import News
 from orchestrator.core import codec, observations
-from orchestrator.core.jobdir import home
+from orchestrator.core.jobdir import home, status_file
 from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.wire.messages import RankHeartbeat
+from orchestrator.journal.journaled_brain import JournaledBrain
 from orchestrator.supervisor import status as status_object
-from orchestrator.supervisor.journal.journaled_brain import JournaledBrain
-from orchestrator.supervisor.journal.planned import planned
 from tests.support import jobs
 
 DAYS = 30
@@ -42,7 +41,7 @@ import atexit, pathlib, re, sys
 atexit.register(lambda: print(re.search(r"VmHWM:\\s*(\\d+)", pathlib.Path("/proc/self/status").read_text())[1], file=sys.stderr))
 """
 REVIVE = f"""{MEASURED}
-from orchestrator.supervisor.journal.journaled_brain import JournaledBrain
+from orchestrator.journal.journaled_brain import JournaledBrain
 from orchestrator.core.jobdir.layout import JobDir
 JournaledBrain(JobDir(pathlib.Path(sys.argv[1])), "machine")
 """
@@ -82,7 +81,7 @@ def beats(attempt: int, at: float, count: int) -> Iterator[News]:
     for node in range(NODES):
         ranks = range(PER_NODE * node, PER_NODE * (node + 1))
         told = tuple(
-            e.RankHeartbeat(rank, count, "R", 100 * count, 3.7 * count, 11 * count, STEP_S, 1.9)
+            RankHeartbeat(rank, count, "R", 100 * count, 3.7 * count, 11 * count, STEP_S, 1.9)
             for rank in ranks
         )
         yield e.Heartbeat(at, f"node-{node}", attempt, told)
@@ -95,7 +94,7 @@ def looked(attempt: int, at: float, look: int) -> Iterator[News]:
     for node in range(NODES):
         ranks = tuple(
             observations.RankInspection(
-                rank, 1000 + rank, "R", observations.Activity.PROGRESSING, 0.0, FRAMES[0], "computes", False, None, "evaluate", FRAMES,
+                rank, 1000 + rank, "R", observations.Activity.PROGRESSING, 0.0, FRAMES[0], "computes", False, "evaluate", FRAMES,
                 (), (), (), (), gpu_use=0.9,
             )
             for rank in range(PER_NODE * node, PER_NODE * (node + 1))
@@ -107,7 +106,15 @@ def crash(attempt: int, at: float, count: int) -> Iterator[News]:
     """One rank crashes, all others are stopped."""
     failure = observations.Failure("RuntimeError", "NCCL error", "Traceback\n" * 20, "train.py:10 step")
     verdict = d.Verdict(
-        d.Kind.CRASH, (1,), "node-0", "rank 1: NCCL error", ("evidence",), "crash", count, at, True
+        d.Kind.CRASH,
+        (1,),
+        "node-0",
+        "rank 1: NCCL error",
+        (d.Evidence("evidence"),),
+        d.Signature(d.Kind.CRASH),
+        count,
+        at,
+        True,
     )
     yield e.Exited(at, "node-0", attempt, 1, 1, None, count, failure, False, False)
     yield d.Judge(at, verdict.summary, attempt, verdict)
@@ -143,7 +150,7 @@ def make(place: Path, days: float) -> JobDir:
     plan = codec.unpack(type(plan), {**codec.pack(plan), "id": job.id})
     job.plan.write_text(codec.dumps(plan))
     memory = JournaledBrain(job, "machine")
-    memory.learn(planned(plan, 0.0))
+    memory.learn(jobs.planned(plan))
     memory.learn(e.SupervisorStarted(0.0, 1))
     attempt, end_s = 0, days * DAY_S
     for attempt in range(1, max(1, int(days)) + 1):
@@ -165,7 +172,7 @@ def make(place: Path, days: float) -> JobDir:
         memory.learn(news)
     memory._journal.sync()
     status = status_object.status(plan, memory.facts, status_object.Now(end_s, time.time()), {})
-    job.state.write_text(json.dumps(status))
+    status_file.write(job, status, durable=False)
     job.ended.touch()  # so that no command revives it
     return job
 

@@ -180,7 +180,7 @@ def pace(folder: Path) -> None:
 
 
 def _free_port() -> int:
-    from orchestrator.agent.rendezvous.ports import free_port
+    from orchestrator.agent.host.rendezvous import free_port
 
     return free_port(str(time.monotonic_ns()))
 

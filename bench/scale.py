@@ -31,14 +31,15 @@ from orchestrator.brain.brain import Brain
 from orchestrator.brain.model import events as e
 from orchestrator.core import codec
 from orchestrator.core import observations as seen
-from orchestrator.core.jobdir import home, requests
+from orchestrator.core.jobdir import home, requests, status_file
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.core.jobdir.plan import Plan, PlannedNode, PlannedPool
+from orchestrator.core.jobdir.plan import Plan
+from orchestrator.core.planned import PlannedNode, PlannedPool
+from orchestrator.core.wire.messages import RankHeartbeat
+from orchestrator.journal import facts_file
 from orchestrator.submission import credentials
 from orchestrator.supervisor import status as status_object
 from orchestrator.supervisor import supervisor
-from orchestrator.supervisor.journal import facts_file
-from orchestrator.supervisor.journal.planned import planned
 from tests.support import jobs
 from tests.support.fake_backend import Backend
 
@@ -58,7 +59,7 @@ def plan_of(nodes: int, job_id: str) -> Plan:
     """Return the plan of a job whose hosts are chosen and fenced, as over SSH and on Slurm."""
     plan = jobs.plan(name="scale", nodes=1, procs_per_node=PER_NODE, restart={"backoff": 0})
     hosts = tuple(PlannedNode(f"node-{index}", f"host-{index}", "", (), ()) for index in range(nodes))
-    limits = dataclasses.replace(plan.limits, fence_s=0.6 * plan.limits.node_silent_s_max)
+    limits = dataclasses.replace(plan.limits, fence_s=0.6 * plan.limits.node_timeout_s)
     pool = PlannedPool(nodes, PER_NODE, 0, 0)
     return dataclasses.replace(plan, id=job_id, nodes=hosts, limits=limits, pool=pool, heartbeat_s=1.0)
 
@@ -237,10 +238,11 @@ def steady(job: JobDir, pid: int) -> None:
         )
     say("journal", f"{(job.journal.stat().st_size - journal_before) / span_s / 1e3:.1f} kB/s")
     facts, plan = facts_file.read(job).facts, codec.loads(Plan, job.plan.read_bytes())
-    rates = dict.fromkeys(facts.ranks, 1.0)
     spent_s = cost(
-        lambda: json.dumps(
-            status_object.status(plan, facts, status_object.Now(facts.heard_at, time.time()), rates)
+        lambda: codec.dumps_plain(
+            status_file.as_json(
+                status_object.status(plan, facts, status_object.Now(facts.heard_at, time.time()))
+            )
         )
     )
     say(
@@ -312,7 +314,7 @@ def brain(nodes: int) -> None:
     """Measure what a running job's heartbeats and a decision cost, without processes and connections."""
     plan = plan_of(nodes, "scale")
     alone = Brain()
-    alone.learn(planned(plan, 0.0))
+    alone.learn(jobs.planned(plan))
     alone.learn(e.SupervisorStarted(0.0, 1))
     now_s = play(alone, nodes)
     beats, learned, decided = RUNS, 0.0, []
@@ -339,8 +341,8 @@ def _ranks(index: int) -> range:
     return range(index * PER_NODE, (index + 1) * PER_NODE)
 
 
-def _beat(rank: int, steps: int) -> e.RankHeartbeat:
-    return e.RankHeartbeat(
+def _beat(rank: int, steps: int) -> RankHeartbeat:
+    return RankHeartbeat(
         rank, steps, "R", 120 * steps, 11.7 * steps, 93_571 * steps, 1.0, 0.61 if steps < 5 else 0.62, groups=("0123456789abcdef",),
         collective_counts=(seen.CollectiveCounts(steps, 0, steps, (12 * steps,)),), optimizer_steps=steps,
     )  # fmt: skip

@@ -18,7 +18,7 @@ from typing import Any
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.core.host import procfs
-from orchestrator.supervisor.journal import journal_file
+from orchestrator.journal import journal_file
 from tests.support.cluster import needs
 from tests.support.cluster.box import Box
 from tests.support.cluster.desk import Desk, Job

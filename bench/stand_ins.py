@@ -191,9 +191,10 @@ def _heartbeat(rank: int, steps: int, now_s: float) -> m.RankHeartbeat:
     """Return what an agent says of a rank of a DDP job."""
     own_s = 0.61 + (rank * 7919 + int(now_s / OWN_WORK_S)) % 97 / 1000
     return m.RankHeartbeat(
-        rank, steps, "R", 120 * steps, round(11.7 * steps, 2), 1.0, io_bytes=93_571 * steps,
+        rank, steps, "R", 120 * steps, round(11.7 * steps, 2), io_bytes=93_571 * steps,
         median_step_s=1.0 + rank % 13 / 1000, own_work_s=own_s if steps > 5 else None, groups=("0123456789abcdef",),
         collective_counts=(seen.CollectiveCounts(steps, 0, steps, (12 * steps,)),) if steps else (), optimizer_steps=steps,
+        rate_per_s=1.0,
     )  # fmt: skip
 
 
@@ -202,7 +203,7 @@ def _inspection(rank: int, gang: Gang) -> seen.RankInspection:
         "0", "default group", gang.world, 12 * gang.step, "all_reduce", "float32[1000000]", 0.1, True
     )
     return seen.RankInspection(
-        rank, 1000 + rank, "R", seen.Activity.PROGRESSING, 0.0, _FRAMES[0], "computes", False, None, "train", _FRAMES,
+        rank, 1000 + rank, "R", seen.Activity.PROGRESSING, 0.0, _FRAMES[0], "computes", False, "train", _FRAMES,
         (last,), (), (), (), gpu_use=0.9,
     )  # fmt: skip
 

@@ -3,12 +3,13 @@
     python docs/generate.py            write all parts (`make docs`)
 
 `<!-- begin generated: NAME -->` and `<!-- end generated: NAME -->` enclose a part. The reference of the verbs comes
-from the command line, that of the job file from the spec, and the state diagrams from simulated nights: each arrow is a
-step that some night has made.
+from the command line, that of the job file from the spec, the map of the code from the docstrings of its rooms, and the
+state diagrams from simulated nights: each arrow is a step that some night has made.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -72,6 +73,37 @@ def _code(text: str) -> str:
 
 def _row(*cells: str) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+
+
+# The map of the code
+
+ROOMS = (
+    "cli",
+    "report",
+    "programs",
+    "views",
+    "client",
+    "submission",
+    "spec",
+    "supervisor",
+    "journal",
+    "brain",
+    "backends",
+    "agent",
+    "core",
+)
+"""In the order of a job's way."""
+
+
+def rooms() -> str:
+    """Return every room of the code with the first line of its docstring."""
+    lines = []
+    for room in ROOMS:
+        for path in sorted((ROOT / "orchestrator" / room).rglob("__init__.py")):
+            depth = len(path.relative_to(ROOT / "orchestrator").parts) - 2
+            doc = (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n")[0]
+            lines.append(f"{'  ' * depth + path.parent.name + '/':<18}{doc}".rstrip())
+    return "\n".join(("```text", *lines, "```"))
 
 
 # The job file
@@ -238,7 +270,7 @@ def drawn(text: str) -> set[Step]:
 PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "docs/reference.md": {"fields": fields, "verbs": verbs},
     "docs/hangs.md": {"signs": signs},
-    "docs/architecture.md": {"states": diagrams},
+    "docs/architecture.md": {"rooms": rooms, "states": diagrams},
 }
 
 

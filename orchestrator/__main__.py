@@ -23,22 +23,18 @@ GC_THRESHOLD = (50_000, 10, 10)
 
 
 def main(argv: list[str]) -> int:
-    """Run the role of the first word: `agent`, `facts`, `supervise FOLDER`, `guard FOLDER`, or `--selftest`."""
+    """Run the role of the first word: `agent`, `supervise FOLDER`, `guard FOLDER`, or `--selftest`."""
     from orchestrator.core.jobdir import ownership
 
     ownership.close_to_others()
     match argv:
         case ["agent"]:
             gc.disable()  # imports make lasting objects and no garbage
-            from orchestrator.agent import agent, keeper
+            from orchestrator.agent.process import agent, keeper
 
             gc.freeze()
             gc.enable()
             return keeper.main(agent.run_agent)
-        case ["facts"]:
-            from orchestrator.agent.checks import launch
-
-            return launch.main()
         case ["supervise", folder]:
             return _supervise(Path(folder))
         case ["guard", folder]:
@@ -50,7 +46,7 @@ def main(argv: list[str]) -> int:
         case _:
             print(
                 "usage: orch VERB …, or python -m orchestrator.cli VERB …\n"
-                "what orch itself starts: agent | facts | supervise FOLDER | guard FOLDER | --selftest",
+                "what orch itself starts: agent | supervise FOLDER | guard FOLDER | --selftest",
                 file=sys.stderr,
             )
             return 2
@@ -94,8 +90,8 @@ def _backend(job: JobDir, plan: Plan) -> Backend:
 
 def _selftest() -> int:
     """Import all of the bundle, so that a node reports at once what its Python lacks."""
-    from orchestrator.agent import agent, keeper
     from orchestrator.agent.bootstrap import entry
+    from orchestrator.agent.process import agent, keeper
     from orchestrator.backends import local
     from orchestrator.core.version import VERSION
     from orchestrator.supervisor import supervisor

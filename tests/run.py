@@ -32,6 +32,8 @@ GROUP_S_MAX = 4 * 3600.0
 END_S_MAX = 120.0
 """How long a group that took too long may take to clear up."""
 
+SLOWEST_SHOWN = 10
+
 NO_TESTS = 5
 """What pytest ends with when there was nothing to run."""
 
@@ -47,7 +49,7 @@ class Group:
 
 @dataclass(slots=True)
 class Result:
-    """What came of a group; `skips`: how many tests were skipped for which reason."""
+    """What came of a group; `skips`: how many tests were skipped for which reason; `times_s`: of each test."""
 
     group: Group
     is_good: bool
@@ -56,6 +58,11 @@ class Result:
     passed: int = 0
     failed: int = 0
     skips: Counter[str] = field(default_factory=Counter)
+    times_s: dict[str, float] = field(default_factory=dict)
+
+
+CACHES = {"PYTHONDONTWRITEBYTECODE": ""}
+"""Groups share what Python has compiled: without it each spends 10 s on the tests' own files, and a process of orch 0.2 s."""
 
 
 def tests(name: str, where: str, mark: str = "not soak and not quiet", **environ: str) -> Group:
@@ -70,29 +77,34 @@ QUICK = "not slow and not quiet and not soak"
 FIRST_LOCAL = "test_local_a or test_local_c or test_local_e"
 """The first half of the whole jobs on this machine, by the names of their files."""
 
+UNIT_CORE_AND_AGENT = "tests/unit/core tests/unit/agent"
+UNIT_OTHERS = "tests/unit --ignore=tests/unit/core --ignore=tests/unit/agent"
+
 MILLION = 1_000_000
 
 SUITES: dict[str, tuple[Group, ...]] = {
     "quick": (
-        tests("unit", "tests/unit", QUICK),
         Group("mypy", ("dmypy", "run")),
+        tests("unit, others", UNIT_OTHERS, QUICK),
+        tests("unit, core and agent", UNIT_CORE_AND_AGENT, QUICK),
         tests("sim", "tests/sim tests/wiring", QUICK),
         *RUFF,
     ),
     "test": (
         *RUFF,
-        tests("unit", "tests/unit"),
         tests("cluster", "tests/cluster"),
+        tests("integration, others", "tests/integration -k 'not test_local_'"),
         tests("integration, local, f to z", f"tests/integration -k 'test_local_ and not ({FIRST_LOCAL})'"),
+        tests("unit, core and agent", UNIT_CORE_AND_AGENT),
+        tests("unit, others", UNIT_OTHERS),
         tests("integration, local, a to e", f"tests/integration -k '{FIRST_LOCAL}'"),
         tests("slurm, requeue", "tests/slurm/test_slurm_requeue.py"),
-        tests("integration, others", "tests/integration -k 'not test_local_'"),
         tests("innocents", "tests/hangs/test_innocents.py"),
-        tests("slurm, queue", "tests/slurm/test_slurm_queue.py tests/slurm/test_slurm_submit.py"),
         tests("sim", "tests/sim tests/wiring"),
-        tests("hangs", "tests/hangs/test_hangs.py"),
+        tests("slurm, queue", "tests/slurm/test_slurm_queue.py tests/slurm/test_slurm_submit.py"),
         tests("slurm, allocation", "tests/slurm/test_slurm_allocation.py tests/slurm/test_slurm_hangs.py"),
         tests("ssh", "tests/ssh"),
+        tests("hangs", "tests/hangs/test_hangs.py"),
         MYPY,
     ),
     "soak": (
@@ -107,7 +119,7 @@ SUITES: dict[str, tuple[Group, ...]] = {
             for n in range(8)
         ),
         tests("nights of all kinds", "tests/sim/test_nights.py", "", ORCH_NIGHTS="10000"),
-        tests("bad input", "tests/unit/test_fuzz.py tests/unit/test_damage.py", "", ORCH_FUZZ="50"),
+        tests("bad input", "tests/unit/test_fuzz.py tests/unit/test_damage.py", "", ORCH_FUZZ="100"),
         tests("galleries", "tests/hangs", ""),
         tests("the rest", "tests --ignore=tests/hangs", "soak and not quiet"),
         tests("galleries under load", "tests/hangs", "", ORCH_JOBS_AT_ONCE="8"),
@@ -169,7 +181,7 @@ def _run(group: Group, folder: Path) -> Result:
         process = subprocess.Popen(
             argv,
             cwd=ROOT,
-            env={**os.environ, **group.environ},
+            env={**os.environ, **CACHES, **group.environ},
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,
@@ -197,6 +209,7 @@ def _count(result: Result, xml: Path) -> None:
     """Count what pytest has written of each test."""
     for case in ElementTree.parse(xml).iter("testcase"):
         skip = case.find("skipped")
+        result.times_s[f"{case.get('classname')}::{case.get('name')}"] = float(case.get("time", 0))
         if case.find("failure") is not None or case.find("error") is not None:
             result.failed += 1
         elif skip is not None:
@@ -221,6 +234,9 @@ def table(results: Sequence[Result]) -> str:
     if skips:
         lines += ["", "Not tested here, and what it needs:"]
         lines += [f"{count:6}  {reason}" for reason, count in skips.most_common()]
+    times_s = {name: seconds for one in results for name, seconds in one.times_s.items()}
+    slowest = sorted(times_s, key=lambda name: -times_s[name])[:SLOWEST_SHOWN]
+    lines += ["", "The slowest tests:", *(f"{times_s[name]:6.0f} s  {name}" for name in slowest)]
     return "\n".join(lines)
 
 

@@ -19,3 +19,5 @@ then `SupervisorStarted`, and decide only after them. After `Requeue` the caller
 Replaying a journal through `learn` alone gives the same facts, so a new supervisor goes on from the journal of a dead one.
 Imports only modules of `core` that are as pure as itself.
 """
+
+__all__ = ("checks", "model")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from orchestrator.brain import notices
-from orchestrator.brain.diagnosis import desync, inspections, stragglers, suspects, suspicion
+from orchestrator.brain import notices, stragglers
+from orchestrator.brain.diagnosis import desync, inspections, suspects, suspicion
 from orchestrator.brain.diagnosis.diagnose import diagnose
 from orchestrator.brain.fold_beats import coalesced_beat
 from orchestrator.brain.fold_events import fold
@@ -109,22 +109,22 @@ def _close(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[De
     """Decide whether the attempt is to end: cancelled, done, restarted, or judged. Evidence of a hang is taken before
     its verdict."""
     if facts.goal is JobGoal.CANCEL:
-        return [d.Finish(deadlines.now_s, facts.cancelled, attempt.number)]
+        return [d.Finish(deadlines.now_s, facts.cancelled, attempt.number, d.Ending.CANCELLED)]
     if facts.done:
         return [d.Finish(deadlines.now_s, "every rank exited with code 0", attempt.number)]
     if attempt.restart_asked:
-        return [d.Finish(deadlines.now_s, restart_policy.RESTART_ASKED, attempt.number)]
+        return [d.Finish(deadlines.now_s, restart_policy.RESTART_ASKED, attempt.number, d.Ending.RESTART)]
     verdict = diagnose(facts, deadlines)
     if verdict is None:
         others = desync.decide(facts, attempt, deadlines) or stragglers.decide(facts, attempt, deadlines)
         if others:
             return others
         return (
-            _resolve_alert(facts, attempt, deadlines)
+            _withdraw_hang(facts, attempt, deadlines)
             or suspects.decide(facts, attempt, deadlines)
             or _inspect(facts, attempt, deadlines)
         )
-    if not verdict.signature.startswith(d.Kind.HANG.value):
+    if verdict.signature.kind is not d.Kind.HANG:
         return [d.Judge(deadlines.now_s, verdict.summary, attempt.number, verdict)]
     return _judge_hang(facts, attempt, verdict, deadlines)
 
@@ -142,8 +142,8 @@ def _judge_hang(
         return []
     if facts.limits.on_hang != "notify":
         return [d.Judge(deadlines.now_s, verdict.summary, attempt.number, verdict)]
-    if attempt.alert is None:
-        return [d.Alert(deadlines.now_s, verdict.summary, attempt.number, verdict)]
+    if attempt.standing(d.Topic.HANG) is None:
+        return [d.Notice(deadlines.now_s, verdict.summary, attempt.number, d.Topic.HANG, verdict=verdict)]
     return _inspect(facts, attempt, deadlines)
 
 
@@ -152,12 +152,13 @@ def _inspect(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[
     return inspections.orders(facts, attempt, why, deadlines) if why else []
 
 
-def _resolve_alert(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
-    """Resolve the alert of a hang once the job moves again."""
-    hung = attempt.alert is not None and attempt.alert.signature.startswith(d.Kind.HANG.value)
-    if not hung or suspicion.quiet_since(facts, attempt) <= (attempt.alerted_at or 0.0):
+def _withdraw_hang(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
+    """Withdraw the notice of a hang once the job moves again."""
+    noticed = attempt.standing(d.Topic.HANG)
+    if noticed is None or suspicion.quiet_since(facts, attempt) <= noticed.at:
         return []
-    return [d.ResolveAlert(deadlines.now_s, "the job moves again", attempt.number)]
+    why = "the job moves again"
+    return [d.Notice(deadlines.now_s, why, attempt.number, d.Topic.HANG, withdrawn=True)]
 
 
 def _drive(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
@@ -239,41 +240,13 @@ def _launches(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list
 
 def _stop(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
     """Stop what is left of the attempt; once nothing of it can still be running, return what follows."""
-    over_at = _gang_over_at(facts, attempt)
-    unclear = [node for node in facts.every_node() if not _is_clear(facts, attempt, node, over_at, deadlines)]
+    over_at = fence.gang_over_at(facts, attempt)
+    unclear = [
+        node for node in facts.every_node() if not fence.is_clear(facts, attempt, node, over_at, deadlines)
+    ]
     if not unclear or allocation.leaves(facts, attempt, unclear, _grace_s(facts, attempt), deadlines):
         return _follow(facts, attempt, deadlines)
     return _stop_orders(facts, attempt, unclear, deadlines) or _give_up(facts, attempt, unclear, deadlines)
-
-
-def _gang_over_at(facts: Facts, attempt: AttemptFacts) -> float | None:
-    """Return when (job clock) a broken gang gave its last sign of life; None for one that is not known to be broken."""
-    broken_at = facts.broken_at()
-    if broken_at is None:
-        return None
-    return max(facts.stepped_at, attempt.stop_at or 0.0, broken_at)
-
-
-def _is_clear(
-    facts: Facts, attempt: AttemptFacts, node: NodeFacts, over_at: float | None, deadlines: Deadlines
-) -> bool:
-    """Tell whether nothing of the attempt runs on the node: seen, or certain because its agent fences itself.
-
-    An agent without contact and without a step of its ranks kills them well before the time of `fence` is over. A
-    broken gang makes no steps after `over_at`: nothing runs on a silent node once that time has passed since then and
-    since the last contact. An agent of an old allocation notices its end and does not wait for its fence.
-    """
-    assert facts.limits is not None
-    if node.is_clear(attempt.number):
-        return True
-    if node.agent_state is AgentState.UP:
-        return False
-    if over_at is None or facts.limits.fence_s is None:
-        return False
-    last_sign_s = max(node.contact_at, over_at)
-    is_past = attempt.allocation_lost_at is not None
-    wait_s = facts.limits.node_silent_s_max if is_past else fence.silent_s(facts, node)
-    return deadlines.passed(last_sign_s + wait_s)
 
 
 def _stop_orders(

@@ -5,15 +5,22 @@ A coalesced heartbeat holds all that the facts hold, so that replaying it gives 
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
+
 from orchestrator.brain.diagnosis import suspicion
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import Facts
 from orchestrator.brain.model.rank_facts import RankFacts, RankState
 from orchestrator.core import observations
+from orchestrator.core.wire.messages import RankHeartbeat, SignTimes
+
+_TIMES = tuple(field.name for field in fields(SignTimes))
 
 
-def take(rank: RankFacts, beat: e.RankHeartbeat, at: float, watched_at: float) -> None:
+def fold(rank: RankFacts, beat: RankHeartbeat, at: float, watched_at: float) -> None:
     """Fold what a beat says of a living rank; `suspicion.SIGNS` defines which parts of it are signs of life."""
+    rank.usage = rank.usage if beat.usage is None else beat.usage
+    rank.training = rank.training if beat.training is None else beat.training
     if beat.seen is not None:
         rank.steps, rank.state, rank.log_bytes, rank.cpu_s = (
             beat.steps,
@@ -21,62 +28,50 @@ def take(rank: RankFacts, beat: e.RankHeartbeat, at: float, watched_at: float) -
             beat.log_bytes,
             beat.cpu_s,
         )
-        _rest(rank, beat)
-        rank.sign_at, rank.step_at = beat.seen.sign_at, beat.seen.step_at
-        rank.state_at, rank.beat_at = beat.seen.state_at, beat.seen.beat_at
-        rank.busy_at, rank.exiting_at, rank.pause_s = (
-            beat.seen.busy_at,
-            beat.seen.exiting_at,
-            beat.seen.pause_s,
-        )
-        rank.activity_at = beat.seen.activity_at
+        for name in _TIMES:
+            setattr(rank, name, getattr(beat.seen, name))
+        rank.beat = replace(beat, seen=None, usage=None, training=None)
         return
     if suspicion.is_busy(rank, beat, at):
         rank.busy_at = at
     signs = suspicion.signs(rank, beat)
-    moved = bool(signs)
-    if moved:
+    if signs:
         rank.sign_at = at
     if any(sign.weight is not suspicion.Weight.START for sign in signs):
         rank.activity_at = at
     rank.cpu_s = max(rank.cpu_s, beat.cpu_s)
     if beat.state != rank.state:
         rank.state, rank.state_at = beat.state, at
-    if beat.steps > rank.steps or beat.optimizer_steps > rank.optimizer_steps:
+    if beat.steps > rank.steps or beat.optimizer_steps > rank.beat.optimizer_steps:
         if rank.steps:  # time without a supervisor is not a pause
             rank.pause_s = max(rank.pause_s, at - max(rank.step_at, watched_at))
         rank.steps, rank.step_at = max(beat.steps, rank.steps), at
-    if beat.exiting and not rank.exiting:
+    if beat.exiting and not rank.beat.exiting:
         rank.exiting_at = at
-    _rest(rank, beat)
     rank.log_bytes = max(rank.log_bytes, beat.log_bytes)
     rank.beat_at = at
-
-
-def _rest(rank: RankFacts, beat: e.RankHeartbeat) -> None:
-    rank.io_bytes, rank.median_step_s, rank.own_work_s, rank.exiting = (
-        beat.io_bytes,
-        beat.median_step_s,
-        beat.own_work_s,
-        beat.exiting,
-    )
-    rank.optimizer_steps, rank.alone, rank.progress = beat.optimizer_steps, beat.alone, beat.progress
+    if beat.groups or beat.usage is not None or beat.training is not None:
+        beat = replace(beat, groups=(), collective_counts=(), usage=None, training=None)
+    rank.beat = beat
 
 
 def coalesced_beat(facts: Facts, node: str, at: float) -> e.Heartbeat:
     """Return the beat, heard `at`, that says of the node's living ranks all that the facts hold."""
     ranks = tuple(
-        e.RankHeartbeat(
-            rank.rank, rank.steps, rank.state, rank.log_bytes, rank.cpu_s, rank.io_bytes, rank.median_step_s, rank.own_work_s,
-            rank.exiting, optimizer_steps=rank.optimizer_steps, alone=rank.alone, progress=rank.progress,
-            seen=e.SignTimes(
-                rank.sign_at, rank.step_at, rank.state_at, rank.beat_at, rank.busy_at, rank.exiting_at, rank.pause_s,
-                rank.activity_at,
-            ),
+        replace(
+            rank.beat,
+            rank=rank.rank,
+            steps=rank.steps,
+            state=rank.state,
+            log_bytes=rank.log_bytes,
+            cpu_s=rank.cpu_s,
+            usage=rank.usage,
+            training=rank.training,
+            seen=SignTimes(*(getattr(rank, name) for name in _TIMES)),
         )
         for rank in facts.ranks_on(node)
         if rank.rank_state is RankState.ALIVE
-    )  # fmt: skip
+    )
     return e.Heartbeat(at, node, facts.attempt.number if facts.attempt else 0, ranks)
 
 
@@ -85,5 +80,10 @@ def entered_another(rank: RankFacts, inspection: observations.RankInspection, qu
     that were entered before the silence say nothing."""
     if rank.inspection is None or rank.inspected_at < quiet_since_s:
         return False
-    before = {(one.group, one.ranks): one.number for one in rank.inspection.collectives}
-    return any(one.number > before.get((one.group, one.ranks), one.number) for one in inspection.collectives)
+    before = {
+        (collective.group, collective.ranks): collective.number for collective in rank.inspection.collectives
+    }
+    return any(
+        collective.number > before.get((collective.group, collective.ranks), collective.number)
+        for collective in inspection.collectives
+    )

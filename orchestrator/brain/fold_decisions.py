@@ -8,21 +8,21 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from orchestrator.brain.checks import launch
 from orchestrator.brain.diagnosis import desync, suspicion
 from orchestrator.brain.model import decisions as d
-from orchestrator.brain.model import events as e
-from orchestrator.brain.model.facts import APART, AttemptFacts, Facts, PastAttempt, Phase
+from orchestrator.brain.model.facts import AttemptFacts, Facts, PastAttempt, Phase
 from orchestrator.brain.model.node_facts import AgentState, NodeFacts, RendezvousFacts
 from orchestrator.brain.model.rank_facts import RankFacts
 from orchestrator.brain.scheduling import checkpoints, placement, repeated_failure
 from orchestrator.core.checkpoints.save import SaveState
+from orchestrator.core.errors import Fault
+from orchestrator.core.planned import PlannedPool
 
 HANGS_MAX = 2
 """Hangs on one host after which the job avoids it, if there is another host."""
 
 
-def unplaced(pool: e.Pool) -> dict[int, RankFacts]:
+def unplaced(pool: PlannedPool) -> dict[int, RankFacts]:
     """Return the ranks of an attempt that has no nodes yet."""
     return {rank: RankFacts(rank, "") for rank in range(pool.nodes * pool.ranks_each)}
 
@@ -47,7 +47,9 @@ def _begin_attempt(facts: Facts, news: d.BeginAttempt) -> None:
     ):
         _note_missing(facts, facts.attempt)
     facts.attempt = AttemptFacts(news.attempt, news.at, news.at, news.resume)
-    facts.attempt.patient = repeated_failure.is_unsure(facts)
+    facts.attempt.passed = news.passed
+    facts.resumes += 0 < facts.resumed_after == news.attempt - 1
+    facts.attempt.patience_times = repeated_failure.patience_times(facts)
     facts.ranks = {number: RankFacts(number, rank.node) for number, rank in facts.ranks.items()}
     facts.forget_signs()
     desync.forget(facts)
@@ -79,17 +81,19 @@ def _note_missing(facts: Facts, attempt: AttemptFacts) -> None:
         if node.agent_state is not AgentState.UP and (lost := node.lost_how(verdict)):
             node.missing = lost
         elif node.setup_failure is not None and not node.setup_failure.save and others:
-            node.excluded = node.setup_failure.reason
+            node.excluded = Fault(node.name, node.setup_failure.reason)
         elif (
             verdict is not None
             and placement.has_another(facts)
             and (verdict.kind, verdict.node) == (d.Kind.START_TIMEOUT, node.name)
         ):
-            node.excluded = f"set aside: in attempt {attempt.number} all but this host were ready in time"
+            node.excluded = Fault(
+                node.name, f"set aside: in attempt {attempt.number} all but this host were ready in time"
+            )
         elif placement.has_another(facts) and (hung := _hung_again(facts, attempt, node)):
-            node.excluded = hung
+            node.excluded = Fault(node.name, hung)
     elsewhere = others or facts.queue is not None
-    if elsewhere and verdict is not None and verdict.signature.startswith(APART):
+    if elsewhere and verdict is not None and verdict.signature.cause is d.FailureCause.UNREACHABLE:
         _exclude_apart(facts, verdict)
 
 
@@ -113,20 +117,23 @@ def _exclude_apart(facts: Facts, verdict: d.Verdict) -> None:
     """Do without a node that cannot meet the others, and forgive those that could not meet that one."""
     for past in facts.past:
         accuser = past.verdict
-        if accuser is None or not accuser.signature.startswith(APART) or accuser.node not in facts.nodes:
+        if accuser is None or accuser.node not in facts.nodes:
             continue
-        if accuser.signature.endswith(f" {verdict.node}"):
-            facts.nodes[accuser.node].excluded = ""
-    facts.nodes[verdict.node].excluded = verdict.summary
+        if (
+            accuser.signature.cause is d.FailureCause.UNREACHABLE
+            and accuser.signature.place[-1] == verdict.node
+        ):
+            facts.nodes[accuser.node].excluded = None
+    facts.nodes[verdict.node].excluded = Fault(verdict.node, verdict.summary)
 
 
 def _place(facts: Facts, news: d.Place) -> None:
-    for plan in news.nodes:
-        facts.nodes[plan.name].ranks = plan.ranks
-        for rank in plan.ranks:
-            facts.ranks[rank].node = plan.name
+    for name, ranks in news.nodes:
+        facts.nodes[name].ranks = ranks
+        for rank in ranks:
+            facts.ranks[rank].node = name
     facts.ranks = dict(facts.ranks)  # see `Facts.ranks_on`
-    facts.last_places = tuple(plan.name for plan in news.nodes)
+    facts.last_places = tuple(name for name, _ in news.nodes)
     _begin_run(facts, cast(AttemptFacts, facts.attempt), news.at)
 
 
@@ -151,12 +158,7 @@ def _start(facts: Facts, news: d.Start) -> None:
     node.ordered.start = node.ever_started = news.attempt
     node.clear = min(node.clear, news.attempt - 1)
     node.alone_s = 0.0
-    attempt = cast(AttemptFacts, facts.attempt)
-    if attempt.phase is not Phase.RUN:  # the first of its orders to start
-        gang = facts.gang
-        known = {one.name: one.host for one in gang if one.host is not None}
-        facts.host_findings = launch.texts(known, {one.name: len(one.ranks) for one in gang})
-    attempt.phase = Phase.RUN
+    cast(AttemptFacts, facts.attempt).phase = Phase.RUN
 
 
 def _inspect(facts: Facts, news: d.Inspect) -> None:
@@ -190,28 +192,10 @@ def _begin_stop(attempt: AttemptFacts, at: float) -> None:
     attempt.stop_at = at
 
 
-def _alert(facts: Facts, news: d.Alert) -> None:
-    attempt = cast(AttemptFacts, facts.attempt)
-    if news.verdict.kind is d.Kind.DESYNC:
-        attempt.desynced = news.verdict
-    else:
-        attempt.alerted_at, attempt.alert = news.at, news.verdict
-
-
-def _resolve_alert(facts: Facts, news: d.ResolveAlert) -> None:
-    cast(AttemptFacts, facts.attempt).alert = None
-
-
-def _suspect(facts: Facts, news: d.Suspect) -> None:
-    cast(AttemptFacts, facts.attempt).suspects[news.place] = news.at
-
-
-def _remark(facts: Facts, news: d.Remark) -> None:
-    cast(AttemptFacts, facts.attempt).remarks[news.rank] = news.why
-
-
 def _notice(facts: Facts, news: d.Notice) -> None:
-    cast(AttemptFacts, facts.attempt).notices[news.topic] = "" if news.withdrawn else news.why
+    attempt = cast(AttemptFacts, facts.attempt)
+    others = [notice for notice in attempt.notices if (notice.topic, notice.key) != (news.topic, news.key)]
+    attempt.notices = [*others, news]
 
 
 def _finish(facts: Facts, news: d.Finish) -> None:
@@ -270,10 +254,6 @@ FOLDS: dict[type[Any], Any] = {
     d.Inspect: _inspect,
     d.Fence: _fence,
     d.Judge: _judge,
-    d.Alert: _alert,
-    d.ResolveAlert: _resolve_alert,
-    d.Suspect: _suspect,
-    d.Remark: _remark,
     d.Notice: _notice,
     d.Finish: _finish,
     d.Stop: _stop,

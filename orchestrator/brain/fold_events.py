@@ -6,10 +6,11 @@ given again when the agent is back. Replaying a journal gives the same facts.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, cast
 
-from orchestrator.brain import fold_beats, fold_decisions
-from orchestrator.brain.diagnosis import desync, stragglers, suspicion
+from orchestrator.brain import fold_beats, fold_decisions, stragglers
+from orchestrator.brain.diagnosis import desync, patience, suspicion
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import AttemptFacts, Facts, JobGoal, News, Phase
 from orchestrator.brain.model.node_facts import (
@@ -24,6 +25,7 @@ from orchestrator.brain.model.rank_facts import RankFacts, RankState
 from orchestrator.brain.scheduling import allocation, checkpoints
 from orchestrator.core import observations
 from orchestrator.core.checkpoints.choice import Pin
+from orchestrator.core.errors import Fault
 
 
 def fold(facts: Facts, news: News) -> None:
@@ -88,9 +90,9 @@ def _agent_up(facts: Facts, news: e.AgentUp) -> None:
     node.contact_at = news.at
     node.launch_failures = 0
     node.missing, node.busy = "", None
-    if node.excluded == node.launch_reason:  # the refused launch is mended; what the agent found is not
-        node.excluded = ""
-    node.launch_reason = ""
+    if node.excluded == node.launch_fault:  # the refused launch is mended; what the agent found is not
+        node.excluded = None
+    node.launch_fault = None
     if news.running == 0:
         _cleared(node, node.ever_started, news.at)
     node.ready = news.ready
@@ -121,7 +123,7 @@ def _agent_died(facts: Facts, news: e.AgentDied) -> None:
         return
     if node.agent_state is AgentState.LAUNCHING:
         node.launch_failures += 1
-        node.launch_reason = news.evidence
+        node.launch_fault = Fault(node.name, news.evidence)
     else:
         _lost(facts, node, news.evidence, news.at)
     _void_orders(node)
@@ -146,9 +148,10 @@ def _launch_failed(facts: Facts, news: e.LaunchFailed) -> None:
         return
     node.busy = None
     node.launch_failures += 1
-    node.launch_reason = f"{news.stage}: {news.reason}" if news.stage else news.reason
+    what = f"{news.stage}: {news.reason}" if news.stage else news.reason
+    node.launch_fault = Fault(node.name, what, news.fix)
     if news.trouble is observations.Retryable.PERMANENT and not node.incarnation:
-        node.excluded = node.launch_reason  # a host that has been up may be booting
+        node.excluded = node.launch_fault  # a host that has been up may be booting
 
 
 def _queue_seen(facts: Facts, news: e.QueueSeen) -> None:
@@ -179,7 +182,6 @@ def _prepared(facts: Facts, news: e.Prepared) -> None:
         node.ready = news.attempt
         rendezvous = node.rendezvous
         rendezvous.address, rendezvous.port, rendezvous.addresses = news.address, news.port, news.addresses
-        node.host = news.host or node.host
 
 
 def _probed(facts: Facts, news: e.Probed) -> None:
@@ -193,7 +195,7 @@ def _probed(facts: Facts, news: e.Probed) -> None:
 def _prepare_failed(facts: Facts, news: e.PrepareFailed) -> None:
     if node := _current(facts, news.node, news.attempt, news.at):
         if node in facts.spares:
-            node.excluded = news.reason
+            node.excluded = Fault(node.name, news.reason)
         else:
             node.setup_failure = SetupFailure(news.reason, news.tail, news.save)
 
@@ -234,7 +236,8 @@ def _exited(facts: Facts, news: e.Exited) -> None:
     rank.died_at = news.at
     stopping = facts.attempt is not None and facts.attempt.phase is Phase.STOP
     rank.ordered = news.ordered or stopping
-    rank.alone = news.alone
+    rank.beat = replace(rank.beat, alone=news.alone, progress=news.progress or rank.beat.progress)
+    rank.training = news.training or rank.training
     if rank.ended_well:
         facts.ended_well_at = max(facts.ended_well_at or 0.0, news.at)
     if news.steps > rank.steps:
@@ -248,13 +251,13 @@ def _heartbeat(facts: Facts, news: e.Heartbeat) -> None:
     for beat in news.ranks:
         rank = facts.ranks.get(beat.rank)
         if rank is not None and rank.rank_state is RankState.ALIVE:
-            median_s = rank.median_step_s
-            slowed = beat.own_work_s is not None and beat.own_work_s != rank.own_work_s
-            fold_beats.take(rank, beat, news.at, facts.attempt.watched_at if facts.attempt else 0.0)
+            median_s = rank.beat.median_step_s
+            slowed = beat.own_work_s is not None and beat.own_work_s != rank.beat.own_work_s
+            fold_beats.fold(rank, beat, news.at, facts.attempt.watched_at if facts.attempt else 0.0)
             facts.pause_s = max(facts.pause_s, rank.pause_s)
             facts.note_signs(rank)
-            if rank.median_step_s != median_s:
-                facts.note_median(median_s, rank.median_step_s)
+            if rank.beat.median_step_s != median_s:
+                facts.note_median(median_s, rank.beat.median_step_s)
             if beat.groups:
                 if beat.groups != rank.groups:
                     rank.groups = beat.groups
@@ -297,7 +300,7 @@ def _inspected(facts: Facts, news: e.Inspected) -> None:
                 if fold_beats.entered_another(rank, inspection, quiet_since_s):
                     rank.collective_at = news.at
                 rank.inspection, rank.inspected_at = inspection, news.at
-                rank.longer_at = news.at if suspicion.takes_longer(inspection) else rank.longer_at
+                rank.longer_at = news.at if patience.takes_longer(inspection) else rank.longer_at
                 facts.mixed.update(inspection.mixed)
 
 

@@ -14,6 +14,7 @@ from orchestrator.brain.model.deadlines import Deadlines
 from orchestrator.brain.model.decisions import Topic
 from orchestrator.brain.model.facts import AttemptFacts, Facts, Phase
 from orchestrator.brain.model.rank_facts import RankFacts
+from orchestrator.core.errors import Fault
 from orchestrator.core.observations import Framework
 
 ALONE_STEPS = 30
@@ -26,29 +27,29 @@ def decide(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[d.
     """Give the notices that are due, and withdraw that on ranks that are alone when it no longer holds."""
     now_s, number = deadlines.now_s, attempt.number
     if attempt.phase is Phase.RUN:
-        alone, noticed = alone_text(facts), attempt.notices.get(Topic.ALONE)
-        if alone and noticed is None:
-            return [d.Notice(now_s, alone, number, Topic.ALONE)]
-        if noticed and not alone:
+        alone = alone_fault(facts)
+        if alone and attempt.noticed(Topic.ALONE) is None:
+            return [d.Notice(now_s, alone.what, number, Topic.ALONE, fix=alone.fix)]
+        if attempt.standing(Topic.ALONE) and not alone:
             return [d.Notice(now_s, NO_LONGER_ALONE, number, Topic.ALONE, withdrawn=True)]
-    if attempt.differing and not any(Topic.STEPS in one.notices for one in _attempts(facts, attempt)):
+    if attempt.differing and not any(one.noticed(Topic.STEPS) for one in _attempts(facts, attempt)):
         return [d.Notice(now_s, attempt.differing, number, Topic.STEPS)]
     return []
 
 
-def alone_text(facts: Facts) -> str:
-    """Say that all ranks train alone, and how to mend that; empty where they do not."""
+def alone_fault(facts: Facts) -> Fault | None:
+    """Return that all ranks train alone, and how to mend that; None where they do not."""
     ranks = list(facts.ranks.values())
     if len(ranks) < 2 or not all(_is_alone(rank) for rank in ranks):
-        return ""
+        return None
     steps = min(rank.steps for rank in ranks)
     after = f"after {steps:,} steps" if steps > 1 else "after a step"
     seen = (
         "Accelerate has joined none of them"
-        if ranks[0].alone is Framework.ACCELERATE
+        if ranks[0].beat.alone is Framework.ACCELERATE
         else "none has formed a process group"
     )
-    return f"{len(ranks)} ranks train alone: {seen} {after}; fix: {_mend(facts, ranks[0])}"
+    return Fault("", f"{len(ranks)} ranks train alone: {seen} {after}", _mend(facts, ranks[0]))
 
 
 def _attempts(facts: Facts, attempt: AttemptFacts) -> list[AttemptFacts]:
@@ -56,12 +57,12 @@ def _attempts(facts: Facts, attempt: AttemptFacts) -> list[AttemptFacts]:
 
 
 def _is_alone(rank: RankFacts) -> bool:
-    return rank.alone is not None and (rank.steps >= ALONE_STEPS or (rank.ended_well and rank.steps > 0))
+    return rank.beat.alone is not None and (rank.steps >= ALONE_STEPS or (rank.ended_well and rank.steps > 0))
 
 
 def _mend(facts: Facts, rank: RankFacts) -> str:
     together = "if they are to train together,"
-    match rank.alone:
+    match rank.beat.alone:
         case Framework.LIGHTNING:
             devices, nodes = len(facts.gang[0].ranks), len(facts.gang)
             return f"{together} Trainer(strategy='ddp', devices={devices}, num_nodes={nodes}) of Lightning, or Fabric likewise"

@@ -1,6 +1,14 @@
 """The command line `orch`: one module for each kind of verb, exit codes, terminal."""
 
-from orchestrator.cli.app import main
-from orchestrator.cli.group import cli
+import signal
 
-__all__ = ["cli", "main"]
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Run the command line. Ctrl-C during the imports ends it without a word: nothing is begun yet."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from orchestrator.cli import app
+
+    app.main()

@@ -1,6 +1,6 @@
 """Entry of `python -m orchestrator.cli`."""
 
-from orchestrator.cli.app import main
+from orchestrator.cli import main
 
 if __name__ == "__main__":
     main()

@@ -1,7 +1,7 @@
 """Entry of the command line `orch`: runs one verb and picks the exit code.
 
 0 done, 1 the job failed or was cancelled, 2 the user's mistake, 3 the cluster can't, 130 interrupted while the job
-goes on. Every verb loads what it needs when it runs: `orch status` must not wait for what `orch submit` uses.
+goes on; of `wait` 4 the job needs a person, 124 the time is over. Every verb loads what it needs when it runs: `orch status` must not wait for what `orch submit` uses.
 """
 
 from __future__ import annotations
@@ -13,29 +13,13 @@ import sys
 
 import click
 
-from orchestrator.cli import housekeeping, job_file, lifecycle, observe, run_line, terminal
+from orchestrator.cli import terminal
 from orchestrator.cli.group import CLUSTER_CANNOT, INTERRUPTED, cli
 from orchestrator.core.errors import OrchError, UserError
 from orchestrator.core.jobdir import home
 from orchestrator.submission.supervisor_process import revive
 
-VERBS = (
-    *(run_line.run, lifecycle.submit, observe.status, observe.logs, observe.why, observe.stacks),
-    *(lifecycle.cancel, lifecycle.restart, lifecycle.resume, observe.checkpoints, housekeeping.collect_verb),
-    *(
-        job_file.check,
-        job_file.plan,
-        job_file.render,
-        job_file.init,
-        job_file.schema,
-        housekeeping.nodes,
-        housekeeping.clean,
-    ),
-)
-"""The verbs in the order of a job's life, as `orch --help` lists them."""
-
-for _verb in VERBS:
-    cli.add_command(_verb)
+_NO_JOBS_NEEDED = frozenset({"init", "schema", "render", "check", "plan", "submit", "run"})
 
 
 def _revive_all() -> None:
@@ -53,12 +37,11 @@ def _revive_all() -> None:
             terminal.complain(f"{folder.id}: its supervisor cannot be looked after: {why}")
 
 
-_NO_JOBS_NEEDED = frozenset({"init", "schema", "render", "check", "plan", "submit", "run"})
-
-
 def main() -> None:
     """Run the command line and end the process with its exit code."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     terminal.open_streams()
     code = run(sys.argv[1:])
     terminal.drop_rest()

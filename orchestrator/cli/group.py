@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from orchestrator.cli import terminal
-from orchestrator.cli.params import JobName, Verbs
+from orchestrator.cli.params import JobName, Verbs, complete_backend, complete_field
 from orchestrator.client.job import Job
 from orchestrator.core.errors import OrchError, UserError
 from orchestrator.core.jobdir import home
@@ -22,9 +22,12 @@ if TYPE_CHECKING:
 
     from orchestrator.client.remote_files import Account
     from orchestrator.core.jobdir.status_file import Status
+    from orchestrator.views import cells
 
 JOB_FAILED = 1
 CLUSTER_CANNOT = 3
+NEEDS_A_PERSON = 4
+TIME_IS_OVER = 124
 INTERRUPTED = 130
 
 JOB = click.argument("job", required=False, type=JobName())
@@ -38,9 +41,19 @@ SET = click.option(
     multiple=True,
     metavar="KEY=VALUE",
     help="Change a field of the spec, such as nodes=2 or restart.max=5; repeatable.",
+    shell_complete=complete_field,
 )
 BACKEND = click.option(
-    "--backend", metavar="BACKEND", help="Run on local, ssh or slurm, whatever the spec says."
+    "--backend",
+    metavar="BACKEND",
+    help="Run on local, ssh or slurm, whatever the spec says.",
+    shell_complete=complete_backend,
+)
+OVERSUBSCRIBE = click.option(
+    "--oversubscribe", is_flag=True, help="Allow more than 8 ranks a core of this machine."
+)
+KEY = click.option(
+    "--key", default="", metavar="KEY", help="Submit once: the same key again shows the job that is there."
 )
 SPEC = click.argument("spec", type=click.Path(path_type=Path))
 
@@ -96,12 +109,12 @@ def all_statuses() -> list[Status]:
 def status_now(job: Job) -> Status:
     """Return a job's status after a job that Slurm has ended was closed, even where closing it failed."""
     apply_slurm_end(job)
-    return job.last_status()
+    return job.source.status()
 
 
 def apply_slurm_end(job: Job) -> None:
     """Close a job that Slurm has ended, and complain where that fails."""
-    if job.folder.ended.exists() or not job.is_slurm:
+    if job.folder.ended.exists() or not home.is_slurm(job.folder):
         return
     try:
         job.look_after()
@@ -150,16 +163,28 @@ def follow_job(job: Job, *, as_json: bool = False) -> int:
         status = live.changes(job) if as_json else live.everything(job, style)
     except KeyboardInterrupt:
         terminal.say(
-            f"\ndetached: {job.id} goes on\n  back    orch logs -f {job.id}\n          orch status --watch {job.id}"
-            f"\n  stop    orch cancel {job.id}",
+            f"\ndetached: {job.id} goes on\n  back    orch logs -f {job.called}\n          orch status --watch {job.called}"
+            f"\n  stop    orch cancel {job.called}",
             err=True,
         )
         return INTERRUPTED
     if not as_json:
-        terminal.write(
-            [status_view.headline(status), *status_view.reason_lines(status["reason"], status.get("dir", ""))]
-        )
-    if status["state"] == "SUCCEEDED":
+        reason = status_view.reason_lines(status.reason, status.dir)
+        notices = [*status_view.notices(status), *_unknown_saves(job, status)]
+        terminal.write([status_view.headline(status), *reason, *notices])
+    if status.state == "SUCCEEDED":
         return 0
-    terminal.say(f"see why: orch why {job.id}", err=True)
+    terminal.say(f"see why: orch why {job.called}", err=True)
     return JOB_FAILED
+
+
+def _unknown_saves(job: Job, status: Status) -> list[cells.Line]:
+    """Return that the job has written what looks like checkpoints, where orch knows of none."""
+    from orchestrator.client import saves
+    from orchestrator.views import saves as saves_view
+
+    try:
+        found = [] if status.checkpoint else saves.offers(job.folder, job.plan())
+    except OrchError:  # the job has ended, whatever its folder is like
+        found = []
+    return saves_view.unknown([str(one.path) for one in found if not one.fault], status.dir, job.called)

@@ -12,6 +12,7 @@ from orchestrator.cli import terminal
 from orchestrator.cli.group import (
     AS_JSON,
     JOB,
+    all_statuses,
     apply_slurm_end,
     find_job,
     own_jobs,
@@ -19,60 +20,79 @@ from orchestrator.cli.group import (
     report_unclean,
 )
 from orchestrator.cli.params import Ago
+from orchestrator.core import codec
 from orchestrator.core.errors import UserError
 from orchestrator.core.invisible_characters import harmless
 from orchestrator.core.jobdir import home, status_file
 
 
-@click.command(name="collect")
+@click.command()
 @JOB
 @click.option(
     "--to", "folder", type=click.Path(path_type=Path), help="Copy logs, checkpoints and evidence here."
 )
-def collect_verb(job: str | None, folder: Path | None) -> int:
+@click.option("--no-checkpoints", is_flag=True, help="Leave the checkpoints out of the copy (--to).")
+def collect(job: str | None, folder: Path | None, no_checkpoints: bool) -> int:
     """Bring a job's logs, checkpoints and evidence together.
 
     Over SSH what an ended job's hosts still have is fetched first; a job that runs fetches it by itself.
     """
-    from orchestrator.client import collect, remote_files
+    from orchestrator.client import collect as collecting
+    from orchestrator.client import remote_files
 
+    if no_checkpoints and folder is None:
+        raise UserError("nothing is copied without --to", "--no-checkpoints", "name a folder: --to FOLDER")
     handle = find_job(job)
     apply_slurm_end(handle)
-    if handle.last_status()["state"] in status_file.ENDED and not handle.folder.ended.exists():
+    if handle.source.status().state in status_file.ENDED and not handle.folder.ended.exists():
         terminal.say("its last logs and checkpoints are still being fetched …", err=True)
-        collect.await_last(handle)
+        collecting.await_last(handle)
     # Of another user's job, only what its folder has is copied.
     may_fetch = handle.folder.ended.exists() and home.is_ours(handle.folder)
     account = remote_files.collect(handle) if may_fetch else remote_files.Account({}, {})
-    place = collect.collect(handle, folder)
+    place = collecting.collect(handle, folder, checkpoints=not no_checkpoints)
     if fetched := remote_files.summary([account]):
         terminal.say(fetched)
-    terminal.say(f"{handle.id}: logs, checkpoints and evidence are in {place}")
+    what = "logs and evidence" if no_checkpoints else "logs, checkpoints and evidence"
+    terminal.say(f"{handle.id}: {what} are in {place}")
     return report_unclean({handle.id: account})
 
 
 @click.command()
 @click.option("--forget", "host", metavar="HOST", help="Let the failures of this host count no longer.")
+@click.option("--free", is_flag=True, help="Ask hosts over SSH what is free now, and who holds the rest.")
 @AS_JSON
-def nodes(host: str | None, as_json: bool) -> int:
+def nodes(host: str | None, free: bool, as_json: bool) -> int:
     """List the hosts that jobs and checks have seen, with their last failures.
 
     A host counts as failed for a day after a job has lost it or its check failed. Over SSH new jobs then use other hosts if there are enough. A check that it passes ends that.
     """
-    from orchestrator.submission.nodes import history
+    from orchestrator.client.checks import seen_hosts
+    from orchestrator.core.host import host_memory
     from orchestrator.views import tables
 
     folder, wall_s = home.home(os.environ), time.time()
-    known = history.hosts(folder, wall_s)
+    known = seen_hosts.hosts(folder, wall_s)
     if host is not None:
         if host not in [one.name for one in known]:
             fix = f"there are: {', '.join(one.name for one in known[:8]) or 'none'}; orch nodes lists all"
             raise UserError("no job and no check has seen a host of this name", host, fix)
-        history.forget(folder, host, wall_s)
+        host_memory.forget(folder, host)
         terminal.say(f"{host}: its failures are forgotten")
         return 0
-    listed = [history.as_json(one) for one in known]
+    listed = [one.as_json() for one in known]
+    if free:
+        from orchestrator.client.outline import stock
+
+        stocks = stock.ask(folder, os.environ)
+        listed = [
+            {**one, "free": codec.pack(stocks[one["host"]]) if one["host"] in stocks else None}
+            for one in listed
+        ]
     print_json(listed) if as_json else terminal.write(tables.hosts(listed))
+    if not as_json:
+        waiting = [status for status in all_statuses() if status.state == "QUEUED"]
+        terminal.write(tables.waiting(waiting))
     return 0
 
 
@@ -98,7 +118,7 @@ def clean(job: str | None, older_than: float | None, yes: bool) -> int:
     cleaned, unclean = cleanup.clean_local(jobs)
     accounts = cleanup.clean_hosts(jobs)
     unclean |= {job_id: account for job_id, account in accounts.items() if account.lines()}
-    done = [text for text in (cleaned, cleanup.cleaned_text(list(accounts.values()))) if text]
+    done = [text for text in (cleaned, cleanup.cleaned_text(accounts)) if text]
     if done or not unclean:
         terminal.say("\n".join(done) or "ended jobs have left nothing behind")
     old = cleanup.older_than(jobs, older_than) if older_than is not None else []

@@ -12,7 +12,7 @@ import click
 
 from orchestrator.cli import terminal
 from orchestrator.cli.group import AS_JSON, BACKEND, SET, SPEC, print_json
-from orchestrator.core.errors import UserError
+from orchestrator.core.errors import ClusterError, UserError
 from orchestrator.core.invisible_characters import harmless
 from orchestrator.core.jobdir import home
 
@@ -81,18 +81,44 @@ def render(spec: Path, backend: str | None, overrides: tuple[str, ...]) -> int:
     help="Make it of a launch line ('torchrun --nnodes 2 …', srun, accelerate, deepspeed, fabric) or an sbatch script.",
 )
 @click.option("--systemd", is_flag=True, help="Print a user unit that takes up your jobs after a boot.")
-def init(file: Path, command: str | None, systemd: bool) -> int:
+@click.option(
+    "--skill",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Write DIR/orch/SKILL.md, which tells an AI agent how to use orch.",
+)
+def init(file: Path, command: str | None, systemd: bool, skill: Path | None) -> int:
     """Write a job file to start from (job.yaml), or to standard output (-)."""
     from orchestrator.submission import render
     from orchestrator.submission.render import TEMPLATES
 
+    if skill is not None:
+        _write_skill(skill / "orch" / "SKILL.md")
+        return 0
     if systemd:
         click.echo(render.systemd_unit(sys.executable, home.home(os.environ), os.environ.get("PATH", "")))
         return 0
     if command is not None:
         return _from_command(file, command)
-    write_new(file, (TEMPLATES / "job.yaml.j2").read_text(), "edit it, then")
+    _write_for_editors(file, (TEMPLATES / "job.yaml.j2").read_text(), "edit it, then")
     return 0
+
+
+def _write_skill(file: Path) -> None:
+    """Write what an AI agent should know of orch. Raises UserError where another text stands, and ClusterError where it cannot
+    be written."""
+    from importlib import resources
+
+    text = resources.files("orchestrator.programs").joinpath("SKILL.md").read_text()
+    try:
+        if file.exists() and file.read_text(errors="replace") != text:
+            fix = "of an older orch: delete it, then run this again"
+            raise UserError("there is another text, which may be yours", str(file), fix)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    except OSError as err:
+        raise ClusterError(f"cannot be written: {err.strerror}", str(file), "name another folder") from err
+    terminal.say(f"wrote {file}")
 
 
 def _from_command(file: Path, command: str) -> int:
@@ -101,13 +127,31 @@ def _from_command(file: Path, command: str) -> int:
 
     made = from_command.job_file(command, Path.cwd(), folder_of(file))
     to_stdout = str(file) == "-"
-    for one in made.became:
-        became = f"→ {one.field}: {one.text}" if one.field else f"not needed, {one.text}"
-        terminal.say(f"  {one.option}  {became}", err=to_stdout)
+    for change in made.became:
+        became = f"→ {change.field}: {change.text}" if change.field else f"not needed, {change.text}"
+        terminal.say(f"  {change.option}  {became}", err=to_stdout)
     for note in made.notes:
         terminal.say(f"note: {note}", err=to_stdout)
-    write_new(file, made.text, "look at it, then")
+    _write_for_editors(file, made.text, "look at it, then")
     return 0
+
+
+SCHEMA_FILE = "orch.schema.json"
+
+
+def _write_for_editors(file: Path, text: str, then: str) -> None:
+    """Write a job file that names its JSON Schema to editors, and that schema beside it; to standard output the file alone."""
+    if str(file) == "-":
+        write_new(file, text, then)
+        return
+    from orchestrator.spec.load import json_schema
+
+    write_new(file, f"# yaml-language-server: $schema=./{SCHEMA_FILE}\n{text}", then)
+    schema = file.with_name(SCHEMA_FILE)
+    try:
+        schema.write_text(json.dumps(json_schema(), indent=1) + "\n")
+    except OSError as err:
+        terminal.complain(f"{schema}: cannot be written: {err.strerror}; without it editors check nothing")
 
 
 def folder_of(file: Path) -> Path:
@@ -143,9 +187,10 @@ def write_new(file: Path, text: str, then: str) -> None:
 
 
 @click.command()
-def schema() -> int:
-    """Print the JSON Schema of job files, for editors."""
-    from orchestrator.spec.load import json_schema
+@click.argument("verb", required=False)
+def schema(verb: str | None) -> int:
+    """Print the JSON Schema of job files, for editors; or of what VERB prints with --json, for programs."""
+    from orchestrator.programs.json_schemas import schema_of
 
-    click.echo(json.dumps(json_schema(), indent=2))
+    click.echo(json.dumps(schema_of(verb), indent=2))
     return 0

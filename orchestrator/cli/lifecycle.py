@@ -13,12 +13,15 @@ from orchestrator.cli.group import (
     FOLLOW,
     INTERRUPTED,
     JOB,
+    KEY,
+    OVERSUBSCRIBE,
     SET,
     SPEC,
     find_job,
     follow_job,
     print_json,
 )
+from orchestrator.cli.params import complete_save
 from orchestrator.client.job import Job
 from orchestrator.core.errors import ClusterError, UserError
 from orchestrator.core.jobdir.plan import Plan
@@ -28,61 +31,65 @@ CANCEL_S_MAX = 120.0
 """How long `orch cancel` waits in addition to the grace of the ranks."""
 
 
-GONE = click.option(
-    "--gone",
-    metavar="HOST",
-    default="",
-    help="Take over a job of this machine, which orch status names and which will not come back.",
-)
-
-
 @click.command()
 @SPEC
 @BACKEND
 @SET
+@OVERSUBSCRIBE
+@KEY
 @FOLLOW
 @AS_JSON
-def submit(spec: Path, backend: str | None, overrides: tuple[str, ...], follow: bool, as_json: bool) -> int:
+def submit(
+    spec: Path,
+    backend: str | None,
+    overrides: tuple[str, ...],
+    oversubscribe: bool,
+    key: str,
+    follow: bool,
+    as_json: bool,
+) -> int:
     """Submit the job that a job file describes.
 
     Its code is copied: files can be edited as soon as this returns. With --json --follow every change of its status is one more line of JSON, and logs are not shown.
     """
-    from orchestrator.client.job import submit as submit_job
+    from orchestrator.client.job import submit_named
 
-    job = submit_job(spec, backend=backend, overrides=overrides)
-    return report_submitted(job, follow=follow, as_json=as_json)
+    job, is_new = submit_named(spec, backend, overrides, oversubscribe=oversubscribe, key=key)
+    return report_submitted(job, follow=follow, as_json=as_json, is_new=is_new)
 
 
-def report_submitted(job: Job, *, follow: bool, as_json: bool) -> int:
-    """Print a new job, follow it if asked to, and return the exit code."""
+def report_submitted(job: Job, *, follow: bool, as_json: bool, is_new: bool = True) -> int:
+    """Print a job that was submitted, now or with the same key before, follow it if asked to, and return the exit code."""
     from orchestrator.submission import refusals
 
     if as_json:
-        state = job.status()["state"]
-        print_json({"id": job.id, "name": job.name, "dir": str(job.folder.root), "state": state}, follow)
+        state, place = job.status()["state"], str(job.folder.root)
+        print_json({"id": job.id, "name": job.name, "dir": place, "state": state, "new": is_new}, follow)
+    elif not is_new:
+        terminal.say(f"{job.id} was submitted with this key before, and is {job.status()['state']}")
     else:
         plan = job.plan()
         batch = f"\n  batch   {plan.batch_text}" if plan.batch_text else ""
         terminal.say(f"submitted {job.id}\n  runs    {plan.size}{batch}\n  folder  {job.folder.root}")
         for host, why in plan.set_aside.items():
             terminal.say(f"  aside   {host}, which failed {why}; orch nodes --forget {host} to use it again")
-        if job.slurm_id:
+        if job.source.slurm_id():
             _print_queue(job)
-    for warning in refusals.warnings(job.plan()):
+    for warning in refusals.warnings(job.plan()) if is_new else ():
         what, fix = with_fix(warning)
         terminal.say(f"warning: {what}\n  fix: {fix}", err=True)
     if follow:
         return follow_job(job, as_json=as_json)
     if not as_json:
-        terminal.say(f"  watch   orch logs -f {job.id}\n  stop    orch cancel {job.id}")
+        terminal.say(f"  watch   orch logs -f {job.called}\n  stop    orch cancel {job.called}")
     return 0
 
 
 def _print_queue(job: Job) -> None:
     """Print Slurm's id of a new job, and what will keep it from starting, where Slurm knows that at once."""
-    queued = job.last_status().get("queue") or {"said": ""}
-    what, fix = with_fix(queued["said"])
-    terminal.say(f"  queue   {what if fix else f'Slurm job {job.slurm_id}'}")
+    queued = job.source.status().queue
+    what, fix = with_fix(queued.said if queued else "")
+    terminal.say(f"  queue   {what if fix else f'Slurm job {job.source.slurm_id()}'}")
     if fix:
         terminal.say(f"          fix: {fix}")
 
@@ -90,14 +97,13 @@ def _print_queue(job: Job) -> None:
 @click.command()
 @JOB
 @click.option("--wait/--no-wait", default=True, help="Wait until it has stopped (the default).")
-@GONE
-def cancel(job: str | None, wait: bool, gone: str) -> int:
+def cancel(job: str | None, wait: bool) -> int:
     """Stop a job for good.
 
     Its ranks get TERM, and when monitor.stop_grace is over, KILL.
     """
     found = find_job(job)
-    found.cancel(gone)
+    found.cancel()
     if not wait:
         terminal.say(f"{found.id} is being stopped")
         return 0
@@ -122,22 +128,30 @@ def restart(job: str | None) -> int:
 
     Ranks get TERM, and when monitor.stop_grace is over, KILL. It costs no restart budget.
     """
+    from orchestrator.views.cells import short
+
     found = find_job(job)
     before = found.restart()
     newest = before["checkpoint"]
-    source = newest["path"] if newest else "the beginning: there is no checkpoint yet"
+    source = short(newest["path"], before["dir"]) if newest else "the beginning: there is no checkpoint yet"
     terminal.say(f"attempt {before['attempt']} of {found.id} ends; the next one begins from {source}")
     return 0
 
 
 @click.command()
 @JOB
-@click.option("--from", "checkpoint", metavar="CHECKPOINT", help="Start from this one, not the newest.")
+@click.option(
+    "--from",
+    "checkpoint",
+    metavar="CHECKPOINT",
+    help="Start from this one, not the newest.",
+    shell_complete=complete_save,
+)
+@click.option("--as-new", is_flag=True, help="Begin a job of its own from a copy of a job's folder.")
 @SET
-@GONE
 @FOLLOW
 def resume(
-    job: str | None, checkpoint: str | None, overrides: tuple[str, ...], gone: str, follow: bool
+    job: str | None, checkpoint: str | None, as_new: bool, overrides: tuple[str, ...], follow: bool
 ) -> int:
     """Let an ended job go on from its newest checkpoint.
 
@@ -149,13 +163,15 @@ def resume(
     if checkpoint == "":
         fix = "orch checkpoints lists what there is; without --from: the newest"
         raise UserError("names no checkpoint", "--from", fix)
+    if as_new:
+        found = found.as_new()
     before = found.plan() if overrides else None
-    choice = found.resume(checkpoint or "", overrides, gone=gone)
+    choice = found.resume(checkpoint or "", overrides)
     terminal.say(f"resumed {found.id}")
     terminal.write(saves_view.start(choice, str(found.folder.root)))
     if before is not None:
         _warn_of_batch(before, found.plan())
-    if found.slurm_id:
+    if found.source.slurm_id():
         _print_queue(found)
     return follow_job(found) if follow else 0
 

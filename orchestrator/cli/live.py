@@ -7,7 +7,6 @@ the view, and the job goes on.
 from __future__ import annotations
 
 import json
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -43,23 +42,26 @@ def logs(job: Job, query: LogQuery, style: LogStyle) -> Status:
 def everything(job: Job, style: LogStyle) -> Status:
     """Print log lines and the job's state until it has ended; return its last status."""
     if terminal.has_colour():
-        with _live() as (out, refresh):
+        with _live(job.called) as (out, refresh):
             return _follow(job, LogQuery(), style, out, refresh)
-    shown = _Changes(with_end=False)
+    shown = _Changes(job.called, with_end=False)
     return _follow(job, LogQuery(), style, print_text, shown, lambda: shown.told)
 
 
 def watch(job: Job) -> Status:
     """Show the job's status repeatedly until it has ended; return the last one."""
     if not terminal.has_colour():
-        return _until_ended(job, _Changes(with_end=True))
+        return _until_ended(job, _Changes(job.called, with_end=True))
     from rich.live import Live
     from rich.text import Text
 
-    with Live(console=terminal.console(), auto_refresh=False, vertical_overflow="crop") as live:
+    screen, called = terminal.console(), job.called
+    with Live(console=screen, auto_refresh=False, vertical_overflow="crop") as live:
 
         def refresh(status: Status) -> None:
-            lines = [terminal.rich_text(one) for one in status_view.job(status)]
+            said = status_view.job(status, called=called, chars_max=screen.width)
+            shown = cells.wrapped(said, screen.width)
+            lines = [terminal.rich_text(one) for one in shown]
             live.update(Text("\n").join(lines), refresh=True)
 
         return _until_ended(job, refresh)
@@ -71,24 +73,26 @@ def changes(job: Job) -> Status:
     last: list[object] = []
 
     def refresh(status: Status) -> None:
-        now = [status["state"], status["attempt"], status["reason"], _suspected(status)]
+        now = [status.state, status.attempt, status.reason, _suspected(status)]
         if now != last:
             last[:] = now
-            print_line(json.dumps(status))
+            print_line(json.dumps(status_file.as_json(status)))
 
     return _until_ended(job, refresh)
 
 
-def _suspected(status: Status) -> str:
-    """Return the job's suspicion without its ages: a suspicion that grows older is not a change."""
-    return re.sub(r"[0-9]+[.0-9]* s\b", "", status["suspicion"] or "")
+def _suspected(status: Status) -> object:
+    """Return what the job's suspicion is about: one that only grows older is not a change."""
+    if (seen := status.suspected) is None:
+        return bool(status.suspicion)
+    return [seen.follows, seen.ranks, seen.node, seen.spare]
 
 
 def _until_ended(job: Job, refresh: Refresh) -> Status:
     while True:
-        status = job.status()
+        status = job.source.settled_status()
         refresh(status)
-        if status["state"] in status_file.ENDED:
+        if status.state in status_file.ENDED:
             return status
         time.sleep(STATUS_S)
 
@@ -109,12 +113,12 @@ def _follow(
 ) -> Status:
     mask = job.mask()
     follower = Follower(job.folder, query, mask)
-    status = job.status()
-    window_ns = FAR_WINDOW_NS if status["backend"] != "local" else FOLD_WINDOW_NS
+    status = job.source.settled_status()
+    window_ns = FAR_WINDOW_NS if status.backend != "local" else FOLD_WINDOW_NS
     view = LogView(style, mask, lambda attempt: _transition(job, attempt, told()), window_ns)
     refresh(status)
     due_s = time.monotonic() + STATUS_S
-    while status["state"] not in status_file.ENDED:
+    while status.state not in status_file.ENDED:
         for text in view.add(follower.poll()):
             out(text)
         out(view.ready(time.time_ns()))
@@ -122,7 +126,7 @@ def _follow(
             time.sleep(POLL_S)
         if time.monotonic() >= due_s:
             due_s = time.monotonic() + STATUS_S
-            status = job.status()
+            status = job.source.settled_status()
             refresh(status)
     for text in view.add(follower.drain()):
         out(text)
@@ -134,47 +138,62 @@ def _follow(
 def _transition(job: Job, attempt: int, told: str) -> str:
     """Return from where an attempt begins, and why the previous one ended unless that was told."""
     try:
-        text = post_mortem.transition(job.why(), attempt)
+        return post_mortem.transition(job.why(), attempt, told)
     except OrchError:
         return ""  # its logs are still worth reading
-    source, _, end = text.partition(f"; attempt {attempt - 1} ended: ")
-    return source if end and told.endswith(end) else text
 
 
 class _Changes:
     """Lines on a pipe: one when the state, the attempt or a queued job's reason changes. What the line before has told is
     not told again, and why a job stops is left to the end, which follows within seconds.
 
-    The end is left out unless `with_end`: the caller prints it in full.
+    The end is left out unless `with_end`: the caller prints it in full. `called`: the job in commands.
     """
 
-    def __init__(self, *, with_end: bool) -> None:
+    def __init__(self, called: str, *, with_end: bool) -> None:
         self.told = ""
-        self._with_end = with_end
+        self._called, self._with_end = called, with_end
         self._last: list[object] = []
+        self._notices = _NewNotices()
 
     def __call__(self, status: Status) -> None:
-        last, state = self._last, status["state"]
-        queued = status["reason"] if state == "QUEUED" else ""
-        now = [state, status["attempt"], queued, _suspected(status)]
+        last, state = self._last, status.state
+        print_text(cells.plain(self._notices.of(status)))
+        queued = status.reason if state == "QUEUED" else ""
+        now = [state, status.attempt, queued, _suspected(status)]
         if now == last or (state in status_file.ENDED and not self._with_end):
             return
         goes_on = last[:2] == now[:2] and last[-1] and not now[-1]
         reason = status_view.reason(status) if state != "STOPPING" else ""
-        news = "it goes on" if goes_on else status["suspicion"] or reason
+        then = status_view.what_follows(status.suspected, status.written_at, self._called)
+        suspicion = "; ".join(filter(None, (status.suspicion, then)))
+        news = "it goes on" if goes_on else suspicion or reason
         self._last = now
         why = f"  {news}" if news and not (self.told and news.endswith(self.told)) else ""
         self.told = news
         print_line(f"── {cells.plain([cells.line(*status_view.headline(status), why)]).strip()}")
 
 
+class _NewNotices:
+    """Notices that were not shown yet: each is told once, when it comes."""
+
+    def __init__(self) -> None:
+        self._shown: set[str] = set()
+
+    def of(self, status: Status) -> list[cells.Line]:
+        """Return the lines of those that are new."""
+        new = [notice for notice in status.notices if notice not in self._shown]
+        self._shown.update(new)
+        return [one for notice in new for one in status_view.notice_lines(notice, status.dir)]
+
+
 @contextmanager
-def _live() -> Iterator[tuple[Print, Refresh]]:
-    """Yield the functions that print lines above and renew the job's state below."""
+def _live(called: str) -> Iterator[tuple[Print, Refresh]]:
+    """Yield the functions that print lines above and renew the job's state below. `called`: the job in commands."""
     from rich.live import Live
     from rich.text import Text
 
-    screen = terminal.console()
+    screen, notices = terminal.console(), _NewNotices()
     with Live(console=screen, auto_refresh=False, transient=True) as live:
 
         def out(text: str) -> None:
@@ -182,26 +201,28 @@ def _live() -> Iterator[tuple[Print, Refresh]]:
                 screen.print(Text.from_ansi(text.removesuffix("\n")), soft_wrap=True)
 
         def refresh(status: Status) -> None:
-            last = cells.line(cells.Cell(f"{status['id']} · Ctrl-C leaves it running", "dim"))
-            shown = ((), *state_lines(status, screen.width * REASON_LINES_MAX), last)
-            lines = [terminal.rich_text(one) for one in shown]
+            last = cells.line(cells.Cell(f"{status.id} · Ctrl-C leaves it running", "dim"))
+            for one in cells.wrapped(notices.of(status), screen.width):
+                screen.print(terminal.rich_text(one))
+            shown = ((), *state_lines(status, screen.width * REASON_LINES_MAX, called), last)
+            lines = [terminal.rich_text(line) for line in cells.wrapped(shown, screen.width)]
             live.update(Text("\n").join(lines), refresh=True)
 
         yield out, refresh
 
 
-def state_lines(status: Status, reason_chars: int) -> list[cells.Line]:
-    """Return how a job is doing, in few lines; a reason is cut at `reason_chars`."""
-    checkpoint = status["checkpoint"]
-    step = checkpoint["step"] if checkpoint else None
+def state_lines(status: Status, reason_chars: int, called: str = "") -> list[cells.Line]:
+    """Return how a job is doing, in few lines; a reason is cut at `reason_chars`. `called`: the job in commands."""
+    checkpoint = status.checkpoint
+    step = checkpoint.step if checkpoint else None
     saved = f"  checkpoint at step {step:,}" if step is not None else ""
     lines = [cells.line(*status_view.headline(status), cells.Cell(saved, "dim"))]
-    if status["reason"] and status["reason"] != status.get("queue", {}).get("said"):
+    if status.reason and not status_view.is_of_queue(status):
         lines.append(cells.line(cells.Cell(cells.cut(status_view.reason(status), reason_chars), "dim")))
-    if status["state"] not in ("STARTING", "RUNNING", "RESTARTING") or status.get("queue", {}).get("silent"):
+    is_unheard = status.queue is not None and status.queue.silent
+    if status.state not in ("STARTING", "RUNNING", "RESTARTING") or is_unheard:
         lines += status_view.queue(status)
-    if suspicion := status["suspicion"]:
-        lines.append(cells.line(cells.Cell(cells.cut(suspicion, reason_chars), "yellow")))
-    if "supervisor" in status:
+    lines += status_view.suspicion(status, called, reason_chars)
+    if status.is_late or status.copy_of:
         lines.append(cells.line(cells.Cell(status_view.outdated(status), "bold red")))
     return lines

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.client.job import Job, submit_file
+from orchestrator.client.job import Job, submit_once
 from orchestrator.core.errors import UserError
 from orchestrator.core.jobdir import status_file
 
@@ -49,6 +49,7 @@ def run(
     python: str | None = None,
     set: Mapping[str, object] | None = None,
     follow: bool = True,
+    oversubscribe: bool = False,
 ) -> Job:
     """Run a script as a job without a job file, show its progress until it ends, and return the job.
 
@@ -71,7 +72,8 @@ def run(
         command, nodes, gpus, procs, backend, hosts, name, dict(env or {}), python, dict(set or {})
     )
     notes = [f"Written by orchestrator.run, to run: {shlex.join(words)}"]
-    job = submit_file(run_line.job_file(line, Path.cwd() / "job.yaml", notes, _spelled))
+    file = run_line.job_file(line, Path.cwd() / "job.yaml", notes, _spelled)
+    job, _ = submit_once(file, oversubscribe=oversubscribe)
     if follow:
         _follow(job, is_new=True)
     return job
@@ -145,19 +147,19 @@ def follow_in_notebook(job: Job, display: Callable[[RenderableType], None]) -> N
         for line in log_reader.lines(news):
             lines.extend(view.lines(ShownLine(line, (0,))))
 
-    status = job.last_status()
+    status = job.source.status()
     try:
-        while status["state"] not in status_file.ENDED:
+        while status.state not in status_file.ENDED:
             read(follower.poll())
             display(panel(status, lines, "the stop button leaves it running"))
             time.sleep(POLL_S)
-            status = job.status()
+            status = job.source.settled_status()
     except KeyboardInterrupt:
         how = "it goes on; watch it: orchestrator.follow(job), stop it: job.cancel()"
         display(panel(status, lines, how))
         return
     read(follower.drain())
-    display(panel(status, lines, "" if status["state"] == "SUCCEEDED" else f"see why: !orch why {job.id}"))
+    display(panel(status, lines, "" if status.state == "SUCCEEDED" else f"see why: !orch why {job.called}"))
 
 
 def panel(status: Status, lines: Sequence[str] | deque[str], hint: str) -> RenderableType:
@@ -168,17 +170,20 @@ def panel(status: Status, lines: Sequence[str] | deque[str], hint: str) -> Rende
     from orchestrator.cli import live, terminal
     from orchestrator.views import status as status_view
 
-    shown = [terminal.rich_text(one) for one in live.state_lines(status, REASON_CHARS_MAX)]
-    if status["state"] in status_file.ENDED:
-        reasons = status_view.reason_lines(status["reason"], status.get("dir", ""))
-        shown = [terminal.rich_text(one) for one in (status_view.headline(status), *reasons)]
+    shown = [terminal.rich_text(state_line) for state_line in live.state_lines(status, REASON_CHARS_MAX)]
+    if status.state in status_file.ENDED:
+        reasons = status_view.reason_lines(status.reason, status.dir)
+        shown = [
+            terminal.rich_text(one)
+            for one in (status_view.headline(status), *reasons, *status_view.notices(status))
+        ]
     for line in lines:
         text = Text.from_ansi(line)
         text.truncate(LINE_CHARS_MAX, overflow="ellipsis")
         shown.append(text)
     return Panel(
         Text("\n").join(shown),
-        title=status["id"],
+        title=status.id,
         title_align="left",
         subtitle=hint or None,
         subtitle_align="left",

@@ -1,4 +1,4 @@
-"""Verbs that show a job: status, logs, why, stacks, checkpoints."""
+"""Verbs that show a job: status, logs, why, stacks, goodput, checkpoints."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from orchestrator.cli.group import (
     CLUSTER_CANNOT,
     INTERRUPTED,
     JOB,
+    all_jobs,
     all_statuses,
     apply_slurm_end,
     find_job,
@@ -24,8 +25,8 @@ from orchestrator.cli.group import (
 )
 from orchestrator.cli.params import Ago, Count, Pattern
 from orchestrator.client.job import Job
-from orchestrator.core.errors import UserError
-from orchestrator.core.jobdir import home
+from orchestrator.core.errors import OrchError, UserError
+from orchestrator.core.jobdir import home, status_file
 from orchestrator.core.jobdir.layout import rank_name
 
 if TYPE_CHECKING:
@@ -51,19 +52,22 @@ def status(job: str | None, show_all: bool, watch: bool, every_rank: bool, as_js
     place = home.home(os.environ)
     statuses = all_statuses() if show_all else []
     folder = None if show_all else home.latest(place) if job is None else home.find(place, job)
+    called = home.called(folder) if folder is not None else ""
     if folder is not None:
         if watch:
             return watch_job(Job(folder), as_json=as_json)
         statuses = [status_now(Job(folder))]
     if as_json:
-        print_json(statuses)
+        print_json([status_file.as_json(status) for status in statuses])
     elif not statuses:
         terminal.say(f"no jobs yet in {place}; submit one: orch submit job.yaml")
     else:
         terminal.write(
             tables.jobs(statuses, terminal.width())
             if show_all
-            else status_view.job(statuses[0], every_rank=every_rank)
+            else status_view.job(
+                statuses[0], every_rank=every_rank, called=called, chars_max=terminal.width()
+            )
         )
     return 0
 
@@ -119,7 +123,13 @@ def logs(
         except KeyboardInterrupt:
             return INTERRUPTED
     else:
-        _print_logs(found, query)
+        terminal.widen_pipe()
+        texts = filter(None, _printed(found, query))
+        first = next(texts, "")
+        sys.stdout.write(first)
+        sys.stdout.writelines(texts)
+        if not first and tail != 0 and reading.has_rank_lines(found.folder):
+            terminal.say(f"no line matches; orch logs {found.id} shows all of the newest attempt", err=True)
     if not ranks and not reading.has_rank_lines(found.folder):
         _print_nodes_logs(found, query)
     return 0
@@ -129,12 +139,12 @@ def _print_nodes_logs(job: Job, query: LogQuery) -> None:
     """Print the nodes' own logs of a job whose ranks have not printed anything."""
     from dataclasses import replace
 
-    texts = filter(None, _printed(job, replace(query, nodes=tuple(job.node_names()))))
+    texts = filter(None, _printed(job, replace(query, nodes=tuple(job.source.nodes()))))
     first = next(texts, None)
     if first is None:
-        if job.is_slurm and _print_batch_log(job):
+        if _print_batch_log(job):
             return
-        verb = f"orch status {job.id}" if not job.folder.ended.exists() else f"orch why {job.id}"
+        verb = f"orch {'why' if job.folder.ended.exists() else 'status'} {job.called}"
         terminal.say(f"no rank has printed anything, and no node has said what it did; see {verb}", err=True)
         return
     terminal.say("no rank has printed anything; this is what the nodes did:", err=True)
@@ -144,9 +154,7 @@ def _print_nodes_logs(job: Job, query: LogQuery) -> None:
 
 def _print_batch_log(job: Job) -> bool:
     """Print the output of a job's batch script, if any: where a supervisor never started, it says why."""
-    from orchestrator.client import slurm_status
-
-    lines = slurm_status.batch_lines(job.folder)
+    lines = job.source.batch_lines()
     if lines:
         terminal.say(
             f"no rank has printed anything; this is what its batch script said ({job.folder.batch_log}):",
@@ -155,10 +163,6 @@ def _print_batch_log(job: Job) -> bool:
     for line in lines:
         terminal.say(line)
     return bool(lines)
-
-
-def _print_logs(job: Job, query: LogQuery) -> None:
-    sys.stdout.writelines(_printed(job, query))
 
 
 def _printed(job: Job, query: LogQuery) -> Iterator[str]:
@@ -191,7 +195,7 @@ def why(job: str | None, as_json: bool) -> int:
     if as_json:
         print_json(report)
     else:
-        terminal.write(post_mortem.post_mortem(report))
+        terminal.write(post_mortem.post_mortem(report, found.called))
     return 0
 
 
@@ -221,6 +225,45 @@ def stacks(job: str | None, ranks: tuple[int, ...], as_json: bool) -> int:
 
 @click.command()
 @JOB
+@click.option("--all", "of_all", is_flag=True, help="All jobs together.")
+@click.option("--since", type=Ago(), help="Only the time of the last 90m, 12h, 30d.")
+@click.option(
+    "--by",
+    type=click.Choice(("cause", "host", "job")),
+    help="What failures cost, by what they were or by whose host it was; or a line for each job.",
+)
+@AS_JSON
+def goodput(job: str | None, of_all: bool, since: float | None, by: str | None, as_json: bool) -> int:
+    """Show what ranks did with their time, and which share of it made training go on.
+
+    The time of each rank from the job's submission to its end, by kind: steps that were kept, steps that a restart made again, failures until they were found, restarts, queues.
+    """
+    from orchestrator.client import post_mortem
+    from orchestrator.views import goodput as goodput_view
+
+    if of_all and job is not None:
+        raise UserError("--all shows all jobs", "--all", "leave out JOB, or --all")
+    found = {}
+    for one in all_jobs() if of_all else [find_job(job)]:
+        try:
+            found[one.id] = one.goodput()
+        except OrchError as err:
+            if not of_all:
+                raise
+            terminal.complain(str(err))
+    if since is not None:
+        found = {job_id: one.since(time.time() - since) for job_id, one in found.items()}
+        found = {job_id: one for job_id, one in found.items() if one.spans}
+    shown = post_mortem.time_uses(found)
+    if as_json:
+        print_json(shown)
+    else:
+        terminal.write(goodput_view.table(shown, by))
+    return 0
+
+
+@click.command()
+@JOB
 @click.option("--verify", is_flag=True, help="Read every file, and compare it with the ledger.")
 @click.option(
     "--adopt", metavar="PATH", help="Read a file or folder that the ledger does not know, and enter it."
@@ -240,7 +283,7 @@ def checkpoints(job: str | None, verify: bool, adopt: str | None, as_json: bool)
         save = saves.find(found.folder, found.plan(), before, adopt)
         what = f"save {save.number}, {save.main}"
         done = "is in the ledger already" if save.number in before else "was read, and is in the ledger now"
-        terminal.say(f"{what}, {done}\n  go on   orch resume {found.id} --from {save.number}")
+        terminal.say(f"{what}, {done}\n  go on   orch resume {found.called} --from {save.number}")
         return 0
     listed = saves.listed(found.folder, found.plan(), verify=verify)
     for text in saves.damage(found.folder):
@@ -248,7 +291,7 @@ def checkpoints(job: str | None, verify: bool, adopt: str | None, as_json: bool)
     if as_json:
         print_json(listed)
     else:
-        terminal.write(saves_view.table(listed, found.id, str(found.folder.root)))
+        terminal.write(saves_view.table(listed, found.called, str(found.folder.root)))
     return 0
 
 
@@ -261,7 +304,7 @@ def _ranks_wanted(
     from orchestrator.client.logs import reader as log_reader
 
     plan = job.plan()
-    names = job.node_names()
+    names = job.source.nodes()
     for name in nodes:
         if name not in names and name not in log_reader.nodes(job.folder):
             raise UserError(f"{job.id} has no node {name!r}", "--node", f"it has: {', '.join(names[:20])}")

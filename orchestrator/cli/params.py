@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
+from collections import UserDict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,6 +14,8 @@ from orchestrator.core.errors import OrchError
 from orchestrator.core.jobdir import home
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from click.shell_completion import CompletionItem
 
 COUNT_MAX = 10_000_000
@@ -20,11 +24,69 @@ COUNT_MAX = 10_000_000
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
+GROUPS = {
+    "Start a job": {"run": "run_line", "submit": "lifecycle"},
+    "See how it is": {
+        **dict.fromkeys(("status", "logs", "why", "stacks", "goodput"), "observe"),
+        "report": "page",
+        "wait": "programs",
+        "metrics": "programs",
+    },
+    "End it, or let it go on": dict.fromkeys(("cancel", "restart", "resume"), "lifecycle"),
+    "Its files": {"checkpoints": "observe", "collect": "housekeeping", "clean": "housekeeping"},
+    "Before a start": {**dict.fromkeys(("check", "plan", "render", "init", "schema"), "job_file"), "nodes": "housekeeping"},
+}  # fmt: skip
+"""The verbs as `orch --help` lists them, each with its module."""
+
+VERBS = {name: module for verbs in GROUPS.values() for name, module in verbs.items()}
+
+MEANT = {
+    **dict.fromkeys(("ps", "ls", "list", "jobs", "queue", "top"), "orch status --all lists all jobs, orch status --watch shows one"),
+    **dict.fromkeys(("kill", "stop"), "orch cancel stops a job, orch restart begins its next attempt"),
+    **dict.fromkeys(("rm", "delete"), "orch clean JOB removes what an ended job left, with --older-than the whole job"),
+    "attach": "orch logs -f shows a job's output as it comes",
+    "help": "orch --help lists the verbs, orch VERB --help tells of one",
+}  # fmt: skip
+"""Verbs of docker, Slurm and other launchers, and what does the same here."""
+
+
+SENTENCE_CHARS_MAX = 200
+
+
+class LoadedVerbs(UserDict[str, Any]):
+    """The verbs by name: a verb's module is loaded when the verb is asked for."""
+
+    def __getitem__(self, name: str) -> click.Command:
+        """Return a verb."""
+        command: click.Command = getattr(importlib.import_module(f"orchestrator.cli.{self.data[name]}"), name)
+        return command
+
+
 class Verbs(click.Group):
-    """A group of verbs that lists them in the order in which they were added."""
+    """The group of `VERBS`."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = LoadedVerbs(VERBS)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the verb of a line. Raises UsageError for another, with the one that is meant where that is known."""
+        if args[0] in MEANT:
+            ctx.fail(f"No such command {args[0]!r}: {MEANT[args[0]]}.")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the verbs by group, each with the first sentence of its help."""
+        for group, verbs in GROUPS.items():
+            with formatter.section(group):
+                formatter.write_dl(
+                    [(name, self.commands[name].get_short_help_str(SENTENCE_CHARS_MAX)) for name in verbs]
+                )
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names of the verbs."""
+        """Return the names of the verbs, in the order of `VERBS`."""
         return list(self.commands)
 
 
@@ -45,6 +107,34 @@ class JobName(click.ParamType):  # type: ignore[type-arg]  # generic from click 
             return []  # an error must not show in a shell's completion line
         names = dict.fromkeys(home.name_of(job_id) for job_id in ids)
         return [CompletionItem(text) for text in (*names, *ids) if text.startswith(incomplete)]
+
+
+def _begun(texts: Iterable[str], incomplete: str) -> list[str]:
+    return [text for text in texts if text.startswith(incomplete)]
+
+
+def complete_backend(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Return the backends that begin like this."""
+    return _begun(("local", "ssh", "slurm"), incomplete)
+
+
+def complete_field(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Return the fields of a job file that begin like this, as `--set` takes them."""
+    from orchestrator.spec.load import field_names
+
+    return _begun((f"{name}=" for name in field_names()), incomplete)
+
+
+def complete_save(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Return the checkpoints of the line's job that begin like this, the newest first, by name and by number."""
+    from orchestrator.client import saves
+
+    try:
+        known = saves.known(home.find(home.home(os.environ), ctx.params.get("job")))
+    except OrchError:
+        return []
+    names = [save.main for save in known.values()][::-1]
+    return _begun(dict.fromkeys((*names, *map(str, known))), incomplete)
 
 
 class Count(click.IntRange):

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from orchestrator.cli.group import AS_JSON, SET
+from orchestrator.cli.group import AS_JSON, KEY, OVERSUBSCRIBE, SET
 from orchestrator.cli.job_file import folder_of, write_new
 from orchestrator.cli.lifecycle import report_submitted
+from orchestrator.cli.params import complete_backend
 from orchestrator.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -61,12 +62,19 @@ def _near(word: str, options: list[str]) -> list[str] | None:
 @click.option("--nodes", type=int, metavar="N", help="Machines to run on; by default 1, or all of --hosts.")
 @click.option("--gpus", metavar="N|auto", help="GPUs of each, one rank each; by default all there are.")
 @click.option("--procs", type=int, metavar="N", help="CPU ranks of each.")
-@click.option("--backend", metavar="BACKEND", help="Run on local (the default), ssh or slurm.")
+@click.option(
+    "--backend",
+    metavar="BACKEND",
+    help="Run on local (the default), ssh or slurm.",
+    shell_complete=complete_backend,
+)
 @click.option("--hosts", metavar="HOSTS", help="Hosts over SSH, such as gpu[01-04].")
 @click.option("--name", metavar="NAME", help="The job's name; by default the script's.")
 @click.option("--env", "env", multiple=True, metavar="K=V", help="A variable of the ranks; repeatable.")
 @click.option("--python", metavar="PYTHON", help="Python of the ranks; by default the one that runs orch.")
 @SET
+@OVERSUBSCRIBE
+@KEY
 @click.option(
     "--follow/--detach", default=True, help="Show logs and state until the job ends (the default), or return."
 )
@@ -82,6 +90,8 @@ def run(
     words: tuple[str, ...],
     env: tuple[str, ...],
     overrides: tuple[str, ...],
+    oversubscribe: bool,
+    key: str,
     follow: bool,
     save: Path | None,
     as_json: bool,
@@ -95,9 +105,10 @@ def run(
     if save is not None:
         write_new(save, file.text, "start it with")
         return 0
-    from orchestrator.client.job import submit_file
+    from orchestrator.client.job import submit_once
 
-    return report_submitted(submit_file(file), follow=follow, as_json=as_json)
+    job, is_new = submit_once(file, oversubscribe=oversubscribe, key=key)
+    return report_submitted(job, follow=follow, as_json=as_json, is_new=is_new)
 
 
 def _job_file(

@@ -7,6 +7,7 @@ the live view loads it; `views` are loaded by the verbs that need them.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import io
 import os
 import sys
@@ -50,13 +51,14 @@ def write(lines: Iterable[cells.Line]) -> None:
     """Write lines to standard output."""
     from orchestrator.views import cells
 
+    lines = cells.wrapped(lines, width())
     sys.stdout.write(painted(lines) if has_colour() else cells.plain(lines))
     sys.stdout.flush()
 
 
 def painted(lines: Iterable[cells.Line]) -> str:
     """Return lines as text with colours."""
-    return "".join("".join(map(_paint, one)) + "\n" for one in lines)
+    return "".join("".join(map(_paint, line)) + "\n" for line in lines)
 
 
 def _paint(cell: cells.Cell) -> str:
@@ -73,11 +75,15 @@ def console() -> Console:
     return Console(highlight=False, markup=False, emoji=False)
 
 
-def rich_text(one: cells.Line) -> Text:
+def rich_text(line: cells.Line) -> Text:
     """Return a line as rich prints it."""
     from rich.text import Text
 
-    return Text.assemble(*((cell.text, cell.style) for cell in one))
+    return Text.assemble(*((cell.text, cell.style) for cell in line))
+
+
+PIPE_BYTES = 1 << 20
+"""What Linux lets a pipe of any user hold (fs.pipe-max-size)."""
 
 
 class ReaderGone(Exception):
@@ -111,6 +117,12 @@ def open_streams() -> None:
     sys.stdout = io.TextIOWrapper(io.BufferedWriter(raw), encoding, "replace", line_buffering=lines)
     if isinstance(sys.stderr, io.TextIOWrapper):
         sys.stderr.reconfigure(errors="replace")
+
+
+def widen_pipe() -> None:
+    """Let a pipe at standard output hold more than 64 KiB, so that writer and reader take turns less often."""
+    with contextlib.suppress(OSError):  # another kind of file, or more than this user may have
+        fcntl.fcntl(sys.stdout.fileno(), fcntl.F_SETPIPE_SZ, PIPE_BYTES)
 
 
 def drop_rest() -> None:

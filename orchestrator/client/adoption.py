@@ -103,7 +103,7 @@ def _is_over(job: JobDir) -> bool:
     if job.ended.exists():
         return True
     with contextlib.suppress(OSError, OrchError):
-        return status_file.read(job, time.time())["state"] in status_file.ENDED
+        return status_file.read(job, time.time()).state in status_file.ENDED
     return False
 
 

@@ -6,17 +6,21 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from orchestrator.agent import keeper
+from orchestrator.agent.process import keeper
 from orchestrator.backends.api import LaunchError
 from orchestrator.client import remote_files
 from orchestrator.client.job import Job
 from orchestrator.core.errors import OrchError
+from orchestrator.core.host import process_tags
 from orchestrator.core.jobdir import home, locks
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.text import counted
+
+NAMED_MAX = 5
+"""How many jobs a line names."""
 
 
 def clean_local(jobs: Sequence[Job]) -> tuple[str, dict[str, remote_files.Account]]:
@@ -25,7 +29,8 @@ def clean_local(jobs: Sequence[Job]) -> tuple[str, dict[str, remote_files.Accoun
     Return what was done, empty for nothing; and, by job, what could not be done and why.
     """
     left: dict[str, remote_files.Account] = {}
-    cleaned = removed = 0
+    cleaned: list[str] = []
+    removed: list[str] = []
     for job in jobs:
         run = job.folder.root / "nodes"
         if not job.folder.ended.exists() or not run.exists() or job.folder.archive.exists():
@@ -39,17 +44,21 @@ def clean_local(jobs: Sequence[Job]) -> tuple[str, dict[str, remote_files.Accoun
         if why:
             left[job.id] = why
         else:
-            cleaned += 1
+            cleaned.append(job.id)
     for draft in sorted(
         path for place in {job.folder.root.parent for job in jobs} for path in _drafts(place)
     ):
         if why := _delete_folder(draft):
             left[draft.name] = why
         else:
-            removed += 1
-    parts = [f"cleaned up {counted(cleaned, 'ended job')}"] if cleaned else []
-    parts += [f"removed {counted(removed, 'cut off submit')}"] if removed else []
+            removed.append(draft.name)
+    parts = [f"cleaned up {counted(len(cleaned), 'ended job')}{_named(cleaned)}"] if cleaned else []
+    parts += [f"removed {counted(len(removed), 'cut off submit')}{_named(removed)}"] if removed else []
     return ", ".join(parts), left
+
+
+def _named(names: Sequence[str]) -> str:
+    return f" ({', '.join(names[:NAMED_MAX])}{', …' if len(names) > NAMED_MAX else ''})"
 
 
 def _clean_run_files(job: JobDir, run: Path) -> remote_files.Account | None:
@@ -58,9 +67,8 @@ def _clean_run_files(job: JobDir, run: Path) -> remote_files.Account | None:
     with locks.resuming(job, 0.0) as is_mine:
         if not is_mine or not job.ended.exists():
             return _resumed(job)
-        living = [
-            pid for node in sorted(run.iterdir()) for pid in keeper.clean_up_processes(job.id, node.name)
-        ]
+        tags = [process_tags.of(job.root, node.name) for node in sorted(run.iterdir())]
+        living = [pid for tag in tags for pid in keeper.clean_up_processes(tag)]
         if living:
             what = f"cannot be ended: process {', '.join(map(str, living))}"
             return _left(what, "see with ps what holds it up")
@@ -68,7 +76,6 @@ def _clean_run_files(job: JobDir, run: Path) -> remote_files.Account | None:
 
 
 def _drafts(place: Path) -> list[Path]:
-    """Return the folders of this user's submits that were cut off long ago."""
     old = []
     for path in place.glob(".*"):
         about = path.lstat()
@@ -120,14 +127,14 @@ def _left(what: str, fix: str) -> remote_files.Account:
     return remote_files.Account({}, {"this machine": LaunchError("clean", what, fix)})
 
 
-def cleaned_text(accounts: Sequence[remote_files.Account]) -> str:
-    """Return how many hosts of how many jobs were cleaned up, and what was fetched before; empty for none."""
-    cleaned = [account for account in accounts if account.clean]
+def cleaned_text(accounts: Mapping[str, remote_files.Account]) -> str:
+    """Return how many hosts of which jobs were cleaned up, and what was fetched before; empty for none. `accounts`: by job."""
+    cleaned = {job_id: account for job_id, account in accounts.items() if account.clean}
     if not cleaned:
         return ""
-    hosts = sum(len(account.clean) for account in cleaned)
-    text = f"cleaned up {counted(hosts, 'host')} of {counted(len(cleaned), 'job')}"
-    fetched = remote_files.summary(cleaned)
+    hosts = sum(len(account.clean) for account in cleaned.values())
+    text = f"cleaned up {counted(hosts, 'host')} of {counted(len(cleaned), 'job')}{_named(list(cleaned))}"
+    fetched = remote_files.summary(list(cleaned.values()))
     return f"{text}; {fetched}" if fetched else text
 
 

@@ -33,8 +33,9 @@ VERSIONS_MAX = 100
 """How many versions of one file of a host may lie beside it."""
 
 
-def collect(job: Job, to: Path | None) -> Path:
-    """Copy a job's logs, checkpoints, evidence and post-mortem (`why.json`) to a folder; return where they are.
+def collect(job: Job, to: Path | None, *, checkpoints: bool = True) -> Path:
+    """Copy a job's logs, checkpoints (unless not wanted), evidence and post-mortem (`why.json`) to a folder; return where they
+    are.
 
     Without `to` that is the job folder, into which `remote_files` has fetched what hosts had. Raises OrchError, and
     UserError for an unfit `to`.
@@ -44,7 +45,8 @@ def collect(job: Job, to: Path | None) -> Path:
     _refuse_unfit(job, to)
     why = json.dumps(_why(job), indent=2)
     made = [path for path in (to, *to.parents) if not path.exists()]
-    parts = (job.folder.logs, job.folder.checkpoints, job.folder.root / "evidence", job.folder.from_hosts)
+    saved = (job.folder.checkpoints,) if checkpoints else ()
+    parts = (job.folder.logs, *saved, job.folder.root / "evidence", job.folder.from_hosts)
     files = (job.folder.spec, job.folder.provenance, job.folder.journal)
     without = _twice(job)
     try:
@@ -53,7 +55,8 @@ def collect(job: Job, to: Path | None) -> Path:
         for part in parts:
             if part.exists() and (not part.is_symlink() or home.is_ours(job.folder)):
                 _copy_folder(part, to / part.name, without)
-        _copy_saved_elsewhere(job, to / job.folder.checkpoints.name)
+        if checkpoints:
+            _copy_saved_elsewhere(job, to / job.folder.checkpoints.name)
         for file in files:
             if file.exists():
                 _copy(file, to / file.name)

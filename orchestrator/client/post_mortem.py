@@ -5,12 +5,23 @@ Pure: a record in, the JSON object of the contract out. Times of day are UTC in 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+
+from orchestrator.brain.model import events as e
+from orchestrator.brain.model.decisions import Evidence, Kind, Topic
 from orchestrator.brain.model.facts import Phase
 from orchestrator.core.codec import Json
+from orchestrator.core.jobdir import status_file
 from orchestrator.core.jobdir.plan import Plan
-from orchestrator.core.jobdir.status_file import iso
+from orchestrator.core.jobdir.status_file import Status, iso
+from orchestrator.journal import goodput
+from orchestrator.journal.goodput import Goodput
+from orchestrator.journal.job_record import AttemptHistory, Record, Told
 from orchestrator.supervisor import status
-from orchestrator.supervisor.journal.job_record import AttemptHistory, Record, Told
+
+LATE_MAX = 4
+"""How many of the ranks are named that could not save themselves."""
 
 
 def why(plan: Plan, record: Record) -> Json:
@@ -29,52 +40,107 @@ def why(plan: Plan, record: Record) -> Json:
         "state": status.state(record.facts),
         "reason": status.reason(record.facts),
         "checkpoint": {"path": newest.path, "step": newest.step} if newest else None,
-        "hosts": list(record.facts.host_findings),
         "attempts": shown,
+        "goodput": time_use(goodput.of_record(record, None, plan.created_at)),
     }
 
 
-def _attempt(attempt: AttemptHistory, after: AttemptHistory | None, goes_on: bool) -> Json:
-    ended = attempt.ended_wall_s
+def time_use(found: Goodput) -> Json:
+    """Return what ranks did with their time: rank-seconds by kind, and the productive share of them, None without any."""
     return {
-        "attempt": attempt.attempt,
-        "why": attempt.why,
+        "ratio": None if found.ratio is None else round(found.ratio, 4),
+        "rank_seconds": {kind.value: round(rank_s, 3) for kind, rank_s in found.rank_seconds().items()},
+    }
+
+
+def time_uses(found: Mapping[str, Goodput]) -> Json:
+    """Return the same of jobs by their ids, together and each, as `orch goodput --json` prints it; each with its failures and
+    what they cost."""
+    jobs = [
+        {
+            "id": job_id,
+            **time_use(one),
+            "losses": [
+                {**asdict(loss), "rank_seconds": round(rank_s, 3)} for loss, rank_s in one.losses().items()
+            ],
+        }
+        for job_id, one in found.items()
+    ]
+    return {**time_use(Goodput(tuple(span for one in found.values() for span in one.spans))), "jobs": jobs}
+
+
+def bring_up_to_date(why: Json, now: Status) -> None:
+    """Give a post-mortem of a job that goes on what its status says: the journal is some seconds older."""
+    if now.suspicion and not now.is_late:
+        shown = status_file.as_json(now)
+        why |= {key: shown.get(key) for key in ("suspicion", "suspected", "written_at")}
+    last = why["attempts"][-1] if why["attempts"] else None
+    if last is None or (last["attempt"], why["state"]) != (now.attempt, now.state):
+        return
+    shown = status_file.as_json(now)
+    why |= {"reason": shown["reason"], "checkpoint": shown["checkpoint"]}
+    is_further = now.step is not None and any(rank.step is not None for rank in now.ranks)
+    if is_further and last["ended_at"] is None:
+        last["first_step"] = last["first_step"] or (last["resumed_step"] or 0) + 1
+        last["last_step"] = now.step
+
+
+def _attempt(attempt: AttemptHistory, after: AttemptHistory | None, goes_on: bool) -> Json:
+    begun, judged, finished = attempt.begun, attempt.judged, attempt.finished
+    ended = attempt.ended_wall_s
+    verdict = judged.verdict if judged else None
+    late = [_late(exited) for exited in attempt.late[:LATE_MAX]]
+    slow = [told.notice.why for told in attempt.told if told.notice.topic is Topic.SLOW]
+    if verdict is not None and verdict.kind in (Kind.TIME_LIMIT, Kind.PREEMPTED):
+        verdict = replace(verdict, proof=(*verdict.proof, *map(Evidence, late)))
+    return {
+        "attempt": begun.attempt,
+        "why": begun.why,
         "started_at": iso(attempt.began_wall_s),
         "ended_at": None if goes_on or ended is None else iso(ended),
         "first_step": attempt.base_step + 1 if attempt.last_step is not None else None,
         "last_step": attempt.last_step,
-        "resumed_from": attempt.resumed_from,
-        "resumed_step": attempt.resumed_step,
+        "resumed_from": begun.resume.path if begun.resume else None,
+        "resumed_step": begun.resume.step if begun.resume else None,
         "passed": [
-            {"save": one.save, "path": one.main, "step": one.step, "why": one.why} for one in attempt.passed
+            {"save": loser.save, "path": loser.main, "step": loser.step, "why": loser.why}
+            for loser in begun.passed
         ],
-        "verdict": _verdict(attempt),
+        "verdict": status.verdict(verdict, judged.at) if judged and verdict else None,
         "restart_s": _restart_s(attempt, after),
         "queued_s": None if attempt.queued_s is None else round(attempt.queued_s, 3),
         "repeated_steps": _repeated(attempt, after),
-        "notices": attempt.notices,
-        "told": [_alert(alert) for alert in attempt.told],
-        "remarks": attempt.remarks,
+        "notices": [told.notice.verdict.summary for told in attempt.told if told.notice.verdict],
+        "told": [_told(told) for told in attempt.told if told.notice.topic is not Topic.SLOW],
+        "remarks": [*slow, *(late if verdict is None else ())],
         "starts": attempt.starts,
-        "job_end": attempt.job_end,
-        "ended_why": attempt.ended_why,
+        "job_end": attempt.job_ended.end.value if attempt.job_ended else None,
+        "ended_why": finished.why if finished else None,
+        "ending": finished.ending.value if finished else None,
     }
 
 
-def _alert(alert: Told) -> Json:
-    return {"what": alert.what, "kind": alert.kind, "text": alert.text, "at": iso(alert.wall_s)}
+def _late(exited: e.Exited) -> str:
+    """Return how a rank ended that had time to save itself."""
+    what = f": {exited.failure.text}" if exited.failure is not None and exited.failure.text else ""
+    return f"rank {exited.rank} on {exited.node}, told to end, exited with code {exited.code}{what}"
 
 
-def _verdict(attempt: AttemptHistory) -> Json | None:
-    if attempt.verdict is None or attempt.judged_at is None:
-        return None
-    return status.verdict(attempt.verdict, attempt.judged_at)
+def _told(told: Told) -> Json:
+    notice, verdict = told.notice, told.notice.verdict
+    return {
+        "what": "withdrawn" if notice.withdrawn else "noticed",
+        "kind": verdict.kind.value if verdict else "",
+        "text": (verdict.culprit or verdict.summary) if verdict else notice.why,
+        "fix": notice.fix,
+        "at": iso(told.wall_s),
+    }
 
 
 def _restart_s(attempt: AttemptHistory, after: AttemptHistory | None) -> float | None:
-    if after is None or attempt.judged_at is None or after.restart_at is None:
+    if after is None or attempt.judged is None or after.restart_at is None:
         return None
-    return round(after.restart_at - attempt.judged_at, 3)
+    return round(after.restart_at - attempt.judged.at, 3)
 
 
 def _repeated(attempt: AttemptHistory, after: AttemptHistory | None) -> int | None:

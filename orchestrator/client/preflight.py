@@ -11,18 +11,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from orchestrator.agent import setup_script
-from orchestrator.agent.checks import program, resources
-from orchestrator.agent.rendezvous import ports
+from orchestrator.agent.host import program, rendezvous, resources, setup_script
 from orchestrator.backends.ssh import fanout
 from orchestrator.brain.checks import node
+from orchestrator.brain.checks.finding import Finding, error, note, passed
 from orchestrator.client import remote_files
 from orchestrator.client.checks import checkpoint_space, sources
-from orchestrator.client.checks.result import Finding, of_judged
 from orchestrator.core.errors import ClusterError, OrchError
 from orchestrator.core.jobdir import home
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.core.jobdir.plan import Plan, PlannedNode, PlannedSsh
+from orchestrator.core.jobdir.plan import Plan, PlannedSsh
+from orchestrator.core.planned import PlannedNode
 from orchestrator.core.text import counted
 from orchestrator.core.wire.bootstrap import GatherFacts
 from orchestrator.spec.load import SpecFile, load
@@ -43,25 +42,30 @@ def check(
 
 
 def _findings(file: SpecFile, environ: Mapping[str, str]) -> Iterator[Finding]:
-    yield Finding("spec", True, f"{file.path} can be read")
+    yield passed("spec", f"{file.path} can be read")
     try:
         plan = submit.plan_for(file, environ, home.new_id(file.spec.name, time.time()), time.time())
     except OrchError as err:
         yield _fault("plan", err)
         return
-    yield Finding("plan", True, plan.size)
+    try:
+        refusals.refuse_crowd(file, plan)
+    except OrchError as err:
+        yield _fault("plan", err)
+        return
+    yield passed("plan", plan.size)
     for host, why in plan.set_aside.items():
         text = f"{host} is taken only when no other host is left: it failed {why}"
-        yield Finding("aside", True, text, nodes=(host,), is_note=True)
+        yield note("aside", (host,), text)
     code_bytes = 0
     try:
         found, code_bytes = _code(file, environ)
-        yield Finding("code", True, found)
+        yield passed("code", found)
     except OrchError as err:
         yield _fault("code", err)
     yield _try("space", lambda: _space(home.home(environ)))
     if plan.ssh is not None:
-        yield _try("keys", lambda: _keys([one.name for one in plan.nodes], plan.ssh))
+        yield _try("keys", lambda: _keys([node.name for node in plan.nodes], plan.ssh))
         from orchestrator.client.checks import hosts
 
         yield from hosts.findings(file, plan, remote_files.remote_root(plan), code_bytes, environ)
@@ -74,7 +78,7 @@ def _findings(file: SpecFile, environ: Mapping[str, str]) -> Iterator[Finding]:
         fault := refusals.missing_interface(file.spec.rendezvous.interface, interfaces)
     ):
         where = file.where("rendezvous.interface")
-        yield Finding("network", False, f"{where}: {fault}", "name one of these, or leave it out", 2)
+        yield error("network", (), f"{where}: {fault}", "name one of these, or leave it out", 2)
     if plan.slurm is None:
         yield _loopback()
         return
@@ -83,7 +87,7 @@ def _findings(file: SpecFile, environ: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _fault(what: str, err: OrchError) -> Finding:
-    return Finding(what, False, f"{err.where}: {err.what}" if err.where else err.what, err.fix, err.exit_code)
+    return error(what, (), f"{err.where}: {err.what}" if err.where else err.what, err.fix, err.exit_code)
 
 
 def _try(what: str, check: Callable[[], Finding]) -> Finding:
@@ -111,17 +115,17 @@ def _space(folder: Path) -> Finding:
     free = shutil.disk_usage(place).free
     found = f"{free / 1e9:.1f} GB free at {place}"
     if not os.access(place, os.W_OK):
-        return Finding("space", False, f"{place} cannot be written to", "set ORCH_HOME to another place", 3)
+        return error("space", (), f"{place} cannot be written to", "set ORCH_HOME to another place", 3)
     if free < FREE_BYTES_MIN:
-        return Finding("space", False, found, "free some space, or set ORCH_HOME to another place", 3)
-    return Finding("space", True, found)
+        return error("space", (), found, "free some space, or set ORCH_HOME to another place", 3)
+    return passed("space", found)
 
 
 def _python(file: SpecFile, plan: Plan, environ: Mapping[str, str]) -> Iterator[Finding]:
     """Import torch, compile the script and look for its imports as a rank would; a job need not use torch, so a missing
     torch is not a fault."""
     if plan.shell or "python" not in Path(plan.program).name:
-        yield Finding("python", True, f"{plan.program} (not looked into)")
+        yield passed("python", f"{plan.program} (not looked into)")
         return
     # The GPUs of Slurm's nodes cannot be seen here.
     gpus = max((len(node.gpus) for node in plan.nodes), default=0)
@@ -130,22 +134,22 @@ def _python(file: SpecFile, plan: Plan, environ: Mapping[str, str]) -> Iterator[
     try:
         python = setup_script.find_program(plan.program, env, file.workdir)
     except setup_script.SetupError as err:
-        yield Finding("python", False, f"{plan.program} cannot be used: {err}", _TRY_PYTHON, 3)
+        yield error("python", (), f"{plan.program} cannot be used: {err}", _TRY_PYTHON, 3)
         return
     report = program.ask(GatherFacts(python, {}, code, own, (), (), counts_gpus=bool(gpus)), env)
     if report.fault:
-        yield Finding("python", False, f"{plan.program} cannot be used: {report.fault}", _TRY_PYTHON, 3)
+        yield error("python", (), f"{plan.program} cannot be used: {report.fault}", _TRY_PYTHON, 3)
         return
     torch = f"torch {report.torch}" if report.torch else f"no torch ({report.no_torch})"
-    yield Finding("python", True, f"{python} {report.python}, {torch}")
+    yield passed("python", f"{python} {report.python}, {torch}")
     if gpus and report.torch and report.gpus < gpus:
         found = f"torch {report.torch} sees {report.gpus} of {gpus} GPUs"
-        yield Finding("gpus", False, found, "install a torch that is built for this driver's CUDA", 3)
+        yield error("gpus", (), found, "install a torch that is built for this driver's CUDA", 3)
     faults = list(node.code("", report, bool(plan.setup)))
-    yield from (of_judged(fault, fault.found, 2) for fault in faults)
+    yield from (fault.shown(fault.found, 2) for fault in faults)
     if code and not any(fault.what == "script" for fault in faults):
         count = f" and {counted(len(code) - 1, 'module')} of the code" if len(code) > 1 else ""
-        yield Finding("script", True, f"{file.spec.entry.target}{count} can be compiled")
+        yield passed("script", f"{file.spec.entry.target}{count} can be compiled")
 
 
 _TRY_PYTHON = "try it by hand, or name another interpreter in python:"
@@ -153,7 +157,7 @@ _TRY_PYTHON = "try it by hand, or name another interpreter in python:"
 
 def _here(plan: Plan, environ: Mapping[str, str]) -> Iterator[Finding]:
     """Look at this machine's resources and GPUs."""
-    from orchestrator.agent.checks import steps
+    from orchestrator.agent.host import steps
 
     folders = (str(home.home(environ)), *resources.outer_folders(plan.checkpoint_glob))
     asked = GatherFacts("", {}, (), (), folders, (), counts_gpus=False)
@@ -167,15 +171,15 @@ def _here(plan: Plan, environ: Mapping[str, str]) -> Iterator[Finding]:
     )
     here = socket.gethostname()
     for judged in node.findings(here, facts, job):
-        yield of_judged(judged, f"{here}: {judged.found}", ClusterError.exit_code)
+        yield judged.shown(f"{here}: {judged.found}", ClusterError.exit_code)
 
 
 def _loopback() -> Finding:
     try:
-        port = ports.free_port(f"{os.getpid()} {time.monotonic_ns()}")
-    except ports.PortError as err:
-        return Finding("network", False, str(err), "see what listens: ss -ltn", 3)
-    return Finding("network", True, f"127.0.0.1 has free ports, {port} among them")
+        port = rendezvous.free_port(f"{os.getpid()} {time.monotonic_ns()}")
+    except rendezvous.PortError as err:
+        return error("network", (), str(err), "see what listens: ss -ltn", 3)
+    return passed("network", f"127.0.0.1 has free ports, {port} among them")
 
 
 # On Slurm
@@ -185,7 +189,7 @@ def _queue(file: SpecFile, plan: Plan, environ: Mapping[str, str]) -> Finding:
     """Run `sbatch --test-only`, which checks all that a submit would be refused for, and estimates a start."""
     sbatch.require_commands(environ, file.where("backend"))
     script = render.render(plan, JobDir(home.home(environ) / "jobs" / plan.id), sys.executable)[0]
-    return Finding("queue", True, sbatch.test(script.text, environ, file.where))
+    return passed("queue", sbatch.test(script.text, environ, file.where))
 
 
 def _nodes(file: SpecFile, plan: Plan, environ: Mapping[str, str]) -> Iterator[Finding]:
@@ -196,7 +200,7 @@ def _nodes(file: SpecFile, plan: Plan, environ: Mapping[str, str]) -> Iterator[F
     if not names:
         nodes = plan.pool.nodes if plan.pool is not None else 1
         text = f"not looked at, since Slurm has not chosen them; `salloc --nodes={nodes} orch check {file.path.name}` looks at some"
-        yield Finding("nodes", True, text, is_note=True)
+        yield note("nodes", (), text)
         return
     there = replace(plan, nodes=tuple(PlannedNode(name, name, "", (), ()) for name in names))
     yield from hosts.findings(file, there, str(home.home(environ) / "jobs" / plan.id), 0, environ)
@@ -208,4 +212,4 @@ def _nodes(file: SpecFile, plan: Plan, environ: Mapping[str, str]) -> Iterator[F
 def _keys(names: Sequence[str], ssh: PlannedSsh | None) -> Finding:
     assert ssh is not None
     fanout.refuse_locked_keys(names, ssh)
-    return Finding("keys", True, "no passphrase has to be typed")
+    return passed("keys", "no passphrase has to be typed")

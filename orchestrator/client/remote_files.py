@@ -27,14 +27,15 @@ from orchestrator.client.collect import Arrivals, CheckpointsThere, HostFile
 from orchestrator.client.job import Job
 from orchestrator.core import codec
 from orchestrator.core.errors import ClusterError
-from orchestrator.core.jobdir import home, ownership, shipped_files
-from orchestrator.core.jobdir.durable import replace_text
+from orchestrator.core.jobdir import home, ownership
+from orchestrator.core.jobdir.durable import installed, replace_text
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.observations import Retryable
 from orchestrator.core.text import counted
+from orchestrator.core.wire import shipped_files
 from orchestrator.core.wire.tokens import is_token
-from orchestrator.supervisor.journal import journal_file, lost_journal
+from orchestrator.journal import journal_file, lost_journal
 
 if TYPE_CHECKING:
     import paramiko
@@ -138,7 +139,7 @@ def hosts_used(job: Job) -> tuple[str, ...]:
     if plan.ssh is None:
         return ()
     clean = _clean_hosts(job.folder)
-    if lost_journal.lost(job.folder, plan):
+    if lost_journal.lack(job.folder):
         return tuple(node.name for node in plan.nodes if node.name not in clean)
     launches: dict[str, int] = {}
     for news in journal_file.read_only(job.folder.journal, d.Launch, e.LaunchFailed):
@@ -302,15 +303,11 @@ class _Fetcher:
         """Fetch a file under another name, and give it its own when it is whole."""
         about = visit.sftp.stat(f"{self._root}/{name}")
         size_bytes, mtime_s = about.st_size or 0, about.st_mtime or 0
-        part = path.with_name(f".{path.name}.{os.getpid()}.part")
-        try:
+        with installed(path, durable=False) as part:
             with part.open("wb") as out:
                 for piece in self._read(visit, name, 0, size_bytes):
                     out.write(piece)
             os.utime(part, (mtime_s, mtime_s))
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
         return size_bytes
 
     def _read(self, visit: _Visit, name: str, begin: int, end: int) -> Iterator[bytes]:

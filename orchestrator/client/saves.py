@@ -71,7 +71,7 @@ class Start:
             raise unfit(named.main, named.why or named.state.value)
         if save is not None:
             own = [one for one in self._saves.values() if one.state is SaveState.WHOLE]
-            others = _named([one for one in own if fits(one, world_size)])
+            others = _named([setting for setting in own if fits(setting, world_size)])
             fix = f"go on with {save.world_size} ranks"
             fix += f"; for {world_size} there are, by --from: {others}" if others else ""
             raise UserError(misfit(save, world_size), save.main, fix)
@@ -189,8 +189,8 @@ def listed(job: JobDir, plan: Plan, *, verify: bool) -> list[Json]:
 
 def _pin(job: JobDir) -> Pin | None:
     """Return what a person has named for the next attempt of a job that goes on; a resume names one anew."""
-    from orchestrator.supervisor.journal import facts_file
-    from orchestrator.supervisor.journal.journal_file import JournalError
+    from orchestrator.journal import facts_file
+    from orchestrator.journal.journal_file import JournalError
 
     try:
         facts = facts_file.read(job).facts
@@ -270,14 +270,15 @@ def _offer_row(offer: Offer) -> Json:
 def explain(job: JobDir, plan: Plan, why: Json) -> None:
     """Add to a post-mortem how the save is proved that each attempt began from; and, of a job that has ended, what a resume
     would begin from as files are now. Without a ledger that can be read it stays as it is."""
-    from orchestrator.supervisor.journal import facts_file
+    from orchestrator.journal import facts_file
 
     try:
         record, saves = facts_file.read(job), known(job)
     except OrchError:
         return
     for attempt, history in zip(why["attempts"], record.attempts, strict=False):
-        began = saves.get(history.resumed_save)
+        resume = history.begun.resume
+        began = saves.get(resume.save) if resume else None
         attempt["resumed_save"] = _proof(began) if began is not None else None
     if record.facts.end is None:
         return
@@ -288,7 +289,8 @@ def explain(job: JobDir, plan: Plan, why: Json) -> None:
     offered = [] if save is not None or other is not None else adoption.offers(job, plan, saves)
     why["offered"] = [str(offer.path) for offer in offered if not offer.fault]
     why["passed"] = [
-        {"save": one.save, "path": one.main, "step": one.step, "why": one.why} for one in choice.passed
+        {"save": loser.save, "path": loser.main, "step": loser.step, "why": loser.why}
+        for loser in choice.passed
     ]
 
 

@@ -10,8 +10,9 @@ import time
 
 from orchestrator.core.end_cause import Cause
 from orchestrator.core.errors import ClusterError
-from orchestrator.core.jobdir import home, locks, requests
+from orchestrator.core.jobdir import home, locks, ownership, requests
 from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.submission import supervisor_process
 
 CLOSE_S_MAX = 30.0
 """How long closing a job that is over may take."""
@@ -27,37 +28,32 @@ def close(job: JobDir, allocation: str, cause: Cause, why: str) -> None:
     """
     home.require_ours(job)
     try:
-        _close(job, allocation, cause, why)
-    except OSError as err:
-        raise requests.refused(err, job.root) from err
-
-
-def _close(job: JobDir, allocation: str, cause: Cause, why: str) -> None:
-    deadline_s, lock = time.monotonic() + CLOSE_S_MAX, job.queue.with_suffix(".lock")
-    while not _has_ended(job):
-        with locks.held(lock, 0.0) as is_mine:
+        with locks.held(job.queue.with_suffix(".lock"), CLOSE_S_MAX) as is_mine:
             if is_mine and not _has_ended(job):
                 if not _is_requested(job, allocation):
                     requests.ask(
                         job.requests, "allocation_ended", allocation=allocation, cause=cause.value, why=why
                     )
-                _start_supervisor(job)
-                _await_end(job, deadline_s)
-        if time.monotonic() > deadline_s:
-            other = f": another command is at it{locks.by_whom(lock)}" if locks.is_held(lock) else ""
-            what = f"{why}, and the job could not be closed within {CLOSE_S_MAX:g} s{other}"
-            raise ClusterError(what, job.id, f"see {job.supervisor_log}")
-        time.sleep(POLL_S)
+                supervisor_process.start_supervisor(job)
+                _await_end(job)
+    except OSError as err:
+        raise requests.refused(err, job.root) from err
+    if not _has_ended(job):
+        what = f"{why}, and the job could not be closed within {CLOSE_S_MAX:g} s"
+        raise ClusterError(what, job.id, f"see {job.supervisor_log}")
 
 
-def _start_supervisor(job: JobDir) -> None:
-    from orchestrator.submission import supervisor_process  # it loads much that a status does not need
+def allocation_of(job: JobDir) -> str:
+    """Return the allocation that a job was in last; empty if it has been in none."""
+    try:
+        return ownership.read_regular(job.allocation).decode(errors="replace").strip()
+    except OSError:
+        return ""
 
-    supervisor_process.start_supervisor(job)
 
-
-def _await_end(job: JobDir, deadline_s: float) -> None:
-    while not job.ended.exists() and time.monotonic() < deadline_s:
+def _await_end(job: JobDir) -> None:
+    deadline_s = time.monotonic() + CLOSE_S_MAX
+    while not _has_ended(job) and time.monotonic() < deadline_s:
         time.sleep(POLL_S)
 
 
@@ -70,6 +66,5 @@ def _has_ended(job: JobDir) -> bool:
 
 
 def _is_requested(job: JobDir, allocation: str) -> bool:
-    """Tell whether the latest request says that this allocation is over."""
     request = requests.latest(job.requests)
     return request is not None and (request.ask, request.allocation) == ("allocation_ended", allocation)

@@ -13,13 +13,17 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import PurePath
 
-from orchestrator.client import secret_mask, slurm_close
+from orchestrator.client import slurm_close
+from orchestrator.client.job_source import JobSource
+from orchestrator.client.logs import secret_mask
 from orchestrator.core import codec
+from orchestrator.core.codec import Json
 from orchestrator.core.end_cause import Cause
-from orchestrator.core.errors import ClusterError
+from orchestrator.core.errors import ClusterError, OrchError
+from orchestrator.core.host import procfs
 from orchestrator.core.jobdir import home, ownership, requests, status_file
 from orchestrator.core.jobdir.durable import replace_text
 from orchestrator.core.jobdir.layout import JobDir
@@ -29,6 +33,7 @@ from orchestrator.core.slurm import command_output
 from orchestrator.core.slurm.command_output import QueueJob
 from orchestrator.core.slurm.job_states import Stage
 from orchestrator.core.slurm.queue import SlurmQueue, is_over
+from orchestrator.core.text import with_fix
 
 QUEUE = SlurmQueue()
 """This process's view of Slurm's queue: all its jobs share the queries."""
@@ -44,9 +49,6 @@ SILENT_CANCEL_S = 30.0
 
 LIVING_CANCEL_S = 60.0
 """The same for a supervisor that writes its status, in addition to the grace of the ranks."""
-
-ORPHANED_S = 60.0
-"""How long a supervisor must have written nothing before its job is requeued from here: its agents come first."""
 
 WORDS_CHARS_MAX = 300
 WORDS_BYTES_MAX = 64 << 10
@@ -79,6 +81,63 @@ def query_ahead(jobs: Iterable[JobDir]) -> None:
         QUEUE.query(ids)
 
 
+class SlurmSource(JobSource):
+    """Source of a job whose supervisor runs in an allocation."""
+
+    __slots__ = ()
+
+    def slurm_id(self) -> str | None:
+        """See `JobSource.slurm_id`."""
+        return present(self.folder)
+
+    def settle(self) -> None:
+        """See `JobSource.settle`."""
+        settle(self.folder)
+
+    def status(self) -> Status:
+        """See `JobSource.status`. What the queue says is not of a copy."""
+        if self.folder.ended.exists() or home.original_of(self.folder) is not None:
+            return super().status()
+        try:
+            written = self.written_status()
+        except FileNotFoundError:
+            written = None
+        return replace(join(self.folder, written, self.plan), dir=str(self.folder.root))
+
+    def in_queue(self) -> Json:
+        """See `JobSource.in_queue`."""
+        try:
+            status = status_file.as_json(self.status())
+        except OrchError:
+            return {}
+        return {key: status[key] for key in ("state", "reason", "queue") if key in status}
+
+    def nodes(self) -> list[str]:
+        """See `JobSource.nodes`."""
+        from orchestrator.client.logs import reader  # a status does not need it
+
+        return reader.nodes(self.folder)
+
+    def batch_lines(self) -> list[str]:
+        """See `JobSource.batch_lines`."""
+        return batch_lines(self.folder)
+
+    def cancel(self) -> None:
+        """See `JobSource.cancel`."""
+        cancel(self.folder)
+
+    def await_resume(self, before: Status) -> None:
+        """Write the status of a job that waits for nodes again: until it has them, no supervisor does."""
+        plan = self.plan()  # the new one, where there were overrides
+        sized = replace(
+            before,
+            world_size=plan.world_size,
+            total_steps=plan.total_steps,
+            effective_batch=plan.effective_batch,
+        )
+        requeue_status(self.folder, sized)
+
+
 # The status
 
 
@@ -90,32 +149,33 @@ def join(job: JobDir, written: Status | None, plan: Callable[[], Plan]) -> Statu
     queued = _query(job)
     if queued is None:
         return written or status_file.unknown(plan(), "QUEUED", "it is being handed to Slurm", time.time())
-    shown: QueueStatus = {
-        "id": queued.id,
-        "state": queued.state,
-        "reason": queued.reason,
-        "expected_start": queued.expected_start,
-        "nodes": queued.nodes,
-        "by": queued.by,
-        "said": _say(job, queued),
-        "silent": queued.unanswered,
-        "heard_s": queued.age_s,
-    }
-    return {**_joined(job, written, queued, plan), "queue": shown}
+    shown = QueueStatus(
+        id=queued.id,
+        state=queued.state,
+        reason=queued.reason,
+        expected_start=queued.expected_start,
+        nodes=queued.nodes,
+        by=queued.by,
+        said=_say(job, queued),
+        silent=queued.unanswered,
+        heard_s=queued.age_s,
+        is_stuck=command_output.is_stuck(queued),
+    )
+    return replace(_joined(job, written, queued, plan), queue=shown)
 
 
 def _joined(job: JobDir, written: Status | None, queued: QueueJob, plan: Callable[[], Plan]) -> Status:
     stage = queued.stage
-    if written is not None and queued.unanswered and written.get("written_s", 0.0) <= queued.age_s:
+    if written is not None and queued.unanswered and (written.written_s or 0.0) <= queued.age_s:
         return written  # it is newer
-    if written is not None and (stage is not Stage.WAITING or written["state"] in status_file.ENDED):
+    if written is not None and (stage is not Stage.WAITING or written.state in status_file.ENDED):
         return written
     cancelled = _cancel_age_s(job) is not None
     if written is not None:
-        has_reason = written["state"] == "QUEUED" and written["reason"]
-        reason = written["reason"] if has_reason else _say(job, queued)
+        has_reason = written.state == "QUEUED" and written.reason
+        reason = written.reason if has_reason else _say(job, queued)
         state = "STOPPING" if cancelled else "QUEUED"
-        return {**status_file.without_nodes(written), "state": state, "reason": reason}
+        return replace(status_file.without_nodes(written), state=state, reason=reason)
     begins = stage in (Stage.RUNNING, Stage.LEAVING, Stage.UNKNOWN)
     state = "STOPPING" if cancelled else "STARTING" if begins else "QUEUED"
     return status_file.unknown(plan(), state, _beginning(job, queued), time.time())
@@ -138,13 +198,13 @@ def _beginning(job: JobDir, queued: QueueJob) -> str:
 def _say(job: JobDir, queued: QueueJob) -> str:
     """Return Slurm's state of a job in words; for a cancelled job without the fix that would let it go on."""
     text = command_output.say(queued, job.id)
-    return text if _cancel_age_s(job) is None else text.partition("; fix: ")[0]
+    return text if _cancel_age_s(job) is None else with_fix(text)[0]
 
 
 def _query(job: JobDir) -> QueueJob | None:
     """Return a job in Slurm's queue; None when Slurm was never given it."""
     job_id = present(job)
-    return _remembered(job, _of_this(job, QUEUE.query([job_id])[job_id])) if job_id is not None else None
+    return _of_this(job, QUEUE.query([job_id])[job_id]) if job_id is not None else None
 
 
 def _of_this(job: JobDir, queued: QueueJob) -> QueueJob:
@@ -170,28 +230,6 @@ def _of_this(job: JobDir, queued: QueueJob) -> QueueJob:
     )
 
 
-def _remembered(job: JobDir, queued: QueueJob) -> QueueJob:
-    """Keep Slurm's answer in the job's folder; while Slurm does not answer, return the last one with its age."""
-    if queued.state == "UNKNOWN":
-        with contextlib.suppress(OSError, codec.CodecError):
-            last = codec.loads(QueueJob, ownership.read_regular(job.queue_said))
-            age_s = round(max(0.0, time.time() - job.queue_said.stat().st_mtime), 1)
-            return (
-                replace(last, unanswered=queued.unanswered, age_s=age_s) if last.id == queued.id else queued
-            )
-    elif (
-        not queued.unanswered
-        and home.is_ours(job)
-        and not job.ended.exists()
-        and not ownership.fault(job.root)
-    ):
-        with contextlib.suppress(OSError):
-            if job.queue_said.exists() and job.queue_said.stat().st_mtime >= time.time() - queued.age_s:
-                return queued  # it was kept when it came
-            replace_text(job.queue_said, json.dumps(asdict(replace(queued, age_s=0.0))), durable=False)
-    return queued
-
-
 def note_cluster(job: JobDir) -> None:
     """Keep the name of a new job's cluster: other clusters, with ids of their own, may see its folder."""
     if here := QUEUE.cluster_name():
@@ -209,8 +247,7 @@ def _own_cluster(job: JobDir) -> str:
 
 
 def settle(job: JobDir) -> None:
-    """Act on Slurm's state: close a job that is over, cancel a job whose supervisor has not cancelled it, and
-    requeue a job that has lost its supervisor for good.
+    """Act on Slurm's state: close a job that is over, and cancel a job whose supervisor has not cancelled it.
 
     Raises ClusterError when that cannot be done.
     """
@@ -226,22 +263,11 @@ def settle(job: JobDir) -> None:
         return
     if not is_over(queued):
         _pursue_cancel(job, queued)
-        _bring_back(job, queued)
     elif queued.stage is Stage.OVER or _is_still(job):
         queued = _of_this(job, QUEUE.confirmed(queued))
         if is_over(queued) and not queued.unanswered:
             allocation = queued.id if queued.restarts is None else f"{queued.id}.{queued.restarts}"
             slurm_close.close(job, allocation, queued.cause, _end_words(job, queued))
-
-
-def require_over(job: JobDir) -> None:
-    """Raise ClusterError unless Slurm says that the job has left its nodes, or was never given it."""
-    queued = _query(job)
-    if queued is not None and (queued.unanswered or not is_over(queued)):
-        fix = f"scancel {queued.id}, and try again once it is over"
-        raise ClusterError(
-            queued.unanswered or command_output.say(queued, job.id).partition("; fix: ")[0], job.id, fix
-        )
 
 
 def cancel(job: JobDir) -> None:
@@ -282,8 +308,8 @@ def requeue_status(job: JobDir, before: Status) -> None:
     """Write the status of a resumed job that waits: until it has nodes no supervisor writes one, and its last
     end must not show."""
     bare, now = status_file.without_nodes(before), status_file.iso(time.time())
-    status: Status = {**bare, "state": "QUEUED", "reason": "", "ended_at": None, "written_at": now}
-    replace_text(job.state, json.dumps(status), durable=False)
+    status = replace(bare, state="QUEUED", reason="", ended_at=None, written_at=now)
+    status_file.write(job, status, durable=False)
     QUEUE.expect_news()
 
 
@@ -312,7 +338,7 @@ def _end_words(job: JobDir, queued: QueueJob) -> str:
     if queued.cause is Cause.CANCELLED and _cancel_age_s(job) is not None:
         return "cancelled by the user"
     why = command_output.ended(queued)
-    words = _batch_words(job) if queued.cause is Cause.FAILED and "; fix: " not in why else ""
+    words = _batch_words(job) if queued.cause is Cause.FAILED and not with_fix(why)[1] else ""
     return f"{why}; the last words of its batch script: {words}" if words else why
 
 
@@ -326,23 +352,6 @@ def _pursue_cancel(job: JobDir, queued: QueueJob) -> None:
         QUEUE.cancel(queued.id, again=True)
 
 
-def _bring_back(job: JobDir, queued: QueueJob) -> None:
-    """Requeue a job that runs on without its batch script and without agents, which would do it themselves
-    (`agent/lost_supervisor.py`). Raises ClusterError when Slurm refuses."""
-    is_alone = queued.stage is Stage.RUNNING and _unwritten_s(job) > ORPHANED_S and _cancel_age_s(job) is None
-    if is_alone and (refusal := QUEUE.bring_back(queued.id)):
-        fix = f"scontrol requeue {queued.id}, or scancel {queued.id} and orch resume {job.id}"
-        raise ClusterError(refusal, job.id, fix)
-
-
-def _unwritten_s(job: JobDir) -> float:
-    """Return how long ago a supervisor wrote the status, or else Slurm got the job."""
-    for path in (job.state, job.slurm):
-        with contextlib.suppress(OSError):
-            return time.time() - path.stat().st_mtime
-    return 0.0
-
-
 def _cancel_age_s(job: JobDir) -> float | None:
     """Return how long ago the last request was made, if it is a cancel; otherwise None."""
     request = requests.latest(job.requests)
@@ -352,13 +361,12 @@ def _cancel_age_s(job: JobDir) -> float | None:
 
 
 def _cancel_s_max(job: JobDir) -> float:
-    """Return how long a job's supervisor has to stop it."""
     try:
-        written = status_file.read(job, time.time())
+        written = status_file.read(job, time.time(), procfs.boot_id())
         grace_s = codec.loads(Plan, ownership.read_regular(job.plan)).limits.stop_grace_s
     except (OSError, ClusterError, codec.CodecError):
         return SILENT_CANCEL_S
-    return SILENT_CANCEL_S if written.get("written_s", 0.0) > SILENT_CANCEL_S else LIVING_CANCEL_S + grace_s
+    return SILENT_CANCEL_S if (written.written_s or 0.0) > SILENT_CANCEL_S else LIVING_CANCEL_S + grace_s
 
 
 def _is_still(job: JobDir) -> bool:

@@ -17,7 +17,7 @@ from orchestrator.core.errors import ClusterError, UserError
 from orchestrator.core.jobdir import requests
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.status_file import ENDED, Status
-from orchestrator.supervisor.journal import journal_file
+from orchestrator.journal import journal_file
 
 ANSWER_S_MAX = 15.0
 """How long the nodes may take to answer an inspection."""
@@ -61,11 +61,11 @@ def stacks(job: JobDir, status: Status, answer_s_max: float = ANSWER_S_MAX) -> J
     apart_s = round(time.monotonic() - began_s, 1) if looks > 1 else None
     shown = [rank_json(rank, answer.node) for answer in answers.inspected for rank in answer.ranks]
     return {
-        "id": status["id"],
-        "name": status["name"],
-        "state": status["state"],
+        "id": status.id,
+        "name": status.name,
+        "state": status.state,
         "attempt": answers.attempt,
-        "step": status["step"],
+        "step": status.step,
         "dir": str(job.root),
         "looks": looks,
         "apart_s": apart_s,
@@ -76,14 +76,14 @@ def stacks(job: JobDir, status: Status, answer_s_max: float = ANSWER_S_MAX) -> J
 
 
 def _refuse_if_nothing_runs(status: Status) -> None:
-    state = status["state"]
+    state = status.state
     if state in ENDED:
-        fix = f"orch why {status['id']} tells how it ended, with the stacks of a hang"
-        raise UserError(f"the job has ended: {state}, so there are no stacks to take", status["id"], fix)
-    if not any(rank["state"] in _ALIVE for rank in status["ranks"]):
-        why = f" ({status['reason']})" if status["reason"] else ""
-        fix = f"orch status --watch {status['id']} shows when they do"
-        raise UserError(f"none of its ranks runs: it is {state}{why}", status["id"], fix)
+        fix = f"orch why {status.id} tells how it ended, with the stacks of a hang"
+        raise UserError(f"the job has ended: {state}, so there are no stacks to take", status.id, fix)
+    if not any(rank.state in _ALIVE for rank in status.ranks):
+        why = f" ({status.reason})" if status.reason else ""
+        fix = f"orch status --watch {status.id} shows when they do"
+        raise UserError(f"none of its ranks runs: it is {state}{why}", status.id, fix)
 
 
 def _inspect(job: JobDir, answer_s_max: float) -> Answers:
@@ -109,16 +109,16 @@ def _inspect(job: JobDir, answer_s_max: float) -> Answers:
 def _answers(entries: list[journal_file.Entry], number: int) -> Answers | None:
     """Return the answers to request `number`: to the first inspection ordered after the supervisor read it."""
     news = [entry.news for entry in entries]
-    start = next((at for at, one in enumerate(news) if _is_request(one, number)), len(news))
-    orders = [one for one in news[start:] if isinstance(one, d.Inspect)]
+    start = next((at for at, new in enumerate(news) if _is_request(new, number)), len(news))
+    orders = [new for new in news[start:] if isinstance(new, d.Inspect)]
     if not orders:
         return None
     attempt, inspection = orders[0].attempt, orders[0].inspection
     asked = [order.node for order in orders if (order.attempt, order.inspection) == (attempt, inspection)]
     inspected = [
-        one
-        for one in news[start:]
-        if isinstance(one, e.Inspected) and (one.attempt, one.inspection) == (attempt, inspection)
+        new
+        for new in news[start:]
+        if isinstance(new, e.Inspected) and (new.attempt, new.inspection) == (attempt, inspection)
     ]
     return Answers(attempt, tuple(dict.fromkeys(asked)), tuple(inspected))
 
@@ -155,22 +155,21 @@ def rank_json(rank: observations.RankInspection, node: str) -> Json:
         "activity": rank.activity.value,
         "still_s": round(rank.still_s, 1),
         "where": rank.where,
+        "line": rank.line,
         "why": rank.why,
-        "proven": rank.proven,
-        "ends_s": rank.ends_s,
         "phase": rank.phase,
         "stack": list(rank.stack),
         "collectives": [
             {
-                "group": one.group,
-                "label": one.label,
-                "ranks": list(one.ranks),
-                "number": one.number,
-                "what": one.what,
-                "shape": one.shape,
-                "entered_s": round(one.entered_s, 1),
+                "group": collective.group,
+                "label": collective.label,
+                "ranks": list(collective.ranks),
+                "number": collective.number,
+                "what": collective.what,
+                "shape": collective.shape,
+                "entered_s": round(collective.entered_s, 1),
             }
-            for one in rank.collectives
+            for collective in rank.collectives
         ],
         "gpu_use": rank.gpu_use,
         "unavailable": list(rank.unavailable),

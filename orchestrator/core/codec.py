@@ -4,7 +4,8 @@ Rules: only dataclasses of plain fields (numbers, text, booleans, None, enums, p
 whose keys are text or whole numbers, and other dataclasses); an unknown or missing field is an error, since both ends
 run the same bundle; a field that does not count when two values are compared is left out; a value of a union of
 dataclasses carries its class name under `kind`. The input may come from a stranger: numbers are finite and of 64 bits,
-nothing is nested deeper than `DEPTH_MAX`, and anything else is a CodecError.
+nothing is nested deeper than `DEPTH_MAX`, and anything else is a CodecError. A subclass of `float` may be
+`nan` and `inf`, as texts.
 """
 
 from __future__ import annotations
@@ -43,9 +44,15 @@ _SERIES = re.compile(r"[0-9]{1,9}:[0-9]{1,9}:[1-9][0-9]{0,8}")
 _PLAIN = frozenset({str, int, float, bool, type(None)})
 _INT_MAX = 1 << INT_BITS_MAX - 1
 
+KEYS_SHOWN = 4
+
 
 class CodecError(ValueError):
     """The text is not JSON, or not of the expected type."""
+
+
+class KeysError(CodecError):
+    """An object lacks keys of its type, or has others: most likely another version of orch has written it."""
 
 
 def pack(value: object) -> Any:
@@ -53,8 +60,7 @@ def pack(value: object) -> Any:
     if type(value) in _PLAIN:
         return value
     if names := _field_names(type(value)):
-        items = [(name, getattr(value, name)) for name in names]
-        return {name: item if type(item) in _PLAIN else pack(item) for name, item in items}
+        return {name: item if type(item := getattr(value, name)) in _PLAIN else pack(item) for name in names}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {}
     if isinstance(value, enum.Enum):
@@ -70,7 +76,8 @@ def pack(value: object) -> Any:
     if isinstance(value, (set, frozenset)):
         return sorted(value)
     assert isinstance(value, (str, int, float)), f"cannot pack {type(value)}"
-    return value
+    is_text = isinstance(value, float) and not math.isfinite(value)
+    return str(float(value)) if is_text else value
 
 
 def _series(values: tuple[object, ...]) -> str:
@@ -254,7 +261,7 @@ def _plain_defaults(cls: type) -> Json:
     """Return the defaults of a dataclass that are numbers, texts, booleans or None, by field."""
     if cls not in _defaults:
         fields = dataclasses.fields(cls)
-        _defaults[cls] = {one.name: one.default for one in fields if type(one.default) in _PLAIN}
+        _defaults[cls] = {field.name: field.default for field in fields if type(field.default) in _PLAIN}
     return _defaults[cls]
 
 
@@ -281,6 +288,8 @@ def _reader(tp: Any) -> Reader:
         return _read_float
     if tp is int:
         return _read_int
+    if isinstance(tp, type) and issubclass(tp, float):
+        return lambda data: tp(data if data in ("nan", "inf", "-inf") else _read_float(data))
     if tp in (str, bool):
         return lambda data: data if type(data) is tp else _expect(data, tp)
     raise AssertionError(f"the codec does not know {tp}")
@@ -344,10 +353,9 @@ def _dataclass_reader(cls: type) -> Reader:
     def read(data: Any) -> Any:
         values = _expect(data, dict)
         if not needed <= values.keys() or not values.keys() <= readers.keys():
-            off = ", ".join(sorted((needed - values.keys()) | (values.keys() - readers.keys())))
-            raise CodecError(
-                f"{cls.__name__}: missing or unknown {off if off.isprintable() else _short(off)}"
-            )
+            keys = sorted((needed - values.keys()) | (values.keys() - readers.keys()))
+            off = ", ".join(keys[:KEYS_SHOWN]) + ", …" * (len(keys) > KEYS_SHOWN)
+            raise KeysError(f"{cls.__name__}: missing or unknown {off if off.isprintable() else _short(off)}")
         if not is_plain:
             return cls(**{name: readers[name](value) for name, value in values.items()})
         # By place, which is quicker.

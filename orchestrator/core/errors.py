@@ -5,6 +5,21 @@ Every other exception is a bug.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What is wrong, where (`job.yaml:7: nodes`, a path), and how to mend it; `line`: of a file, to sort by."""
+
+    where: str
+    what: str
+    fix: str = ""
+    line: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.what}"
+
 
 class OrchError(Exception):
     """A failure with its place and its remedy; `exit_code` is that of the command line (1 is a failed job's)."""
@@ -16,6 +31,11 @@ class OrchError(Exception):
         self.what = what
         self.where = where
         self.fix = fix
+
+    @classmethod
+    def of(cls, fault: Fault) -> OrchError:
+        """Return the error that tells of a fault."""
+        return cls(fault.what, fault.where, fault.fix)
 
     def __str__(self) -> str:
         head = f"{self.where}: {self.what}" if self.where else self.what

@@ -17,7 +17,7 @@ SECRET_CHARS_MIN = 4
 CUT_CHARS_MIN = 200
 """From this length on a text may be a piece of a longer one. No limit of what nodes report is lower."""
 
-_LONG_LINE = re.compile(rf"\n([^\n]{{{CUT_CHARS_MIN},}})")
+_LONG_LINE = re.compile(rf"\n(.{{{CUT_CHARS_MIN},}})")
 
 TOKEN_CHARS_MIN = 8
 """From this length on the part of an address after its host is hidden wherever it stands alone."""
@@ -89,7 +89,6 @@ class Mask:
         return any(form in text for form in self._least)
 
     def _has_part(self, text: str) -> bool:
-        """Tell whether a part of a secret may be at an end of a text."""
         return text[:SECRET_CHARS_MIN] in self._parts or text[-SECRET_CHARS_MIN:] in self._parts
 
     def _of_piece(self, text: str) -> str:

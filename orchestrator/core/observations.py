@@ -5,6 +5,9 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+LINE_CHARS_MAX = 300
+"""How much of a message is shown in a line."""
+
 
 @dataclass(frozen=True, slots=True)
 class RankSeen:
@@ -13,6 +16,50 @@ class RankSeen:
     rank: int
     pid: int
     exited: bool
+
+
+class Measured(float):
+    """A number that a program has told: it may be nan or infinite, and that is worth seeing."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a rank uses of its host, with its children. None: not known."""
+
+    # Of one processor, since the measurement before: 1.0 is one processor fully used
+    cpu_share: float | None = None
+    # Resident; what processes share counts in each of them
+    memory_bytes: int | None = None
+    # Of its GPU, the busiest of several: 0 to 1
+    gpu_share: float | None = None
+    gpu_memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """How far the training of a rank is, as its script tells. None: not told."""
+
+    loss: Measured | None = None
+    learning_rate: Measured | None = None
+    # Of the work that is done: 0 to 1
+    share: float | None = None
+    remaining_s: float | None = None
+    total_steps: int | None = None
+
+    def completed_by(self, other: Training) -> Training:
+        """Return this with what only the other one tells."""
+        return Training(
+            loss=other.loss if self.loss is None else self.loss,
+            learning_rate=other.learning_rate if self.learning_rate is None else self.learning_rate,
+            share=other.share if self.share is None else self.share,
+            remaining_s=other.remaining_s if self.remaining_s is None else self.remaining_s,
+            total_steps=other.total_steps if self.total_steps is None else self.total_steps,
+        )
+
+
+NOT_TOLD = Training()
 
 
 class Activity(enum.Enum):
@@ -49,6 +96,37 @@ class Framework(enum.Enum):
     ACCELERATE = "accelerate"
 
 
+class Follows(enum.Enum):
+    """What follows by itself from a suspicion, if nothing changes."""
+
+    # Not known yet: ranks are being inspected
+    UNKNOWN = "unknown"
+    # A rank goes on in what it does: it is let be
+    MOVES = "moves"
+    # The user wants that nothing is done, or no limit holds
+    NOTHING = "nothing"
+    # The attempt is ended
+    ENDS = "ends"
+    # The node counts as lost
+    LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True)
+class Suspicion:
+    """What looks like a failure, in words; the ranks and the node that it is about, since how long, and what follows in how
+    many seconds. `spare`: the node that then takes over, where one is ready."""
+
+    what: str
+    ranks: list[int]  # the codec would write a long tuple as a series
+    node: str
+    for_s: float
+    follows: Follows
+    in_s: float | None = None
+    spare: str = ""
+    # Where the first of the ranks stands, as `RankInspection.where`
+    where: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class EnteredCollective:
     """A collective that a rank entered before its last one in a group; see `Collective`."""
@@ -77,6 +155,8 @@ class Collective:
     done: bool = False
     # The few before it, in order
     earlier: tuple[EnteredCollective, ...] = ()
+    # For how long torch lets it wait, as the author of the group has chosen; None: not known
+    limit_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +170,30 @@ class CollectiveCounts:
     optimizer_step: int
     # Collectives entered by then, for each of the rank's groups in the order of `groups`
     counts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An exception of a rank: the one with which it died, or that it is handling. Without a type: what else is known of a
+    rank's end."""
+
+    type: str
+    message: str
+    traceback: str
+    where: str
+    # The file that a library was loading a state from, where it was raised in that
+    loading: str = ""
+
+    @property
+    def text(self) -> str:
+        """The exception in a line: `ValueError: no data at train.py:34 load`."""
+        lines = self.message.strip().splitlines()
+        words = ": ".join(word for word in (self.type, lines[0][:LINE_CHARS_MAX] if lines else "") if word)
+        return f"{words} at {self.where}" if self.where else words
+
+    def then(self, what: str) -> str:
+        """The exception of a rank that handles it, and what the rank does meanwhile."""
+        return f"raised {self.text}, then {what}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +211,8 @@ class RankInspection:
     where: str
     # What it does there, in words
     why: str
-    # The rank cannot go on by itself, whatever the other ranks do
-    proven: bool
-    # What remains of a sleep, or of a wait with a time limit
-    ends_s: float | None
+    # The call that it waits in has a time limit, as a sleep has and a loop that polls
+    has_limit: bool
     # import, rendezvous, evaluate, save, exit or train, by its stack
     phase: str
     # Frames of the main thread, innermost first, as `file:line function`, without those of the import machinery
@@ -129,18 +231,10 @@ class RankInspection:
     gpu_use: float | None = None
     # Keys of the groups whose counts are not those of collectives alone
     mixed: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """The uncaught exception with which a rank died."""
-
-    type: str
-    message: str
-    traceback: str
-    where: str
-    # The file that a library was loading a state from, where it was raised in that
-    loading: str = ""
+    # The source of the line at `where`
+    line: str = ""
+    # The exception that its main thread is handling: in `except`, `finally`, `__exit__` or, after its script, `atexit`
+    raised: Failure | None = None
 
 
 @dataclass(frozen=True, slots=True)

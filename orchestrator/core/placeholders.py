@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 
 VARIABLES = ("ORCH_JOB_ID", "ORCH_JOB_NAME", "ORCH_ATTEMPT", "ORCH_CHECKPOINT_DIR", "ORCH_RESUME_FROM")
 """The variables of a rank that words may name, as `$NAME` or `${NAME}`."""
@@ -37,6 +38,23 @@ _OF_A_PROGRAM = re.compile(r"[\s(;]")
 def fill(text: str, values: Mapping[str, str]) -> str:
     """Return a text with the placeholders filled in of which `values` has the name."""
     return _PLACEHOLDER.sub(lambda match: values.get(_name(match), match[0]), text)
+
+
+def shown(words: Sequence[str]) -> str:
+    """Return a command's words for a person, quoted for a shell where need be. What orch fills in stands in braces: a variable
+    in single quotes would look as if it stayed."""
+    return " ".join(map(_shown, words))
+
+
+def _shown(word: str) -> str:
+    braced = _PLACEHOLDER.sub(_in_braces, word)
+    is_plain = shlex.quote(_PLACEHOLDER.sub("x", braced)) == _PLACEHOLDER.sub("x", braced)
+    return braced if is_plain else shlex.quote(braced)
+
+
+def _in_braces(match: re.Match[str]) -> str:
+    name = _name(match).removeprefix("ORCH_").lower()
+    return f"{{{name}}}" if _name(match) in VARIABLES and name in NAMES else match[0]
 
 
 def named(text: str) -> frozenset[str]:

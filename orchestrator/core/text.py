@@ -1,8 +1,10 @@
-"""Words for people: counted things, lists of ranks, and a message apart from its fix."""
+"""Words for people: counted things, lists of ranks, a message apart from its fix, and the parts of a stack."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+
+from orchestrator.core.observations import Follows, Suspicion
 
 
 def counted(number: int, what: str) -> str:
@@ -10,10 +12,33 @@ def counted(number: int, what: str) -> str:
     return f"{number} {what}{'s' if number != 1 else ''}"
 
 
+def sentence(what: str, where: str = "", fix: str = "") -> str:
+    """Return a fault in one line: where it is, what it is, and how a person mends it."""
+    head = f"{where}: {what}" if where else what
+    return f"{head}; fix: {fix}" if fix else head
+
+
 def with_fix(text: str) -> tuple[str, str]:
     """Split a message into what is wrong and its fix, so that a command to copy ends where its line ends."""
     what, _, fix = text.partition("; fix: ")
     return what, fix
+
+
+def follows(suspicion: Suspicion, at: str, job: str) -> str:
+    """Return what follows from a suspicion, `at` which time, and the command that does it now; empty where that is not
+    known yet. `job`: the name of the job in commands."""
+    match suspicion.follows:
+        case Follows.UNKNOWN:
+            return ""
+        case Follows.MOVES:
+            return f"nothing is done while it goes on; to end it now: orch restart {job}"
+        case Follows.NOTHING:
+            return f"nothing is done about it; to end it now: orch restart {job}"
+        case Follows.ENDS:
+            return f"ended after {at} unless it moves; now: orch restart {job}"
+        case Follows.LOST:
+            then = f"{suspicion.spare} takes over" if suspicion.spare else "the next attempt begins"
+            return f"at {at} it counts as lost, and {then}"
 
 
 def ranks_text(ranks: Iterable[int]) -> str:
@@ -30,3 +55,15 @@ def ranks_text(ranks: Iterable[int]) -> str:
 def named(ranks: Sequence[int]) -> str:
     """Return `rank 2`, or `ranks 0-1,3-7`."""
     return f"rank{'s' if len(ranks) != 1 else ''} {ranks_text(ranks)}"
+
+
+def split_stack(where: str, stack: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """Return what the user's innermost frame has called, and that frame with its callers; innermost first.
+
+    Of a deep stack only the innermost frames are reported, and the user's may be beyond them.
+    """
+    if not where:
+        return (), stack
+    told = (n for n, frame in enumerate(stack) if where == frame or where.startswith(f"{frame} ("))
+    at = next(told, len(stack))
+    return stack[:at], (where, *stack[at + 1 :])

@@ -84,7 +84,7 @@ def _script_of(words: list[str], folder: Path) -> tuple[Path | None, list[str], 
         options, at = read(words, 1, SBATCH)
         if at >= len(words):
             raise ValueError("sbatch names no script behind its options")
-        given = [one.text for one in options]
+        given = [option.text for option in options]
     elif words[:1] in (["bash"], ["sh"]) and len(words) > 1:
         at = 1
     path = path_in(folder, words[at]) if words else folder
@@ -95,7 +95,6 @@ def _script_of(words: list[str], folder: Path) -> tuple[Path | None, list[str], 
 
 
 def _inserted(text: str, options: list[str]) -> str:
-    """Return a script with the options of sbatch's command line behind its own directives, over which they win."""
     lines = text.splitlines(keepends=True)
     last = max((number for number, line in enumerate(lines, 1) if line.startswith("#SBATCH")), default=0)
     return "".join([*lines[:last], *(f"#SBATCH {option}\n" for option in options), *lines[last:]])

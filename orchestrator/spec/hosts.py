@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from orchestrator.core.errors import Fault
 from orchestrator.spec.value_types import GPUS_EACH_MAX
-from orchestrator.spec.yaml_document import Fault, did_you_mean, escaped, missing_file, path_in, shown
+from orchestrator.spec.yaml_document import did_you_mean, escaped, missing_file, path_in, shown
 
 if TYPE_CHECKING:
     from orchestrator.spec.sections import Ssh
@@ -142,7 +143,7 @@ def read_file(path: Path) -> tuple[dict[str, Host], list[Fault]]:
             continue
         if len(known) > KNOWN_MAX:
             faults.append(
-                Fault(f"{shown_path}:{number}", f"more than {KNOWN_MAX} hosts are not read", number)
+                Fault(f"{shown_path}:{number}", f"more than {KNOWN_MAX} hosts are not read", line=number)
             )
             break
         where = f"{shown_path}:{number}"
@@ -152,7 +153,7 @@ def read_file(path: Path) -> tuple[dict[str, Host], list[Fault]]:
                     raise ValueError(f"{host.name} stands in {known[host.name].where} already")
                 known[host.name] = host
         except ValueError as err:
-            faults.append(Fault(where, str(err), number))
+            faults.append(Fault(where, str(err), line=number))
     if not known and not faults:
         faults.append(Fault(shown_path, "names no host; write one on each line"))
     return known, faults

@@ -104,22 +104,22 @@ class _Takeover:
         if self._taken.words is not None or self._taken.shell:
             self._put_program()
         settings = [*self._taken.settings]
-        for one in settings:
-            if one.key not in _PSEUDO and one.value not in (OF_NODE, OF_JOB, []):
-                self._set(one)
-        if any(one.key == "accelerate.args" for one in settings) and not self._document.data.get(
+        for setting in settings:
+            if setting.key not in _PSEUDO and setting.value not in (OF_NODE, OF_JOB, []):
+                self._set(setting)
+        if any(setting.key == "accelerate.args" for setting in settings) and not self._document.data.get(
             "accelerate"
         ):
             self._put("accelerate", {})
         settings += self._of_config()
         self._set_size(settings)
-        if any(one.key == "accelerate.args" for one in settings):
+        if any(setting.key == "accelerate.args" for setting in settings):
             self._tell_accelerate_of_cpus()
-        for one in settings:
-            if one.value in (OF_NODE, OF_JOB):
-                text = str(self._value("nodes") or 1) if one.value == OF_JOB else self._ranks()
-                self._set(Setting(one.key, text, one.option))
-        self._became += [Became(one.option, "", one.why) for one in self._taken.dropped]
+        for setting in settings:
+            if setting.value in (OF_NODE, OF_JOB):
+                text = str(self._value("nodes") or 1) if setting.value == OF_JOB else self._ranks()
+                self._set(Setting(setting.key, text, setting.option))
+        self._became += [Became(drop.option, "", drop.why) for drop in self._taken.dropped]
         return self._became
 
     def _put_program(self) -> None:
@@ -132,20 +132,20 @@ class _Takeover:
             entry = {"command": entry}
         self._document.data[field] = entry
 
-    def _set(self, one: Setting) -> None:
+    def _set(self, setting: Setting) -> None:
         """Set a field, unless the job file sets it: then both must agree."""
-        key = one.key
+        key = setting.key
         there = self._value(key)
-        value: Value = list(one.value) if isinstance(one.value, list) else one.value
+        value: Value = list(setting.value) if isinstance(setting.value, list) else setting.value
         if there is None:
             self._put(key, value)
             texts = value if key == "setup" and isinstance(value, list) else []
             self._became += [Became(str(text), key, "runs once on each node") for text in texts]
-            self._became += [] if texts else [Became(one.option, key, _shown(value))]
-        elif not one.yields and not _is_same(there, value) and not self._is_overridden(key):
-            self._contradict(key, there, one)
+            self._became += [] if texts else [Became(setting.option, key, _shown(value))]
+        elif not setting.yields and not _is_same(there, value) and not self._is_overridden(key):
+            self._contradict(key, there, setting)
         else:
-            self._became.append(Became(one.option, key, _shown(there)))
+            self._became.append(Became(setting.option, key, _shown(there)))
 
     def _put(self, key: str, value: Value) -> None:
         self._document.put(key, value, self._place.text)
@@ -162,9 +162,9 @@ class _Takeover:
         place = self._document.places.get(key)
         return place is not None and not place.line and bool(self._place.line)
 
-    def _contradict(self, key: str, there: Value, one: Setting) -> None:
+    def _contradict(self, key: str, there: Value, setting: Setting) -> None:
         text = self._place.text if self._place.has_key else f"{self._place.text}: {self._key}"
-        what = f"is {shown(there)}, and {text} says {one.option}; keep one"
+        what = f"is {shown(there)}, and {text} says {setting.option}; keep one"
         self._document.faults.append(self._document.fault(key, what))
 
     def _ranks(self) -> str:
@@ -175,9 +175,9 @@ class _Takeover:
 
     def _set_size(self, settings: Sequence[Setting]) -> None:
         """Set nodes before, then ranks: on GPUs where nodes have them."""
-        for one in settings:
-            if one.key == "nodes" and self._value("nodes") is None:
-                self._set(one)
+        for setting in settings:
+            if setting.key == "nodes" and self._value("nodes") is None:
+                self._set(setting)
         count = self._ranks_each(settings)
         if count is None:
             return
@@ -194,28 +194,32 @@ class _Takeover:
 
     def _report_counts(self, count: Setting, settings: Sequence[Setting]) -> None:
         """Note what became of the other options that count ranks."""
-        ranks, known = self._ranks(), {one.option for one in self._became}
-        known |= {one.option for one in self._taken.dropped}
+        ranks, known = self._ranks(), {change.option for change in self._became}
+        known |= {drop.option for drop in self._taken.dropped}
         field = "gpus_per_node" if self._value("gpus_per_node") is not None else "procs_per_node"
-        for one in settings:
-            if one.key in (RANKS, RANKS_EACH) and one.option not in known and " without " not in one.option:
-                is_same = one.key == RANKS or one.value == ranks
+        for setting in settings:
+            if (
+                setting.key in (RANKS, RANKS_EACH)
+                and setting.option not in known
+                and " without " not in setting.option
+            ):
+                is_same = setting.key == RANKS or setting.value == ranks
                 text = ranks if is_same else f"{count.option} says how many ranks a node has"
-                self._became.append(Became(one.option, field if is_same else "", text))
+                self._became.append(Became(setting.option, field if is_same else "", text))
 
     def _ranks_each(self, settings: Sequence[Setting]) -> Setting | None:
         """Return the ranks of a node: what is said firmly, else the first count that gives way to the job file's."""
         nodes = str(self._value("nodes") or 1)
-        each = [one for one in settings if one.key == RANKS_EACH]
-        for one in settings:
-            if one.key == RANKS and nodes.isascii() and nodes.isdecimal() and int(nodes):
-                count, rest = divmod(int(str(one.value)), int(nodes))
+        each = [setting for setting in settings if setting.key == RANKS_EACH]
+        for setting in settings:
+            if setting.key == RANKS and nodes.isascii() and nodes.isdecimal() and int(nodes):
+                count, rest = divmod(int(str(setting.value)), int(nodes))
                 if rest or not count:
-                    what = f"is {nodes}, and {one.option} counts the ranks of all nodes: they cannot be divided equally"
+                    what = f"is {nodes}, and {setting.option} counts the ranks of all nodes: they cannot be divided equally"
                     key = "nodes" if self._value("nodes") is not None else self._key
                     self._document.faults.append(self._document.fault(key, what))
                     return None
-                each.append(Setting(RANKS_EACH, str(count), one.option, one.yields))
+                each.append(Setting(RANKS_EACH, str(count), setting.option, setting.yields))
         each.sort(key=lambda one: (one.yields, one.value == ALL))
         firm = [one for one in each if not one.yields]
         if len({one.value for one in firm}) > 1:
@@ -225,7 +229,7 @@ class _Takeover:
         return each[0] if each else None
 
     def _choose_device(self, count: Setting, settings: Sequence[Setting]) -> None:
-        device = next((one.value for one in settings if one.key == DEVICE), None)
+        device = next((setting.value for setting in settings if setting.key == DEVICE), None)
         backend = self._value("backend") or "local"
         if count.value == ALL and device != "cpu":
             self._replace("gpus_per_node", count, ALL)
@@ -233,7 +237,7 @@ class _Takeover:
             number = "1" if count.value == ALL else str(count.value)
             self._replace("procs_per_node", count, number)
             why = "since this machine has no GPU" if device is None else ""
-            why = next((f"by {one.option}" for one in settings if one.key == DEVICE), why)
+            why = next((f"by {setting.option}" for setting in settings if setting.key == DEVICE), why)
             what = f"{number} (CPU ranks, {why}; with GPUs: gpus_per_node: {count.value})"
             self._became[-1] = Became(count.option, "procs_per_node", what)
             if self._value("gpus_per_node") == ALL:
@@ -241,17 +245,17 @@ class _Takeover:
         else:
             self._replace("gpus_per_node", count, str(count.value))
 
-    def _replace(self, key: str, one: Setting, value: str) -> None:
+    def _replace(self, key: str, setting: Setting, value: str) -> None:
         self._put(key, value)
-        self._became.append(Became(one.option, key, value))
+        self._became.append(Became(setting.option, key, value))
 
     def _set_cpus(self, settings: Sequence[Setting]) -> None:
         """Set the cores of a rank where a line counts those of a node."""
-        for one in settings:
+        for setting in settings:
             ranks = self._ranks()
-            if one.key == CPUS_NODE and ranks.isdecimal() and str(one.value).isdecimal():
-                each = max(1, int(str(one.value)) // max(1, int(ranks)))
-                self._set(Setting("slurm.cpus_per_task", str(each), one.option))
+            if setting.key == CPUS_NODE and ranks.isdecimal() and str(setting.value).isdecimal():
+                each = max(1, int(str(setting.value)) // max(1, int(ranks)))
+                self._set(Setting("slurm.cpus_per_task", str(each), setting.option))
 
     # Accelerate's configuration
 
@@ -275,7 +279,9 @@ class _Takeover:
         is_counted = not chosen.isdisjoint((RANKS, RANKS_EACH))
         in_file = accelerate.of_config(config or {}, path.name, yields=not named)
         return of_args + [
-            one for one in in_file if one.key not in chosen and not (is_counted and one.key == RANKS)
+            setting
+            for setting in in_file
+            if setting.key not in chosen and not (is_counted and setting.key == RANKS)
         ]
 
     def _tell_accelerate_of_cpus(self) -> None:
@@ -309,7 +315,6 @@ def _read_config(path: Path) -> Mapping[str, object] | None:
 
 
 def _has_gpus() -> bool:
-    """Tell whether this machine has GPUs for the submitter."""
     if os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip() in ("", "-1"):
         return False
     with contextlib.suppress(gpus.GpuError):
@@ -342,10 +347,10 @@ def _refuse_script_that_launches(value: Value, document: Document, folder: Path)
         commands = shell_text.parsed(text).commands
     except (OSError, ValueError):
         return
-    for one in commands:
-        words = [word.text for word in one.words]
-        if not one.depth and recognise.is_line(words):
-            number = text.count("\n", 0, one.words[0].start) + 1
+    for command in commands:
+        words = [word.text for word in command.words]
+        if not command.depth and recognise.is_line(words):
+            number = text.count("\n", 0, command.words[0].start) + 1
             raise ValueError(
                 f"runs {script}, whose line {number} would start a launcher in every rank, each with ranks of its own; give "
                 f"that line as `entrypoint: {shlex.join(words)}`, or: orch init --from-command {script}"

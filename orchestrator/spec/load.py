@@ -14,10 +14,11 @@ from typing import Any, get_args
 import pydantic
 from pydantic_core import ErrorDetails
 
+from orchestrator.core.errors import Fault
 from orchestrator.spec import hosts, launch_lines, yaml_document
 from orchestrator.spec.model import JobSpec
 from orchestrator.spec.value_types import PATTERNS, Entry, Part
-from orchestrator.spec.yaml_document import Document, Fault, SpecError, did_you_mean, escaped, shown
+from orchestrator.spec.yaml_document import Document, SpecError, did_you_mean, escaped, shown
 
 __all__ = ["Entry", "JobSpec", "SpecError", "SpecFile", "checked", "json_schema", "load"]
 
@@ -97,7 +98,6 @@ def checked(path: Path, text: str, document: Document) -> SpecFile:
 
 
 def _fault(error: ErrorDetails, document: Document) -> Fault:
-    """Return one of pydantic's errors as a fault."""
     path = [part for part in error["loc"] if part != "[key]"]
     kind, context = error["type"], error.get("ctx", {})
     if kind == "value_error":
@@ -139,6 +139,18 @@ def _names(part: type[Part], prefix: str = "") -> Iterator[str]:
         for kind in (info.annotation, *get_args(info.annotation)):
             if isinstance(kind, type) and issubclass(kind, Part):
                 yield from _names(kind, f"{prefix}{key}.")
+
+
+def field_names() -> list[str]:
+    """Return the dotted names of all fields of a job file."""
+    names = []
+    for name, info in JobSpec.model_fields.items():
+        kind = info.annotation
+        if isinstance(kind, type) and issubclass(kind, Part):
+            names += [f"{name}.{key}" for key in kind.model_fields]
+        else:
+            names.append(name)
+    return names
 
 
 def json_schema() -> dict[str, Any]:

@@ -63,11 +63,13 @@ class Monitor(Part):
     hang_patience: rules.SilenceOrOff = about(
         "auto",
         "How long a rank may stand in one place while others wait for it, when no state proves that it never goes on: "
-        "`auto`, which is 5m; a time, at most hang_ceiling; or off. Twice that where it computes, polls, saves, evaluates "
-        "or exits, and longer where the job's own steps and pauses are long.",
+        "`auto`: at least 5m, and as long as torch lets the others wait; a time, at most hang_ceiling; or off. A time is "
+        "doubled where it computes, polls, saves, evaluates or exits, and longer where the job's own steps and pauses are long.",
     )
     node_timeout: rules.NodeSilence = about(
-        "1m", "Longest silence of a node, at least 5 heartbeats and 5s; then it is lost."
+        "auto",
+        "Longest silence of a node, then it is lost: `auto`, which is 20s where other nodes are heard whose ranks make no "
+        "step either, else 1m; or a time, at least 5 heartbeats and 5s.",
     )
     on_hang: rules.Hang = about("restart", "What follows a hang: a restart, a word to the user, or failure.")
     on_desync: rules.Desync = about(
@@ -77,9 +79,13 @@ class Monitor(Part):
 
     @pydantic.field_validator("node_timeout")
     @classmethod
-    def _spans_heartbeats(cls, value: float, info: ValidationInfo) -> float:
+    def _spans_heartbeats(cls, value: float | str, info: ValidationInfo) -> float | str:
         least_s = BEATS_PER_NODE_TIMEOUT * info.data.get("heartbeat_s", 0.0)
-        return _at_least(value, least_s, f"{BEATS_PER_NODE_TIMEOUT} heartbeats")
+        return (
+            value
+            if isinstance(value, str)
+            else _at_least(value, least_s, f"{BEATS_PER_NODE_TIMEOUT} heartbeats")
+        )
 
     @pydantic.field_validator("hang_ceiling")
     @classmethod

@@ -367,7 +367,7 @@ Gpus: TypeAlias = Annotated[
 Seconds: TypeAlias = Annotated[float, duration()]
 Pause: TypeAlias = Annotated[float, duration(0.0)]
 Heartbeat: TypeAlias = Annotated[float, duration(0.1, 60.0)]
-NodeSilence: TypeAlias = Annotated[float, duration(5.0)]
+NodeSilence: TypeAlias = Annotated[float | Literal["auto"], duration(5.0, words=Literal["auto"])]
 Grace: TypeAlias = Annotated[float, duration(0.0, GRACE_S_MAX)]
 SecondsOrOff: TypeAlias = Annotated[float | None, duration(words=Literal["off", False])]
 SilenceOrOff: TypeAlias = Annotated[

@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeAlias
 
 import yaml
 
-from orchestrator.core.errors import UserError
+from orchestrator.core.errors import Fault, UserError
 
 SPEC_BYTES_MAX = 1 << 18
 VALUES_MAX = 10_000
@@ -42,27 +42,23 @@ takes for an alias or a broken list, a tag, a comment, and a placeholder such as
 _KEY = re.compile(r"[A-Za-z_][\w-]*(\.[A-Za-z_][\w-]*)*", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """One mistake of the user: `where` is `job.yaml:7: nodes`, `what` a sentence with its remedy, in one line."""
-
-    where: str
-    what: str
-    line: int = 0
-
-    def __str__(self) -> str:
-        return f"{self.where}: {self.what}"
-
-
 class SpecError(UserError):
-    """All faults of a job file, those of the file by line, then those of the command line."""
+    """All faults of a job file, those of the file by line, then those of the command line; `what`, `where` and `fix` are the
+    first one's."""
 
     def __init__(self, faults: Iterable[Fault]) -> None:
         self.faults = tuple(sorted(faults, key=lambda fault: fault.line or SPEC_BYTES_MAX))
         assert self.faults, "an error has a fault"
         lines = [str(fault) for fault in self.faults[:FAULTS_MAX]]
         more = len(self.faults) - len(lines)
-        super().__init__("\n".join([*lines, f"and {more} more faults"] if more else lines))
+        first = self.faults[0]
+        super().__init__(
+            first.what, first.where, first.fix or "docs/reference.md and orch schema have every field"
+        )
+        self._text = "\n".join([*lines, f"and {more} more faults"] if more else lines)
+
+    def __str__(self) -> str:
+        return self._text
 
 
 class Place(NamedTuple):
@@ -88,9 +84,9 @@ class Document:
 
     def fault(self, key: str, what: str) -> Fault:
         """Return a fault of `key` at its place."""
-        holder = next((one for one in _with_parents(key) if one in self.places), "")
+        holder = next((with_parent for with_parent in _with_parents(key) if with_parent in self.places), "")
         text, line, has_key = self.places.get(holder, Place(self.origin))
-        return Fault(text if has_key and holder == key else f"{text}: {escaped(key)}", what, line)
+        return Fault(text if has_key and holder == key else f"{text}: {escaped(key)}", what, line=line)
 
     def override(self, argument: str) -> None:
         """Apply one `key.path=value` of the command line, its value read as YAML, or taken as the text that it can only
@@ -150,7 +146,7 @@ def read(path: Path) -> str:
     except UnicodeDecodeError as err:
         line = raw.count(b"\n", 0, err.start) + 1
         what = f"is not UTF-8 text (byte 0x{raw[err.start]:02x}); save it as UTF-8"
-        raise SpecError([Fault(f"{name}:{line}", what, line)]) from err
+        raise SpecError([Fault(f"{name}:{line}", what, line=line)]) from err
 
 
 def compose(text: str, origin: str) -> Document:
@@ -158,7 +154,7 @@ def compose(text: str, origin: str) -> Document:
     reader = _Reader(text, origin)
     if not isinstance(reader.data, dict):
         what = f"must be a map of keys such as `name: my-job`, not {shown(reader.data)}; `orch init` writes a starter"
-        raise SpecError([Fault(f"{origin}:1", what, 1)])
+        raise SpecError([Fault(f"{origin}:1", what, line=1)])
     return Document(origin, reader.data, reader.places, reader.faults)
 
 
@@ -231,12 +227,11 @@ class _Reader:
 
     def _tell(self, node: yaml.Node, key: str, what: str) -> None:
         text, line, _ = self._place(node.start_mark.line)
-        self.faults.append(Fault(f"{text}: {escaped(key)}" if key else text, what, line))
+        self.faults.append(Fault(f"{text}: {escaped(key)}" if key else text, what, line=line))
 
     def _stop(self, row: int, what: str) -> SpecError:
-        """Return the error of a fault after which nothing more can be read."""
         text, line, _ = self._place(row)
-        return SpecError([*self.faults, Fault(text, what, line)])
+        return SpecError([*self.faults, Fault(text, what, line=line)])
 
     def _place(self, row: int) -> Place:
         """Return a place by its row, counted from 0."""

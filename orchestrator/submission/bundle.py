@@ -18,7 +18,7 @@ from orchestrator.core.jobdir.durable import replace_bytes
 
 PACKAGE = Path(__file__).parents[1]
 
-TRAVELS = ("core", "agent", "backends", "brain", "supervisor")
+TRAVELS = ("core", "agent", "backends", "brain", "journal", "supervisor")
 """The rooms that run on nodes or as supervisor. They go in whole, and use the standard library only, except paramiko and
 cryptography in `backends/ssh`."""
 
@@ -69,7 +69,6 @@ def build(home: Path | None = None) -> bytes:
 
 
 def _is_trusted(place: Path) -> bool:
-    """Tell whether a kept bundle is this user's, or that of the user who installed this package."""
     status = place.lstat()
     return ownership.is_own(place) or (
         stat.S_ISREG(status.st_mode)

@@ -33,7 +33,6 @@ def inventory_of_hosts(file: SpecFile, failed: Mapping[str, str]) -> Inventory:
 
 
 def _gpus(environ: Mapping[str, str]) -> tuple[int, ...]:
-    """Return this machine's GPUs by nvidia-smi, or those of them that CUDA_VISIBLE_DEVICES leaves to the submitter."""
     tool = gpus.program(environ.get("PATH", os.defpath))
     if tool is None:
         return ()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -17,32 +18,22 @@ from orchestrator.core.errors import UserError
 from orchestrator.core.jobdir.plan import (
     Plan,
     PlannedBatch,
-    PlannedNode,
     PlannedNotify,
-    PlannedPool,
     PlannedSlurm,
     PlannedSsh,
 )
-from orchestrator.core.limits import Limits
 from orchestrator.core.mask import host_alone
+from orchestrator.core.planned import PlannedNode, PlannedPool, QueueTerms
 from orchestrator.core.slurm.sbatch_options import MINUTE_S, limit_s, signal_s
 from orchestrator.core.text import counted
+from orchestrator.spec.limits import limits_of
 from orchestrator.spec.yaml_document import path_in
-from orchestrator.submission.nodes import failures
 
 if TYPE_CHECKING:
     from orchestrator.spec.load import JobSpec, SpecFile
 
-FENCE_SHARE = 0.6
-"""The part of `monitor.node_timeout` after which an agent without contact and progress stops its ranks; the
-supervisor waits the whole of it, so that a new attempt never meets the old one."""
-
 RANKS_MAX = 65_536
 """Most ranks of a job, checked before they are listed."""
-
-BREAK_GRACE_S_MAX = 1.0
-"""TERM to KILL for ranks of a broken gang, which has nothing left to save: Lightning's answer to TERM, for one, waits for the end
-of a step that never comes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +57,7 @@ def plan(file: SpecFile, inventory: Inventory, job_id: str, created_at: float) -
     spec = file.spec
     argv, shell = _argv(spec, inventory)
     over_ssh, on_slurm = spec.backend == "ssh", spec.backend == "slurm"
-    pool = _pool(file, inventory) if over_ssh or on_slurm else None
+    pool = _pool(file, inventory, job_id) if over_ssh or on_slurm else None
     nodes, aside = _place(file, inventory, pool)
     resume_args = tuple(shlex.split(spec.checkpoint.resume_args)) if spec.checkpoint.resume_args else ()
     chosen = _chosen_env(spec)
@@ -85,7 +76,7 @@ def plan(file: SpecFile, inventory: Inventory, job_id: str, created_at: float) -
         secrets=tuple(spec.secrets),
         rendezvous_port=spec.rendezvous.port,
         heartbeat_s=spec.monitor.heartbeat_s,
-        limits=_limits(spec),
+        limits=limits_of(spec),
         checkpoint_glob=spec.checkpoint.path,
         checkpoint_keep=spec.checkpoint.keep,
         checkpoint_keep_every=spec.checkpoint.keep_every,
@@ -135,7 +126,6 @@ def _argv(spec: JobSpec, inventory: Inventory) -> tuple[tuple[str, ...], bool]:
 def _place(
     file: SpecFile, inventory: Inventory, pool: PlannedPool | None
 ) -> tuple[tuple[PlannedNode, ...], dict[str, str]]:
-    """Return the nodes, and why some of them are set aside."""
     match file.spec.backend:
         case "local":
             return _place_local(file, inventory), {}
@@ -147,13 +137,7 @@ def _place(
 
 
 def _slurm(spec: JobSpec, pool: PlannedPool, inventory: Inventory) -> PlannedSlurm:
-    warning = spec.checkpoint.on_preempt
-    return PlannedSlurm(
-        options=options(spec, pool, inventory.sbatch),
-        requeues_at_time_limit=spec.time_limit_action == "requeue",
-        signal=warning.signal,
-        grace_s=warning.grace,
-    )
+    return PlannedSlurm(options(spec, pool, inventory.sbatch), spec.checkpoint.on_preempt.signal)
 
 
 def _place_local(file: SpecFile, inventory: Inventory) -> tuple[PlannedNode, ...]:
@@ -175,7 +159,7 @@ def asks_hosts(file: SpecFile) -> bool:
     return file.spec.gpus_per_node == "auto" and any(host.gpus is None for host in file.hosts)
 
 
-def _pool(file: SpecFile, inventory: Inventory) -> PlannedPool:
+def _pool(file: SpecFile, inventory: Inventory, job_id: str) -> PlannedPool:
     """Return what an attempt takes of the hosts. Raises UserError when the number of GPUs is left open."""
     spec = file.spec
     gpus = 0 if spec.gpus_per_node is None else spec.gpus_per_node
@@ -188,7 +172,17 @@ def _pool(file: SpecFile, inventory: Inventory) -> PlannedPool:
         gpus = (counts[0] if len(counts) == 1 and not asks_hosts(file) else inventory.gpus_each) or 0
     ranks_each = int(gpus) or spec.procs_per_node or 1
     _refuse_too_many(file, ranks_each)
-    return PlannedPool(spec.nodes, ranks_each, int(gpus), spec.spares)
+    queue = QueueTerms(spec.time_limit_action == "requeue", spec.checkpoint.on_preempt.grace)
+    return PlannedPool(
+        spec.nodes,
+        ranks_each,
+        int(gpus),
+        spec.spares,
+        seed=zlib.crc32(job_id.encode()),
+        queue=queue if spec.backend == "slurm" else None,
+        # Setup lines could change files that ranks use, where nodes share a disk, or fail for a while and use up all hosts.
+        readies_spares=not spec.setup and spec.accelerate is None,
+    )
 
 
 def _refuse_too_many(file: SpecFile, ranks_each: int) -> None:
@@ -223,7 +217,8 @@ def _place_ssh(
     nodes = {
         host.name: PlannedNode(host.name, host.name, host.address, (), (), host.slots or 0) for host in fit
     }
-    order, aside = failures.in_order(list(nodes), failed, wanted)
+    aside = [name for name in nodes if name in failed] if len(nodes.keys() - failed.keys()) >= wanted else []
+    order = [*(name for name in nodes if name not in aside), *aside]
     return tuple(nodes[name] for name in order), {name: failed[name] for name in aside}
 
 
@@ -285,7 +280,7 @@ def accelerate_file(file: SpecFile, named: str) -> str:
 
 def _accelerate_setup(file: SpecFile, inventory: Inventory, made: Plan) -> tuple[str, ...]:
     """Return the setup lines that set what `accelerate launch` would set, by the job's own Python, see
-    `agent.rank.accelerate_env`; none without an `accelerate` section."""
+    `agent.ranks.accelerate_env`; none without an `accelerate` section."""
     spec = file.spec
     if spec.accelerate is None:
         return ()
@@ -303,36 +298,11 @@ def _accelerate_setup(file: SpecFile, inventory: Inventory, made: Plan) -> tuple
         pythons = [spec.python]
     look = " || ".join(f"command -v {shlex.quote(python)}" for python in pythons)
     # The setup script is ROOT/nodes/NAME/setup.sh, the bundle ROOT/orch.pyz.
-    run = f'"$({look} || echo python3)" -m orchestrator.agent.rank.accelerate_env {shlex.quote(json.dumps(settings))}'
+    run = f'"$({look} || echo python3)" -m orchestrator.agent.ranks.accelerate_env {shlex.quote(json.dumps(settings))}'
     return (
         "orch_root=${0%/nodes/*} # what accelerate launch would set:",
         f'orch_env=$(cd -- "$orch_root/code" && PYTHONPATH="$orch_root/orch.pyz${{PYTHONPATH:+:$PYTHONPATH}}" {run})',
         'eval "$orch_env"',
-    )
-
-
-def _limits(spec: JobSpec) -> Limits:
-    monitor, restart = spec.monitor, spec.restart
-    return Limits(
-        queue_s_max=monitor.queue_timeout,
-        start_s_max=monitor.start_timeout,
-        rendezvous_s_max=monitor.rendezvous_timeout,
-        first_step_s_max=monitor.first_step_timeout,
-        hang_s_max=0.0 if monitor.hang_timeout == "auto" else monitor.hang_timeout,
-        hang_floor_s=monitor.hang_floor,
-        hang_ceiling_s=monitor.hang_ceiling,
-        patience_s=0.0 if monitor.hang_patience == "auto" else monitor.hang_patience,
-        node_silent_s_max=monitor.node_timeout,
-        fence_s=None if spec.backend == "local" else monitor.node_timeout * FENCE_SHARE,
-        stop_grace_s=monitor.stop_grace,
-        break_grace_s=min(monitor.stop_grace, BREAK_GRACE_S_MAX),
-        restarts_max=restart.max,
-        backoff_s=restart.backoff,
-        backoff_s_max=restart.backoff_max,
-        never_on_exit_codes=tuple(restart.never_on_exit_codes),
-        time_s_max=None if spec.backend == "slurm" else spec.time_limit,  # Slurm keeps this limit itself
-        on_hang=monitor.on_hang,
-        on_desync=monitor.on_desync,
     )
 
 

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import yaml
 
-from orchestrator.agent import setup_script
+from orchestrator.agent.host import setup_script
 from orchestrator.core import codec
 from orchestrator.core.checkpoints import tree
 from orchestrator.core.errors import UserError
 from orchestrator.core.jobdir import home
 from orchestrator.core.jobdir.plan import Plan
+from orchestrator.core.text import counted
 from orchestrator.spec.load import SpecFile
 from orchestrator.spec.yaml_document import ECHO_CHARS_MAX, escaped, missing_file, path_in
 from orchestrator.submission.planner import accelerate_file
@@ -47,6 +48,22 @@ def warnings(plan: Plan) -> tuple[str, ...]:
     name, limit = found[0]
     what = f"checkpoint.keep deletes checkpoints by their age, and the script keeps the best ones ({name})"
     return (f"{what}; fix: leave checkpoint.keep out, and limit them in the script by {limit}",)
+
+
+RANKS_PER_CORE_MAX = 8
+"""CPU ranks of backend local for each core of this machine: with more, ranks and agents leave nothing to the shell that would
+stop them."""
+
+
+def refuse_crowd(file: SpecFile, plan: Plan) -> None:
+    """Raise UserError for more CPU ranks of backend local than this machine can start and still answer its user."""
+    ranks = plan.world_size if plan.backend == "local" and not any(node.gpus for node in plan.nodes) else 0
+    cores = len(os.sched_getaffinity(0))
+    if ranks <= cores * RANKS_PER_CORE_MAX:
+        return
+    what = f"{ranks} ranks in {counted(len(plan.nodes), 'agent')} on the {counted(cores, 'core')} of this machine: over {RANKS_PER_CORE_MAX} a core"
+    fix = "lower nodes or procs_per_node, or choose backend ssh or slurm; --oversubscribe submits it all the same"
+    raise UserError(what, file.where("nodes" if len(plan.nodes) > 1 else "procs_per_node"), fix)
 
 
 def refuse_missing(file: SpecFile, plan: Plan, environ: Mapping[str, str]) -> None:
@@ -101,6 +118,20 @@ def refuse_uncopied(file: SpecFile, code: Snapshot) -> None:
         raise UserError(f"git ignores {named}, so it is not copied to the hosts", where, fix)
 
 
+def refuse_foreign_syntax(file: SpecFile, plan: Plan, environ: Mapping[str, str]) -> None:
+    """Raise UserError for an interface as only NCCL writes it where gloo would read it: `^` all but these, `=` a whole name.
+
+    gloo takes whole names alone, and fails when the ranks meet.
+    """
+    name = "GLOO_SOCKET_IFNAME"
+    value = plan.env.get(name, environ.get(name, "") if plan.ssh is None else "")
+    if not value.startswith(("^", "=")):
+        return
+    where = plan.origins.get(name, name)
+    fix = f"name the interface itself, such as eth0; NCCL's own setting is nccl: {{socket_ifname: {value!r}}}"
+    raise UserError(f"gloo knows no {value!r}: it takes whole names, and {value[0]} is NCCL's", where, fix)
+
+
 def missing_interface(named: str | None, names: Sequence[str]) -> str:
     """Return the message that a host has no interface of this name; empty where it has one. NCCL takes the beginning of
     a name, several with commas, `=` for a whole name, and `^` for all but these."""
@@ -130,7 +161,6 @@ def refuse_shared_place(plan: Plan, environ: Mapping[str, str], where: str) -> N
 
 
 def _absolute_place(plan: Plan) -> tuple[str, str]:
-    """Return the real folder of a plan's absolute checkpoint place, and the glob below it."""
     root, glob = tree.place_of(Path("/"), plan.checkpoint_glob)
     return (os.path.realpath(root) if plan.ssh is None else os.path.normpath(root), glob)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from orchestrator.core import placeholders
 from orchestrator.core.errors import UserError
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
@@ -46,7 +47,7 @@ def render(plan: Plan, job: JobDir, python: str) -> tuple[RenderedFile, ...]:
     if plan.ssh is not None:
         return host_scripts(plan, f"{plan.ssh.remote_dir.rstrip('/')}/jobs/{plan.id}", python)
     template = environment().get_template("node.sh.j2")
-    values |= {"world_size": plan.world_size, "bundle": str(job.bundle)}
+    values["world_size"] = plan.world_size
     return tuple(
         RenderedFile(name=f"{node.name}.sh", text=template.render(node=node, **values), mode=0o755)
         for node in plan.nodes
@@ -64,7 +65,7 @@ def host_scripts(plan: Plan, root: str, python: str) -> tuple[RenderedFile, ...]
 
 
 def _values(plan: Plan, python: str) -> dict[str, object]:
-    command = plan.argv[-1] if plan.shell else shlex.join(plan.argv)
+    command = plan.argv[-1] if plan.shell else placeholders.shown(plan.argv)
     return {"id": plan.id, "command": command, "setup": plan.setup, "python": python}
 
 

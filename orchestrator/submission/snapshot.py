@@ -61,7 +61,7 @@ def survey(root: Path, limit_mb: int, leave_out: Path) -> Snapshot:
     return Snapshot(root, tuple(sorted(sizes)), kept, sum(sizes.values()))
 
 
-def take(snapshot: Snapshot, to: Path) -> None:
+def copy_files(snapshot: Snapshot, to: Path) -> None:
     """Write the snapshot into the new folder `to`. Raises UserError when a file cannot be read, OSError for a full disk."""
     to.mkdir(parents=True)
     made: set[Path] = {to}

@@ -16,10 +16,12 @@ from pathlib import Path
 
 from orchestrator.core import codec
 from orchestrator.core.errors import ClusterError, UserError
+from orchestrator.core.host import host_memory
 from orchestrator.core.jobdir import home, ownership, requests
 from orchestrator.core.jobdir.durable import replace_bytes, replace_text
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
+from orchestrator.core.jobdir.submit_keys import SubmitKey
 from orchestrator.core.mask import host_alone
 from orchestrator.core.slurm import queue, sbatch_options
 from orchestrator.spec.load import SpecFile, load
@@ -27,7 +29,6 @@ from orchestrator.spec.yaml_document import path_in
 from orchestrator.submission import bundle, credentials, planner, provenance, refusals, render, snapshot
 from orchestrator.submission import sbatch as sbatch_submission
 from orchestrator.submission.inventory import inventory, inventory_of_hosts
-from orchestrator.submission.nodes import history
 from orchestrator.submission.planner import Inventory
 from orchestrator.submission.supervisor_process import start_supervisor
 
@@ -42,12 +43,14 @@ def plan_for(file: SpecFile, environ: Mapping[str, str], job_id: str, wall_s: fl
         case "local":
             machines = inventory(environ)
         case "ssh":
-            failed = history.failures(home.home(environ), time.time())
+            failed = host_memory.failures(home.home(environ), time.time())
             machines = inventory_of_hosts(file, {host: one.words(wall_s) for host, one in failed.items()})
         case "slurm":
             options = sbatch_options.defaults(environ)
             machines = Inventory(socket.gethostname(), (), sys.executable, sbatch=options)
-    return planner.plan(file, machines, job_id, wall_s)
+    plan = planner.plan(file, machines, job_id, wall_s)
+    refusals.refuse_foreign_syntax(file, plan, environ)
+    return plan
 
 
 def rendered(
@@ -61,28 +64,44 @@ def rendered(
 
 
 @ownership.closed_to_others()
-def submit(file: SpecFile, environ: Mapping[str, str], overrides: Sequence[str] = ()) -> JobDir:
+def submit(
+    file: SpecFile,
+    environ: Mapping[str, str],
+    overrides: Sequence[str] = (),
+    *,
+    oversubscribe: bool = False,
+    key: SubmitKey | None = None,
+) -> JobDir:
     """Make a job's folder and start its supervisor, or queue the job in Slurm. `overrides` are those that `file` was loaded
-    with, kept for a later resume. Raises OrchError, and then leaves no job behind."""
+    with, kept for a later resume; `oversubscribe`: with any number of ranks a core; `key`: notes the job before it is there.
+    Raises OrchError, and then leaves no job behind."""
     if file.spec.backend == "slurm":
         sbatch_submission.require_commands(environ, file.where("backend"))
     folder = home.home(environ)
     wall_s = time.time()
     plan = plan_for(file, environ, home.new_id(file.spec.name, wall_s), wall_s)
+    if not oversubscribe:
+        refusals.refuse_crowd(file, plan)
     refusals.refuse_missing(file, plan, environ)
     refusals.refuse_shared_place(plan, environ, file.where("checkpoint.path"))
-    code = snapshot.survey(file.workdir, file.spec.snapshot.limit_mb, folder)
+    # A rank submits from the code of its job, in which no job home lies
+    left_out = folder / "jobs" / f".{plan.id}" if file.workdir.is_relative_to(folder) else folder
+    code = snapshot.survey(file.workdir, file.spec.snapshot.limit_mb, left_out)
     if plan.ssh is not None:
         from orchestrator.backends.ssh import fanout
 
-        code = snapshot.with_sync(code, plan.ssh.sync, file.spec.snapshot.limit_mb, folder)
+        code = snapshot.with_sync(code, plan.ssh.sync, file.spec.snapshot.limit_mb, left_out)
         refusals.refuse_uncopied(file, code)
         fanout.refuse_locked_keys([node.host for node in plan.nodes], plan.ssh)
+    if key is not None:
+        key.note(plan.id, made=False)
     job = _fill(folder, file, plan, code, environ, overrides)
     if plan.slurm is not None:
         _enqueue(job, environ, file.where)
     else:
         _begin(job)
+    if key is not None:
+        key.note(plan.id, made=True)
     provenance.list_packages(job, plan.program)
     return job
 
@@ -131,7 +150,7 @@ def _fill(
     try:
         draft.root.mkdir(parents=True)
         home.require_ours(draft)
-        snapshot.take(code, draft.code)
+        snapshot.copy_files(code, draft.code)
         if plan.ssh is not None:
             snapshot.pack(code, draft.code, draft.archive)
             keep_hosts_file(draft, file)
@@ -140,6 +159,7 @@ def _fill(
         webhook = file.spec.notify.url
         replace_text(draft.spec, file.text, mode=credentials.PRIVATE if webhook else 0o644, durable=False)
         replace_text(draft.overrides, json.dumps(hosts_alone(overrides, webhook)), durable=False)
+        home.note_origin(draft, place.root)
         replace_text(draft.plan, codec.dumps(plan), durable=False)
         for script in render.render(plan, place, sys.executable):
             replace_text(draft.scripts / script.name, script.text, mode=script.mode, durable=False)

@@ -1,17 +1,21 @@
-"""The supervisor's place in an allocation of a queue system: the nodes that it puts into the plan, the claim in the
-job folder, and the exit codes that tell the batch script what to do next, see `templates/slurm.sh.j2`."""
+"""The supervisor's stay in an allocation of a queue system: the nodes that it puts into the plan, the claim in the
+job folder, why it leaves, and the exit codes that tell the batch script what to do next, see `templates/slurm.sh.j2`."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
 from orchestrator.backends.api import Allocation, NotOursError
 from orchestrator.brain.model import decisions as d
+from orchestrator.brain.model import events as e
+from orchestrator.brain.model.facts import Facts, JobGoal
 from orchestrator.core import codec
 from orchestrator.core.jobdir import full_disk
 from orchestrator.core.jobdir.durable import replace_text
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.core.jobdir.plan import Plan, PlannedNode
+from orchestrator.core.jobdir.plan import Plan
+from orchestrator.core.planned import PlannedNode
 
 SUCCEEDED, OVER = 0, 1
 """The job has ended."""
@@ -34,7 +38,7 @@ def placed(plan: Plan, allocation: Allocation | None) -> Plan:
 def claim(job: JobDir, name: str) -> None:
     """Write into the job folder that the job is in this allocation, before any order is given in it.
 
-    Agents and a supervisor that live on in an earlier allocation read it and exit, see `agent/lost_supervisor.py`.
+    Agents and a supervisor that live on in an earlier allocation read it and exit, see `agent/process/lost_supervisor.py`.
     Raises NotOursError when the job is in a later allocation by now.
     """
     if not name:
@@ -88,3 +92,58 @@ def leave(allocation: Allocation | None, requeue: d.Requeue | None, end: d.JobEn
     if refusal:
         print(f"the job cannot go back into the queue: {refusal}", flush=True)
     return REQUEUED
+
+
+def _is_news(plan: Plan, facts: Facts) -> bool:
+    nodes = [(node.name, () if facts.pool is not None else node.ranks) for node in facts.nodes.values()]
+    known = (facts.limits, facts.pool, nodes)
+    return known != (plan.limits, plan.pool, [(node.name, node.ranks) for node in plan.nodes])
+
+
+class SlurmStay:
+    """The allocation that a supervisor is in, if it is in one. `requeue`: decided, the nodes are to be given back."""
+
+    def __init__(self, job: JobDir, plan: Plan, allocation: Allocation | None) -> None:
+        self._job = job
+        self._plan = plan
+        self._allocation = allocation
+        self.requeue: d.Requeue | None = None
+        self._is_replaced = False
+
+    @property
+    def addresses(self) -> list[str]:
+        """Where the nodes reach this machine; empty outside of an allocation."""
+        return self._allocation.addresses() if self._allocation is not None else []
+
+    def begin(self, facts: Facts, requeue: d.Requeue | None, now_s: float) -> Iterator[e.Event]:
+        """Yield a new allocation, and the plan where it is news, for the brain to learn. In the old allocation a `requeue`
+        that was decided but not done is taken up."""
+        if self._allocation is not None and self._allocation.id != facts.allocation:
+            yield e.AllocationBegan(now_s, self._allocation.id)
+        elif self._allocation is not None and facts.end is None:
+            self.requeue = requeue
+        if self._plan.slurm is not None and self._allocation is None and facts.limits is not None:
+            return  # the nodes are those of the last allocation
+        if _is_news(self._plan, facts):
+            yield e.Planned(now_s, self._plan.nodes, self._plan.limits, self._plan.pool)
+
+    def is_idle(self, facts: Facts) -> bool:
+        """Tell whether the job waits in a queue by itself: it has no nodes to act on, and need not be brought to an end."""
+        if self._plan.slurm is None or self._allocation is not None or facts.end is not None:
+            return False
+        return facts.over is None and not (facts.goal is JobGoal.CANCEL and facts.attempt is None)
+
+    def look(self) -> None:
+        """See whether the job has moved to another allocation."""
+        if self._allocation is not None:
+            self._is_replaced = bool(replaced(self._job, self._allocation.id))
+
+    def signalled(self) -> None:
+        """A node has said that Slurm has signalled it."""
+        if self._allocation is not None:
+            self._allocation.check()
+
+    @property
+    def is_over(self) -> bool:
+        """Tell whether the supervisor is to leave: the nodes are given back, or the job has moved to others."""
+        return self.requeue is not None or self._is_replaced

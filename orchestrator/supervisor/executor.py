@@ -14,8 +14,9 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import Facts
 from orchestrator.brain.model.node_facts import AgentState
+from orchestrator.core import planned
 from orchestrator.core.checkpoints.save import Save
-from orchestrator.core.jobdir import full_disk, rank_env
+from orchestrator.core.jobdir import full_disk
 from orchestrator.core.jobdir.durable import replace_text
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
@@ -107,7 +108,6 @@ class Executor:
         self._sending: dict[str, d.Prepare] = {}  # by node, while its save is on the way
         self._mask = job_secrets.mask
         self.endpoint = ""
-        self._is_unpublished = False  # the endpoint, since the disk was full
 
     def begin(self, facts: Facts) -> None:
         """Take up the agents that an earlier supervisor had under way."""
@@ -116,18 +116,15 @@ class Executor:
                 self._backend.keep_reachable(self._config(node.name))
 
     def publish_endpoint(self) -> None:
-        """Write down where agents are to dial. On a full disk `resume` tries again, unless the file says it already."""
+        """Write down where agents are to dial; the process that started this supervisor waits for that. What the file says
+        already needs no room on the disk."""
         file = self._job.endpoint
-        try:
-            replace_text(file, self.endpoint)
-        except OSError as err:
-            if not full_disk.is_full(err):
-                raise
-        self._is_unpublished = not file.exists() or file.read_text() != self.endpoint
-        if not self._is_unpublished:
-            file.touch()  # the process that started this supervisor waits for it
+        if file.exists() and file.read_text() == self.endpoint:
+            file.touch()
+        else:
+            full_disk.wait_for(lambda: replace_text(file, self.endpoint))
 
-    def carry_out(self, decision: d.Decision, gang: rank_env.Gang, now_s: float) -> list[e.Event]:
+    def carry_out(self, decision: d.Decision, gang: planned.Gang, now_s: float) -> list[e.Event]:
         """Carry out one decision for the current gang, and return what failed at once."""
         match decision:
             case d.Launch(node=node):
@@ -163,12 +160,8 @@ class Executor:
             case (
                 d.BeginAttempt()
                 | d.DistrustSave()
-                | d.Suspect()
                 | d.Place()
                 | d.Judge()
-                | d.Alert()
-                | d.ResolveAlert()
-                | d.Remark()
                 | d.Notice()
                 | d.Finish()
                 | d.Requeue()
@@ -177,7 +170,6 @@ class Executor:
         return []
 
     def _resume_save(self, node: str, resume: d.Checkpoint | None) -> Save | None:
-        """Return the save that an attempt begins from as it lies on a node."""
         save = self._desk.saves.get(resume.save) if resume is not None else None
         if save is None or self._desk.copies is None or not self._transfers.ships(node):
             return save
@@ -215,7 +207,6 @@ class Executor:
         return [*events, *self._unsent(now_s), *self._endings(facts, now_s)]
 
     def _unsent(self, now_s: float) -> list[e.Event]:
-        """Return the failures to bring a save to a node."""
         copies = self._desk.copies
         failed = [(node, why) for node, why in copies.sent if why] if copies is not None else []
         orders = [(self._sending.pop(node, None), why) for node, why in failed]
@@ -230,7 +221,6 @@ class Executor:
         ]
 
     def _endings(self, facts: Facts, now_s: float) -> list[e.Event]:
-        """Return what is new about the end of the allocation."""
         allocation = self._backend.allocation
         endings = allocation.endings() if allocation is not None else []
         return [
@@ -244,10 +234,8 @@ class Executor:
             for ending in endings
         ]
 
-    def resume(self, gang: Callable[[], rank_env.Gang], now_s: float) -> None:
-        """Prepare the nodes whose checkpoint has arrived; repeat what failed on a full disk."""
-        if self._is_unpublished:
-            self.publish_endpoint()
+    def resume(self, gang: Callable[[], planned.Gang], now_s: float) -> None:
+        """Prepare the nodes whose checkpoint has arrived."""
         copies = self._desk.copies
         if copies is None:
             return
@@ -292,10 +280,10 @@ class Executor:
         self._backend.close()
         self._transfers.close()
 
-    def _view(self, node: str, gang: rank_env.Gang) -> translation.NodeView:
+    def _view(self, node: str, gang: planned.Gang) -> translation.NodeView:
         return translation.NodeView(gang, node, self._transfers.root(node))
 
-    def _prepare(self, decision: d.Prepare, gang: rank_env.Gang, resume: Save | None) -> None:
+    def _prepare(self, decision: d.Prepare, gang: planned.Gang, resume: Save | None) -> None:
         node = decision.node
         has_place = any(name == node for name, _ in gang)
         if not has_place and decision.resume is not None:
@@ -322,5 +310,5 @@ class Executor:
 
     def _failed(self, node: str, err: LaunchError, now_s: float) -> e.Event:
         is_busy = err.trouble is Retryable.BUSY  # then the job waits, and there is nothing to fix
-        reason = f"{err.reason}; fix: {err.fix}" if err.fix and not is_busy else err.reason
-        return e.LaunchFailed(now_s, node, err.stage, self._mask.apply(reason), err.trouble)
+        fix = "" if is_busy else self._mask.apply(err.fix)
+        return e.LaunchFailed(now_s, node, err.stage, self._mask.apply(err.reason), err.trouble, fix)

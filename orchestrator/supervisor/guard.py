@@ -2,8 +2,8 @@
 
 Rules: a supervisor that ends with code 0 has done its work, or found another one at work, and is not started again.
 Nor is one that finds the job folder unfit: the last line of its log says what must be mended. One that dies again and
-again is given up, in such a line; so is a first one that never came up, since the process that started it waits for
-that. The lock in the job folder decides who supervises, so a guard never asks who else starts one. In Slurm's
+again is given up: the file `given-up` says why, until another guard begins. Nor is a first one that never came up, since
+the process that started it waits for that. The lock in the job folder decides who supervises, so a guard never asks who else starts one. In Slurm's
 allocation the batch script does the same. The guard loads next to nothing: it lives as long as the job.
 """
 
@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from orchestrator.core.backoff import Backoff
 from orchestrator.core.jobdir import ownership
 from orchestrator.core.jobdir.layout import JobDir
 
@@ -24,18 +25,16 @@ DEATHS_MAX = 5
 DEATHS_S = 60.0
 """This many deaths within this time are too many."""
 
-PAUSE_S = 0.25
-"""The pause before the first new start; doubled with each further death within `DEATHS_S`."""
+PAUSES = Backoff(first_s=0.25, factor=2.0, max_s=8.0)
+"""The pauses before new starts, by the deaths within `DEATHS_S`."""
 
 NO_ROOM_PAUSE_S, NO_ROOM_MAX = 30.0, 120
 """Pause before a supervisor is started again that could not be started, for want of memory or processes, and how often."""
 
-GIVEN_UP = "given up"
+WHY_BYTES_MAX = 1024
 
 UNFIT = 78
 """The exit code of a supervisor whose job folder is not fit to work in (EX_CONFIG of sysexits.h)."""
-
-LAST_BYTES = 1024
 
 
 def main(folder: Path) -> int:
@@ -56,14 +55,15 @@ def keep(
     deaths: list[float] = []
     refused = 0
     never_up = up_at(job)
+    with contextlib.suppress(OSError):
+        job.given_up.unlink()
     while True:
         try:
             code = os.waitstatus_to_exitcode(run())
         except OSError as err:
             refused += 1
             if refused > NO_ROOM_MAX or job.ended.exists() or not job.plan.exists():
-                _log(f"the supervisor cannot be started: {err.strerror}: {GIVEN_UP}")
-                return 1
+                return _give_up(job, f"the supervisor cannot be started: {err.strerror}")
             _log(f"the supervisor cannot be started: {err.strerror}: it is tried again")
             sleep(NO_ROOM_PAUSE_S)
             continue
@@ -76,21 +76,26 @@ def keep(
         deaths = [at_s for at_s in [*deaths, clock()] if clock() - at_s < DEATHS_S]
         how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
         if len(deaths) >= DEATHS_MAX:
-            _log(f"the supervisor {how}, death {len(deaths)} within {DEATHS_S:.0f} s: {GIVEN_UP}")
-            return 1
+            return _give_up(job, f"the supervisor {how}, death {len(deaths)} within {DEATHS_S:.0f} s")
         _log(f"the supervisor {how}: another is started")
-        sleep(PAUSE_S * 2.0 ** (len(deaths) - 1))
+        sleep(PAUSES.pause_s(len(deaths)))
 
 
-def last_words(job: JobDir) -> str:
-    """Return the line in which a guard gave up, if that is the last of the supervisor's log; empty if not."""
+def why_given_up(job: JobDir) -> str:
+    """Return why a guard has given up the job's supervisor; empty if none has."""
     try:
-        with os.fdopen(ownership.open_regular(job.supervisor_log), "rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_BYTES))
-            lines = file.read().decode(errors="replace").splitlines()
+        return ownership.read_regular(job.given_up)[:WHY_BYTES_MAX].decode(errors="replace").strip()
     except OSError:
         return ""
-    return lines[-1].partition(" guard: ")[2] if lines and lines[-1].endswith(GIVEN_UP) else ""
+
+
+def _give_up(job: JobDir, why: str) -> int:
+    why = f"{why}: given up"
+    _log(why)
+    if job.plan.exists():  # a deleted job leaves nothing behind
+        with contextlib.suppress(OSError):
+            job.given_up.write_text(why)
+    return 1
 
 
 def up_at(job: JobDir) -> int:

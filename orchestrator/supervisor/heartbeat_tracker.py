@@ -1,8 +1,7 @@
-"""The latest heartbeats of all agents: what to acknowledge of them, the speed of each rank, connections that have
-gone silent, and how long decisions on them are put off.
+"""The latest heartbeats of all agents: what to acknowledge of them, connections that have gone silent, and how long decisions on them are put off.
 
-Heartbeats are not kept: the brain gets each one as an event, see `translation.heartbeat`; only what acknowledgements
-and the status file need is remembered here.
+Heartbeats are not kept: the brain gets each one as an event, see `translation.heartbeat`; only what acknowledgements need
+is remembered here.
 """
 
 from __future__ import annotations
@@ -28,24 +27,17 @@ class HeartbeatTracker:
         self._mute_s = max(MUTE_S_MIN, MUTE_HEARTBEATS * heartbeat_s)
         self._heartbeats: dict[str, int] = {}  # the number of the latest, by node
         self._acks: dict[str, m.Ack] = {}  # the latest sent over the current connection, by node
-        self.rates: dict[int, float] = {}
-        """Steps per second of each rank whose agent knows them; the status shows them."""
 
     def reset(self, node: str) -> None:
         """Begin again for a node with a new connection, or with none."""
         self._heartbeats.pop(node, None)
         self._acks.pop(node, None)
 
-    def take(self, report: Envelope) -> m.Heartbeat:
+    def receive(self, report: Envelope) -> m.Heartbeat:
         """Remember a heartbeat and return it. Raises CodecError when it cannot be read."""
         data = {key: value for key, value in report.data.items() if key != "kind"}
         heartbeat = codec.unpack(m.Heartbeat, data)
         self._heartbeats[report.node] = heartbeat.beat
-        for rank in heartbeat.ranks:
-            if rank.rate_per_s is None:
-                self.rates.pop(rank.rank, None)
-            else:
-                self.rates[rank.rank] = rank.rate_per_s
         return heartbeat
 
     def ack_due(self, node: str, seq: int) -> m.Ack | None:
@@ -65,7 +57,7 @@ class HeartbeatTracker:
                 yield node.name
 
 
-class Share:
+class WorkShare:
     """Share of a processor that work which comes again and again may take: the more it costs, the longer it is put off.
 
     Measures the work inside a `with` block, in processor time of this thread. `pause_s`: how long to wait until the next.

@@ -27,7 +27,7 @@ TICKET_BYTES_MAX = 4096 * 256
 TAKE_S_MAX = 1.0
 """How long to wait for the job's own ticket: other processes hold it for an instant, to check whether it is held."""
 
-LOOK_S = 1.0
+POLL_S = 1.0
 """How often a waiting job checks which jobs are ahead of it."""
 
 
@@ -51,11 +51,11 @@ class HostQueue:
 
     def ahead(self, now_s: float) -> tuple[str, ...]:
         """Return the jobs, earliest first, that came before and still wait for one of these hosts, as of at most
-        `LOOK_S` ago. A queue that cannot be read or written delays no job."""
+        `POLL_S` ago. A queue that cannot be read or written delays no job."""
         if now_s >= self._due_s:
-            self._due_s = now_s + LOOK_S
+            self._due_s = now_s + POLL_S
             try:
-                self._fd = self._take() if self._fd is None else self._fd
+                self._fd = self._lock() if self._fd is None else self._fd
                 self._ahead = tuple(self._before())
             except OSError as err:
                 print(f"no place in the queue: {err}", flush=True)
@@ -69,12 +69,12 @@ class HostQueue:
             os.close(self._fd)
             self._fd = None
 
-    def _take(self) -> int:
+    def _lock(self) -> int:
         """Draw the job's ticket, or take its old one again."""
         self._path.parent.mkdir(mode=0o755, exist_ok=True)
         fd = locks.open_file(self._path)
         try:
-            if not locks.take(fd, TAKE_S_MAX):
+            if not locks.acquire(fd, TAKE_S_MAX):
                 raise BlockingIOError(errno.EAGAIN, "another process holds the job's ticket", str(self._path))
             os.ftruncate(fd, 0)
             os.write(fd, "\n".join(sorted(self._hosts)).encode())

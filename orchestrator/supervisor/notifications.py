@@ -15,27 +15,29 @@ ORCH_NOTIFY_TEXT, ORCH_JOB_ID, ORCH_JOB_NAME and ORCH_ATTEMPT in its environment
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import queue
-import select
 import signal
 import subprocess
 import tempfile
 import threading
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, TypeAlias
+from typing import TypeAlias
 
+from orchestrator.brain.diagnosis import suspects
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model.facts import Facts
 from orchestrator.core.codec import Json
 from orchestrator.core.jobdir.plan import Plan
-from orchestrator.core.mask import Mask
+from orchestrator.core.jobdir.status_file import seconds, time_of_day
+from orchestrator.core.mask import Mask, host_alone
+from orchestrator.core.text import follows, sentence
 from orchestrator.core.version import VERSION
 from orchestrator.supervisor import status
 
@@ -45,7 +47,7 @@ COMMAND_S_MAX = 30.0
 """How long the command may run; then it is killed, with all processes that it started."""
 
 POST_S_MAX = 10.0
-"""How long one try to reach the webhook may take, from the lookup of its name to the end of its answer."""
+"""How long one try to reach the webhook may wait for each step: its connection, its answer."""
 
 POST_PAUSES_S = (1.0, 4.0)
 """The pauses between the tries."""
@@ -69,14 +71,12 @@ def occasions(decision: d.Decision) -> tuple[str, ...]:
         case d.Judge(verdict=verdict):
             hangs = verdict.kind in (d.Kind.HANG, d.Kind.DESYNC) or verdict.culprit
             return ("hang", "verdict") if hangs else ("verdict",)
-        case d.Alert():
-            return ("notice",)
-        case d.ResolveAlert():
-            return ("withdrawn",)
+        case d.Notice(topic=d.Topic.SLOW):
+            return ()
+        case d.Notice(topic=d.Topic.SUSPECT):
+            return ("suspect",)
         case d.Notice(withdrawn=withdrawn):
             return ("withdrawn",) if withdrawn else ("notice",)
-        case d.Suspect():
-            return ("suspect",)
         case d.BeginAttempt(attempt=number) if number > 1:
             return ("restart",)
         case d.EndJob(end=end):
@@ -91,7 +91,7 @@ def message(event: str, decision: d.Decision, plan: Plan, facts: Facts, at: str,
     return {
         "event": event,
         "time": at,
-        "text": _text(event, decision, plan),
+        "text": _text(event, decision, plan, facts, at),
         "why": decision.why,
         "attempt": decision.attempt,
         "job": {
@@ -107,9 +107,8 @@ def message(event: str, decision: d.Decision, plan: Plan, facts: Facts, at: str,
 
 
 def _verdict(decision: d.Decision, facts: Facts) -> d.Verdict | None:
-    """Return the verdict that a decision contains or follows from."""
     match decision:
-        case d.Judge(verdict=verdict) | d.Alert(verdict=verdict):
+        case d.Judge(verdict=verdict) | d.Notice(verdict=verdict):
             return verdict
         case d.EndJob(end=d.JobEnd.FAILED):
             return facts.attempt.verdict if facts.attempt else None
@@ -119,18 +118,28 @@ def _verdict(decision: d.Decision, facts: Facts) -> d.Verdict | None:
             return None
 
 
-def _text(event: str, decision: d.Decision, plan: Plan) -> str:
+def _follows(decision: d.Decision, plan: Plan, facts: Facts, at: str) -> str:
+    """Say what follows from what looks like a hang, and when."""
+    seen = suspects.suspicion_now(facts, decision.at)
+    if seen is None:
+        return ""
+    due = status.iso(seconds(at) + (seen.in_s or 0.0))
+    return follows(seen, time_of_day(due), plan.id)
+
+
+def _text(event: str, decision: d.Decision, plan: Plan, facts: Facts, at: str) -> str:
     match decision:
-        case d.Judge(verdict=verdict) | d.Alert(verdict=verdict):
+        case d.Judge(verdict=d.Verdict() as verdict) | d.Notice(verdict=d.Verdict() as verdict):
             what = verdict.culprit or verdict.summary
             lets_be = "; nothing is done about it" if event == "notice" else ""
             return f"{plan.id}: {verdict.kind.value} in attempt {decision.attempt}: {what}{lets_be}"
-        case d.ResolveAlert():
+        case d.Notice(topic=d.Topic.HANG):
             return f"{plan.id}: goes on after all: {decision.why}"
-        case d.Suspect():
-            return f"{plan.id}: may hang in attempt {decision.attempt}: {decision.why}; nothing is done about it yet"
-        case d.Notice():
-            return f"{plan.id}: {decision.why}"
+        case d.Notice(topic=d.Topic.SUSPECT):
+            then = _follows(decision, plan, facts, at)
+            return f"{plan.id}: may hang in attempt {decision.attempt}: {decision.why}{f'; {then}' if then else ''}"
+        case d.Notice(why=why, fix=fix):
+            return f"{plan.id}: {sentence(why, fix=fix)}"
         case d.BeginAttempt():
             return f"{plan.id}: attempt {decision.attempt} begins: {decision.why}"
         case _:
@@ -173,7 +182,7 @@ class Notifier:
             note = self._mask.of_data(message(event, decision, self._plan, facts, at, str(self._folder)))
             note["text"] = note["text"][:TEXT_CHARS_MAX]
             for thread in self._threads:
-                thread.take(note)
+                thread.enqueue(note)
 
     def faults(self) -> list[str]:
         """Return what went wrong with deliveries since the last call."""
@@ -213,7 +222,7 @@ class DeliveryThread:
         """Tell whether a note waits or is being delivered."""
         return self._notes.unfinished_tasks > 0
 
-    def take(self, note: Json) -> None:
+    def enqueue(self, note: Json) -> None:
         """Queue a note; returns at once."""
         try:
             self._notes.put_nowait(note)
@@ -253,46 +262,30 @@ def run_command(
         "ORCH_JOB_NAME": note["job"]["name"],
         "ORCH_ATTEMPT": str(note["attempt"]),
     }
-    with tempfile.TemporaryFile() as stdin:  # a pipe would wait for a command that does not read it
+    with (
+        tempfile.TemporaryFile() as stdin,
+        tempfile.TemporaryFile() as out,
+    ):  # a pipe would wait for its reader
         stdin.write(json.dumps(note).encode())
         stdin.seek(0)
         try:
             process = subprocess.Popen(
-                argv, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0,
+                argv, stdin=stdin, stdout=out, stderr=subprocess.STDOUT,
                 cwd=folder if folder.is_dir() else None, env={**env, **variables}, start_new_session=True,
             )  # fmt: skip
         except OSError as err:
             return f"{argv[0]} cannot be run: {err.strerror}"
-    assert process.stdout is not None
-    with process.stdout as out:
-        text = mask.apply(_output(process, out, time.monotonic() + limit_s))
-        if process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+        try:
+            code = process.wait(limit_s)
+            fault = (
+                f"it ended with signal {-code}" if code < 0 else f"it ended with code {code}" if code else ""
+            )
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # not yet waited for, so the group is there
             process.wait()
-            return _with(f"it ran for more than {limit_s:g} s and was killed", text)
-    if process.returncode:
-        how = f"signal {-process.returncode}" if process.returncode < 0 else f"code {process.returncode}"
-        return _with(f"it ended with {how}", text)
-    return ""
-
-
-def _output(process: subprocess.Popen[bytes], out: IO[bytes], deadline_s: float) -> str:
-    """Return the end of what a process prints until it has ended, or the time is over."""
-    kept = b""
-    is_open = True
-    while time.monotonic() < deadline_s:
-        has_ended = process.poll() is not None
-        ready = select.select([out], [], [], 0.0 if has_ended else 0.05)[0] if is_open else []
-        if ready:
-            piece = os.read(out.fileno(), 65_536)
-            is_open = bool(piece)
-            kept = (kept + piece)[-OUTPUT_BYTES_MAX:]
-        elif has_ended:
-            break
-        elif not is_open:
-            time.sleep(0.02)
-    return kept.decode(errors="replace").strip()
+            fault = f"it ran for more than {limit_s:g} s and was killed"
+        out.seek(max(0, out.seek(0, os.SEEK_END) - OUTPUT_BYTES_MAX))
+        return _with(fault, mask.apply(out.read().decode(errors="replace").strip())) if fault else ""
 
 
 def _with(fault: str, output: str) -> str:
@@ -306,31 +299,28 @@ def post(
     fault = ""
     for pause_s in (0.0, *pauses_s):
         time.sleep(pause_s)
-        fault, is_final = _try_in_time(url, note, limit_s)
+        fault, is_final = _try(url, note, limit_s)
         if not fault or is_final:
             return fault
     return f"{fault} ({len(pauses_s) + 1} tries)"
 
 
-def _try_in_time(url: str, note: Json, limit_s: float) -> tuple[str, bool]:
-    """Try once, within `limit_s` in all; return what went wrong, and whether another try is useless.
+def _is_here(request: urllib.request.Request) -> bool:
+    """Tell whether a webhook is on this machine, which a proxy could not reach."""
+    host = urllib.parse.urlsplit(request.full_url).hostname or ""
+    return host in ("localhost", "::1") or host.startswith("127.")
 
-    The timeout of a socket holds for each of its steps, and that of a name lookup cannot be set: a thread that takes
-    longer is left to itself.
-    """
-    answer: queue.SimpleQueue[tuple[str, bool]] = queue.SimpleQueue()
-    threading.Thread(target=lambda: answer.put(_try(url, note, limit_s)), daemon=True).start()
-    try:
-        return answer.get(timeout=limit_s)
-    except queue.Empty:
-        return f"no answer within {limit_s:g} s", False
+
+def _opener(request: urllib.request.Request) -> urllib.request.OpenerDirector:
+    proxy = urllib.request.ProxyHandler({} if _is_here(request) else None)
+    return urllib.request.build_opener(proxy)
 
 
 def _try(url: str, note: Json, limit_s: float) -> tuple[str, bool]:
     head = {"Content-Type": "application/json", "User-Agent": f"orch/{VERSION}"}
     try:
         request = urllib.request.Request(url, json.dumps(note).encode(), head, method="POST")
-        with urllib.request.urlopen(request, timeout=limit_s) as answer:
+        with _opener(request).open(request, timeout=limit_s) as answer:
             answer.read(OUTPUT_BYTES_MAX)
         return "", True
     except urllib.error.HTTPError as err:
@@ -338,6 +328,7 @@ def _try(url: str, note: Json, limit_s: float) -> tuple[str, bool]:
             is_final = 400 <= err.code < 500 and err.code not in (408, 429)
             return f"HTTP {err.code} {err.reason}", is_final
     except urllib.error.URLError as err:
-        return str(err.reason), False
+        proxy = "" if _is_here(request) else urllib.request.getproxies().get(request.type, "")
+        return f"{err.reason}{f' (by the proxy {host_alone(proxy)})' if proxy else ''}", False
     except Exception as err:  # a server may answer anything
         return f"{type(err).__name__}: {err}", False

@@ -15,9 +15,6 @@ RequestEvent: TypeAlias = (
     e.CancelRequested | e.RestartRequested | e.ResumeRequested | e.InspectRequested | e.AllocationEnded
 )
 
-LOOKS_MAX = 3
-"""How often the folder is listed again after its last change."""
-
 DELETED_S_MIN = 3.0
 """How far apart two checks must be that both miss the plan: a file server may not show it for a moment."""
 
@@ -29,34 +26,19 @@ class RequestInbox:
         self._folder = folder
         self._plan = plan
         self._missing_at: float | None = None
-        self._mtime_ns = -1
-        self._looks = 0
 
     def since(self, number: int, at: float) -> list[RequestEvent]:
-        """Return the requests after `number`, in order; one stat when nothing has changed for `LOOKS_MAX` calls.
-
-        A folder's mtime ticks every 4-10 ms: a write in the same tick as the previous check leaves it unchanged.
-        """
+        """Return the requests after `number`, in order."""
         if self._is_deleted(at):
             self._plan = None  # asked for once
             return [e.CancelRequested(at, number + 1)]
         try:
-            mtime_ns = self._folder.stat().st_mtime_ns
-        except OSError:
-            return []
-        self._looks = self._looks + 1 if mtime_ns == self._mtime_ns else 0
-        self._mtime_ns = mtime_ns
-        if self._looks > LOOKS_MAX:
-            return []
-        try:
             new = requests.after(self._folder, number)
             return [event for request in new if (event := _event(request, at)) is not None]
         except OSError:  # out of descriptors: the requests are read once there is one again
-            self._looks = 0
             return []
 
     def _is_deleted(self, at: float) -> bool:
-        """Tell whether the plan has been missing for long enough to count as deleted."""
         if self._plan is None or _may_be_there(self._plan):
             self._missing_at = None
             return False

@@ -6,29 +6,36 @@ are UTC in ISO 8601, ages and durations are seconds. Keys are only ever added.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from orchestrator.brain.diagnosis import stragglers, suspects
+from orchestrator.brain import stragglers, training
+from orchestrator.brain.diagnosis import suspects, suspicion
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model.facts import AttemptFacts, Facts, JobGoal, Phase
 from orchestrator.brain.model.node_facts import AgentState, NodeFacts
 from orchestrator.brain.model.rank_facts import RankFacts, RankState
-from orchestrator.brain.scheduling import fence, placement
+from orchestrator.brain.scheduling import checkpoints, fence, placement
 from orchestrator.core.codec import Json
+from orchestrator.core.errors import Fault
 from orchestrator.core.jobdir import status_file
 from orchestrator.core.jobdir.plan import Plan
+from orchestrator.core.jobdir.series import RankSample, Sample
 from orchestrator.core.jobdir.status_file import (
     ENDED,
     CheckpointStatus,
-    IsoTime,
     NodeStatus,
     RankStatus,
     Status,
     StragglerStatus,
+    TransferStatus,
     iso,
+    time_of_day,
 )
+from orchestrator.core.observations import NOT_TOLD, Suspicion, Usage
+from orchestrator.core.text import sentence
 
 __all__ = ["ENDED", "Now", "iso", "reason", "state", "status"]
 
@@ -36,6 +43,12 @@ NOTHING: Mapping[str, str] = MappingProxyType({})
 
 MISSING_SHOWN = 4
 """The number of awaited nodes that a reason names."""
+
+PASSED_SHOWN = 3
+"""The number of passed saves that notices name."""
+
+_OF_SETUP = (d.Topic.ALONE, d.Topic.STEPS)
+"""What notices of a status are about; hangs are its suspicion, slow ranks its stragglers."""
 
 _PROCESS_STATES = {"T": "stopped", "t": "traced", "Z": "zombie", "D": "disk wait", "X": "dead"}
 
@@ -47,7 +60,7 @@ class Now:
     job_s: float
     wall_s: float
 
-    def iso(self, at_s: float | None) -> IsoTime | None:
+    def iso(self, at_s: float | None) -> str | None:
         """Return the time of day of a job clock reading."""
         return None if at_s is None else iso(self.wall_s - (self.job_s - at_s))
 
@@ -78,46 +91,61 @@ def state(facts: Facts) -> str:
 
 
 def status(
-    plan: Plan, facts: Facts, now: Now, rates: Mapping[int, float], reasons: Mapping[str, str] = NOTHING
+    plan: Plan,
+    facts: Facts,
+    now: Now,
+    reasons: Mapping[str, str] = NOTHING,
+    travels: Sequence[TransferStatus] = (),
 ) -> Status:
-    """Return the job as `orch status --json` shows it.
-
-    `rates`: steps a second of each rank that has any; `reasons`: why a node has no connection.
-    """
+    """Return the job as `orch status --json` shows it. `reasons`: why a node has no connection; `travels`: the checkpoints
+    in transfer."""
     attempt = facts.attempt
     number, base = (attempt.number, attempt.base_step) if attempt else (0, 0)
     alive = [rank for rank in facts.ranks.values() if rank.rank_state is RankState.ALIVE]
-    pace = [rates[rank.rank] for rank in alive if rank.rank in rates]
+    now_state = state(facts)
+    rates = {rank.rank: _rate_per_s(facts, rank, now) for rank in alive} if now_state == "RUNNING" else {}
+    known = [rate_per_s for rate_per_s in rates.values() if rate_per_s is not None]
+    pace = [rate_per_s for rate_per_s in known if rate_per_s] or known  # some ranks only serve the others
+    slowest = min(pace, default=None)
+    told = training.told(facts)
+    total = plan.total_steps or training.total_steps(facts.step, training.rate_per_s(facts), told)
+    suspected = _suspected(facts, now) if facts.end is None else None
     hosts = {planned.name: planned.host for planned in plan.nodes}
     local = {number: index for node in facts.nodes.values() for index, number in enumerate(node.ranks)}
-    return {
-        **status_file.unknown(plan, state(facts), reason(facts), now.wall_s),
-        "attempt": max(number, 1),
-        "restarts": max(0, number - 1),
-        "step": facts.step,
-        "steps_per_s": round(min(pace), 3) if pace else None,
-        "suspicion": (suspects.text(facts, now.job_s) if facts.end is None else "") or None,
-        "notices": [*facts.host_findings, *(text for text in attempt.notices.values() if text)]
-        if attempt
-        else [],
-        "progress": _progress(facts),
-        "stragglers": _stragglers(facts),
-        "started_at": now.iso(facts.run_began_at),
-        "ended_at": now.iso(facts.ended_at),
-        "checkpoint": _checkpoint(facts.checkpoint),
-        "nodes": [
+    return replace(
+        status_file.unknown(plan, now_state, reason(facts, now), now.wall_s),
+        attempt=max(number, 1),
+        restarts=max(0, number - 1 - facts.resumes),
+        step=facts.step,
+        steps_per_s=None if slowest is None else round(slowest, 3),
+        suspicion=suspected.what if suspected is not None else None,
+        suspected=suspected,
+        notices=tuple(_notices(facts)),
+        progress=_progress(facts),
+        loss=told.loss,
+        learning_rate=told.learning_rate,
+        total_steps=total,
+        percent=training.percent(facts.step, total, told),
+        eta_s=training.eta_s(facts.step, total, slowest, told) if now_state == "RUNNING" else None,
+        stragglers=_stragglers(facts),
+        started_at=now.iso(facts.run_began_at),
+        ended_at=now.iso(facts.ended_at),
+        checkpoint=_checkpoint(facts.checkpoint),
+        nodes=tuple(
             _node(facts, node, now, hosts.get(node.name, ""), reasons.get(node.name, ""))
             for node in facts.nodes.values()
-        ],
-        "ranks": [
-            _rank(base, rank, now, local.get(rank.rank, 0), rates.get(rank.rank))
+        ),
+        ranks=tuple(
+            _rank(base, rank, now, local.get(rank.rank, 0), rates.get(rank.rank), plan.total_steps)
             for rank in facts.ranks.values()
-        ],
-    }
+        ),
+        travels=tuple(travels),
+    )
 
 
-def reason(facts: Facts) -> str:
-    """Return in one line why the job is in its state; empty when there is nothing to explain."""
+def reason(facts: Facts, now: Now | None = None) -> str:
+    """Return in one line why the job is in its state; empty when there is nothing to explain. With `now` it says until when
+    the job waits."""
     attempt = facts.attempt
     if facts.end is not None:
         return facts.end_why
@@ -128,7 +156,7 @@ def reason(facts: Facts) -> str:
     if attempt is None:
         return _queue(facts)
     if attempt.verdict is not None:
-        return f"{attempt.verdict.kind.value}: {attempt.verdict.summary}{_fence(facts, attempt)}{_compared(facts)}"
+        return f"{attempt.verdict.kind.value}: {attempt.verdict.summary}{_fence(facts, attempt, now)}{_compared(facts)}"
     coming = sorted(save.main for save in facts.saves.values() if save.is_coming)
     if coming and attempt.phase is Phase.STOP:
         return f"waiting for {', '.join(coming[:MISSING_SHOWN])} to be fetched"
@@ -136,9 +164,9 @@ def reason(facts: Facts) -> str:
         return _queue(facts)
     if attempt.running_at is None and facts.past and facts.past[-1].verdict is not None:
         last = facts.past[-1].verdict
-        return f"restarting after {last.kind.value}: {last.summary}"
+        return f"attempt {facts.past[-1].number} ended: {last.kind.value}: {last.summary}"
     missing = [
-        f"{node.name} ({placement.note(node) or node.agent_state.value})"
+        f"{node.name} ({_why_away(node)})"
         for node in facts.gang or facts.nodes.values()
         if node.agent_state is not AgentState.UP
         and (attempt.placed_at is not None or node.agent_state is not AgentState.ABSENT)
@@ -150,24 +178,39 @@ def reason(facts: Facts) -> str:
     return f"rank {', '.join(stopped)} stands still (state T or Z)" if stopped else ""
 
 
-def _fence(facts: Facts, attempt: AttemptFacts) -> str:
-    """Return for which silent nodes a restart waits, so that two attempts never run at the same time, and for
-    how long at most."""
+def _why_away(node: NodeFacts) -> str:
+    fault = placement.note(node)
+    return sentence(fault.what, fix=fault.fix) if fault else _AWAY[node.agent_state]
+
+
+_AWAY = {
+    AgentState.ABSENT: "not started yet",
+    AgentState.LAUNCHING: "being started",
+    AgentState.SILENT: "silent",
+    AgentState.UP: "up",
+}
+
+
+def _fence(facts: Facts, attempt: AttemptFacts, now: Now | None) -> str:
+    """Return for which silent nodes a restart waits, so that two attempts never run at the same time, until when at most,
+    and which spare then takes over."""
     silent = [
-        node.name
+        node
         for node in facts.every_node()
         if node.agent_state is not AgentState.UP and not node.is_clear(attempt.number)
     ]
     if attempt.phase is not Phase.STOP or not silent or facts.limits is None or facts.broken_at() is None:
         return ""
-    if facts.limits.fence_s is None:
-        return f"; until no rank is left on {', '.join(silent[:MISSING_SHOWN])}, none is started"
-    limit_s = max(fence.silent_s(facts, node) for node in facts.every_node() if node.name in silent)
-    return f"; until ranks left on {', '.join(silent[:MISSING_SHOWN])} have surely ended, up to {limit_s:g} s, none is started"
+    names = ", ".join(node.name for node in silent[:MISSING_SHOWN])
+    until_s = max(fence.clear_at(facts, attempt, node, now.job_s) for node in silent) if now else math.inf
+    at = now.iso(until_s) if now and until_s < math.inf else None
+    until = f", until {time_of_day(at)} at the latest" if at else ""
+    spare = next((node.name for node in facts.spares if node.agent_state is AgentState.UP), "")
+    then = f"; then {spare} takes over" if spare else ""
+    return f"; waiting for the end of ranks on {names}{until}{then}"
 
 
 def _compared(facts: Facts) -> str:
-    """Return which save is read before the next attempt begins from it."""
     attempt = facts.attempt
     if attempt is None or attempt.compare_at is None or attempt.comparing not in facts.saves:
         return ""
@@ -176,6 +219,7 @@ def _compared(facts: Facts) -> str:
 
 def verdict(given: d.Verdict, judged_at: float) -> Json:
     """Return a verdict as in `orch why --json` and notifications; `judged_at` is the job clock."""
+    known = given.signature
     return {
         "kind": given.kind.value,
         "ranks": list(given.ranks),
@@ -185,6 +229,12 @@ def verdict(given: d.Verdict, judged_at: float) -> Json:
         "culprit": given.culprit,
         "waiting": given.waiting,
         "evidence": list(given.evidence),
+        "head": given.head,
+        "proof": [
+            {"kind": piece.kind.value, "text": piece.text, "node": piece.node, "fix": piece.fix}
+            for piece in given.proof
+        ],
+        "signature": [known.kind.value, known.cause.value, *known.place],
         "detected_s": round(max(0.0, judged_at - given.since_s), 3),
     }
 
@@ -201,48 +251,83 @@ def _queue(facts: Facts) -> str:
     return f"waiting for {first}{f' and {more} more' if more > 0 else ''}" if busy else ""
 
 
-def _stragglers(facts: Facts) -> list[StragglerStatus]:
+def _stragglers(facts: Facts) -> tuple[StragglerStatus, ...]:
     """Return the ranks of a running attempt whose own work holds up their peers, the slowest first."""
     attempt = facts.attempt
     if facts.end is not None or attempt is None or attempt.phase is not Phase.RUN:
-        return []
-    return [
-        {
-            "rank": rank.rank,
-            "node": rank.node,
-            "factor": round(rank.straggler.factor, 2),
-            "own_s": round(rank.straggler.own_work_s, 4),
-            "peers_s": round(rank.straggler.peers_s, 4),
-            "since_step": attempt.base_step + rank.straggler.step,
-        }
+        return ()
+    return tuple(
+        StragglerStatus(
+            rank=rank.rank,
+            node=rank.node,
+            factor=round(rank.straggler.factor, 2),
+            own_s=round(rank.straggler.own_work_s, 4),
+            peers_s=round(rank.straggler.peers_s, 4),
+            since_step=attempt.base_step + rank.straggler.step,
+        )
         for rank in stragglers.slow_ranks(facts)
         if rank.straggler is not None
-    ]
+    )
+
+
+def _suspected(facts: Facts, now: Now) -> Suspicion | None:
+    """Return what looks like a failure, its ages as readers want them."""
+    seen = suspects.suspicion_now(facts, now.job_s)
+    if seen is None:
+        return None
+    in_s = None if seen.in_s is None else round(seen.in_s, 1)
+    return replace(seen, for_s=round(seen.for_s, 1), in_s=in_s)
+
+
+def _rate_per_s(facts: Facts, rank: RankFacts, now: Now) -> float | None:
+    """Return the pace of a rank: 0 while it makes no steps."""
+    rate_per_s = rank.beat.rate_per_s
+    return rate_per_s if rate_per_s is None or suspicion.makes_steps(facts, rank, now.job_s) else 0.0
+
+
+def _notices(facts: Facts) -> Iterator[str]:
+    """Yield what a person should know of how the job is set up: of each topic the last notice of all attempts, and how the
+    present attempt has begun."""
+    attempt = facts.attempt
+    if attempt is None:
+        return
+    given = {one.topic: one for past in facts.past for one in past.attempt.notices}
+    given |= {one.topic: one for one in attempt.notices}
+    for topic in _OF_SETUP:
+        if (notice := given.get(topic)) is not None and not notice.withdrawn:
+            yield sentence(notice.why, fix=notice.fix)
+    if ignores := checkpoints.ignores_checkpoint(attempt):
+        yield ignores
+    for loser in attempt.passed[:PASSED_SHOWN]:
+        at = "" if loser.step is None else f" (step {loser.step:,})"
+        yield f"attempt {attempt.number} did not begin from {loser.main}{at}: {loser.why}"
 
 
 def _progress(facts: Facts) -> str | None:
     """Return the progress bar of a job that makes no steps: that of the first rank that has one, as people read it."""
     if facts.attempt is None or facts.made:
         return None
-    return next((rank.progress for rank in facts.ranks.values() if rank.progress), None)
+    return next((rank.beat.progress for rank in facts.ranks.values() if rank.beat.progress), None)
 
 
 def _checkpoint(checkpoint: d.Checkpoint | None) -> CheckpointStatus | None:
-    return None if checkpoint is None else {"path": checkpoint.path, "step": checkpoint.step}
+    return None if checkpoint is None else CheckpointStatus(checkpoint.path, checkpoint.step)
 
 
 def _node(facts: Facts, node: NodeFacts, now: Now, host: str, reason: str) -> NodeStatus:
     # A new supervisor resets the contact of every node; a node whose agent never reported is not "seen".
     seen = now.age_s(node.contact_at) if node.contact_at and node.incarnation else None
-    return {
-        "name": node.name,
-        "host": host,
-        "state": _node_state(node, ended=facts.end is not None),
-        "seen_s": seen,
-        "role": "placed" if node.ranks else "spare" if node.agent_state is AgentState.UP else "idle",
-        "ranks": list(node.ranks),
-        "note": placement.note(node) or reason,
-    }
+    fault = placement.note(node) or Fault(node.name, reason)
+    return NodeStatus(
+        name=node.name,
+        host=host,
+        state=_node_state(node, ended=facts.end is not None),
+        seen_s=seen,
+        role="placed" if node.ranks else "spare" if node.agent_state is AgentState.UP else "idle",
+        ranks=list(node.ranks),
+        note=fault.what,
+        fix=fault.fix,
+    )
 
 
 def _node_state(node: NodeFacts, *, ended: bool) -> str:
@@ -252,23 +337,62 @@ def _node_state(node: NodeFacts, *, ended: bool) -> str:
     if node.excluded:
         return "excluded"
     if ended:
-        return "left" if node.incarnation else link
+        return "left" if node.incarnation else "busy" if node.busy else link
     return "busy" if node.busy and node.agent_state is AgentState.ABSENT else link
 
 
-def _rank(base: int, rank: RankFacts, now: Now, local: int, rate_per_s: float | None) -> RankStatus:
+def _rank(
+    base: int, rank: RankFacts, now: Now, local: int, rate_per_s: float | None, total: int | None
+) -> RankStatus:
     alive = rank.rank_state is RankState.ALIVE
     shown = _PROCESS_STATES.get(rank.state, "running") if alive else rank.rank_state.value
     code = rank.code if rank.signal is None else -rank.signal
-    return {
-        "rank": rank.rank,
-        "local_rank": local,
-        "node": rank.node,
-        "pid": rank.pid or None,
-        "state": shown,
-        "step": base + rank.steps if rank.steps else None,
-        "steps_per_s": round(rate_per_s, 3) if alive and rate_per_s is not None else None,
-        "beat_s": now.age_s(rank.beat_at) if alive else None,
-        "exit": code,
-        "progress": rank.progress or None,
-    }
+    step = base + rank.steps if rank.steps else None
+    told, usage = rank.training or NOT_TOLD, (rank.usage if alive else None) or Usage()
+    total = total or training.total_steps(step, rank.beat.rate_per_s, told)
+    return RankStatus(
+        rank=rank.rank,
+        local_rank=local,
+        node=rank.node,
+        pid=rank.pid or None,
+        state=shown,
+        step=step,
+        steps_per_s=round(rate_per_s, 3) if rate_per_s is not None else None,
+        beat_s=now.age_s(rank.beat_at) if alive else None,
+        exit=code,
+        progress=rank.beat.progress or None,
+        loss=told.loss,
+        learning_rate=told.learning_rate,
+        percent=training.percent(step, total, told),
+        eta_s=training.eta_s(step, total, rate_per_s, told) if alive else None,
+        total_steps=total,
+        cpu_share=usage.cpu_share,
+        memory_bytes=usage.memory_bytes,
+        gpu_share=usage.gpu_share,
+        gpu_memory_bytes=usage.gpu_memory_bytes,
+        step_age_s=now.age_s(rank.step_at) if alive and rank.steps else None,
+    )
+
+
+def sample(status: Status, facts: Facts, wall_s: float) -> Sample:
+    """Return what the living ranks measure, for the job's series."""
+    return Sample(
+        wall_s,
+        status.attempt,
+        tuple(
+            RankSample(
+                rank=rank.rank,
+                step=rank.step,
+                steps_per_s=rank.steps_per_s,
+                step_s=facts.ranks[rank.rank].beat.median_step_s,
+                loss=rank.loss,
+                learning_rate=rank.learning_rate,
+                cpu_share=rank.cpu_share,
+                memory_bytes=rank.memory_bytes,
+                gpu_share=rank.gpu_share,
+                gpu_memory_bytes=rank.gpu_memory_bytes,
+            )
+            for rank in status.ranks
+            if facts.ranks[rank.rank].rank_state is RankState.ALIVE
+        ),
+    )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
 import sys
@@ -21,13 +20,17 @@ from orchestrator.backends.api import Backend, NotOursError
 from orchestrator.brain.brain import SLEPT_S
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
-from orchestrator.brain.model.facts import JobGoal
 from orchestrator.core import codec
-from orchestrator.core.jobdir import full_disk, locks, rank_env
-from orchestrator.core.jobdir.durable import replace_text
+from orchestrator.core.host import host_memory, procfs
+from orchestrator.core.jobdir import full_disk, locks, status_file
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
+from orchestrator.core.jobdir.series import SeriesWriter
+from orchestrator.core.planned import Gang
 from orchestrator.core.wire import messages as m
+from orchestrator.journal import lost_journal
+from orchestrator.journal.journal_file import Sleep
+from orchestrator.journal.journaled_brain import JournaledBrain
 from orchestrator.supervisor import allocation_claim, translation
 from orchestrator.supervisor import status as status_object
 from orchestrator.supervisor.agent_connections import (
@@ -38,13 +41,10 @@ from orchestrator.supervisor.agent_connections import (
     LinkEvent,
     Wake,
 )
+from orchestrator.supervisor.allocation_claim import SlurmStay
 from orchestrator.supervisor.executor import Executor, may_shut_down, save_gang, undismissed_hosts
-from orchestrator.supervisor.heartbeat_tracker import HeartbeatTracker, Share
+from orchestrator.supervisor.heartbeat_tracker import HeartbeatTracker, WorkShare
 from orchestrator.supervisor.host_queue import HostQueue
-from orchestrator.supervisor.journal import lost_journal
-from orchestrator.supervisor.journal import planned as planned_event
-from orchestrator.supervisor.journal.journal_file import Sleep
-from orchestrator.supervisor.journal.journaled_brain import JournaledBrain
 from orchestrator.supervisor.notifications import Notifier
 from orchestrator.supervisor.request_inbox import RequestInbox, is_resumed
 from orchestrator.supervisor.transfers.save_desk import SaveDesk
@@ -53,14 +53,18 @@ from orchestrator.supervisor.transfers.transfers import Transfers
 CHORE_S = 0.5
 """How often requests, agents' processes and the status file are checked."""
 
-DECIDE_SHARE, SHOW_SHARE = (0.05, 0.5), (0.05, 2.0)
-"""The share of a processor for decisions on heartbeats, and the longest pause (s); the same for the status file."""
+WORK_SHARE_MAX = 0.05
+"""The share of a processor for decisions on heartbeats, and as much again for the status file."""
+
+DECIDE_PAUSE_S_MAX = 0.5
+STATUS_PAUSE_S_MAX = 2.0
+"""How long either may be put off for that."""
 
 DECISIONS_MAX = 10_000
 """More rounds of decisions in a row than this are a bug."""
 
 TURNING_POINTS = (
-    d.BeginAttempt, d.DistrustSave, d.Place, d.Judge, d.Alert, d.ResolveAlert, d.Finish, d.EndJob, d.Requeue,
+    d.BeginAttempt, d.DistrustSave, d.Place, d.Judge, d.Notice, d.Finish, d.EndJob, d.Requeue,
 )  # fmt: skip
 """The decisions that are printed, and shown in a durable status."""
 
@@ -79,16 +83,17 @@ class Supervisor:
         self._signature = locks.Signature(job.lock)
         self._heartbeats = HeartbeatTracker(plan.heartbeat_s)
         self._requests = RequestInbox(job.requests, job.plan)
-        self._brain = JournaledBrain(job, planned_event.machine())
+        self._brain = JournaledBrain(job, procfs.boot_id())
         # A resume may have dropped nodes: their agents are still to be stopped and dismissed.
         earlier = [node.name for node in self._brain.facts.every_node()]
         self._nodes = tuple(dict.fromkeys([*(node.name for node in plan.nodes), *earlier]))
         self._connections = AgentConnections(plan.id, job_secrets.token, self._nodes)
-        self._allocation = backend.allocation
-        self.requeue: d.Requeue | None = None  # decided: the nodes are to be given back
-        self._replaced = ""  # the allocation that the job has moved to
+        self.stay = SlurmStay(job, plan, backend.allocation)
         self._wake_s = self._chore_due_s = self._show_due_s = 0.0
-        self._rounds, self._views = Share(*DECIDE_SHARE), Share(*SHOW_SHARE)
+        self._rounds, self._views = (
+            WorkShare(WORK_SHARE_MAX, DECIDE_PAUSE_S_MAX),
+            WorkShare(WORK_SHARE_MAX, STATUS_PAUSE_S_MAX),
+        )
         self._transfers = Transfers(job)
         self._desk = SaveDesk(job, plan, backend.copier, self._connections.wake)
         self._executor = Executor(
@@ -98,8 +103,9 @@ class Supervisor:
         self._queue = HostQueue(job, hosts, plan.created_at) if plan.ssh else None
         env = {**job_secrets.outer, **plan.env, **job_secrets.secrets}
         self._notifier = Notifier(plan, job.root, env, self._mask, job_secrets.webhook)
-        self._slept = Sleep(SLEPT_S)
+        self._slept, self._minded_s = Sleep(SLEPT_S), self._brain.now_s()
         self._patience = full_disk.Patience()
+        self._series = SeriesWriter(job.series)
         self._seeks = False  # tries to reach hosts whose agents could not be dismissed
         backend.wake = self._connections.wake
 
@@ -110,20 +116,19 @@ class Supervisor:
 
     async def run(self) -> int:
         """Act until the job has ended and its agents have left; return the number of the last request taken."""
-        host = EVERYWHERE if self._allocation is not None else HERE
+        host = EVERYWHERE if self.stay.addresses else HERE
         port = await self._connections.listen_again(self._job, host)
         print(f"{status_object.iso(time.time())} supervisor {os.getpid()} listens on port {port}", flush=True)
         self._begin(port)
-        while not self._is_idle():
+        while not self.stay.is_idle(self._brain.facts):
             self._act()
-            if self.requeue is not None or self._replaced or self._is_over():
+            if self.stay.is_over or self._is_over():
                 break
             due_s = min(self._wake_s, self._chore_due_s)
             link_events = await self._connections.hear(due_s - self._brain.now_s(), self._rounds.pause_s)
-            if self._brain.now_s() > due_s + SLEPT_S or self._slept.just_now():
-                self._after_pause()
+            self._mind_pause()
             for link_event in link_events:
-                self._take(link_event)
+                self._handle(link_event)
             for node, chunk_ack in self._transfers.owed():
                 self._connections.send(node, chunk_ack)
             if self._brain.now_s() >= self._chore_due_s:
@@ -147,14 +152,13 @@ class Supervisor:
     def _begin(self, port: int) -> None:
         """Take up the job where the journal ends."""
         now_s = self._brain.now_s()
-        self._learn_allocation(now_s)
-        self._learn_plan(now_s)
+        for event in self.stay.begin(self._brain.facts, self._brain.requeue, now_s):
+            self._brain.learn(event)
         self._brain.learn(e.SupervisorStarted(now_s, os.getpid()))
         self._desk.begin(self._brain.facts, now_s)
         self._learn_saves(now_s)
         self._take_requests(now_s)
-        hosts = self._allocation.addresses() if self._allocation is not None else [HERE]
-        self._executor.endpoint = "\n".join(f"{host}:{port}" for host in hosts)
+        self._executor.endpoint = "\n".join(f"{host}:{port}" for host in self.stay.addresses or [HERE])
         if self._brain.facts.end is not None:
             return
         self._job.ended.unlink(missing_ok=True)
@@ -163,18 +167,10 @@ class Supervisor:
         # Last: a process that waits for this file then finds a status that knows of its resume.
         self._executor.publish_endpoint()
 
-    def _is_idle(self) -> bool:
-        """Tell whether the job waits in a queue by itself: it has no nodes to act on, and need not be brought to an
-        end."""
-        facts = self._brain.facts
-        if self._plan.slurm is None or self._allocation is not None or facts.end is not None:
-            return False
-        return facts.over is None and not (facts.goal is JobGoal.CANCEL and facts.attempt is None)
-
     def _is_over(self) -> bool:
         """Tell whether nothing is left to do, here or on hosts that may come back; or the job is resumed."""
         facts, now_s = self._brain.facts, self._brain.now_s()
-        if facts.ended_at is None or self._brain.is_full:
+        if facts.ended_at is None:
             return False
         if self._requests.since(facts.requests, now_s):
             return True
@@ -196,35 +192,20 @@ class Supervisor:
         """Tell whether the job was resumed since its end: that end must no longer be shown."""
         return self.end is not None and is_resumed(self._job.requests, self._brain.facts.requests)
 
-    def _after_pause(self) -> None:
-        """Begin again with all nodes: after sleep, a stopped process or a full disk their silence means nothing."""
+    def _mind_pause(self) -> None:
+        """Begin again with all nodes after a pause: sleep, a stopped process or a full disk. Their silence meant nothing."""
+        before_s, self._minded_s = self._minded_s, self._brain.now_s()
+        if self._minded_s < before_s + SLEPT_S and not self._slept.just_now():
+            return
         self._signature.require()
         self._brain.learn(e.SupervisorStarted(self._brain.now_s(), os.getpid()))
         for node in self._nodes:
             self._connections.drop(node)
             self._executor.check_reachable(node)
 
-    def _learn_allocation(self, now_s: float) -> None:
-        """Tell the brain of a new allocation; in the old one, carry out a requeue that was decided but not done."""
-        if self._allocation is None:
-            return
-        if self._allocation.id != self._brain.facts.allocation:
-            self._brain.learn(e.AllocationBegan(now_s, self._allocation.id))
-        elif self._brain.facts.end is None:
-            self.requeue = self._brain.requeue
-
-    def _learn_plan(self, now_s: float) -> None:
-        """Tell the brain the plan, at the beginning and when a resume changed it."""
-        facts = self._brain.facts
-        if self._plan.slurm is not None and self._allocation is None and facts.limits is not None:
-            return  # the nodes are those of the last allocation
-        planned = planned_event.planned(self._plan, now_s)
-        if planned_event.is_news(planned, facts):
-            self._brain.learn(planned)
-
     # Receive, learn
 
-    def _take(self, link_event: LinkEvent) -> None:
+    def _handle(self, link_event: LinkEvent) -> None:
         now_s = self._brain.now_s()
         match link_event:
             case AgentGreeted(hello):
@@ -281,24 +262,23 @@ class Supervisor:
         for event in self._desk.news(now_s):
             self._brain.learn(event)
 
-    def _gang(self) -> rank_env.Gang:
+    def _gang(self) -> Gang:
         return tuple((node.name, node.ranks) for node in self._brain.facts.gang)
 
     def _take_unreliable(self, report: m.Envelope, now_s: float) -> None:
         """Take a heartbeat, a piece of a file, or a hint, which come once or not at all."""
         match report.data.get("kind"):
             case m.Chunk.__name__:
-                if not self._transfers.take(report, now_s):
+                if not self._transfers.receive(report, now_s):
                     self._connections.drop(report.node)
             case m.NodeSignalled.__name__:
-                if self._allocation is not None:
-                    self._allocation.check()
+                self.stay.signalled()
             case _:
                 self._take_heartbeat(report, now_s)
 
     def _take_heartbeat(self, report: m.Envelope, now_s: float) -> None:
         try:
-            heartbeat = self._heartbeats.take(report)
+            heartbeat = self._heartbeats.receive(report)
         except codec.CodecError as err:
             print(f"{report.node} sent what cannot be read: {err}", flush=True)
             return
@@ -310,14 +290,13 @@ class Supervisor:
 
     def _act(self) -> None:
         """Decide and carry out until no decision is left; then acknowledge to agents what is on disk."""
-        if self._brain.waited(SLEPT_S):
-            self._after_pause()
         with self._rounds:
             self._decide()
             self._acknowledge()
 
     def _decide(self) -> None:
         for _ in range(DECISIONS_MAX):
+            self._mind_pause()
             decisions, self._wake_s = self._brain.decide()
             if not decisions:
                 break
@@ -335,19 +314,28 @@ class Supervisor:
             if ack is not None and self._connections.send(node, ack):
                 self._heartbeats.sent(node, ack)
 
-    def _do(self, decision: d.Decision, gang: rank_env.Gang) -> None:
+    def _do(self, decision: d.Decision, gang: Gang) -> None:
         """Carry out one decision and notify of it; show and print it if it is a turning point."""
         self._notifier.tell(decision, self._brain.facts, status_object.iso(time.time()))
         if isinstance(decision, TURNING_POINTS):
-            self._heartbeats.rates.clear()
             print(f"{status_object.iso(time.time())} {type(decision).__name__}: {decision.why}", flush=True)
             self._show(durable=True)
-        if isinstance(decision, d.Requeue):
-            self.requeue = decision
+        if isinstance(decision, d.Judge):
+            self._remember(decision.verdict)
+        elif isinstance(decision, d.Requeue):
+            self.stay.requeue = decision
         elif isinstance(decision, (d.DistrustSave, d.EndJob)):
             self._desk.mirror(self._brain.facts)
         for event in self._executor.carry_out(decision, gang, self._brain.now_s()):
             self._brain.learn(event)
+
+    def _remember(self, verdict: d.Verdict) -> None:
+        """Write down in the job home that a host was lost, for later jobs."""
+        if verdict.kind is d.Kind.NODE_LOST and verdict.node and self._plan.backend != "local":
+            fault = f"{verdict.kind.value}: {verdict.summary}"
+            with contextlib.suppress(OSError):
+                note = host_memory.Note(verdict.node, time.time(), fault, self._plan.id)
+                host_memory.write(self._job.root.parents[1], note)
 
     # Chores
 
@@ -355,8 +343,7 @@ class Supervisor:
         self._signature.require()
         now_s = self._brain.now_s()
         self._chore_due_s = now_s + CHORE_S
-        if self._allocation is not None:
-            self._replaced = allocation_claim.replaced(self._job, self._allocation.id)
+        self.stay.look()
         if self._brain.facts.end is None:  # a resume may come with a new plan, see main()
             self._take_requests(now_s)
             for news in self._queue.news(self._brain.facts, now_s) if self._queue is not None else ():
@@ -387,12 +374,12 @@ class Supervisor:
         if self._is_resumed():
             return
         now, facts = status_object.Now(self._brain.now_s(), time.time()), self._brain.facts
-        status = status_object.status(
-            self._plan, facts, now, self._heartbeats.rates, self._executor.reasons(facts)
-        )
         with contextlib.suppress(OSError):  # a full disk must not end the supervisor over a view
-            status["travels"] = self._desk.copies.travels() if self._desk.copies is not None else []
-            replace_text(self._job.state, json.dumps(status), durable=durable)
+            travels = self._desk.copies.travels() if self._desk.copies is not None else ()
+            status = status_object.status(self._plan, facts, now, self._executor.reasons(facts), travels)
+            status_file.write(self._job, status_file.stamped(status, procfs.boot_id()), durable=durable)
+            if status.state == "RUNNING" and self._series.is_due(now.wall_s):
+                self._series.add(status_object.sample(status, facts, now.wall_s))
 
 
 def main(root: Path, backend_of: Callable[[JobDir, Plan], Backend], allocation: str = "") -> int:
@@ -414,7 +401,7 @@ def main(root: Path, backend_of: Callable[[JobDir, Plan], Backend], allocation: 
             except NotOursError as err:
                 print(err, file=sys.stderr)
                 return allocation_claim.OVER
-            lost_journal.require_journal(job, plan)
+            lost_journal.require_journal(job)
             placed = allocation_claim.placed(plan, backend.allocation)
             supervisor = Supervisor(job, placed, translation.read_secrets(job), backend)
             try:
@@ -423,7 +410,7 @@ def main(root: Path, backend_of: Callable[[JobDir, Plan], Backend], allocation: 
                 print(f"{err}: nothing more is done here", file=sys.stderr)
                 return allocation_claim.OVER if allocation else 0
             if plan.slurm is not None:
-                return allocation_claim.leave(backend.allocation, supervisor.requeue, supervisor.end)
+                return allocation_claim.leave(backend.allocation, supervisor.stay.requeue, supervisor.end)
             # `ended` exists by now, so a resume that comes after this check starts a supervisor itself.
             if not RequestInbox(job.requests).since(taken, 0.0):
                 return 0

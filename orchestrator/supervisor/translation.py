@@ -23,8 +23,8 @@ from orchestrator.core.errors import ClusterError
 from orchestrator.core.jobdir import rank_env
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
-from orchestrator.core.jobdir.rank_env import Gang
 from orchestrator.core.mask import Mask, of_secrets
+from orchestrator.core.planned import Gang
 from orchestrator.core.slurm import step_env
 from orchestrator.core.wire import connection
 from orchestrator.core.wire import messages as m
@@ -115,26 +115,7 @@ def agent_up(plan: Plan, hello: m.Hello, at: float) -> e.AgentUp:
 
 def heartbeat(node: str, report: m.Heartbeat, at: float) -> e.Heartbeat:
     """Return a heartbeat as the brain's event."""
-    ranks = tuple(
-        e.RankHeartbeat(
-            rank=r.rank,
-            steps=r.steps,
-            state=r.state,
-            log_bytes=r.log_bytes,
-            cpu_s=r.cpu_s,
-            io_bytes=r.io_bytes,
-            median_step_s=r.median_step_s,
-            own_work_s=r.own_work_s,
-            exiting=r.exiting,
-            groups=r.groups,
-            collective_counts=r.collective_counts,
-            optimizer_steps=r.optimizer_steps,
-            alone=r.alone,
-            progress=r.progress,
-        )
-        for r in report.ranks
-    )
-    return e.Heartbeat(at, node, report.attempt, ranks)
+    return e.Heartbeat(at, node, report.attempt, report.ranks)
 
 
 def event(plan: Plan, report: Envelope, mask: Mask, at: float) -> Any:
@@ -185,7 +166,9 @@ def agent_config(plan: Plan, job: JobDir, job_secrets: JobSecrets, node: str, ad
         certificate=job_secrets.certificate,
         address=address,
         heartbeat_s=plan.heartbeat_s,
+        node_timeout_s=plan.limits.node_timeout_s,
         fence_s=plan.limits.fence_s,
+        away_fence_s=plan.limits.away_fence_s,
         checkpoint_glob=plan.checkpoint_glob,
         finds_checkpoints=ssh is not None or plan.slurm is not None or node == plan.nodes[0].name,
         ships=ssh is not None,
@@ -232,7 +215,7 @@ def prepare(
     first = view.index == 0
     return m.Prepare(
         attempt=decision.attempt,
-        env=rank_env.node_env(plan, view.job, gpus, _outer(plan, job_secrets), job_secrets.secrets),
+        env=rank_env.node_env(plan, view.job, gpus, job_secrets.outer, job_secrets.secrets),
         own_env=plan.ssh is not None or plan.slurm is not None,
         setup=plan.setup,
         programs=plan.programs or (plan.program,),
@@ -245,13 +228,6 @@ def prepare(
         pythons=plan.pythons,
         sets_path="PATH" in plan.env,
     )
-
-
-def _outer(plan: Plan, job_secrets: JobSecrets) -> dict[str, str]:
-    """Return the submitter's environment, for nodes of Slurm without the variables that Slurm sets on a node."""
-    if plan.slurm is None:
-        return job_secrets.outer
-    return {name: value for name, value in job_secrets.outer.items() if name not in step_env.OF_THE_NODE}
 
 
 def start(plan: Plan, decision: d.Start, view: NodeView, resume_from: str) -> m.Start:

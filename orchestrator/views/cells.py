@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -77,6 +78,56 @@ def columns(rows: Sequence[Sequence[Cell]], heads: Sequence[str]) -> list[Line]:
         line(*(Cell(cell.text.ljust(width), cell.style) for cell, width in zip(row, widths, strict=True)))
         for row in table
     ]
+
+
+WRAP_INDENT_MAX = 14
+"""The longest label below whose text the rest of a long line stands."""
+
+_LABEL = re.compile(r" *(?:\S+(?: \S+)*  +)?")
+
+
+def wrapped(lines: Iterable[Line], chars_max: int | None) -> list[Line]:
+    """Return lines that fit into `chars_max`, broken at words, or between the items of a row, which stand two spaces apart.
+    A command stays in one line, so that it can be copied."""
+    return [part for one in lines for part in (_parts(one, chars_max) if chars_max else [one])]
+
+
+def _parts(one: Line, chars_max: int) -> list[Line]:
+    text = "".join(cell.text for cell in one).rstrip()
+    if len(text) <= chars_max or any(cell.style == "cyan" for cell in one):
+        return [one]
+    label = _LABEL.match(text)
+    indent = label.end() if label and label.end() <= WRAP_INDENT_MAX else len(text) - len(text.lstrip())
+    parts: list[tuple[int, int]] = []
+    begin, room = 0, chars_max
+    while len(text) - begin > room:
+        end = _break(text, begin + (indent if not parts else 0), begin + room)
+        parts.append((begin, end))
+        begin = end + len(text[end:]) - len(text[end:].lstrip(" "))
+        room = chars_max - indent
+    parts += [(begin, len(text))] if begin < len(text) else []
+    pad = (Cell(" " * indent),)
+    return [(*(pad if number else ()), *_cut_out(one, *part)) for number, part in enumerate(parts)]
+
+
+def _break(text: str, begin: int, limit: int) -> int:
+    """Return where a line is broken: in its second half between two items or clauses, else between two words, else after one."""
+    items = len(text[: text.rfind("  ", begin, limit + 2) + 1].rstrip())
+    between = max(items, text.rfind("; ", begin, limit) + 1)
+    at = between if between > (begin + limit) / 2 else text.rfind(" ", begin, limit + 1)
+    if at > begin:
+        return at
+    after = text.find(" ", limit)
+    return after if after > 0 else len(text)
+
+
+def _cut_out(one: Line, begin: int, end: int) -> Line:
+    cells, at = [], 0
+    for cell in one:
+        text = cell.text[max(0, begin - at) : max(0, end - at)]
+        at += len(cell.text)
+        cells += [Cell(text, cell.style)] if text else []
+    return tuple(cells)
 
 
 def short(text: str, folder: str) -> str:

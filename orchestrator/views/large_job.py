@@ -30,9 +30,9 @@ def hosts(states: Iterable[tuple[str, NodeStatus]], head: str) -> list[Line]:
         [
             Cell(f"{len(nodes):,}"),
             Cell(state, "red" if state in WORRYING else ""),
-            Cell(_ranks([rank for node in nodes for rank in node["ranks"]])),
-            Cell(_ago([node["seen_s"] for node in nodes])),
-            Cell(named([node["name"] for node in nodes])),
+            Cell(_ranks([rank for node in nodes for rank in node.ranks])),
+            Cell(_ago([node.seen_s for node in nodes])),
+            Cell(named([node.name for node in nodes])),
         ]
         for state, nodes in _fewest_first(groups)
     ]
@@ -43,18 +43,18 @@ def ranks(ranks: Sequence[RankStatus]) -> list[Line]:
     """Return the ranks of each state and exit code: how many and which, and their least and greatest step, speed and age."""
     groups: dict[tuple[str, int | None], list[RankStatus]] = {}
     for rank in ranks:
-        groups.setdefault((rank["state"], rank["exit"]), []).append(rank)
+        groups.setdefault((rank.state, rank.exit), []).append(rank)
     rows = []
     for (state, code), members in _fewest_first(groups):
         style = "red" if state in WORRYING or code not in (None, 0) else ""
         rows.append(
             [
                 Cell(f"{len(members):,}"),
-                Cell(_ranks([rank["rank"] for rank in members])),
+                Cell(_ranks([rank.rank for rank in members])),
                 Cell(state, style),
-                Cell(_span([rank["step"] for rank in members], "{:,}")),
-                Cell(_span([rank["steps_per_s"] for rank in members], "{:.2f}")),
-                Cell(_ago([rank["beat_s"] for rank in members])),
+                Cell(_span([rank.step for rank in members], "{:,}")),
+                Cell(_span([rank.steps_per_s for rank in members], "{:.2f}")),
+                Cell(_ago([rank.beat_s for rank in members])),
                 Cell(or_dash(code), style if code else ""),
             ]
         )
@@ -82,7 +82,6 @@ def _ranks(numbers: Sequence[int]) -> str:
 
 
 def _span(values: Iterable[float | None], form: str) -> str:
-    """Return the least and the greatest value."""
     known = [value for value in values if value is not None]
     if not known:
         return "-"
@@ -91,6 +90,5 @@ def _span(values: Iterable[float | None], form: str) -> str:
 
 
 def _ago(ages_s: Iterable[float | None]) -> str:
-    """Return the greatest age."""
     known = [age for age in ages_s if age is not None]
     return f"{duration(max(known))} ago" if known else "-"

@@ -200,16 +200,15 @@ class LogView:
 
     def _joined(self, blocks: list[LogBlock]) -> str:
         """Return the text of blocks where nothing is folded."""
-        text = self._harmless_lines(b"".join(block.data for block in blocks))
-        if not self._style.prefix:
-            return text
-        left, shown = iter(text.split("\n")), list[str]()
+        shown = []
         for (attempt, rank, node), run in itertools.groupby(blocks, _LOG):
-            shown += self._divider(attempt)
-            prefix = f"{self._prefix(rank, node, ())} "
-            count = sum(block.data.count(b"\n") for block in run)
-            shown += map(prefix.__add__, itertools.islice(left, count))
-        return "\n".join((*shown, ""))
+            text = self._harmless_lines(b"".join(block.data for block in run))
+            if self._style.prefix:
+                prefix = f"{self._prefix(rank, node, ())} "
+                shown += [f"{line}\n" for line in self._divider(attempt)]
+                text = prefix + text[:-1].replace("\n", f"\n{prefix}") + "\n"
+            shown.append(text)
+        return "".join(shown)
 
     def _harmless_lines(self, data: bytes) -> str:
         """Return many lines as `_harmless` returns each of them, at once where no secret is in sight."""

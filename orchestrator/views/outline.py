@@ -62,13 +62,10 @@ def _unknown(nodes: list[Json]) -> list[Line]:
 
 
 def _has(node: Json) -> str:
-    """Return in a few words what a host has."""
     facts = node["facts"]
     if facts is None:
         return "-"
     words = [counted(facts["cores"], "core")]
-    if len(facts["numa"]) > 1:
-        words.append(f"{len(facts['numa'])} NUMA nodes")
     if facts["gpus"]:
         links = f" ({facts['gpu_links']})" if facts["gpu_links"] else ""
         words.append(f"{counted(len(facts['gpus']), 'GPU')}{links}")
@@ -76,8 +73,9 @@ def _has(node: Json) -> str:
         active = sum(port["state"] == "ACTIVE" for port in facts["rdma"])
         words.append(f"{active} of {counted(len(facts['rdma']), 'RDMA port')} active")
     if facts["interfaces"]:
-        words.append(named(list(dict.fromkeys(one["name"] for one in facts["interfaces"]))))
-    return ", ".join(words) + ("" if node["ranks"] else "; in reserve")
+        words.append(named(list(dict.fromkeys(interface["name"] for interface in facts["interfaces"]))))
+    held = f"; {node['held']}" if node["held"] else ""
+    return ", ".join(words) + ("" if node["ranks"] else "; in reserve") + held
 
 
 def _environment(nodes: list[Json]) -> Iterator[Line]:
@@ -85,16 +83,15 @@ def _environment(nodes: list[Json]) -> Iterator[Line]:
     groups = _alike(nodes)
     if not groups:
         return
-    common = [one for one in groups[0][1] if all(one in settings for _, settings in groups)]
+    common = [group for group in groups[0][1] if all(group in settings for _, settings in groups)]
     yield from (line(""), line(Cell("environment of the ranks", "bold")), *_settings(common))
     if len(groups) > 1:
         for names, settings in groups:
             yield line(Cell(f"on {named(names)}", "bold"))
-            yield from _settings([one for one in settings if one not in common])
+            yield from _settings([setting for setting in settings if setting not in common])
 
 
 def _alike(nodes: list[Json]) -> list[tuple[list[str], list[Json]]]:
-    """Return the settings that differ, each with the nodes that have them."""
     names: list[tuple[list[str], list[Json]]] = []
     for node in nodes:
         if node["fault"]:
@@ -112,7 +109,6 @@ def _settings(settings: list[Json]) -> Iterator[Line]:
     for (set_by, reason), group in groupby(settings, lambda one: (one["set_by"], one["reason"])):
         for one in group:
             is_set = one["value"] is not None
-            shown = f"={one['value']}" if is_set else "  (not set)" if set_by == SetBy.LIBRARY.value else ""
+            shown = f"={one['value']}" if is_set else ""
             yield line(Cell(f"  {one['name']}{shown}", "" if is_set else "dim"))
-        who = "" if set_by == SetBy.LIBRARY.value else f"{set_by}: "
-        yield line(Cell(f"      {who}{reason}", "green" if set_by == SetBy.YOU.value else "dim"))
+        yield line(Cell(f"      {set_by}: {reason}", "green" if set_by == SetBy.YOU.value else "dim"))

@@ -6,27 +6,24 @@ Pure: the object of `orch why --json` in, lines out. The job's end comes last, s
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from orchestrator.brain.scheduling.restart_policy import RESTART_ASKED
+from orchestrator.core import codec
 from orchestrator.core.codec import Json
-from orchestrator.core.text import with_fix
-from orchestrator.views import saves
+from orchestrator.core.observations import Suspicion
+from orchestrator.core.text import named as ranks_named
+from orchestrator.views import goodput, saves
 from orchestrator.views.cells import STYLES, Cell, Line, cut, duration, line, named, short, span
 from orchestrator.views.next_steps import has_culprit, next_steps
-from orchestrator.views.status import reason_lines
+from orchestrator.views.status import reason_lines, suspicion_lines, what_follows
 
 EARLIER_MAX = 6
 """How many lines of earlier attempts are shown; the first of them and the latest."""
 
-EVIDENCE_LINES_MAX = 16
+EVIDENCE_LINES_MAX = 13
 EVIDENCE_HEAD_LINES = 2
 """The number of first lines that are shown of longer evidence; a traceback's end matters most."""
-
-HINT_ATTEMPTS = 3
-"""The number of attempts that must end after equally many steps before the script is suspected not to resume."""
 
 LINE_CHARS_MAX = 300
 SENTENCE_CHARS_MAX = 1000
@@ -41,14 +38,12 @@ FOLDS_MAX = 16
 REMARKS_MAX = 4
 """How many remarks on ranks are shown of an attempt."""
 
+USUAL_START = "forks of "
+"""How ranks start where nothing speaks against it: that is not worth a line."""
+
 _PAD = "  "
 PASSED_SHOWN = 3
 """How many saves that were passed over are named."""
-
-_RANKS = re.compile(r" \(ranks? [0-9, ]+\)")
-_MARKS = re.compile(r"[ ^~]+")
-_LIKEWISE = re.compile(r"attempt [0-9]+ ended likewise: ")
-_FOLD = re.compile(r"ranks? [0-9]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +59,8 @@ class _Run:
         return f"attempt {first}" if first == last else f"attempts {first} to {last}"
 
 
-def post_mortem(why: Json) -> list[Line]:
-    """Return what `orch why` shows."""
+def post_mortem(why: Json, called: str = "") -> list[Line]:
+    """Return what `orch why` shows. `called`: the job in commands, by default its id."""
     folder, attempts = why.get("dir", ""), why["attempts"]
     judged = [number for number, attempt in enumerate(attempts) if attempt["verdict"]]
     last = judged[-1] if judged else 0
@@ -81,19 +76,11 @@ def post_mortem(why: Json) -> list[Line]:
         if number and attempt.get("losses"):
             body.append(_losses(attempt, attempts[number - 1]))
     if why.get("suspicion"):
-        body += [(), line("suspicion   ", Cell(short(why["suspicion"], folder), "yellow"))]
-    return [*lines, *body, *_hosts(why.get("hosts", ()), folder), *_hint(attempts), *next_steps(why)]
-
-
-def _hosts(texts: Sequence[str], folder: str) -> Iterator[Line]:
-    """Yield what was wrong with the hosts when the last attempt started."""
-    for number, text in enumerate(texts):
-        what, fix = with_fix(short(text, folder))
-        if number == 0:
-            yield ()
-        yield line(_PAD if number else "hosts       ", Cell(what, "yellow"))
-        if fix:
-            yield line(f"{_PAD}  fix: {fix}")
+        seen = codec.unpack(Suspicion, why["suspected"]) if why.get("suspected") else None
+        then = what_follows(seen, why.get("written_at", ""), called or why["id"])
+        body += [(), *suspicion_lines(short(why["suspicion"], folder), then)]
+    body += goodput.summary(why["goodput"])
+    return [*lines, *body, *next_steps(why, called or why["id"])]
 
 
 def _earlier(attempts: Sequence[Json], last: Json, folder: str) -> Iterator[Line]:
@@ -118,14 +105,19 @@ def _in_short(run: _Run, last: Json) -> str:
     first, verdict = run.attempts[0], run.attempts[0]["verdict"]
     if verdict is None:
         return _course(first, "")
-    steps = [step for one in run.attempts if (step := _step(one)) is not None]
+    steps = [step for attempt in run.attempts if (step := _step(attempt)) is not None]
     at = f" at {_span(steps[0], steps[-1])}" if steps else ""
     cost = _cost(first) if len(run.attempts) == 1 else _costs(run)
-    what = verdict.get("culprit") or with_fix(_summary(verdict))[0]
-    who, _, failure = what.partition(": ")
-    if failure and failure in last["verdict"]["summary"]:
+    what = verdict["culprit"] or verdict["head"]
+    if verdict["signature"] == last["verdict"]["signature"] and (who := _who(verdict)):
         what = f"{who}, as in attempt {last['attempt']}"
     return f"{verdict['kind']}{at}{cost}: {what}"
+
+
+def _who(verdict: Json) -> str:
+    """Return the ranks at fault and their node, `rank 2 on gpu03`; empty where it is nobody in particular."""
+    ranks = ranks_named(verdict["ranks"]) if verdict["ranks"] else ""
+    return " on ".join(part for part in (ranks, verdict["node"]) if part)
 
 
 def _step(attempt: Json) -> int | None:
@@ -139,7 +131,7 @@ def _step(attempt: Json) -> int | None:
 
 
 def _costs(run: _Run) -> str:
-    took_s = [one["restart_s"] for one in run.attempts if one["restart_s"] is not None]
+    took_s = [attempt["restart_s"] for attempt in run.attempts if attempt["restart_s"] is not None]
     return f", restarted in {duration(min(took_s))} to {duration(max(took_s))}" if took_s else ""
 
 
@@ -160,6 +152,8 @@ def _when(began: str, ended: str | None) -> str:
     day, time = began[:10], began[11:19]
     if ended is None:
         return f"since {day} {time} UTC"
+    if ended < began:
+        return f"{day} {time} UTC; the clock was set back meanwhile"
     until = ended[11:19] if ended[:10] == day else f"{ended[:10]} {ended[11:19]}"
     return f"{day} {time} to {until} UTC"
 
@@ -172,8 +166,7 @@ def _course(attempt: Json, state: str) -> str:
         return "was stopped by a cancel"
     if attempt.get("job_end") == "FAILED" and attempt.get("ended_why"):
         return f"ended: {attempt['ended_why']}"
-    asked = attempt.get("ended_why") == RESTART_ASKED
-    return f"ended by {RESTART_ASKED}" if asked else "ended without a fault"
+    return f"ended by {attempt['ended_why']}" if attempt["ending"] == "restart" else "ended without a fault"
 
 
 def _source(attempt: Json) -> str:
@@ -199,19 +192,20 @@ def _began(attempt: Json) -> Iterator[Line]:
         compared = f"; compared: {save['compared']}" if save["compared"] else ""
         yield line(Cell(f"{_PAD * 2}save {save['save']}, {known}{compared}", "dim"))
         yield from (line(Cell(f"{_PAD * 2}whole: {why}", "dim")) for why in filter(None, [save["closed_by"]]))
-    yield from (line(f"{_PAD * 2}passed over: ", Cell(one, "yellow")) for one in _passed(attempt))
+    yield from (line(f"{_PAD * 2}passed over: ", Cell(loser, "yellow")) for loser in _passed(attempt))
 
 
-def transition(why: Json, number: int) -> str:
-    """Return in a line from where an attempt begins and why the previous one ended; empty where that is unknown."""
+def transition(why: Json, number: int, told: str = "") -> str:
+    """Return in a line from where an attempt begins and why the previous one ended, if what was `told` last does not say
+    that; empty where it is unknown."""
     attempts = {attempt["attempt"]: attempt for attempt in why["attempts"]}
     ended, begun = attempts.get(number - 1), attempts.get(number)
     if ended is None or begun is None:
         return ""
     verdict = ended["verdict"]
-    end = f"ended: {verdict['kind']}: {_summary(verdict)}" if verdict else _course(ended, why["state"])
-    over = f"; passed over: {', '.join(passed)}" if (passed := _passed(begun)) else ""
-    text = f"{_source(begun)}{over}; attempt {number - 1} {end}"
+    failure = short(f"{verdict['kind']}: {verdict['head']}", why["dir"]) if verdict else ""
+    end = f"; attempt {number - 1} {f'ended: {failure}' if verdict else _course(ended, why['state'])}"
+    text = f"{_source(begun)}{'' if failure and told.endswith(failure) else end}"
     return cut(short(text, why["dir"]), SENTENCE_CHARS_MAX)
 
 
@@ -226,24 +220,21 @@ def _attempt(attempt: Json, folder: str, state: str) -> Iterator[Line]:
         at = f" at step {step:,}" if (step := _step(attempt)) is not None else ""
         found = f", found in {duration(verdict['detected_s'])}{_cost(attempt)}"
         yield line(name, _PAD, Cell(f"{verdict['kind']}{at}", "bold red"), found)
-        yield line(Cell(f"{_PAD}{short(_summary(verdict), folder)}", "red"))
+        yield line(Cell(f"{_PAD}{short(verdict['head'], folder)}", "red"))
     when = _when(attempt["started_at"], attempt["ended_at"])
     yield line(f"{_PAD}{short(_source(attempt), folder)}, {when}")
     yield from _began(attempt)
     for told in attempt.get("told", ()):
         kind = f"{told['kind']}: " if told["kind"] else ""
-        text, fix = with_fix(short(told["text"], folder))
-        yield line(f"{_PAD}{told['what']} at {told['at'][11:19]} UTC: {kind}{text}")
-        if fix:
-            yield line(f"{_PAD}  fix: {fix}")
-    if starts := attempt.get("starts"):
+        yield line(f"{_PAD}{told['what']} at {told['at'][11:19]} UTC: {kind}{short(told['text'], folder)}")
+        if told["fix"]:
+            yield line(f"{_PAD}  fix: {told['fix']}")
+    if starts := [how for how in attempt.get("starts", ()) if not how.startswith(USUAL_START)]:
         yield line(Cell(f"{_PAD}ranks were started as {'; '.join(starts)}", "dim"))
     yield from _remarks(attempt.get("remarks", ()))
     if verdict is not None and not has_culprit(verdict):
-        for piece in _folded(_evidence(verdict)):
-            if piece == _RANKS.sub("", verdict["summary"]):
-                continue  # it stands above
-            yield from _piece(short(piece, folder), verdict["summary"])
+        for names, piece in _folded(_evidence(verdict)):
+            yield from _piece(names, piece, folder)
 
 
 def _losses(attempt: Json, before: Json) -> Line:
@@ -257,7 +248,7 @@ def _losses(attempt: Json, before: Json) -> Line:
 
 def _remarks(remarks: Sequence[str]) -> Iterator[Line]:
     """Yield the remarks on single ranks that harmed nothing, such as that one is slow."""
-    yield from (line(_PAD, Cell(one, "yellow")) for one in remarks[:REMARKS_MAX])
+    yield from (line(_PAD, Cell(remark, "yellow")) for remark in remarks[:REMARKS_MAX])
     if len(remarks) > REMARKS_MAX:
         yield line(Cell(f"{_PAD}… {len(remarks) - REMARKS_MAX} more, all in --json …", "dim"))
 
@@ -276,61 +267,45 @@ def _with_culprit(attempt: Json, folder: str) -> Iterator[Line]:
         found,
     )
     if verdict["kind"] not in ("hang", "desync"):
-        yield line(Cell(f"{_PAD}{short(_summary(verdict), folder)}", "red"))
+        yield line(Cell(f"{_PAD}{short(verdict['head'], folder)}", "red"))
     for label in ("culprit", "waiting"):
         if verdict.get(label):
             yield _labelled(label, short(verdict[label], folder), "red" if label == "culprit" else "")
-    pieces = [short(one, folder) for one in _evidence(verdict)]
+    pieces = _evidence(verdict)
     brief = [one for one in pieces if _is_brief(one)]
     if brief:
-        yield _labelled("evidence", " · ".join(brief))
-    longer = [one for one in pieces if not _is_brief(one)]
+        yield _labelled("evidence", " · ".join(short(one["text"], folder) for one in brief))
+    longer = [short(one["text"], folder) for one in pieces if not _is_brief(one)]
     for number, piece in enumerate(longer[:FOLDS_MAX]):
         label = "" if brief or number else "evidence"
-        rows = [one for one in piece.rstrip().splitlines() if not _MARKS.fullmatch(one)]
+        rows = _rows(piece)
         yield from (_labelled(label if not row else "", one, "dim") for row, one in enumerate(rows))
     if len(longer) > FOLDS_MAX:
         yield _labelled("", f"… {len(longer) - FOLDS_MAX} more, all in --json …", "dim")
+    yield from (_labelled("fix", one["fix"]) for one in pieces if one["fix"])
 
 
-def _is_brief(piece: str) -> bool:
-    """Tell whether a piece of evidence may share its line: it is short, or a list of short pieces already."""
-    if "\n" in piece or _FOLD.match(piece):
-        return False
-    return " · " in piece or len(piece) <= SHORT_CHARS_MAX
+def _is_brief(piece: Json) -> bool:
+    """Tell whether a piece of evidence may share its line: it is a short sentence, or a list of short words already."""
+    is_short = len(piece["text"]) <= SHORT_CHARS_MAX and "\n" not in piece["text"]
+    return piece["kind"] == "ways" or (piece["kind"] == "note" and is_short)
 
 
 def _labelled(label: str, text: str, style: str = "") -> Line:
     return line(f"{_PAD}{label:<10}", Cell(cut(text, SENTENCE_CHARS_MAX), style))
 
 
-def _summary(verdict: Json) -> str:
-    """Return the summary without a piece of evidence at its end, which is shown below."""
-    text = str(verdict["summary"])
-    return next(
-        (
-            text[: -len(end)]
-            for one in verdict["evidence"]
-            for end in (f"; {one}", f": {one}")
-            if text.endswith(end)
-        ),
-        text,
-    )
-
-
-def _evidence(verdict: Json) -> list[str]:
+def _evidence(verdict: Json) -> list[Json]:
     """Return the evidence without what the previous attempt's own line tells."""
-    return [one for one in verdict["evidence"] if not _LIKEWISE.match(one)]
+    return [piece for piece in verdict["proof"] if piece["kind"] != "likewise"]
 
 
-def _folded(evidence: Sequence[str]) -> list[str]:
-    """Return evidence in which lines that say the same of several hosts are one: `node1, node2: lease: …`."""
-    hosts: dict[str, list[str]] = {}
+def _folded(evidence: Sequence[Json]) -> list[tuple[list[str], Json]]:
+    pieces: dict[tuple[str, str], tuple[list[str], Json]] = {}
     for piece in evidence:
-        host, colon, said = piece.partition(": ")
-        one_word = colon and "\n" not in piece and not any(map(str.isspace, host))
-        hosts.setdefault(said if one_word else piece, []).extend([host] if one_word else [])
-    return [f"{named(names)}: {text}" if names else text for text, names in hosts.items()]
+        names, _ = pieces.setdefault((piece["text"], piece["fix"]), ([], piece))
+        names += [piece["node"]] if piece["node"] else []
+    return list(pieces.values())
 
 
 def _steps(attempt: Json) -> str:
@@ -343,43 +318,28 @@ def _span(first: int, last: int) -> str:
     return f"step {first:,}" if first == last else f"steps {first:,} to {last:,}"
 
 
-def _piece(evidence: str, summary: str) -> Iterator[Line]:
-    """Yield one piece of evidence; left out are the lines that only underline the line above, and the end of a traceback
-    that the summary tells."""
-    text = [one for one in evidence.rstrip().splitlines() if not _MARKS.fullmatch(one)]
-    if len(text) > 1 and f": {text[-1]}" in summary:
-        del text[-1]
+def _piece(names: Sequence[str], piece: Json, folder: str) -> Iterator[Line]:
+    """Yield one piece of evidence; left out is what the summary tells."""
+    text = [] if piece["kind"] == "summary" else _rows(short(piece["text"], folder))
     if len(text) == 1:
-        what, fix = with_fix(text[0])
-        yield line(f"{_PAD}{cut(what, SENTENCE_CHARS_MAX)}")
-        if fix:
-            yield line(f"{_PAD}  fix: {cut(fix, SENTENCE_CHARS_MAX)}")
-        return
+        who = f"{named(names)}: " if names else ""
+        yield line(f"{_PAD}{cut(who + text[0], SENTENCE_CHARS_MAX)}")
+    else:
+        yield from _lines(text)
+    if piece["fix"]:
+        yield line(f"{_PAD}  fix: {cut(short(piece['fix'], folder), SENTENCE_CHARS_MAX)}")
+
+
+def _rows(text: str) -> list[str]:
+    """Return the lines of a text without those of a traceback that only underline the line above."""
+    return [row for row in text.rstrip().splitlines() if not row or row.strip(" ^~")]
+
+
+def _lines(text: list[str]) -> Iterator[Line]:
+    """Yield the first lines of a text, and as many of the last as there is room for."""
     hidden = len(text) - EVIDENCE_LINES_MAX
     if hidden > 0:
         tail = text[EVIDENCE_HEAD_LINES + hidden + 1 :]
         text = [*text[:EVIDENCE_HEAD_LINES], f"  … {hidden + 1} lines, all in --json …", *tail]
-    for one in text:
-        yield line(Cell(f"{_PAD}{cut(one, LINE_CHARS_MAX)}", "dim"))
-
-
-def _hint(attempts: Sequence[Json]) -> Iterator[Line]:
-    """Yield a remark on a script that seems to start from scratch each time: its attempts die after as many steps of
-    their own, which look like later and later steps of the job."""
-    judged = [one for one in attempts if one["verdict"] and one["verdict"].get("step") and one["first_step"]]
-    latest = judged[-HINT_ATTEMPTS:]
-    own = {one["verdict"]["step"] - one["first_step"] + 1 for one in latest}
-    ends = {one["verdict"]["step"] for one in latest}
-    if (
-        len(latest) == len(ends) == HINT_ATTEMPTS
-        and len(own) == 1
-        and all(one["resumed_from"] for one in latest[1:])
-    ):
-        steps = f"{own.pop():,} steps"
-        yield ()
-        yield line(
-            Cell(
-                f"each attempt failed after {steps} of its own: does the script read ORCH_RESUME_FROM?",
-                "yellow",
-            )
-        )
+    for part in text:
+        yield line(Cell(f"{_PAD}{cut(part, LINE_CHARS_MAX)}", "dim"))

@@ -25,8 +25,8 @@ _PAD = "   "
 def table(listed: Sequence[Json], job: str, folder: str) -> list[Line]:
     """Return a table of saves, each with what is to be said of it, and below what is offered. An arrow marks the one that the
     next attempt begins from. `folder`: the job's."""
-    saves = [one for one in listed if one["save"] is not None]
-    shown = [one for one in saves if not _is_noise(one, saves)]
+    saves = [entry for entry in listed if entry["save"] is not None]
+    shown = [save for save in saves if not _is_noise(save, saves)]
     lines: list[Line] = []
     if shown:
         head, *rows = columns([_row(one, folder) for one in shown], _HEADS)
@@ -38,64 +38,63 @@ def table(listed: Sequence[Json], job: str, folder: str) -> list[Line]:
         lines.append(line(Cell(text, "dim")))
     lines += _verified(saves)
     may_count = (SaveState.WHOLE.value, SaveState.OPEN.value)
-    if shown and not any(one["state"] in may_count for one in saves):
+    if shown and not any(save["state"] in may_count for save in saves):
         lines.append(line(Cell(f"{_PAD}a restart begins at the beginning", "yellow")))
-    offered = [one for one in listed if one["save"] is None]
+    offered = [entry for entry in listed if entry["save"] is None]
     for at_own_place in (True, False):
-        group = [one for one in offered if at_own_place != bool(one["checkpoint_path"])]
+        group = [offer for offer in offered if at_own_place != bool(offer["checkpoint_path"])]
         if group:
             lines += [() for _ in lines[:1]]
             lines += _offers(group, job, folder)
     return lines or [line("no checkpoints yet")]
 
 
-def _is_noise(one: Json, saves: Sequence[Json]) -> bool:
-    """Tell whether the files of a save are those of a newer one by now, or were deleted when there were newer ones."""
-    if one["state"] not in (SaveState.GONE.value, SaveState.PRUNED.value):
+def _is_noise(entry: Json, saves: Sequence[Json]) -> bool:
+    if entry["state"] not in (SaveState.GONE.value, SaveState.PRUNED.value):
         return False
-    newer = [other for other in saves if other["save"] > one["save"]]
+    newer = [other for other in saves if other["save"] > entry["save"]]
     is_over = any(
-        other["path"] == one["path"] and other["state"] != SaveState.PRUNED.value for other in newer
+        other["path"] == entry["path"] and other["state"] != SaveState.PRUNED.value for other in newer
     )
-    return is_over or (not one["exists"] and any(other["resume"] for other in newer))
+    return is_over or (not entry["exists"] and any(other["resume"] for other in newer))
 
 
-def _row(one: Json, folder: str) -> list[Cell]:
-    is_usual = one["content"] == Content.STATE.value or one["state"] == SaveState.OPEN.value
-    content = "" if is_usual else f", {one['content']}"
-    files = f" ({one['files']} files)" if one["files"] > 1 else ""
+def _row(entry: Json, folder: str) -> list[Cell]:
+    is_usual = entry["content"] == Content.STATE.value or entry["state"] == SaveState.OPEN.value
+    content = "" if is_usual else f", {entry['content']}"
+    files = f" ({entry['files']} files)" if entry["files"] > 1 else ""
     return [
-        Cell("→" if one["resume"] else " "),
-        Cell(str(one["save"])),
-        Cell(or_dash(one["step"])),
-        Cell(size(one["bytes"])),
-        Cell(one["written_at"][:19].replace("T", " ")),
-        Cell(one["state"], _STYLES.get(one["state"], "")),
-        Cell(f"{_where(one, folder)}{files}{content}"),
+        Cell("→" if entry["resume"] else " "),
+        Cell(str(entry["save"])),
+        Cell(or_dash(entry["step"])),
+        Cell(size(entry["bytes"])),
+        Cell(entry["written_at"][:19].replace("T", " ")),
+        Cell(entry["state"], _STYLES.get(entry["state"], "")),
+        Cell(f"{_where(entry, folder)}{files}{content}"),
     ]
 
 
-def _notes(one: Json) -> Iterator[Line]:
+def _notes(entry: Json) -> Iterator[Line]:
     """Yield what is to be said of a save, below its row."""
-    if one["why"]:
-        style = _STYLES.get(one["state"], "yellow")
-        yield line(_PAD * 2, Cell(_without(one["main"], one["why"]), style))
+    if entry["why"]:
+        style = _STYLES.get(entry["state"], "yellow")
+        yield line(_PAD * 2, Cell(_without(entry["main"], entry["why"]), style))
 
 
 def _verified(saves: Sequence[Json]) -> Iterator[Line]:
     """Yield what was read and compared now."""
     by: dict[str, list[int]] = {}
-    for one in saves:
-        if one["whole"]:
-            by.setdefault(one["compared"], []).append(one["save"])
+    for save in saves:
+        if save["whole"]:
+            by.setdefault(save["compared"], []).append(save["save"])
     for what, numbers in by.items():
         yield line(f"{_PAD}compared now by {what}: {ranks_text(numbers)}")
 
 
-def _where(one: Json, folder: str) -> str:
+def _where(entry: Json, folder: str) -> str:
     """Return what a save is called, and the host that has it where only a host has."""
-    hosts = [place["host"] for place in one["places"]]
-    return f"{one['main']} on {hosts[0]}" if any(hosts[:1]) else _short(one["path"], folder)
+    hosts = [place["host"] for place in entry["places"]]
+    return f"{entry['main']} on {hosts[0]}" if any(hosts[:1]) else _short(entry["path"], folder)
 
 
 def _short(path: str, folder: str) -> str:
@@ -119,16 +118,16 @@ def _offers(offered: Sequence[Json], job: str, folder: str) -> Iterator[Line]:
     yield line(f"{where}; to adopt {which}:")
     if (more := len(offered) - OFFERS_SHOWN) > 0:
         yield line(Cell(f"{_PAD}{more} older ones: --json has all", "dim"))
-    for one in offered[-OFFERS_SHOWN:]:
-        path = _short(one["path"], folder)
-        step = "" if one["step"] is None else f", step {one['step']:,}"
-        yield line(f"{_PAD}{path} ({one['format']}, {size(one['bytes'])}{step})")
-        if one["why"]:
-            yield line(_PAD * 2, Cell(_without(one["main"], one["why"]), "red"))
+    for offer in offered[-OFFERS_SHOWN:]:
+        path = _short(offer["path"], folder)
+        step = "" if offer["step"] is None else f", step {offer['step']:,}"
+        yield line(f"{_PAD}{path} ({offer['format']}, {size(offer['bytes'])}{step})")
+        if offer["why"]:
+            yield line(_PAD * 2, Cell(_without(offer["main"], offer["why"]), "red"))
         else:
             yield line(_PAD * 2, Cell(f"orch checkpoints {job} --adopt {shlex.quote(path)}", "cyan"))
     if glob:
-        whole = [one for one in offered if not one["why"]]
+        whole = [offer for offer in offered if not offer["why"]]
         begin = f" --from {shlex.quote(_short(whole[-1]['path'], folder))}" if whole else ""
         yield line(f"{_PAD}to begin from it, and have orch find the next ones there by itself:")
         option = shlex.quote(f"checkpoint.path={glob}")
@@ -137,8 +136,20 @@ def _offers(offered: Sequence[Json], job: str, folder: str) -> Iterator[Line]:
 
 
 def _quoted(text: str) -> str:
-    """Return a text as YAML takes it."""
     return "'" + text.replace("'", "''") + "'"
+
+
+def unknown(paths: Sequence[str], folder: str, job: str) -> list[Line]:
+    """Return that files look like checkpoints that no attempt begins from, the newest last; nothing for none. `job`: the job in
+    commands."""
+    if not paths:
+        return []
+    more = f" and {len(paths) - 1} more look" if len(paths) > 1 else " looks"
+    said = f"{_short(paths[-1], folder)}{more} like a checkpoint, and no restart would begin from there"
+    return [
+        line("notice      ", Cell(said, "yellow")),
+        line(f"            fix: orch checkpoints {job} tells how one would"),
+    ]
 
 
 # What a resume begins from
@@ -157,8 +168,8 @@ def start(choice: Choice, folder: str) -> list[Line]:
         ]
         if save.why:
             lines.append(_labelled("", save.why))
-    for one in choice.passed[:PASSED_SHOWN]:
-        lines.append(_labelled("not", passed(one.main, one.step, one.why)))
+    for loser in choice.passed[:PASSED_SHOWN]:
+        lines.append(_labelled("not", passed(loser.main, loser.step, loser.why)))
     more = len(choice.passed) - PASSED_SHOWN
     return [*lines, _labelled("", f"and {more} more")] if more > 0 else lines
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from orchestrator.brain.diagnosis import hang_report
 from orchestrator.core.codec import Json
-from orchestrator.core.text import counted
+from orchestrator.core.text import counted, split_stack
 from orchestrator.core.text import named as text_named
 from orchestrator.views.cells import STYLES, Cell, Line, cut, line, named, span
 
@@ -67,12 +66,11 @@ def _group(group: Sequence[Json]) -> Iterator[Line]:
     still = f" for {span(still_s)}" if still_s and first["activity"] != "progressing" else ""
     doing = f"{_WORDS.get(first['activity'], first['activity'])}{still}"
     reasons = list(dict.fromkeys(rank["why"] for rank in group if rank["why"]))
-    more = f" and {len(reasons) - 1} more reasons" if len(reasons) > 1 else ""
+    more = f", and {counted(len(reasons) - 1, 'more reason')}" if len(reasons) > 1 else ""
     why = f"{': ' if doing else ''}{cut(reasons[0], LINE_CHARS_MAX)}{more}" if reasons else ""
-    sure = " (it cannot go on by itself)" if all(rank["proven"] for rank in group) else ""
     colon = ": " if doing or why else ""
     style = _STYLES.get(first["activity"], "yellow")
-    yield line(Cell(name, "bold"), f" on {on}{colon}", Cell(f"{doing}{why}{sure}", style), _gpu_use(group))
+    yield line(Cell(name, "bold"), f" on {on}{colon}", Cell(f"{doing}{why}", style), _gpu_use(group))
     yield from _frames(first)
     yield from _collectives(group)
 
@@ -87,17 +85,19 @@ def _gpu_use(group: Sequence[Json]) -> str:
 
 
 def _frames(rank: Json) -> Iterator[Line]:
-    """Yield the user's innermost frame and its callers, then the frames inside its call."""
+    """Yield the user's frames as a traceback has them, outermost first, then the frames inside their innermost call."""
     where = rank["where"]
-    inside, callers = hang_report.split_stack(where, rank["stack"])
-    for number, frame in enumerate(callers[:FRAMES_MAX]):
-        yield line(
-            f"{_PAD}{cut(frame, LINE_CHARS_MAX)}" if number or not where else Cell(f"{_PAD}{frame}", "bold")
-        )
-    if len(callers) > FRAMES_MAX:
-        yield line(Cell(f"{_PAD}… {len(callers) - FRAMES_MAX} more: --json shows all", "dim"))
+    inside, users = split_stack(where, rank["stack"])
+    if len(users) > FRAMES_MAX:
+        yield line(Cell(f"{_PAD}… {len(users) - FRAMES_MAX} more: --json shows all", "dim"))
+    for frame in users[1:FRAMES_MAX][::-1]:
+        yield line(f"{_PAD}{cut(frame, LINE_CHARS_MAX)}")
+    for frame in users[:1]:
+        yield line(Cell(f"{_PAD}{cut(frame, LINE_CHARS_MAX)}", "bold" if where else ""))
+    if rank.get("line"):
+        yield line(f"{_PAD}{_PAD}{cut(rank['line'], LINE_CHARS_MAX)}")
     if inside:
-        shown = " < ".join(inside[:FRAMES_MAX]) + (" < …" if len(inside) > FRAMES_MAX else "")
+        shown = ("… > " if len(inside) > FRAMES_MAX else "") + " > ".join(inside[:FRAMES_MAX][::-1])
         yield line(Cell(cut(f"{_PAD}inside: {shown}", LINE_CHARS_MAX), "dim"))
 
 
@@ -105,10 +105,12 @@ def _collectives(group: Sequence[Json]) -> Iterator[Line]:
     """Yield the last collective of each process group, ranks in the same one together."""
     ranks_of: dict[str, list[int]] = {}
     for rank in group:
-        for one in rank["collectives"]:
-            label = f" ({one['label']})" if one["label"] else ""
-            shape = f" of {one['shape']}" if one["shape"] else ""
-            ranks_of.setdefault(f"{one['what']} #{one['number']:,}{label}{shape}", []).append(rank["rank"])
+        for collective in rank["collectives"]:
+            label = f" ({collective['label']})" if collective["label"] else ""
+            shape = f" of {collective['shape']}" if collective["shape"] else ""
+            ranks_of.setdefault(f"{collective['what']} #{collective['number']:,}{label}{shape}", []).append(
+                rank["rank"]
+            )
     for text, ranks in ranks_of.items():
         whose = "" if len(ranks) == len(group) else f", {text_named(ranks)}"
         yield line(Cell(f"{_PAD}last collective entered: {text}{whose}", "dim"))

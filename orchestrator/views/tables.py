@@ -1,6 +1,6 @@
 """Tables of jobs, of checkpoints, and of the findings of a preflight.
 
-Pure: JSON objects of the contract in, lines out.
+Pure: statuses and JSON objects of the contract in, lines out.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from orchestrator.core.codec import Json
 from orchestrator.core.jobdir.status_file import Status
+from orchestrator.core.text import counted
 from orchestrator.views.cells import STYLES, Cell, Line, columns, cut, line, named, or_dash
 from orchestrator.views.status import reason, without_notes
 
@@ -20,24 +21,27 @@ def jobs(statuses: Sequence[Status], chars_max: int | None = None) -> list[Line]
 
     Where little space remains the time of the submit has no column; the id has it as well.
     """
-    left = chars_max and chars_max - sum(_JOB_CHARS) - max([len(one["id"]) + 2 for one in statuses])
+    left = chars_max and chars_max - sum(_JOB_CHARS) - max([len(status.id) + 2 for status in statuses])
     has_time = left is None or left >= REASON_CHARS_MIN
     if left is not None:
         left = max(REASON_CHARS_MIN, left if has_time else left + _JOB_CHARS[-1])
     heads = ("JOB", "STATE", "ATTEMPT", "STEP", "SUBMITTED (UTC)", "REASON")
     keep = [head for head in heads if has_time or not head.startswith("SUBMITTED")]
-    rows = [dict(zip(heads, _job_row(one, left), strict=True)) for one in statuses]
+    rows = [dict(zip(heads, _job_row(status, left), strict=True)) for status in statuses]
     return columns([[row[head] for head in keep] for row in rows], keep)
 
 
-def _job_row(one: Status, reason_chars: int | None) -> list[Cell]:
+def _job_row(status: Status, reason_chars: int | None) -> list[Cell]:
+    why = without_notes(reason(status), status.nodes)
+    if status.copy_of:
+        why = f"a copy of {status.copy_of}"
     return [
-        Cell(one["id"]),
-        Cell(one["state"], STYLES.get(one["state"], "")),
-        Cell(str(one["attempt"])),
-        Cell(or_dash(one["step"])),
-        Cell((one["created_at"] or "-")[:19].replace("T", " ")),
-        Cell(cut(without_notes(reason(one), one["nodes"]), reason_chars)),
+        Cell(status.id),
+        Cell(status.state, STYLES.get(status.state, "")),
+        Cell(str(status.attempt)),
+        Cell(or_dash(status.step)),
+        Cell(status.created_at[:19].replace("T", " ")),
+        Cell(cut(why, reason_chars)),
     ]
 
 
@@ -50,20 +54,39 @@ def hosts(listed: Sequence[Json]) -> list[Line]:
     if not listed:
         return [line("no job and no check has seen a host yet")]
     heads = ("HOST", "STATE", "SEEN (UTC)", "JOB", "LAST FAILURE (UTC)")
-    return columns([_host_row(one) for one in listed], heads)
+    if "free" in listed[0]:
+        rows = [[Cell(entry["host"]), *_free(entry["free"])] for entry in listed]
+        return columns(rows, ("HOST", "FREE NOW", "HELD"))
+    return columns([_host_row(entry) for entry in listed], heads)
 
 
-def _host_row(one: Json) -> list[Cell]:
+def _free(stock: Json | None) -> tuple[Cell, Cell]:
+    if stock is None or stock["fault"]:
+        return Cell("-"), Cell(stock["fault"] if stock else "not reached over SSH", "yellow")
+    free = []
+    for kind, total in (("GPU", stock["gpus"]), ("slot", stock["slots"])):
+        taken = sum(one["count"] for one in stock["held"] if one["things"].startswith(kind))
+        free += [f"{max(0, total - taken)} of {counted(total, kind)}"] if total else []
+    held = "; ".join(f"{one['things']} by {one['holder']}" for one in stock["held"])
+    return Cell(", ".join(free)), Cell(held or "-")
+
+
+def waiting(statuses: Sequence[Status]) -> list[Line]:
+    """Return the jobs that wait for hosts, a line each, in the order of their submit."""
+    return [line(f"waits  {status.id}: {reason(status)}") for status in statuses]
+
+
+def _host_row(entry: Json) -> list[Cell]:
     failed = "-"
-    if one["failed_at"] is not None:
-        where = one["failed_job"] or "a check"
-        failed = f"{one['failed_at'][:16].replace('T', ' ')} in {where}: {one['why']}"
+    if entry["failed_at"] is not None:
+        where = entry["failed_job"] or "a check"
+        failed = f"{entry['failed_at'][:16].replace('T', ' ')} in {where}: {entry['why']}"
     return [
-        Cell(one["host"]),
-        Cell(one["state"]),
-        Cell(one["seen_at"][:16].replace("T", " ")),
-        Cell(or_dash(one["job"])),
-        Cell(failed, "yellow" if one["failed_at"] is not None else ""),
+        Cell(entry["host"]),
+        Cell(entry["state"]),
+        Cell(entry["seen_at"][:16].replace("T", " ")),
+        Cell(or_dash(entry["job"])),
+        Cell(failed, "yellow" if entry["failed_at"] is not None else ""),
     ]
 
 
@@ -90,14 +113,14 @@ def _folded(found: Sequence[Json]) -> Iterator[tuple[Json, str]]:
     """Yield findings with their texts; a fault that several hosts share is one that names them all."""
     alike: dict[tuple[str, str, str], list[str]] = {}
     firsts: list[tuple[Json, str, list[str]]] = []
-    for one in found:
-        host, _, said = one["found"].partition(": ")
-        if one["severity"] in ("ok", "note") or not said or " " in host:
-            firsts.append((one, one["found"], []))
+    for finding in found:
+        host, _, said = finding["found"].partition(": ")
+        if finding["severity"] in ("ok", "note") or not said or " " in host:
+            firsts.append((finding, finding["found"], []))
             continue
-        names = alike.setdefault((one["what"], said, one["fix"]), [])
+        names = alike.setdefault((finding["what"], said, finding["fix"]), [])
         names.append(host)
         if len(names) == 1:
-            firsts.append((one, said, names))
-    for one, said, names in firsts:
-        yield one, f"{named(names)}: {said}" if names else said
+            firsts.append((finding, said, names))
+    for first, said, names in firsts:
+        yield first, f"{named(names)}: {said}" if names else said

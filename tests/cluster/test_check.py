@@ -247,6 +247,7 @@ def test_a_bisection_names_the_host_with_which_an_all_reduce_fails(small: Desk, 
     assert code == 0, "three hosts are enough"
 
 
+@pytest.mark.soak
 def test_a_lost_host_is_remembered_set_aside_and_taken_again_after_a_passed_check(
     small: Desk, box: Box
 ) -> None:
@@ -279,17 +280,3 @@ def test_a_lost_host_is_remembered_set_aside_and_taken_again_after_a_passed_chec
     assert listed["node2"]["why"].startswith("connect: ") and listed["node2"]["failed_job"] is None
     small.orch("nodes", "--forget", "node2")
     assert all(one["why"] is None for one in json.loads(small.orch("nodes", "--json").stdout))
-
-
-def test_a_launch_says_which_host_has_another_torch_and_starts_all_the_same(small: Desk) -> None:
-    for host in small.box.nodes:
-        version = "2.6.0" if host is small.box.nodes[2] else "2.13.0"
-        text = f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n"
-        host.write(f"{EXTRA}/torch-{version}.dist-info/METADATA", text, user="trainer")
-    job = small.submit(
-        {"train.py": "print(1)"}, nodes=4, ssh={"hosts": "node[1-4]"}, env={"PYTHONPATH": EXTRA}
-    )
-    job.wait_for_state("SUCCEEDED")
-    said = "node3: torch 2.6.0, the other 3 2.13.0; fix: install the same version on all of them"
-    assert json.loads(small.orch("why", job.id, "--json").stdout)["hosts"] == [said]
-    assert "hosts       node3: torch 2.6.0" in small.orch("why", job.id).stdout

@@ -70,6 +70,7 @@ def _pids(jobs: list[Job]) -> list[list[int]]:
     return [[one["pid"] for one in job.seen()["ranks"]] for job in jobs]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(("away_s", "pause_s"), [(14.0, 7.0), LONG])
 def test_ranks_work_on_while_supervisor_and_guard_are_dead(desk: Desk, away_s: float, pause_s: float) -> None:
     jobs = _submit(desk, away_s, pause_s)
@@ -92,6 +93,7 @@ def test_ranks_work_on_while_the_submit_machine_sleeps(
     _assert_adopted(jobs, before, pause_s)
 
 
+@pytest.mark.soak
 def test_a_dead_supervisor_over_ssh_is_started_again_by_itself(desk: Desk) -> None:
     (job, *_others) = jobs = _submit(desk, 1.0, 1.0)
     before, dead = _pids(jobs), job.supervisor()

@@ -8,6 +8,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import pytest
+
 from orchestrator.core.host import procfs
 from tests.support.cluster.box import Box
 from tests.support.cluster.desk import FAKE_TORCH, TOGETHER, Desk, Job
@@ -93,6 +95,7 @@ def test_a_host_lost_for_good_is_replaced_by_another_free_one(desk: Desk, box: B
     assert job.why()[1]["resumed_from"] is not None
 
 
+@pytest.mark.soak
 def test_a_host_that_comes_back_in_time_is_used_again(desk: Desk, box: Box) -> None:
     job = gated(desk, monitor={"heartbeat_s": 0.2, "node_timeout": 20})
     job.wait_for_step(50)
@@ -118,6 +121,7 @@ def test_a_partitioned_host_has_fenced_its_ranks_before_others_take_over(desk: D
     take_leave(job)
 
 
+@pytest.mark.soak
 def test_all_processes_of_a_host_killed_cost_one_restart(desk: Desk, box: Box) -> None:
     job = gated(desk)
     job.wait_for_step(50)
@@ -143,6 +147,7 @@ def test_a_supervisor_killed_and_revived_takes_up_where_it_left(desk: Desk) -> N
     assert_unharmed(job)
 
 
+@pytest.mark.soak
 def test_a_restarted_sshd_disturbs_nothing(desk: Desk, box: Box) -> None:
     job = gated(desk)
     job.wait_for_step(20)
@@ -177,6 +182,7 @@ def test_a_closed_laptop_leaves_the_training_running(desk: Desk, box: Box) -> No
     assert_unharmed(job)
 
 
+@pytest.mark.soak
 def test_a_cancel_ends_the_ranks_on_all_hosts(desk: Desk) -> None:
     job = gated(desk, nodes=4, ssh={"hosts": "node[1-4]"})
     job.wait_for_step(50)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 
+import pytest
+
 from tests.support.cluster.box import Box
 from tests.support.cluster.desk import FAKE_TORCH, STEPPER, Desk, Job
 from tests.support.cluster.host import USERS, wait_for
@@ -29,11 +31,13 @@ def three(desk: Desk, **ssh: object) -> Job:
     return desk.submit(SHORT, ssh={"hosts": "node[1-3]", **ssh})
 
 
+@pytest.mark.soak
 def test_a_changed_host_key_refuses_that_host(desk: Desk, box: Box) -> None:
     box.change_host_key("node2")
     assert_goes_on_without_node2(three(desk), "host key", "ssh-keygen .*-R", "known_hosts")
 
 
+@pytest.mark.soak
 def test_an_unknown_host_key_is_learnt_when_that_is_wished(desk: Desk, box: Box) -> None:
     box.forget_host_key("node2")
     job = desk.submit(SHORT, ssh={"hosts": "node[1-2]", "host_keys": "accept-new"})
@@ -65,6 +69,7 @@ def test_a_host_that_answers_and_then_hangs_does_not_hold_up_the_others(desk: De
     assert job.placed() == ["node1", "node3"]
 
 
+@pytest.mark.soak
 def test_any_login_shell_will_do(desk: Desk, box: Box) -> None:
     passwd = box.host("node2").path("/etc/passwd")
     before = passwd.read_text()
@@ -98,6 +103,9 @@ def test_two_jobs_that_want_the_same_hosts_follow_one_another(desk: Desk) -> Non
     waiting = second.wait_for_state("QUEUED")
     second.until(lambda seen: first.id in str(seen), "the name of whom it waits for")
     assert not waiting["step"]
+    told = desk.orch("nodes", "--free").stdout
+    assert re.search(rf"node1 +0 of 2 slots +slots 0, 1 by job {first.id} of trainer, pid \d+", told), told
+    assert f"waits  {second.id}: " in told
     third = desk.submit(SHORT, ssh=ssh, name="third")
     third.until(lambda seen: second.id in str(seen), "the name of the job before it")
     desk.orch("cancel", third.id)
@@ -106,6 +114,7 @@ def test_two_jobs_that_want_the_same_hosts_follow_one_another(desk: Desk) -> Non
     assert second.wait()["state"] == "SUCCEEDED"
 
 
+@pytest.mark.soak
 def test_two_jobs_share_hosts_that_are_enough_for_both(desk: Desk) -> None:
     desk.box.login.write("/home/trainer/desk/hosts", "node[1-4] slots=2\n", user="trainer")
     ssh = {"hosts": [], "hosts_file": "/home/trainer/desk/hosts"}
@@ -124,6 +133,11 @@ def test_jobs_of_two_users_never_share_a_slot(desk: Desk, box: Box) -> None:
         box.login.write(f"{home}/desk/hosts", "node[1-2] slots=2\n", user=user)
     first = desk.submit(FOREVER, ssh={"hosts": [], "hosts_file": "/home/trainer/desk/hosts"}, name="first")
     first.wait_for_step(5)
+    path = desk.write(SHORT, ssh={"hosts": [], "hosts_file": "/home/trainer/desk/hosts"}, name="third")
+    holder = rf"slots 0, 1 held by job {first.id} of trainer, pid \d+"
+    assert re.search(holder, desk.orch("plan", path).stdout)
+    checked = desk.orch("check", path).stdout
+    assert re.search(holder, checked) and "warn  free" in checked
     second = desk.submit(
         SHORT, user="root", ssh={"hosts": [], "hosts_file": "/root/desk/hosts"}, name="second"
     )

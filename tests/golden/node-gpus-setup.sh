@@ -7,7 +7,7 @@
 #   source 'my env/bin/activate'
 set -u
 python=/usr/bin/python3
-bundle=/home/me/.orch/jobs/gpt-20261120-224605123-k3/orch.pyz
+bundle=${0%/*/*}/orch.pyz # of the job folder that this script lies in, which may have moved
 command -v "$python" >/dev/null 2>&1 || { echo "python: there is no $python on this node" >&2; exit 127; }
 test -r "$bundle" || { echo "bundle: $bundle cannot be read on this node" >&2; exit 66; }
 exec "$python" -I -S "$bundle" agent

@@ -1,6 +1,6 @@
 """What do the galleries share? A desk for each, their jobs side by side, and the choice of those that are played.
 
-Without the mark `soak` that is a third, another one at each commit, and some always.
+Without the mark `soak` that is a twelfth, another one at each commit, and some always.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def as_params(entries: Sequence[Entry], is_always_played: Callable[[Entry], bool
 
 
 def _is_in_turn(entry: Entry, commit: str) -> bool:
-    """Tell whether an entry is of the third that the commit's hash chooses."""
-    return hashlib.sha256(f"{commit} {entry.name}".encode()).digest()[0] % 3 == 0
+    """Tell whether an entry is of the twelfth that the commit's hash chooses."""
+    return hashlib.sha256(f"{commit} {entry.name}".encode()).digest()[0] % 12 == 0
 
 
 def _commit() -> str:

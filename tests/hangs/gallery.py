@@ -15,7 +15,8 @@ SILENCE_S = 5.0
 """The silence that makes quick steps suspicious: `max(5 s, 3 x the usual step)`."""
 
 PROOF_S_MAX = SILENCE_S + 5.0
-"""From the last sign of progress to the name of who is suspected, and to the verdict where a state proves the hang."""
+"""From the last sign of progress to the name of who is suspected, and to the verdict where a state or the collectives prove
+the hang."""
 
 PATIENCE_S = 12.0
 """So that it need not be waited for five minutes: `monitor.hang_patience` where no state proves the hang."""
@@ -118,7 +119,7 @@ def misbehave():
     if rank == 2:
         time.sleep(3600)  # here
 """, ddp=True),
-        (2,), ("sleep", "misbehave"), ALL_REDUCE,
+        (2,), ("sleep", "misbehave"), ALL_REDUCE, **BUSY,
     ),
     Case(
         "asleep_in_c_code_holding_the_gil",
@@ -150,7 +151,7 @@ def misbehave():
     if rank == 2:
         load_batch()
 """),
-        (2,), ("lock", "read_shard"), ALL_REDUCE,
+        (2,), ("lock", "read_shard"), ALL_REDUCE, **BLOCKED,
     ),
     Case(
         "two_threads_deadlocked",
@@ -171,7 +172,7 @@ def misbehave():
         threading.Thread(target=take, args=(other, one), daemon=True).start()
         take(one, other)
 """),
-        (1,), ("lock", "take"), ALL_REDUCE,
+        (1,), ("lock", "take"), ALL_REDUCE, **BLOCKED,
     ),
     Case(
         "skips_an_all_reduce",
@@ -205,6 +206,18 @@ def misbehave():
         inner(torch.ones(4, 64))  # here
 """),
         (0,), ("broadcast", "misbehave"), ("ranks 1-3 in all_reduce",),
+    ),
+    Case(
+        "barrier_in_a_finally",
+        training("""
+def misbehave():
+    if rank == 3:
+        try:
+            raise ValueError("no data")
+        finally:
+            dist.barrier()  # here
+"""),
+        (3,), ("raised ValueError: no data", "barrier", "misbehave"), ("ranks 0-2 in all_reduce",),
     ),
     Case(
         "barrier_on_rank_0_only",
@@ -252,7 +265,7 @@ def misbehave():
         sys.stdin = open(0)
         input("go on? ")  # here
 """),
-        (2,), ("input", "misbehave"), ALL_REDUCE,
+        (2,), ("input", "misbehave"), ALL_REDUCE, **BLOCKED,
     ),
     Case(
         "breakpoint_left_in",
@@ -265,7 +278,7 @@ def misbehave():
         breakpoint()
         print("after it")  # here
 """),
-        (2,), ("pdb", "misbehave"), ALL_REDUCE,
+        (2,), ("pdb", "misbehave"), ALL_REDUCE, **BLOCKED,
     ),
     Case(
         "fifo_nobody_writes",
@@ -315,7 +328,7 @@ def misbehave():
         for batch in torch.utils.data.DataLoader(Shards(), num_workers=1):  # here
             pass
 """),
-        (2,), ("worker", "stopped", "misbehave"), ALL_REDUCE,
+        (2,), ("worker", "in state T", "misbehave"), ALL_REDUCE, **BUSY,
     ),
     Case(
         "dataloader_worker_asleep",
@@ -344,7 +357,7 @@ def misbehave():
     if rank == 2:
         subprocess.run(["sh", "-c", "kill -STOP $$"])  # here
 """),
-        (2,), ("child", "misbehave"), ALL_REDUCE,
+        (2,), ("child", "misbehave"), ALL_REDUCE, **BLOCKED,
     ),
     Case(
         "finished_early",
@@ -367,15 +380,6 @@ def misbehave():
         (3,), ("before it had left in good order: rank 3",), kind="crash",  # gloo tells the others at once
     ),
     Case(
-        "at_the_end_while_others_train",
-        training("""
-def misbehave():
-    if rank == 3:
-        dist.barrier()  # here
-"""),
-        (3,), ("barrier", "misbehave"), ("ranks 0-2 in all_reduce",),
-    ),
-    Case(
         "never_exits",
         training("""
 def leave():
@@ -384,7 +388,7 @@ def leave():
         libc = ctypes.CDLL(None)
         libc.__cxa_atexit(libc.pause, None, None)  # as a deadlock in a destructor of C++
 """),
-        (2,), ("never left", "rank 2"),
+        (2,), ("never left", "rank 2"), **BUSY,
     ),
     Case(
         "a_thread_keeps_it_alive",
@@ -402,7 +406,8 @@ def arrive():
     if rank == 3:
         import slow_library
 """),
-        (3,), ("rank 3 on node-1", "sleep", "slow_library.py:2"), found_s_max=START_S_MAX,
+        (3,), ("rank 3 on node-1", "sleep", "slow_library.py:2"), found_s_max=START_S_MAX + 60.0,
+        spec={"monitor": {"hang_patience": 20}},
         files={"slow_library.py": "import time\ntime.sleep(3600)\n"},
     ),
     Case(

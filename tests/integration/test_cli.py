@@ -65,7 +65,7 @@ def _spec(desk: Desk, script: str, **fields: Any) -> str:
 def test_submit_for_programs_prints_one_object_and_status_its_end(desk: Desk, orch: Type) -> None:
     done = orch("submit", _spec(desk, "print('hi')"), "--json")
     told = json.loads(done.stdout)
-    assert (list(told), done.returncode) == (["id", "name", "dir", "state"], 0)
+    assert (list(told), done.returncode) == (["id", "name", "dir", "state", "new"], 0)
     assert (told["name"], Path(told["dir"]).is_dir()) == ("t", True)
     desk.jobs[0].wait()
     (status,) = json.loads(orch("status", "--json").stdout)
@@ -78,7 +78,7 @@ def test_follow_ends_with_the_jobs_own_end(desk: Desk, orch: Type) -> None:
     assert "[rank 0] rank 0" in good.stdout and "SUCCEEDED  attempt 1" in good.stdout
     bad = orch("submit", _spec(desk, "raise RuntimeError('no luck')"), "--follow")
     assert bad.returncode == 1
-    assert "FAILED  attempt 1" in bad.stdout and "see why: orch why t-" in bad.stderr
+    assert "FAILED  attempt 1" in bad.stdout and "see why: orch why t" in bad.stderr
     why = orch("why")
     assert "RuntimeError: no luck at train.py:1" in why.stdout and "orch resume t-" in why.stdout
 
@@ -87,7 +87,7 @@ def test_follow_for_programs_prints_a_line_of_json_for_each_change(desk: Desk, o
     done = orch("submit", _spec(desk, "print('hi')"), "--follow", "--json")
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert done.returncode == 0
-    assert list(lines[0]) == ["id", "name", "dir", "state"]
+    assert list(lines[0]) == ["id", "name", "dir", "state", "new"]
     assert lines[-1]["state"] == "SUCCEEDED" and {line["id"] for line in lines} == {lines[0]["id"]}
 
 
@@ -102,12 +102,12 @@ def test_ctrl_c_while_following_leaves_the_job_running_and_says_how_to_come_back
         os.execve(argv[0], argv, {**desk.environ, "TERM": "xterm"})
     seen = _read_until(terminal, b"line 5")
     os.write(terminal, b"\x03")
-    seen += _read_until(terminal, b"orch cancel t-")
+    seen += _read_until(terminal, b"orch cancel t\r\n")
     _, status = os.waitpid(pid, 0)
     os.close(terminal)
     _adopt(desk)
     assert os.waitstatus_to_exitcode(status) == 130
-    assert b"goes on" in seen and b"orch logs -f t-" in seen and b"Traceback" not in seen
+    assert b"goes on" in seen and b"orch logs -f t\r\n" in seen and b"Traceback" not in seen
     sight = desk.jobs[0]
     ranks = sight.rank_procs()
     assert len(ranks) == 2 and all(procfs.alive(proc) for proc in ranks.values())

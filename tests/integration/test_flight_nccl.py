@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.agent.rank import hook
-from orchestrator.agent.rank.flight_recorder import WorkerServerClient
+from orchestrator.agent.ranks.flight_recorder import WorkerServerClient
+from orchestrator.agent.ranks.hook import layout
 from tests.integration.test_flight_torch import READY_S_MAX, until
 from tests.support.hooked import free_port, gang, torchrun_env
 
@@ -43,7 +43,7 @@ def test_a_collective_that_its_gpu_never_comes_to_is_seen_as_not_done(tmp_path: 
     if not has_gpu():
         pytest.skip("needs a CUDA device")
     (rank,) = gang(tmp_path, 1)
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), hook.SOCKET_ENV: "1"}
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), layout.SOCKET_ENV: "1"}
     env = {**rank.env, **torchrun_env(0, 1), **meeting}
     process = subprocess.Popen([sys.executable, rank.script(STUCK)], env=env, stdout=subprocess.PIPE)
     client = WorkerServerClient(rank.dir)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.agent.rank import hook
+from orchestrator.agent.ranks.hook import layout
 from orchestrator.core.observations import Framework
 from tests.support.hooked import RUN_S_MAX, Rank, free_port, gang, lay_out, torchrun_env
 from tests.support.torch_script import WITHOUT_DYNAMO
@@ -113,14 +113,14 @@ def _train(ranks: list[Rank], text: str, *words: str, **env: str) -> list[bytes]
     running = [
         subprocess.Popen(
             [sys.executable, rank.script(text), *words],
-            env={**rank.env, **torchrun_env(number, len(ranks)), **meeting, hook.SOCKET_ENV: "1", **env},
+            env={**rank.env, **torchrun_env(number, len(ranks)), **meeting, layout.SOCKET_ENV: "1", **env},
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )
         for number, rank in enumerate(ranks)
     ]  # fmt: skip
     logs = [process.communicate(timeout=RUN_S_MAX)[0] for process in running]
     assert [process.returncode for process in running] == [0] * len(ranks), b"\n".join(logs).decode()
-    assert not [note for rank in ranks for note in rank.dir.glob(hook.NOTES_FILE)]
+    assert not [note for rank in ranks for note in rank.dir.glob(layout.NOTES_FILE)]
     return logs
 
 

@@ -9,9 +9,19 @@ from typing import Any
 
 import pytest
 
-from tests.support.local import Desk
+from tests.support.cluster.desk import TOGETHER
+from tests.support.local import FAKE_TORCH, Desk
 
-WORLD = """
+WORLD = {
+    "train.py": TOGETHER
+    + """
+meet()
+together(True)
+print(f"one gang of {world_size}, arguments {sys.argv[1:]}", flush=True)
+""",
+    **FAKE_TORCH,
+}
+GLOO = """
 import os
 import torch.distributed as dist
 
@@ -36,7 +46,8 @@ LINES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("line", list(LINES))
 def test_a_launch_line_forms_one_gang_of_its_size(desk: Desk, line: str) -> None:
     desk.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    job = desk.submit({"train.py": WORLD}, procs_per_node=None, **LINES[line])
+    files = {"train.py": GLOO} if line == "accelerate" else WORLD  # accelerate itself imports torch
+    job = desk.submit(files, procs_per_node=None, **LINES[line])
     assert job.wait()["state"] == "SUCCEEDED", job.log()
     assert len(job.seen()["ranks"]) == 2
     assert "one gang of 2, arguments ['--lr', '0.1']" in job.log(0)
@@ -44,7 +55,7 @@ def test_a_launch_line_forms_one_gang_of_its_size(desk: Desk, line: str) -> None
 
 def test_nodes_and_ranks_of_a_line_are_those_of_the_job(desk: Desk) -> None:
     line = "torchrun --nnodes 2 --nproc-per-node 2 --rdzv-backend c10d --rdzv-endpoint host:29400 train.py"
-    job = desk.submit({"train.py": WORLD}, nodes=None, procs_per_node=None, entrypoint=line)
+    job = desk.submit({"train.py": GLOO}, nodes=None, procs_per_node=None, entrypoint=line)
     assert job.wait()["state"] == "SUCCEEDED", job.log()
     assert {rank["node"] for rank in job.seen()["ranks"]} == {"node-0", "node-1"}
     assert "one gang of 4, arguments []" in job.log(3)

@@ -76,6 +76,7 @@ def _launched(folder: Path) -> list[dict[str, Any]]:
     return _found(done.stdout)
 
 
+@pytest.mark.soak
 def test_a_configuration_with_fsdp_and_bf16_is_what_accelerate_launch_makes_of_it(
     desk: Desk, tmp_path: Path
 ) -> None:

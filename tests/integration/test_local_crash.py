@@ -124,7 +124,7 @@ def test_an_exit_code_that_is_never_restarted_ends_the_job_at_once(desk: Desk) -
 
 @pytest.mark.parametrize(
     ("script", "says"),
-    [("print('a'\n", "SyntaxError"), ("import no_such_module\n", "No module named 'no_such_module'")],
+    [("exec('print(')\n", "SyntaxError"), ("import no_such_module\n", "No module named 'no_such_module'")],
     ids=["syntax", "import"],
 )
 def test_what_no_restart_can_mend_fails_after_one_attempt(desk: Desk, script: str, says: str) -> None:

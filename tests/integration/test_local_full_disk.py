@@ -17,7 +17,7 @@ from orchestrator.brain.model import events as e
 from orchestrator.core.host import procfs
 from orchestrator.core.host.procfs import Proc
 from orchestrator.core.jobdir.full_disk import RETRY_S
-from orchestrator.supervisor.journal import journal_file
+from orchestrator.journal import journal_file
 from tests.support.local import FAKE_TORCH, STEPPER, Desk, Sight, wait_until
 
 DISK_BYTES = 24 << 20

@@ -24,7 +24,7 @@ def _environment(job: Sight, rank: int) -> dict[str, str]:
 
 
 def _expected(node: Any, root: Path, rank: int) -> dict[str, str]:
-    marks = {"{job_dir}": str(root), "{attempt}": "001", "{rank}": f"{rank:05d}"}
+    marks = {"{job_dir}": str(root), "{job_id}": root.name, "{attempt}": "001", "{rank}": f"{rank:05d}"}
     expected = {}
     for setting in node.settings:
         if setting.value is not None:

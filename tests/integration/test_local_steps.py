@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from orchestrator.brain.model import decisions as d
 from orchestrator.views import cells, post_mortem, status
 from tests.support.local import FAKE_TORCH, STEPPER, Desk, wait_until
@@ -36,12 +34,6 @@ from tqdm import tqdm
 for _ in tqdm(range(1000)):
     time.sleep(0.02)
 """
-LOADS = """
-import time
-from torch.utils.data import DataLoader
-for _ in DataLoader(range(1000)):
-    time.sleep(0.02)
-"""
 
 
 def test_ranks_that_train_alone_are_told_to_their_user(desk: Desk, tmp_path: Path) -> None:
@@ -52,9 +44,9 @@ def test_ranks_that_train_alone_are_told_to_their_user(desk: Desk, tmp_path: Pat
     )  # fmt: skip
     assert job.wait()["state"] == "SUCCEEDED"
     words = "2 ranks train alone: none has formed a process group after "
-    (notice,) = job.news(d.Notice)
+    (notice,) = job.notices(d.Topic.ALONE, d.Topic.STEPS)
     assert notice.why.startswith(words)
-    shown = cells.plain(status.job(job.job.last_status()))
+    shown = cells.plain(status.job(job.job.source.status()))
     assert (
         f"notice      {words}" in shown and "fix: if they are to train together, torch.distributed" in shown
     )
@@ -63,7 +55,7 @@ def test_ranks_that_train_alone_are_told_to_their_user(desk: Desk, tmp_path: Pat
     (note,) = [json.loads(line) for line in told.read_text().splitlines()]
     assert (note["event"], note["verdict"]) == ("notice", None)
     assert words in note["text"]
-    assert not job.news(d.Judge, d.Alert)
+    assert not job.news(d.Judge) and not job.notices(d.Topic.HANG, d.Topic.DESYNC)
 
 
 def test_what_a_checkpoint_says_of_its_step_counts_and_is_said(desk: Desk) -> None:
@@ -71,21 +63,19 @@ def test_what_a_checkpoint_says_of_its_step_counts_and_is_said(desk: Desk) -> No
     end = job.wait()
     assert end["state"] == "SUCCEEDED"
     assert end["checkpoint"] is not None and end["checkpoint"]["step"] == 20
-    (notice,) = job.news(d.Notice)
+    (notice,) = job.notices(d.Topic.ALONE, d.Topic.STEPS)
     assert notice.why.startswith("checkpoint-20 says step 20, the counter ")
-    assert notice.why in cells.plain(status.job(end))
+    assert notice.why in cells.plain(status.job(job.job.source.status()))
 
 
-@pytest.mark.parametrize(("script", "shown"), [(INFERS, "/1000 (tqdm)"), (LOADS, " batches")])
-def test_bars_and_batches_are_the_progress_of_a_job_without_steps(
-    desk: Desk, script: str, shown: str
-) -> None:
-    job = desk.submit({"infer.py": script}, nodes=1, procs_per_node=2, entrypoint="infer.py")
-    wait_until(lambda: shown in (job.seen()["progress"] or ""), "a bar, or batches")
-    seen = job.job.last_status()
-    assert seen["step"] is None
-    assert any(str(rank["progress"]).endswith(shown) for rank in seen["ranks"])
+def test_a_bar_is_the_progress_of_a_job_without_steps(desk: Desk) -> None:
+    shown = "/1000 (tqdm)"
+    job = desk.submit({"infer.py": INFERS}, nodes=1, procs_per_node=2, entrypoint="infer.py")
+    wait_until(lambda: shown in (job.seen()["progress"] or ""), "a bar")
+    seen = job.job.source.status()
+    assert seen.step is None
+    assert any(str(rank.progress).endswith(shown) for rank in seen.ranks)
     assert shown in cells.plain([status.headline(seen)])
     job.job.cancel()
     assert job.wait()["state"] == "CANCELLED"
-    assert not job.news(d.Judge, d.Alert, d.Suspect, d.Notice)
+    assert not job.news(d.Judge) and not [one for one in job.news(d.Notice) if one.topic is not d.Topic.SLOW]

@@ -8,14 +8,16 @@ import subprocess
 import sys
 import time
 
+import pytest
+
+import orchestrator
 from orchestrator.brain.brain import SLEPT_S
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.core.host import procfs
 from orchestrator.core.jobdir import requests
-from orchestrator.submission.supervisor_process import STOPPED_S_MAX
-from orchestrator.supervisor.journal import journal_file
-from tests.support.local import FAKE_TORCH, STEPPER, WAIT_S_MAX, Desk, Sight, kill, proc_of, wait_until
+from orchestrator.journal import journal_file
+from tests.support.local import FAKE_TORCH, STEPPER, WAIT_S_MAX, Desk, Sight, kill, wait_until
 
 GATED = (
     STEPPER
@@ -97,26 +99,6 @@ def test_ranks_go_on_without_a_supervisor_and_the_next_look_revives_it(desk: Des
     _assert_nothing_lost_or_doubled(job)
 
 
-def test_a_look_lets_a_stopped_supervisor_go_on_and_its_guard_as_well(desk: Desk) -> None:
-    job = _gated(desk)
-    job.wait_for_step(50)
-    ranks, supervisor = job.rank_procs(), job.supervisor()
-    stat = procfs.stat(supervisor.pid)
-    assert stat is not None
-    for proc in (proc_of(stat.ppid), supervisor):
-        kill(proc, signal.SIGSTOP)
-        wait_until(lambda proc=proc: _state(proc.pid) == "T", "the stop")  # type: ignore[misc]
-    long_ago = time.time() - STOPPED_S_MAX - 1.0
-    os.utime(job.job.folder.state, (long_ago, long_ago))
-    job.job.status()
-    kill(supervisor)
-    wait_until(lambda: len(job.news(e.SupervisorStarted)) == 2, "another supervisor", 10.0)
-    assert job.rank_procs() == ranks
-    _open_gate(job)
-    assert job.wait()["state"] == "SUCCEEDED"
-    _assert_nothing_lost_or_doubled(job)
-
-
 def test_a_supervisor_killed_again_and_again_changes_nothing(desk: Desk) -> None:
     job = _gated(desk)
     job.kill_supervisor()  # right after submit
@@ -130,6 +112,7 @@ def test_a_supervisor_killed_again_and_again_changes_nothing(desk: Desk) -> None
     _assert_nothing_lost_or_doubled(job)
 
 
+@pytest.mark.soak
 def test_what_happens_while_nobody_supervises_is_told_later(desk: Desk) -> None:
     job = _gated(desk)
     job.wait_for_step(50)
@@ -163,6 +146,7 @@ def test_a_cancel_asked_of_a_dead_supervisor_is_heard_by_the_next(desk: Desk) ->
     assert job.wait()["state"] == "CANCELLED"
 
 
+@pytest.mark.soak
 def test_a_torn_last_line_of_the_journal_is_forgotten(desk: Desk) -> None:
     job = _gated(desk)
     job.wait_for_step(5)
@@ -175,6 +159,7 @@ def test_a_torn_last_line_of_the_journal_is_forgotten(desk: Desk) -> None:
     _assert_nothing_lost_or_doubled(job)
 
 
+@pytest.mark.soak
 def test_a_second_supervisor_leaves_the_first_alone(desk: Desk) -> None:
     job = _gated(desk)
     job.wait_for_step(1)
@@ -211,3 +196,48 @@ def test_a_supervisor_that_wakes_after_its_job_was_taken_over_leaves_without_a_w
     _open_gate(job)
     assert job.wait()["state"] == "SUCCEEDED"
     _assert_nothing_lost_or_doubled(job)
+
+
+def test_a_look_at_a_copy_of_a_running_job_harms_nothing_of_it(desk: Desk) -> None:
+    job = _gated(desk)
+    job.wait_for_step(49)
+    ranks = job.rank_procs()
+    copied = desk.folder / "copy"
+    subprocess.run(["cp", "-a", f"{desk.environ['ORCH_HOME']}/.", copied], check=True)
+    for verb, code in (("status", 0), ("cancel", 2), ("clean", 2)):
+        line = [sys.executable, "-m", "orchestrator.cli", verb, job.job.id]
+        seen = subprocess.run(
+            line, env={**desk.environ, "ORCH_HOME": str(copied)}, capture_output=True, text=True, check=False
+        )
+        assert seen.returncode == code and f"a copy of {job.root}" in seen.stdout + seen.stderr
+    (job.job.folder.checkpoints / "gate").touch()
+    assert job.wait()["state"] == "SUCCEEDED" and job.seen()["attempt"] == 1
+    assert job.steps_logged() == STEPS and len(ranks) == 4
+
+
+NESTED = """
+import os, subprocess, sys
+
+subprocess.run([sys.executable, "-m", "orchestrator.cli", "submit", "inner.yaml"], check=True)
+"""
+
+INNER = """
+import os, time
+
+while not os.path.exists(os.environ["ORCH_CHECKPOINT_DIR"] + "/gate"):
+    time.sleep(0.02)
+"""
+
+
+def test_a_job_that_a_rank_submits_goes_on_when_the_outer_one_has_ended(desk: Desk) -> None:
+    inner = "name: inner\nnodes: 1\nprocs_per_node: 1\nentrypoint: inner.py\n"
+    files = {"train.py": NESTED, "inner.py": INNER, "inner.yaml": inner}
+    outer = desk.submit(files, procs_per_node=1, entrypoint="train.py")
+    assert outer.wait()["state"] == "SUCCEEDED"
+    job = Sight(orchestrator.find("inner", desk.environ), desk.environ)
+    desk.jobs.append(job)
+    supervisor = job.supervisor()
+    wait_until(lambda: not outer.processes(), "the outer job's processes have left")
+    (job.job.folder.checkpoints / "gate").touch()
+    assert job.wait()["state"] == "SUCCEEDED"
+    assert [started.pid for started in job.news(e.SupervisorStarted)] == [supervisor.pid]

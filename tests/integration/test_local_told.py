@@ -43,7 +43,7 @@ def test_stacks_of_a_running_job_are_taken_and_nothing_is_changed(desk: Desk) ->
     job.wait_for_step(step + 5)
     assert job.rank_procs() == before
     assert job.seen()["state"] == "RUNNING"
-    assert not job.news(d.Judge, d.Alert)
+    assert not job.news(d.Judge) and not job.notices(d.Topic.HANG, d.Topic.DESYNC)
     job.job.cancel()
     job.wait()
 
@@ -59,7 +59,7 @@ def test_a_stopped_rank_is_a_suspicion_within_seconds_and_none_once_it_goes_on(d
     said = wait_until(lambda: job.job.last_status()["suspicion"], "a suspicion")
     assert time.monotonic() - began_s < 20  # 2 s on a quiet machine
     assert said and "rank 1 on node-1 is stopped (state T)" in said
-    assert "suspicion   rank 1" in cells.plain(status.job(job.job.last_status()))
+    assert "suspicion   rank 1" in cells.plain(status.job(job.job.source.status()))
     kill(procs[1], signal.SIGCONT)
     wait_until(lambda: job.job.last_status()["suspicion"] is None, "the end of the suspicion")
     job.job.cancel()

@@ -24,9 +24,10 @@ import atexit, gc, json, locale, logging, multiprocessing, os, random, resource,
 def seen():
     status = dict(line.split(":", 1) for line in open("/proc/self/status"))
     main = sys.modules["__main__"]
-    own = {"ORCH_RANK_DIR", "ORCH_TAG", "TORCHELASTIC_ERROR_FILE", "MASTER_PORT", "ORCH_JOB_ID", "TORCHELASTIC_RUN_ID",
+    own = {"ORCH_RANK_DIR", "ORCH_TAG", "TORCHELASTIC_ERROR_FILE", "MASTER_PORT", "KUBEFLOW_TRAINER_SERVER_URL", "KUBEFLOW_TRAINER_SERVER_TOKEN",
+           "ORCH_JOB_ID", "TORCHELASTIC_RUN_ID",
            "ORCH_CHECKPOINT_DIR", "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "PWD", "ORCH_JOB_NAME",
-           "NCCL_DEBUG_FILE", "TORCHINDUCTOR_CACHE_DIR"}
+           "NCCL_DEBUG_FILE", "TORCHINDUCTOR_CACHE_DIR", "WANDB_RUN_ID", "MLFLOW_RUN_NAME"}
     return {
         "argv": [word.replace(os.getcwd(), "CODE") for word in sys.argv], "orig_argv": [os.path.basename(sys.orig_argv[0]), *sys.orig_argv[1:]],
         "path": [entry.replace(os.getcwd(), "CODE") for entry in sys.path],
@@ -100,7 +101,9 @@ def _how(job: Sight, attempt: int = 1) -> str:
     return next(line for line in log.splitlines() if "is pid" in line)
 
 
-@pytest.mark.parametrize("entry", ["probe.py --lr 0.1 'two words'", "-m pack.probe --lr 0.1"])
+@pytest.mark.parametrize(
+    "entry", ["probe.py --lr 0.1 'two words'", pytest.param("-m pack.probe --lr 0.1", marks=pytest.mark.soak)]
+)
 def test_a_forked_rank_sees_what_a_new_interpreter_sees(desk: Desk, entry: str) -> None:
     warm, forked = _probe(desk, "auto", entrypoint=entry)
     fresh, new = _probe(desk, "fresh", entrypoint=entry)
@@ -209,7 +212,7 @@ def _figures(job: Sight) -> dict[str, int]:
     }
 
 
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("signum", [signal.SIGSTOP, pytest.param(signal.SIGKILL, marks=pytest.mark.soak)])
 def test_ranks_start_when_their_template_is_dead_or_does_not_answer(desk: Desk, signum: int) -> None:
     job = desk.submit({"train.py": TRAIN}, entrypoint="train.py", procs_per_node=2)
     for attempt in (1, 2):

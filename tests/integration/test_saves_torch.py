@@ -1,4 +1,4 @@
-"""Only the truth is resumed from, with real torch: after a reset, a tear, damage or a swap a job goes on from the newest
+"""Only the truth is resumed from, with real torch where its own files or errors are the point: after a reset, a tear, damage or a swap a job goes on from the newest
 whole save, and ends with the weights of a run that nothing disturbed.
 """
 
@@ -15,7 +15,7 @@ from orchestrator.client import saves
 from orchestrator.core.errors import UserError
 from tests.support.local import Desk, Sight, kill, wait_until
 from tests.support.sharded import SHARDED
-from tests.support.torch_script import WITHOUT_DYNAMO
+from tests.support.torch_saves import PLAIN, REAL, STAND_IN
 
 IN_PLACE = (
     SHARDED
@@ -99,74 +99,14 @@ def test_a_folder_that_a_reset_left_half_rewritten_is_not_resumed_from(desk: Des
     assert [path.name for path in job.job.folder.checkpoints.glob(".*torn*")] == [".latest.torn-attempt-1"]
 
 
-PLAIN = (
-    "import os, signal, sys, time, hashlib, pathlib\n"
-    + WITHOUT_DYNAMO
-    + """
-rank, attempt = int(os.environ["RANK"]), int(os.environ["ORCH_ATTEMPT"])
-folder, resume = pathlib.Path(os.environ["ORCH_CHECKPOINT_DIR"]), os.environ["ORCH_RESUME_FROM"]
-torch.manual_seed(0)
-model = torch.nn.Linear(64, 64)
-optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-first = 0
-print("from", resume or "nothing", flush=True)
-if resume:
-    found = torch.load(resume)
-    model.load_state_dict(found["model"])
-    optimizer.load_state_dict(found["optimizer"])
-    first = found["step"]
-
-
-def step(number):
-    torch.manual_seed(number)
-    optimizer.zero_grad()
-    model(torch.randn(4, 64)).pow(2).mean().backward()
-    optimizer.step()
-    time.sleep(0.02)
-
-
-def state(number):
-    return {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": number}
-
-
-def known(name):
-    path = folder / "ledger.jsonl"
-    return path.exists() and f'"main": "{name}"' in path.read_text()
-
-
-def settle(name):  # until the ledger has it as whole; the steps change nothing
-    while not known(name) or not list(folder.glob(f".kept/*[0-9]/{name}")):
-        before = {key: value.clone() for key, value in model.state_dict().items()}
-        kept = {one: {key: value.clone() for key, value in own.items()} for one, own in optimizer.state.items()}
-        for one in model.parameters():
-            one.grad = torch.zeros_like(one)
-        optimizer.step()
-        model.load_state_dict(before)
-        for one, own in kept.items():
-            optimizer.state[one].update(own)
-        time.sleep(0.02)
-
-
-def digest():
-    return hashlib.sha256(b"".join(one.detach().numpy().tobytes() for one in model.parameters())).hexdigest()
-
-
-for number in range(first + 1, 61):
-    step(number)
-    if number % 10 == 0:
-        torch.save(state(number), folder / f"step-{number}.pt")
-        settle(f"step-{number}.pt")
-    exec(os.environ.get("THEN", ""))
-print("ends with", digest(), flush=True)
-"""
-)
-"""One rank that saves each ten steps. THEN is run after each step."""
-
-
-def _plain(desk: Desk, then: str, **restart: object) -> Sight:
+def _plain(desk: Desk, then: str, script: str = PLAIN, **restart: object) -> Sight:
     return desk.submit(
-        {"train.py": PLAIN}, procs_per_node=1, entrypoint="train.py", env={"THEN": then}, restart=restart
+        _files(script), procs_per_node=1, entrypoint="train.py", env={"THEN": then}, restart=restart
     )
+
+
+def _files(script: str) -> dict[str, str]:
+    return {"train.py": script, **({} if script is REAL else STAND_IN)}
 
 
 def _sources(job: Sight) -> list[str]:
@@ -175,8 +115,8 @@ def _sources(job: Sight) -> list[str]:
     return [line.removeprefix("from ").rpartition("/")[2] for line in lines]
 
 
-def _calm_end(desk: Desk) -> str:
-    job = _plain(desk, "")
+def _calm_end(desk: Desk, script: str) -> str:
+    job = _plain(desk, "", script)
     assert job.wait()["state"] == "SUCCEEDED"
     return job.log().split()[-1]
 
@@ -205,8 +145,9 @@ TOUCHED = "if attempt == 1 and number == 35: os.utime(folder / 'step-30.pt'); os
 def test_an_attempt_begins_from_the_newest_whole_save_and_says_why_others_were_passed_over(
     desk: Desk, then: str, source: str, why: str
 ) -> None:
-    job = _plain(desk, then)
-    end = _calm_end(desk)
+    script = REAL if then == TORN else PLAIN
+    job = _plain(desk, then, script)
+    end = _calm_end(desk, script)
     assert job.wait()["state"] == "SUCCEEDED", job.job.why()
     assert _sources(job) == ["nothing", source]
     assert job.log(0, 2).split()[-1] == end
@@ -230,7 +171,7 @@ if attempt == 1 and number == 30:
 
 
 def test_a_save_that_cannot_be_loaded_is_given_up_after_one_attempt_for_the_one_before_it(desk: Desk) -> None:
-    job = _plain(desk, UNLOADABLE)
+    job = _plain(desk, UNLOADABLE, REAL)
     assert job.wait()["state"] == "SUCCEEDED", job.job.why()
     assert _sources(job) == ["nothing", "step-31.pt", "step-30.pt"]
     (passed,) = job.attempts()[2]["passed"]
@@ -244,7 +185,7 @@ def test_a_save_from_which_two_attempts_end_alike_before_a_step_is_given_up(desk
         "if resume:\n", "if resume.endswith('step-30.pt'):\n    sys.exit(3)\nif resume:\n", 1
     )
     job = desk.submit(
-        {"train.py": script}, procs_per_node=1, entrypoint="train.py",
+        _files(script), procs_per_node=1, entrypoint="train.py",
         env={"THEN": "if attempt == 1 and number == 35: os._exit(9)"},
     )  # fmt: skip
     assert job.wait()["state"] == "SUCCEEDED", job.job.why()
@@ -318,7 +259,7 @@ def test_the_saves_of_an_earlier_run_with_higher_numbers_are_never_taken_for_thi
     (place / "step-900.pt").write_bytes((_failed(desk).job.folder.checkpoints / "step-20.pt").read_bytes())
     script = PLAIN.replace('os.environ["ORCH_CHECKPOINT_DIR"]', repr(str(place)), 1)
     job = desk.submit(
-        {"train.py": script.replace("        settle(", "        (")}, procs_per_node=1, entrypoint="train.py",
+        _files(script.replace("        settle(", "        (")), procs_per_node=1, entrypoint="train.py",
         env={"THEN": "if attempt == 1 and number == 35: os._exit(9)"}, checkpoint={"path": f"{place}/*"},
     )  # fmt: skip
     assert job.wait()["state"] == "SUCCEEDED", job.job.why()
@@ -335,7 +276,7 @@ PER_RANK = PLAIN.replace('settle(f"step-{number}.pt")', 'settle(f"step_{number}_
 def test_files_of_each_rank_are_one_save_and_fit_that_number_of_ranks_only(desk: Desk) -> None:
     then = "if attempt == 1 and number == 35: sys.exit(7)"
     job = desk.submit(
-        {"train.py": PER_RANK},
+        _files(PER_RANK),
         entrypoint="train.py",
         env={"THEN": then},
         restart={"never_on_exit_codes": [7]},

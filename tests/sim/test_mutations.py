@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.sim.mutations import KILLERS, MUTATIONS, Mutation, kills
-
-pytestmark = pytest.mark.slow
+from tests.support.sim.mutations import KILLERS, MUTATIONS, Mutation, kills, mutated
 
 MUTATIONS_MIN = 25
 
@@ -16,6 +14,13 @@ def test_there_are_enough_mutations_and_each_has_a_night() -> None:
     assert [mutation.name for mutation in MUTATIONS] == list(KILLERS)
 
 
+def test_each_mutation_fits_the_code() -> None:
+    for mutation in MUTATIONS:
+        with mutated(mutation):
+            pass
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
 def test_a_mutation_of_the_brain_is_killed(mutation: Mutation) -> None:
     nights = KILLERS[mutation.name].split(", ")

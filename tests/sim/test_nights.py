@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import pytest
 
+from tests.support.sim import accounts
 from tests.support.sim.clean import check_clean, clean_night
 from tests.support.sim.clean_desync import CASES as DESYNC_CASES
 from tests.support.sim.clean_desync import check_desync, desync_night
@@ -29,7 +30,7 @@ FIRST = int(os.environ.get("ORCH_FIRST", "0"))
 SEEDS = [int(os.environ["ORCH_SEED"])] if "ORCH_SEED" in os.environ else list(range(FIRST, FIRST + NIGHTS))
 CLEAN_SEEDS = SEEDS if "ORCH_SEED" in os.environ else SEEDS[: max(25 * 10, NIGHTS // 4)]
 QUEUE_SEEDS = SEEDS if "ORCH_SEED" in os.environ else SEEDS[: max(38 * 3, NIGHTS // 8)]
-HANG_SEEDS = SEEDS if "ORCH_SEED" in os.environ else SEEDS[: max(CASES * 5, NIGHTS // 8)]
+HANG_SEEDS = SEEDS if "ORCH_SEED" in os.environ else SEEDS[: max(CASES * 2, NIGHTS // 8)]
 DESYNC_SEEDS = SEEDS if "ORCH_SEED" in os.environ else SEEDS[: max(DESYNC_CASES * 5, NIGHTS // 8)]
 POOL_SEEDS = SEEDS if "ORCH_SEED" in os.environ else SEEDS[: max(42 * 3, NIGHTS // 8)]
 
@@ -37,6 +38,7 @@ POOL_SEEDS = SEEDS if "ORCH_SEED" in os.environ else SEEDS[: max(42 * 3, NIGHTS 
 def _live(world: World, seed: int, test: str, check: Callable[[], None] = lambda: None) -> None:
     try:
         world.play()
+        accounts.check(world)
         check()
     except Exception as err:  # whatever breaks, the night is shown
         lines = "\n".join(tale(world)[-LINES_MAX:])

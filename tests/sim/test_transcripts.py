@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.sim import accounts
 from tests.support.sim.named import NAMED
 from tests.support.sim.night import random_night
 from tests.support.sim.tale import tale
@@ -24,6 +25,7 @@ _NIGHTS = "from tests.sim.test_transcripts import tell; tell(range(40, 60))"
 def test_a_named_night_reads_as_reviewed(name: str) -> None:
     world = World(NAMED[name])
     world.play()
+    accounts.check(world)
     told = "\n".join(tale(world)) + "\n"
     golden = FOLDER / f"{name}.txt"
     if "ORCH_GOLDEN" in os.environ:

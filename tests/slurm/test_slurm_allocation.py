@@ -29,6 +29,7 @@ def told(job: Job, rank: int) -> dict[str, str]:
     return dict(json.loads(lines[-1]))
 
 
+@pytest.mark.soak
 def test_two_by_two_ranks_train_to_the_end(slurm: SlurmBox, desk: Desk) -> None:
     job = desk.submit({"train.py": STEPPER + "run(20)", **FAKE_TORCH})
     assert job.wait()["state"] == "SUCCEEDED"
@@ -59,6 +60,7 @@ def test_the_variables_of_slurm_are_true_of_each_rank(desk: Desk) -> None:
         )
 
 
+@pytest.mark.soak
 def test_a_killed_rank_is_answered_inside_the_allocation(slurm: SlurmBox, desk: Desk) -> None:
     job = desk.submit(TRAINS)
     seen = job.wait_for_step(5)

@@ -72,6 +72,7 @@ def test_a_pending_job_is_told_with_its_reason_held_and_released_and_cancelled(
     assert slurm.queue.state(job.slurm_id()) == "CANCELLED"
 
 
+@pytest.mark.soak
 def test_many_pending_jobs_are_each_told_and_cancelled(slurm: SlurmBox, desk: Desk, crowd: None) -> None:
     jobs = [desk.submit(FILES, name=f"j{number}") for number in range(3)]
     told = json.loads(desk.orch("status", "--all", "--json").stdout)
@@ -142,6 +143,7 @@ def test_a_running_job_is_told_and_cancelled_and_resumes_in_the_queue_under_a_ne
     assert desk.orch("cancel", job.id).stdout.strip() == f"{job.id} CANCELLED"
 
 
+@pytest.mark.soak
 def test_a_resume_is_shown_although_the_supervisor_of_the_last_end_is_still_there(
     slurm: SlurmBox, desk: Desk
 ) -> None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import time
 from datetime import datetime
 
 import pytest
 
-from orchestrator.client import slurm_status
 from tests.support.cluster.desk import FAKE_TORCH, Desk, Job
 from tests.support.cluster.slurm import SlurmBox
 from tests.support.cluster.slurm_jobs import SAVES, TRAINS, allocations
@@ -91,32 +88,7 @@ def test_a_warning_long_before_the_time_limit_is_not_heeded(slurm: SlurmBox, des
     assert job.wait()["state"] == "CANCELLED"
 
 
-def test_a_job_that_nobody_is_left_of_is_put_back_into_the_queue_by_a_look_at_it(
-    slurm: SlurmBox, desk: Desk
-) -> None:
-    job = desk.submit(TRAINS)
-    job.wait_for_step(5)
-    id = job.slurm_id()
-    slurm.power_off("node1")
-    slurm.kill_all("node2", "trainer")
-
-    def runs_on_for_nothing() -> bool:
-        known = slurm.queue.job(id)
-        return (known["JobState"], known["BatchHost"], known["NodeList"]) == ("RUNNING", "node1", "node2")
-
-    job.wait_until(runs_on_for_nothing, "a job without its batch script")
-    long_ago_s = time.time() - 2 * slurm_status.ORPHANED_S
-    os.utime(job.folder.state, (long_ago_s, long_ago_s))
-    job.status()
-    job.wait_until(lambda: job.status()["state"] == "QUEUED", "its place in the queue")
-    job.wait_for_step(5, attempt=2)
-    assert "node1" not in job.placed() and allocations(job) == [f"{id}.0", f"{id}.1"]
-    slurm.power_on("node1")
-    desk.orch("cancel", job.id)
-    assert job.wait()["state"] == "CANCELLED"
-
-
-@pytest.mark.parametrize("is_supervised", [False, True])
+@pytest.mark.parametrize("is_supervised", [False, pytest.param(True, marks=pytest.mark.soak)])
 def test_a_gang_that_trains_on_behind_its_cut_goes_before_the_next_attempt_begins(
     slurm: SlurmBox, desk: Desk, is_supervised: bool
 ) -> None:

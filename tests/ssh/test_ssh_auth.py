@@ -18,7 +18,7 @@ import pytest
 from paramiko.pkey import PublicBlob
 
 from orchestrator.backends.api import LaunchError
-from orchestrator.backends.ssh.connect import keys
+from orchestrator.backends.ssh.connect import auth
 from orchestrator.backends.ssh.connect.connection import Connection, Jumps
 from orchestrator.backends.ssh.connect.ssh_config import Target, resolve
 from orchestrator.core.observations import Retryable
@@ -130,7 +130,7 @@ def test_an_encrypted_key_without_an_agent_holds_no_other_key_up(desk: Desk, jum
 def test_an_agent_that_does_not_sign_holds_no_other_key_up(
     desk: Desk, jumps: Jumps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: str
 ) -> None:
-    monkeypatch.setattr(keys, "AGENT_S_MAX", 0.3)
+    monkeypatch.setattr(auth, "AGENT_S_MAX", 0.3)
     held = PublicBlob.from_file(f"{make_key(tmp_path / 'held')}.pub").key_blob
     server = desk.start(authorized=f"{public(desk.key)}\n{public(tmp_path / 'held')}\n")
     desk.know(server)
@@ -248,15 +248,6 @@ def test_a_second_factor_is_named(desk: Desk, jumps: Jumps) -> None:
     desk.know(server)
     refusal = _refusal(_target(server), jumps)
     assert f"takes the key {desk.key}, but wants password as well" in refusal.reason
-
-
-def test_two_keys_are_given_where_two_are_wanted(desk: Desk, jumps: Jumps) -> None:
-    second = make_key(desk.home / "second")
-    server = desk.start(
-        "AuthenticationMethods publickey,publickey", f"{public(desk.key)}\n{public(second)}\n"
-    )
-    desk.know(server)
-    _enter(_target(server, identity_files=(desk.key, second)), jumps)
 
 
 def test_a_key_that_cannot_be_read_is_passed_over(desk: Desk, jumps: Jumps) -> None:

@@ -20,8 +20,9 @@ import pytest
 from orchestrator.backends.api import Copied, Copy, Direction, LaunchError
 from orchestrator.backends.ssh.backend import SshBackend
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.core.jobdir.plan import Plan, PlannedNode
+from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.observations import Retryable
+from orchestrator.core.planned import PlannedNode
 from orchestrator.core.wire import connection
 from orchestrator.core.wire import messages as m
 from orchestrator.spec.load import JobSpec, SpecFile
@@ -114,6 +115,7 @@ class World:
             certificate=(self.job.secrets / "certificate.pem").read_text(),
             address=f"127.0.0.1:{self.boss.port}",
             heartbeat_s=0.2,
+            node_timeout_s=60.0,
             fence_s=60.0,
             checkpoint_glob="*",
             finds_checkpoints=True,
@@ -204,7 +206,7 @@ def _plan(folder: Path) -> Plan:
     file = SpecFile(folder / "job.yaml", "", spec, folder, folder)
     hosts = tuple(PlannedNode(node, node, "", (), (), 0) for node in NODES)
     there = planner.Inventory("here", (), "/usr/bin/python3")
-    pool = planner._pool(file, there)
+    pool = planner._pool(file, there, "gpt-1")
     local = planner.plan(
         SpecFile(folder / "job.yaml", "", JobSpec.model_validate({**data, "backend": "local"}), folder, folder),
         there, "gpt-1", 0.0,

@@ -13,19 +13,19 @@ import pytest
 from orchestrator.backends.api import LaunchError
 from orchestrator.backends.ssh import fanout
 from orchestrator.backends.ssh.connect.connection import Connection
+from orchestrator.brain.checks.finding import Finding
 from orchestrator.brain.model import decisions as d
 from orchestrator.client import preflight, remote_files
-from orchestrator.client.checks.result import Finding
 from orchestrator.client.cleanup import clean_hosts, cleaned_text
 from orchestrator.client.job import Job
 from orchestrator.core import codec
 from orchestrator.core.errors import ClusterError, UserError
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import PlannedSsh
+from orchestrator.journal import journal_file
 from orchestrator.spec.load import load
 from orchestrator.submission import bundle, planner, render
 from orchestrator.submission.planner import Inventory
-from orchestrator.supervisor.journal import journal_file
 from tests.support import jobs
 from tests.support.sshd import Desk, Sshd, free_port, make_key, needs_sshd
 
@@ -306,13 +306,16 @@ def test_clean_brings_everything_home_and_then_removes_the_folder(desk: Desk, tm
     server = _start(desk)
     _configure(desk, one=server, two=server)
     job, there = _ended(desk, tmp_path)
-    accounts = list(clean_hosts([job]).values())
-    assert cleaned_text(accounts) == "cleaned up 2 hosts of 1 job; fetched 5 files (3.0 MB) from 2 hosts"
+    accounts = clean_hosts([job])
+    assert (
+        cleaned_text(accounts)
+        == f"cleaned up 2 hosts of 1 job ({job.id}); fetched 5 files (3.0 MB) from 2 hosts"
+    )
     assert not there.exists()
     assert (job.folder.checkpoints / "step-2" / "rank-0.pt").exists()
     assert json.loads(job.folder.cleaned_hosts.read_text()) == ["one", "two"]
     server.stop()
-    assert clean_hosts([job]) == {} and cleaned_text([]) == "", "nobody asks twice"
+    assert clean_hosts([job]) == {} and cleaned_text({}) == "", "nobody asks twice"
 
 
 def test_what_cannot_come_home_stays_on_the_host(desk: Desk, tmp_path: Path) -> None:

@@ -10,13 +10,19 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.core import observations
 from orchestrator.core.checkpoints.save import Content, Format, Place, Save, SaveState, StepSource
-from orchestrator.core.limits import Limits
+from orchestrator.core.planned import Limits, PlannedNode, PlannedPool, QueueTerms
+from orchestrator.core.wire.messages import RankHeartbeat
 
 D = TypeVar("D")
 LIMITS = Limits(60.0, 30.0, 20.0, 12.0, 5.0, 1.0, 3, 2.0, 16.0, (), None, "restart")
 IP = "10.0.0.9"
 OWN = observations.Failure("ValueError", "loss is nan", "Traceback", "train.py:42")
 VICTIM = observations.Failure("RuntimeError", "Connection closed by peer", "Traceback", "train.py:50")
+
+
+def planned_node(name: str, *ranks: int) -> PlannedNode:
+    """Return a node of a plan as the brain sees it."""
+    return PlannedNode(name, "", "", (), ranks)
 
 
 class Story:
@@ -32,7 +38,7 @@ class Story:
         *,
         hosts: int = 0,
         spares: int = 0,
-        queue: e.QueueTerms | None = None,
+        queue: QueueTerms | None = None,
         begins: bool = True,
         **limits: object,
     ) -> None:
@@ -52,9 +58,12 @@ class Story:
 
     def planned(self, nodes: int) -> e.Planned:
         if self.hosts:
-            there = tuple(e.NodePlan(f"n{i}", ()) for i in range(self.hosts))
-            return e.Planned(0.0, there, self.limits, e.Pool(nodes, 1, self.spares, 0, self.queue))
-        return e.Planned(0.0, tuple(e.NodePlan(f"n{i}", (i,)) for i in range(nodes)), self.limits, None)
+            there = tuple(planned_node(f"n{i}") for i in range(self.hosts))
+            return e.Planned(0.0, there, self.limits, self.pool(nodes))
+        return e.Planned(0.0, tuple(planned_node(f"n{i}", i) for i in range(nodes)), self.limits, None)
+
+    def pool(self, nodes: int) -> PlannedPool:
+        return PlannedPool(nodes, 1, 0, self.spares, queue=self.queue)
 
     def hear(self, *news: e.Event) -> list[d.Decision]:
         """Tell events at the present time; return all that the brain decides on them."""
@@ -76,8 +85,8 @@ class Story:
     def lent(self, allocation: str, *nodes: int) -> list[d.Decision]:
         """Another allocation begins, of these nodes, and a supervisor in it."""
         assert self.queue is not None
-        there = tuple(e.NodePlan(f"n{node}", ()) for node in nodes)
-        planned = e.Planned(self.now_s, there, self.limits, e.Pool(2, 1, self.spares, 0, self.queue))
+        there = tuple(planned_node(f"n{node}") for node in nodes)
+        planned = e.Planned(self.now_s, there, self.limits, self.pool(2))
         for news in (e.AllocationBegan(self.now_s, allocation), planned):
             self.brain.learn(news)
         return self.hear(e.SupervisorStarted(0.0, 1))
@@ -130,7 +139,7 @@ class Story:
         return e.Exited(0.0, f"n{rank}", attempt, rank, code, signal, count, failure, oom, ordered)
 
     def beat(self, node: int, count: int, state: str = "S", attempt: int = 1) -> e.Heartbeat:
-        return e.Heartbeat(0.0, f"n{node}", attempt, (e.RankHeartbeat(node, count, state, 0, 0.0),))
+        return e.Heartbeat(0.0, f"n{node}", attempt, (RankHeartbeat(node, count, state, 0, 0.0),))
 
     def looked(self, *looks: observations.RankInspection, attempt: int = 1) -> list[e.Inspected]:
         """Return the answers to the last inspection, one for each node."""
@@ -193,6 +202,11 @@ def names(
     return [decision.node for decision in decisions if isinstance(decision, kind)]
 
 
+def notices(decisions: list[d.Decision], *topics: d.Topic) -> list[d.Notice]:
+    """Return the notices on some topics."""
+    return [one for one in decisions if isinstance(one, d.Notice) and one.topic in topics]
+
+
 def none_of(decisions: list[d.Decision], kind: type[d.Decision]) -> bool:
     return not any(isinstance(decision, kind) for decision in decisions)
 
@@ -203,7 +217,7 @@ def look(
     """Return what an inspection has found of a rank, with plain values for what is not given."""
     plain: dict[str, Any] = {
         "rank": rank, "pid": 100 + rank, "state": "S", "activity": activity, "still_s": 0.0, "where": "", "why": "",
-        "proven": False, "ends_s": None, "phase": "", "stack": (), "collectives": (), "groups": (), "collective_counts": (),
+        "has_limit": False, "phase": "", "stack": (), "collectives": (), "groups": (), "collective_counts": (),
         "unavailable": (),
     }  # fmt: skip
     return observations.RankInspection(**{**plain, **more})

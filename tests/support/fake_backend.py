@@ -16,10 +16,10 @@ from orchestrator.core.wire import connection
 from orchestrator.core.wire import messages as m
 from orchestrator.core.wire.connection import Line
 from orchestrator.core.wire.messages import AgentConfig
+from orchestrator.journal import journal_file
 from orchestrator.submission import credentials
 from orchestrator.supervisor import supervisor as supervising
 from orchestrator.supervisor import translation
-from orchestrator.supervisor.journal import journal_file
 from tests.support import jobs
 
 ANSWER_S_MAX = 20.0

@@ -23,7 +23,8 @@ from orchestrator.backends.api import LaunchError
 from orchestrator.backends.ssh.launch import Code, Launch, Launcher, launch_agent
 from orchestrator.core.host import procfs
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.core.jobdir.plan import Plan, PlannedPool, PlannedSsh
+from orchestrator.core.jobdir.plan import Plan, PlannedSsh
+from orchestrator.core.planned import PlannedPool
 from orchestrator.core.wire.messages import AgentConfig, Needs
 from orchestrator.submission import bundle
 from orchestrator.submission.credentials import new_certificate
@@ -175,7 +176,7 @@ def config(node: str = "node-0", needs: Needs = Needs(0, 0, 0), **fields: object
     """Return what an agent is told that dials a port where nobody listens."""
     base = AgentConfig(
         job=jobs.ID, node=node, root=f"~/.orch/jobs/{jobs.ID}", token="c" * 64, certificate=CERTIFICATE,
-        address="127.0.0.1:9", heartbeat_s=1.0, fence_s=30.0, checkpoint_glob="*",
+        address="127.0.0.1:9", heartbeat_s=1.0, node_timeout_s=60.0, fence_s=30.0, checkpoint_glob="*",
         finds_checkpoints=False, ships=True, needs=needs,
     )  # fmt: skip
     return replace(base, **fields)  # type: ignore[arg-type]
@@ -183,7 +184,7 @@ def config(node: str = "node-0", needs: Needs = Needs(0, 0, 0), **fields: object
 
 def launch(code: Code, told: AgentConfig | None = None, of: Launcher | None = None) -> Launch:
     """Return a launch with the real script."""
-    return Launch(of or launcher(), code, False, told or config())
+    return Launch(of or launcher(), code, told or config())
 
 
 def sha256(path: Path) -> str:

@@ -24,6 +24,7 @@ CONFIG = AgentConfig(
     certificate="c",
     address="127.0.0.1:4000",
     heartbeat_s=1.0,
+    node_timeout_s=60.0,
     fence_s=30.0,
     checkpoint_glob="*",
     finds_checkpoints=True,
@@ -121,7 +122,7 @@ class FakeSession:
         if self.host.launch_error is not None:
             raise self.host.launch_error
         if not still_wanted():
-            raise ses.Unwanted
+            raise ses.NotWantedAnyMore
         self.host.started += 1
         return ses.AgentPresence(True, self.host.boot)
 
@@ -144,7 +145,6 @@ class FakeSession:
 class FakeForward:
     ended: Callable[[], None]
     is_over: bool = False
-    outward_bytes: int = 0
 
     def hang_up(self) -> None:
         self.is_over = True

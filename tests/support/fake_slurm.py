@@ -7,16 +7,22 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from orchestrator.client import slurm_status
+from orchestrator.client.job import Job
 from orchestrator.core import codec
 from orchestrator.core.jobdir import home, status_file
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.core.jobdir.plan import Plan, PlannedPool, PlannedSlurm
+from orchestrator.core.jobdir.plan import Plan, PlannedSlurm
+from orchestrator.core.planned import PlannedPool, QueueTerms
 from orchestrator.core.slurm.queue import SlurmQueue
+from orchestrator.views import cells
+from orchestrator.views import status as status_view
 from tests.support import jobs
 
 COMMANDS = ("squeue", "sacct", "scontrol", "scancel")
@@ -121,8 +127,8 @@ def installed(place: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
 def plan(job_id: str) -> Plan:
     """Return the plan of a job for Slurm."""
     data = {**codec.pack(jobs.plan()), "id": job_id, "backend": "slurm", "nodes": []}
-    data["pool"] = codec.pack(PlannedPool(2, 2, 0, 0))
-    data["slurm"] = codec.pack(PlannedSlurm((), False, "TERM", 60.0))
+    data["pool"] = codec.pack(PlannedPool(2, 2, 0, 0, queue=QueueTerms(False, 60.0)))
+    data["slurm"] = codec.pack(PlannedSlurm((), "TERM"))
     return codec.unpack(Plan, data)
 
 
@@ -144,7 +150,12 @@ def asked(folder: JobDir) -> list[dict[str, str]]:
     return [json.loads(path.read_text()) for path in sorted(folder.requests.glob("*.json"))]
 
 
-def tell(folder: JobDir, state: str, **more: object) -> None:
+def tell(folder: JobDir, state: str, **more: Any) -> None:
     """Write a job's status as its supervisor does."""
     known = status_file.unknown(plan(folder.id), state, "", time.time())
-    folder.state.write_text(json.dumps({**known, "written_at": status_file.iso(time.time()), **more}))
+    status_file.write(folder, replace(known, **more), durable=False)
+
+
+def shown(folder: JobDir) -> str:
+    """Return a job's status as people see it."""
+    return cells.plain(status_view.job(Job(folder).source.settled_status()))

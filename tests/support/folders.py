@@ -10,11 +10,11 @@ from orchestrator.brain.brain import Brain
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model.facts import News
 from orchestrator.core import codec
-from orchestrator.core.jobdir import home
+from orchestrator.core.jobdir import home, status_file
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
+from orchestrator.journal.journal_file import Journal
 from orchestrator.supervisor import status as status_object
-from orchestrator.supervisor.journal.journal_file import Journal
 from tests.support import jobs
 
 SECRET = "hf_0123456789abcdef"
@@ -43,7 +43,7 @@ def make(place: Path, news: Sequence[News], name: str = "gpt", at_s: float = job
     journal.close()
     last_s = max([one.at for one in news], default=0.0)
     status = status_object.status(_renamed(plan, job.id), brain.facts, jobs.moment(last_s + 1), {})
-    job.state.write_text(json.dumps(status))
+    status_file.write(job, status, durable=False)
     if brain.facts.end is not None:
         job.ended.touch()
     return job

@@ -8,17 +8,19 @@ from typing import Any
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.core import observations
-from tests.support.brain_story import Story, look, only
+from orchestrator.core.wire.messages import RankHeartbeat
+from tests.support.brain_story import Story, look, none_of, notices, only
 
-WAITS, WORKS, SPINS, BLOCKED, SLEEPS = (
+WAITS, WORKS, SPINS, BLOCKED, SLEEPS, STOPPED = (
     observations.Activity.WAITING_FOR_RANKS, observations.Activity.PROGRESSING, observations.Activity.SPINNING, observations.Activity.BLOCKED, observations.Activity.SLEEPING,
+    observations.Activity.STOPPED,
 )  # fmt: skip
 ALL = (0, 1, 2, 3)
 
 
 def gang_of(nodes: int = 4, *, steps: int = 9, **limits: object) -> Story:
     """Return a job whose silence is judged by what it has shown, and which has made some steps."""
-    story = Story(nodes, **{"hang_s_max": 0.0, "node_silent_s_max": 5000.0, **limits})  # type: ignore[arg-type]
+    story = Story(nodes, **{"hang_timeout_s": 0.0, "node_timeout_s": 5000.0, **limits})  # type: ignore[arg-type]
     story.run()
     if steps:
         beats(story, steps)
@@ -31,21 +33,22 @@ def beats(story: Story, count: int, **more: Any) -> list[d.Decision]:
 
 def beat(rank: int, count: int, state: str = "S", **more: Any) -> e.Heartbeat:
     fields: dict[str, Any] = {"log_bytes": 0, "cpu_s": 0.0, "median_step_s": 0.1 if count else None, **more}
-    return e.Heartbeat(0.0, f"n{rank}", 1, (e.RankHeartbeat(rank, count, state, **fields),))
+    return e.Heartbeat(0.0, f"n{rank}", 1, (RankHeartbeat(rank, count, state, **fields),))
 
 
 def entered(
     rank: int, number: int, what: str = "all_reduce", shape: str = "float32[10]", members: tuple[int, ...] = ALL,
-    group: str = "0", where: str = "train.py:9 step", activity: observations.Activity = WAITS, entered_s: float = 5.0, **more: object,
+    group: str = "0", where: str = "train.py:9 step", activity: observations.Activity = WAITS, entered_s: float = 5.0,
+    limit_s: float | None = 60.0, **more: object,
 ) -> observations.RankInspection:  # fmt: skip
     """Return the inspection of a rank that has entered `number` collectives of a group."""
     one = observations.Collective(
-        group, "default group" if group == "0" else "", members, number, what, shape, entered_s
-    )
+        group, "default group" if group == "0" else "", members, number, what, shape, entered_s, limit_s=limit_s
+    )  # fmt: skip
     return look(rank, activity, where=where, stack=(where,), collectives=(one,), **more)
 
 
-def silence(story: Story, *found: observations.RankInspection, for_s: float = 9.0) -> list[d.Decision]:
+def silence(story: Story, *found: observations.RankInspection, for_s: float = 14.0) -> list[d.Decision]:
     """Let nothing be heard for a while but what inspections find, always the same."""
     first_s: float | None = None
     began = len(story.said)
@@ -59,7 +62,8 @@ def silence(story: Story, *found: observations.RankInspection, for_s: float = 9.
                 if story.brain.facts.ranks[one.rank].rank_state.value == "alive"
             ]
             story.hear(*story.looked(*moved))
-        if any(isinstance(one, d.Judge | d.Alert) for one in story.said[began:]):
+        said = story.said[began:]
+        if not none_of(said, d.Judge) or notices(said, d.Topic.HANG):
             break
     return story.said[began:]
 
@@ -68,9 +72,9 @@ def stood(one: observations.RankInspection, stood_s: float) -> observations.Rank
     if one.activity is WORKS:
         return one
     if not stood_s:  # a first look cannot tell
-        return dataclasses.replace(one, activity=observations.Activity.UNKNOWN, proven=False)
+        return dataclasses.replace(one, activity=observations.Activity.UNKNOWN)
     return dataclasses.replace(one, still_s=stood_s)
 
 
-def judged(story: Story, *found: observations.RankInspection, for_s: float = 9.0) -> d.Verdict:
+def judged(story: Story, *found: observations.RankInspection, for_s: float = 14.0) -> d.Verdict:
     return only(silence(story, *found, for_s=for_s), d.Judge).verdict

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import subprocess
 import time
@@ -11,10 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.agent.probes import python_stacks
-from orchestrator.agent.probes.python_stacks import RankStack
-from orchestrator.agent.rank import error_file, hook, step_counter
-from orchestrator.agent.rank.step_counter import LastStep, StepCounter
+from orchestrator.agent.hang import python_stacks
+from orchestrator.agent.hang.python_stacks import RankStack
+from orchestrator.agent.ranks import failure, processes, step_counter
+from orchestrator.agent.ranks.hook import layout
+from orchestrator.agent.ranks.step_counter import LastStep, StepCounter
 
 STACK_SIGNAL = 50
 STACKS_S_MAX = 2.0  # a busy machine; the agent waits less
@@ -82,14 +82,14 @@ class Rank:
         return self.reader().read()
 
     def reader(self) -> StepCounter:
-        return StepCounter(self.dir / hook.STEP_FILE)
+        return StepCounter(self.dir / layout.STEP_FILE)
 
-    def errors(self) -> list[error_file.RankError]:
-        paths = self.dir.glob(hook.ERROR_FILE.format("*"))
-        found = [error_file.error_of(self.dir, int(path.stem.partition("-")[2])) for path in paths]
+    def errors(self) -> list[failure.RankError]:
+        paths = self.dir.glob(layout.ERROR_FILE.format("*"))
+        found = [failure.error_of(self.dir, int(path.stem.partition("-")[2])) for path in paths]
         return [error for error in found if error is not None]
 
-    def error(self) -> error_file.RankError:
+    def error(self) -> failure.RankError:
         (error,) = self.errors()
         return error
 
@@ -124,10 +124,10 @@ def run(argv: Sequence[str | Path], env: dict[str, str]) -> subprocess.Completed
 def lay_out(root: Path) -> Rank:
     """Make a rank's folders as an agent does before the start."""
     rank = Rank(root)
-    for folder in (rank.dir, rank.code, root / "hook"):
+    for folder in (rank.dir, rank.code):
         folder.mkdir()
-    shutil.copy(hook.__file__, root / "hook" / "sitecustomize.py")
-    step_counter.create(rank.dir / hook.STEP_FILE)
+    processes.install_hook(root)
+    step_counter.create(rank.dir / layout.STEP_FILE)
     return rank
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from orchestrator.brain.fold_events import fold
 from orchestrator.brain.model import decisions as d
@@ -15,12 +16,12 @@ from orchestrator.core import observations
 from orchestrator.core.checkpoints.save import Place, StepSource
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.jobdir.status_file import Status
+from orchestrator.core.wire.messages import RankHeartbeat
+from orchestrator.journal.job_record import Record
+from orchestrator.journal.journal_file import Entry
 from orchestrator.spec.load import JobSpec, SpecFile
 from orchestrator.submission import planner
 from orchestrator.submission.planner import Inventory
-from orchestrator.supervisor.journal.job_record import Record
-from orchestrator.supervisor.journal.journal_file import Entry
-from orchestrator.supervisor.journal.planned import planned
 from orchestrator.supervisor.status import Now
 from orchestrator.supervisor.status import status as job_status
 from tests.support import saved_files
@@ -70,12 +71,17 @@ def status(news: Sequence[News], at: float = 12.0) -> Status:
     facts = Facts()
     for one in news:
         fold(facts, one)
-    return cast(Status, {**job_status(plan(total_steps=1000), facts, moment(at), {}), "dir": ROOT})
+    return replace(job_status(plan(total_steps=1000), facts, moment(at), {}), dir=ROOT)
 
 
 def moment(job_s: float) -> Now:
     """Return the moment at which the job's clock says this."""
     return Now(job_s, BEGAN_S + job_s)
+
+
+def planned(of: Plan, at: float = 0.0) -> e.Planned:
+    """Return the event that tells the brain of a plan."""
+    return e.Planned(at, of.nodes, of.limits, of.pool)
 
 
 def submitted(at: float = 0.0) -> list[News]:
@@ -111,7 +117,7 @@ def beats(attempt: int, at: float, count: int) -> list[News]:
             at,
             f"node-{number}",
             attempt,
-            tuple(e.RankHeartbeat(rank, count, "S", 100, 1.0) for rank in (2 * number, 2 * number + 1)),
+            tuple(RankHeartbeat(rank, count, "S", 100, 1.0) for rank in (2 * number, 2 * number + 1)),
         )
         for number in (0, 1)
     ]
@@ -128,7 +134,10 @@ def crash(attempt: int, at: float, count: int, step: int, evidence: str = "") ->
     failure = observations.Failure("RuntimeError", "loss is NaN", traceback, where)
     verdict = d.Verdict(
         d.Kind.CRASH, (1,), "node-0", f"rank 1 on node-0: RuntimeError: loss is NaN at {where}",
-        ("rank 1 on node-0 (pid 5001) exited with code 1", traceback), "crash", step, at, True,
+        (
+            d.Evidence("rank 1 on node-0 (pid 5001) exited with code 1"),
+            d.Evidence(traceback, d.EvidenceKind.OUTPUT if evidence else d.EvidenceKind.TRACEBACK),
+        ), d.Signature(d.Kind.CRASH), step, at, True,
     )  # fmt: skip
     return [
         e.Exited(at, "node-0", attempt, 1, 1, None, count, failure, False, False),

@@ -19,13 +19,13 @@ import pytest
 import yaml
 
 import orchestrator
+from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model.facts import News
 from orchestrator.client.job import Job
 from orchestrator.core.host import procfs
 from orchestrator.core.host.procfs import Proc
-from orchestrator.core.jobdir.status_file import Status
+from orchestrator.journal import journal_file
 from orchestrator.supervisor import status
-from orchestrator.supervisor.journal import journal_file
 
 T = TypeVar("T")
 
@@ -118,7 +118,7 @@ class Sight:
             return {"state": "", "step": None, "attempt": 0, "ranks": [], "checkpoint": None}
         return known
 
-    def wait(self, limit_s: float = WAIT_S_MAX) -> Status:
+    def wait(self, limit_s: float = WAIT_S_MAX) -> dict[str, Any]:
         return self.job.wait(limit_s)
 
     def wait_for_state(self, state: str) -> dict[str, Any]:
@@ -145,6 +145,10 @@ class Sight:
         """Return what the journal holds, of these kinds."""
         entries: list[News] = [entry.news for entry in journal_file.read(self.job.folder.journal)]
         return [one for one in entries if not kinds or isinstance(one, kinds)]
+
+    def notices(self, *topics: d.Topic) -> list[d.Notice]:
+        """Return what a person was told on some topics."""
+        return [one for one in self.news(d.Notice) if one.topic in topics]
 
     def attempts(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self.job.why()["attempts"]

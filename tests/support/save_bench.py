@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.agent.outputs.save_scanner import Hasher, SaveScanner
-from orchestrator.agent.rank import step_counter
-from orchestrator.agent.rank.hook import RING_STEPS, RING_WORD, STEP_FILE_MAGIC, STEP_FILE_VERSION
-from orchestrator.agent.start.processes import NodeRanks, RankProcess
+from orchestrator.agent.ranks import step_counter
+from orchestrator.agent.ranks.hook.layout import RING_STEPS, RING_WORD, STEP_FILE_MAGIC, STEP_FILE_VERSION
+from orchestrator.agent.ranks.processes import NodeRanks, RankProcess
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.log_index import LogIndex
 from orchestrator.core.wire import messages as m
@@ -68,6 +68,8 @@ class Bench:
                     break
                 await asyncio.wait_for(self.wake.wait(), WAIT_S_MAX)
         await self.hash()
+        if self.scanner._saving is not None:  # what it has seen is on disk by then
+            await asyncio.wait_for(asyncio.wrap_future(self.scanner._saving), WAIT_S_MAX)
 
     async def hash(self) -> None:
         while self.scanner._hashing:

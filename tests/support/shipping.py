@@ -30,7 +30,7 @@ _REPORTS = codec.by_kind(m.Report)
 
 RUN_AGENT = """
 import sys
-from orchestrator.agent.agent import run_agent
+from orchestrator.agent.process.agent import run_agent
 from orchestrator.core import codec
 from orchestrator.core.wire.messages import AgentConfig
 sys.exit(run_agent(codec.loads(AgentConfig, sys.stdin.buffer.read())))
@@ -72,7 +72,7 @@ class Home:
         report, _ = connection.take_message(dict(said.data), _REPORTS)
         match report:
             case m.Chunk():
-                self.intake.take(said.node, report, said.raw)
+                self.intake.receive(said.node, report, said.raw)
             case m.Heartbeat():
                 self.beats[said.node] = report
                 boot, seq = self.acked.get(said.node, ("", 0))
@@ -228,6 +228,6 @@ def _config(folder: Path, home: Home, node: str) -> m.AgentConfig:
     root = folder / f"host of {node}"
     return m.AgentConfig(
         job=JOB, node=node, root=str(root), token=TOKEN, certificate=home.certificate,
-        address=f"127.0.0.1:{home.port}", heartbeat_s=0.2, fence_s=60.0, checkpoint_glob="*",
+        address=f"127.0.0.1:{home.port}", heartbeat_s=0.2, node_timeout_s=60.0, fence_s=60.0, checkpoint_glob="*",
         finds_checkpoints=False, ships=True, needs=m.Needs(0, 0, 0),
     )  # fmt: skip

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from orchestrator.agent.rank.hook import RANK_DIR_ENV, SOCKET_FILE
+from orchestrator.agent.ranks.hook.layout import PENDING_HANDLER, RANK_DIR_ENV, SOCKET_FILE
 
 TRACE_ENV = "FAKE_TRACE"
 """Names the file with what it says of collectives; without one there were none."""
 
 SOURCE = f"""
 import _thread, faulthandler, os, socket, tempfile
+
+held = []
 
 
 def answer(question):
@@ -23,6 +25,9 @@ def answer(question):
             faulthandler.dump_traceback(file, all_threads=True)
             file.seek(0)
             return file.read()
+    if b"{PENDING_HANDLER}" in question:
+        from _orch_hook.errors import pending, record_of
+        return record_of(pending()).encode() if pending() else b""
     return b"{{}}"
 
 
@@ -42,6 +47,7 @@ def begin():
     listener.bind(f"/proc/self/fd/{{fd}}/" + "{SOCKET_FILE}".format(os.getpid()))
     os.close(fd)
     listener.listen()
+    held.append(listener)  # where a script has closed it, its number may be that of a file of the script
     _thread.start_new_thread(serve, (listener,))
 
 

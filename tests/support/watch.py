@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from orchestrator.agent.evidence.inspector import Inspector
-from orchestrator.agent.start.processes import NodeRanks, install_hook
+from orchestrator.agent.hang.inspector import Inspector
+from orchestrator.agent.ranks.processes import NodeRanks, install_hook
 from orchestrator.core import observations
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.core.settings.rank_settings import RankRequest
+from orchestrator.core.settings.rank_settings import Layers, RankRequest
 from orchestrator.core.wire import messages as m
 from tests.support import torch_window
 
@@ -65,7 +65,8 @@ class Watch:
             for rank in range(ranks)
         )
         order = m.Start(1, (sys.executable, "train.py"), RankRequest(), starts)
-        self.ranks.start(order, starts, os.environ)
+        self.ranks.make_files(order)
+        self.ranks.start(order, Layers.of(os.environ, {}, {}))
         self.eyes = Inspector(self.ranks, starts[0].env)
         self.count = 0
 
@@ -105,11 +106,9 @@ class Watch:
             assert time.monotonic() < deadline_s, f"{found}\n{self.page(rank)}\n{self.logs()}"
             time.sleep(BETWEEN_S)
 
-    def until_activity(
-        self, activity: observations.Activity, rank: int = 0, proven: bool = False
-    ) -> observations.RankInspection:
-        """Look until a rank does that, for certain if so asked."""
-        return self.until(lambda one: one.activity is activity and one.proven >= proven, rank)
+    def until_activity(self, activity: observations.Activity, rank: int = 0) -> observations.RankInspection:
+        """Look until a rank does that."""
+        return self.until(lambda one: one.activity is activity, rank)
 
     def page(self, rank: int = 0) -> str:
         """Return the page of the last look."""

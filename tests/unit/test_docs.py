@@ -18,22 +18,21 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model.facts import News, Phase
 from orchestrator.brain.model.node_facts import AgentState
 from orchestrator.brain.model.rank_facts import RankState
-from orchestrator.cli.group import INTERRUPTED, JOB_FAILED, cli
+from orchestrator.cli.group import INTERRUPTED, JOB_FAILED, NEEDS_A_PERSON, TIME_IS_OVER, cli
 from orchestrator.client import post_mortem, stacks
 from orchestrator.core.checkpoints.save import SaveState
 from orchestrator.core.errors import ClusterError, UserError
 from orchestrator.core.jobdir import status_file
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.core.jobdir.plan import Plan, PlannedNode
+from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.jobdir.rank_env import RankSlot, rank_env
-from orchestrator.core.limits import Limits
+from orchestrator.core.planned import Limits, PlannedNode
 from orchestrator.core.slurm import command_output
 from orchestrator.core.slurm.command_output import QueueJob
+from orchestrator.journal.journal_file import Entry
 from orchestrator.spec import load
 from orchestrator.spec.value_types import Occasion
 from orchestrator.supervisor import status as status_object
-from orchestrator.supervisor.journal import planned
-from orchestrator.supervisor.journal.journal_file import Entry
 from orchestrator.views import cells
 from tests.support import brain_story, jobs
 
@@ -100,6 +99,12 @@ def test_the_reference_is_the_code_s_own(part: str) -> None:
 
 def test_the_signs_of_life_and_their_weights_are_those_of_the_code() -> None:
     assert GENERATE.replaced(HANGS, "signs", GENERATE.signs()) == HANGS, "stale: run `make docs`"
+
+
+def test_the_map_of_the_code_is_generated() -> None:
+    assert GENERATE.replaced(ARCHITECTURE, "rooms", GENERATE.rooms()) == ARCHITECTURE, (
+        "stale: run `make docs`"
+    )
 
 
 def test_every_word_of_notify_on_is_explained() -> None:
@@ -224,7 +229,8 @@ def test_python_in_the_reference_is_python() -> None:
 def test_the_exit_codes_are_those_of_the_code() -> None:
     rows = REFERENCE.partition("\n| exit code |")[2].partition("\n\n")[0].splitlines()[2:]
     codes = [int(row.split("|")[1]) for row in rows]
-    assert codes == [0, JOB_FAILED, UserError.exit_code, ClusterError.exit_code, INTERRUPTED]
+    own = [JOB_FAILED, UserError.exit_code, ClusterError.exit_code, NEEDS_A_PERSON, TIME_IS_OVER, INTERRUPTED]
+    assert codes == [0, *own]
 
 
 def test_the_states_are_those_of_the_code() -> None:
@@ -305,8 +311,9 @@ def test_the_reference_names_every_variable_that_a_rank_gets() -> None:
 
 def test_the_reference_names_every_key_of_the_json_outputs() -> None:
     made = Brain()
-    made.learn(planned.planned(_plan(), 0.0))
-    status = status_object.status(_plan(), made.facts, status_object.Now(0.0, 0.0), {})
+    made.learn(jobs.planned(_plan()))
+    now = status_object.Now(0.0, 0.0)
+    status = status_file.as_json(status_object.status(_plan(), made.facts, now, {}))
     why = post_mortem.why(_plan(), jobs.record(_one_crash()))
     attempt = why["attempts"][0]
     rank = stacks.rank_json(brain_story.look(0), "node-0")
@@ -317,16 +324,10 @@ def test_the_reference_names_every_key_of_the_json_outputs() -> None:
 
 def _one_crash() -> list[Entry]:
     """Return the journal of a job whose only attempt got a verdict."""
-    verdict = d.Verdict(d.Kind.CRASH, (0,), "node-0", "s", (), "s", None, 0.0, False)
+    verdict = d.Verdict(d.Kind.CRASH, (0,), "node-0", "s", (), d.Signature(d.Kind.CRASH), None, 0.0, False)
     news: tuple[News, ...] = (
-        planned.planned(_plan(), 0.0),
+        jobs.planned(_plan()),
         d.BeginAttempt(0.0, "submitted", 1, None),
         d.Judge(1.0, "s", 1, verdict),
     )
     return [Entry(number, 0.0, 0.0, "", "", 0, one) for number, one in enumerate(news, 1)]
-
-
-def test_the_map_of_the_code_names_every_room() -> None:
-    page = ARCHITECTURE.partition("## The map of the code")[2].partition("\n## ")[0]
-    rooms = {path.parent.name for path in (ROOT / "orchestrator").glob("*/**/__init__.py")}
-    assert [room for room in sorted(rooms) if f"{room}/" not in page] == []

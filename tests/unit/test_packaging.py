@@ -56,7 +56,14 @@ def wheel(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> zipfile.Zi
 def test_the_wheel_holds_every_module_the_templates_and_the_type_marker(wheel: zipfile.ZipFile) -> None:
     expected = {
         str(path.relative_to(ROOT))
-        for folder, pattern in (("orchestrator", "**/*.py"), ("orchestrator/templates", "*.j2"))
+        for folder, pattern in (
+            ("orchestrator", "**/*.py"),
+            ("orchestrator/templates", "*.j2"),
+            ("orchestrator/report", "*.j2"),
+            ("orchestrator/report", "*.css"),
+            ("orchestrator/report", "*.js"),
+            ("orchestrator/programs", "*.md"),
+        )
         for path in (ROOT / folder).glob(pattern)
     }
     assert any(name.endswith(".sh.j2") for name in expected)

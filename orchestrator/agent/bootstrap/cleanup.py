@@ -13,11 +13,11 @@ import signal
 import time
 from pathlib import Path
 
-from orchestrator.agent import keeper
 from orchestrator.agent.bootstrap import job_folder
 from orchestrator.agent.bootstrap.replies import Fault, fault
+from orchestrator.agent.process import keeper
 from orchestrator.core import codec
-from orchestrator.core.host import procfs
+from orchestrator.core.host import process_tags, procfs
 from orchestrator.core.jobdir import locks
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.wire import bootstrap as w
@@ -41,7 +41,8 @@ def clean_up(request: w.CleanUp) -> w.CleanedUp:
     job_folder.require_own(job)
     nodes = _nodes(job)
     killed = sum(_end(job, node) for node in nodes)
-    surviving = [pid for node in nodes for pid in keeper.clean_up_processes(job.id, node)]
+    tags = [process_tags.of(job.root, node) for node in nodes]
+    surviving = [pid for tag in tags for pid in keeper.clean_up_processes(tag)]
     if not job.root.is_dir():
         return w.CleanedUp(killed, "")
     if job.secrets.exists() or job.journal.exists():
@@ -85,13 +86,14 @@ def _end(job: JobDir, node: str) -> int:
     proc = _keeper(job.node(node))
     if proc is None:
         return 0
-    killed = 1 + len(procfs.descendants(proc.pid))
+    tag = process_tags.of(job.root, node)
+    killed = 1 + len(process_tags.descendants(proc.pid, tag))
     _signal(proc.pid, signal.SIGTERM)
     deadline_s = time.monotonic() + LEAVE_S_MAX
     while procfs.alive(proc) and time.monotonic() < deadline_s:
         time.sleep(POLL_S)
     if procfs.alive(proc):
-        for pid in (proc.pid, *procfs.descendants(proc.pid)):
+        for pid in (proc.pid, *process_tags.descendants(proc.pid, tag)):
             _signal(pid, signal.SIGKILL)
     return killed
 

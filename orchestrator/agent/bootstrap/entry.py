@@ -77,7 +77,8 @@ def _launch(request: w.Launch, bundle: bytes, bundle_fd: int, replies: Replies) 
     config = dataclasses.replace(
         request.config, root=str(job.root), ships=request.config.ships and not is_own
     )
-    has_rsync, notes = shutil.which("rsync") is not None, job_folder.notes(job, request, is_own)
+    has_rsync = shutil.which("rsync") is not None
+    notes = (f"{job.root} is the job's own folder there too: nothing is copied",) if is_own else ()
     placed = w.Placed(str(job.root), config.ships, has_rsync, procfs.boot_id(), notes)
     if is_own:
         replies.send(placed)

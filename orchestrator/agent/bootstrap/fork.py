@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from orchestrator.agent.start import spawn
+from orchestrator.agent.ranks import template
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.wire import bootstrap as w
 
@@ -46,7 +46,7 @@ class Keeper:
 
     def receive(self) -> bytes:
         """Wait for the keeper's next line. Raises EndedError."""
-        line = self.replies.readline(w.WORD_BYTES_MAX)
+        line = self.replies.readline(w.REPLY_BYTES_MAX)
         if not line:
             raise EndedError
         return line
@@ -85,7 +85,7 @@ def fork_keeper(job: JobDir, log_fd: int, bundle_fd: int) -> Keeper:
     code = 1
     try:
         _become_keeper(job, (orders_read, replies_write, log_fd), bundle_fd)
-        from orchestrator.agent import agent, keeper  # other requests need neither
+        from orchestrator.agent.process import agent, keeper  # other requests need neither
 
         gc.freeze()
         gc.enable()
@@ -115,4 +115,4 @@ def _become_keeper(job: JobDir, streams: tuple[int, int, int], bundle_fd: int) -
     os.chdir(job.root)
     for name in [name for name in os.environ if name.startswith("SSH_")]:
         del os.environ[name]
-    spawn.show_argv((sys.executable, "-I", "-S", "-X", "utf8", str(job.bundle), "agent", "launched"))
+    template.show_argv((sys.executable, "-I", "-S", "-X", "utf8", str(job.bundle), "agent", "launched"))

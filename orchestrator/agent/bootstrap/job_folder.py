@@ -107,16 +107,6 @@ def open_at(job: JobDir, request: w.Launch) -> None:
         raise fault("folder", err, job.root) from err
 
 
-def notes(job: JobDir, request: w.Launch, is_own_folder: bool) -> tuple[str, ...]:
-    """Return remarks on the folder that may matter later."""
-    remarks = []
-    if is_own_folder:
-        remarks.append(f"{job.root} is the job's own folder there too: nothing is copied")
-    if request.executes and os.statvfs(job.root).f_flag & os.ST_NOEXEC:
-        remarks.append(f"{job.root} is mounted noexec: programs of the code snapshot cannot be run there")
-    return tuple(remarks)
-
-
 def fill(job: JobDir, request: w.Launch, bundle: bytes, replies: Replies, placed: w.Placed) -> None:
     """Copy bundle and code into the folder, unless they are there. Raises Fault, EOFError."""
     try:
@@ -140,7 +130,7 @@ def _locked(job: JobDir, replies: Replies) -> Iterator[None]:
     lock = job.root / "launch.lock"
     fd = locks.open_file(lock)
     try:
-        while not locks.take(fd, LOCK_POLL_S, LOCK_POLL_S):
+        while not locks.acquire(fd, LOCK_POLL_S, LOCK_POLL_S):
             if time.monotonic() > deadline_s:
                 reason = f"another launch{locks.by_whom(lock)} has held {lock} for {LOCK_S_MAX:.0f} s"
                 raise Fault("folder", reason, "", "transient")

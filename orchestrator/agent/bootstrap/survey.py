@@ -10,7 +10,8 @@ from pathlib import Path
 
 from orchestrator.agent.bootstrap import job_folder
 from orchestrator.agent.bootstrap.replies import Fault, fault
-from orchestrator.core.host import gpus, hardware
+from orchestrator.agent.process import leases
+from orchestrator.core.host import gpus, hardware, procfs
 from orchestrator.core.wire import bootstrap as w
 
 
@@ -31,6 +32,7 @@ def survey(request: w.SurveyHost) -> w.HostSurveyed:
         has_rsync=shutil.which("rsync") is not None,
         program=_ranks_program(request.programs),
         hardware=hardware.gather_all(os.environ),
+        held=leases.held(leases.Stock(gpus.here, os.cpu_count() or 1), procfs.text(Path("/proc/net/unix"))),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from orchestrator.agent.bootstrap.replies import Replies
-from orchestrator.agent.checks import steps
+from orchestrator.agent.host import steps
 from orchestrator.core import codec
 from orchestrator.core.wire import bootstrap as w
 
@@ -16,6 +16,6 @@ def serve(replies: Replies) -> None:
     try:
         while line := replies.next_line(w.STEP_S_MAX):
             step: w.Step = codec.loads_kind(_STEPS, line)
-            replies.send(here.take(step))
+            replies.send(here.run(step))
     finally:
         here.close()

@@ -14,9 +14,10 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from orchestrator.core.jobdir import shipped_files
+from orchestrator.core.jobdir import ownership
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.wire import messages as m
+from orchestrator.core.wire import shipped_files
 from orchestrator.core.wire.connection import RAW_BYTES_MAX
 
 SHIP_WINDOW_BYTES = 1 << 20
@@ -207,7 +208,7 @@ class LogShipper:
 
     def _read(self, file: _File, wanted_bytes: int) -> bytes:
         try:
-            fd = os.open(self._job.root / file.path, os.O_RDONLY | os.O_CLOEXEC)
+            fd = ownership.open_regular(self._job.root / file.path)
         except OSError:
             return b""  # the next poll sees what became of it
         try:

@@ -18,25 +18,28 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.agent.outputs.save_watch import Change, Clock, SaveWatch
-from orchestrator.agent.rank.step_counter import MTIME_LAG_NS
-from orchestrator.agent.start.processes import NodeRanks
+from orchestrator.agent.ranks.processes import NodeRanks
+from orchestrator.agent.ranks.step_counter import MTIME_LAG_NS
 from orchestrator.core import codec
 from orchestrator.core.checkpoints import disk, tree
 from orchestrator.core.checkpoints.save import Part, Save
-from orchestrator.core.jobdir import locks
+from orchestrator.core.jobdir import locks, ownership
 from orchestrator.core.jobdir.durable import LINE_BYTES_MAX
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.wire import messages as m
 
-LOOK_S = 1.0
-LOOK_SHARE_MAX = 0.05
+SCAN_S = 1.0
+SCAN_SHARE_MAX = 0.05
 """How often the place is looked at, and which share of its time a node spends in looks at most."""
 
-LAST_LOOK_S_MAX = 600.0
+LAST_SCAN_S_MAX = 600.0
 """How long the end of an attempt waits for the last look."""
 
 HASH_BYTES_PER_S = 200e6
 """How fast saves are hashed beside the training."""
+
+SHA256_BYTES = 100
+"""How much longer a message about a save becomes with the sha256 of a file."""
 
 IDLE_NICENESS = 19
 LOCK_FILE = "checkpoints.lock"
@@ -103,6 +106,7 @@ class SaveScanner:
         self._lock_fd: int | None = None
         self._hashing: list[tuple[m.SaveSeen, concurrent.futures.Future[object]]] = []
         self._said = ""
+        self._saving: concurrent.futures.Future[None] | None = None
         self.looks_done = 0
 
     @property
@@ -115,16 +119,22 @@ class SaveScanner:
         """How many looks have ended in this attempt; -1 where another agent looks."""
         return self.looks_done if self._lock_fd is not None else -1
 
-    def recover(self) -> None:
+    async def recover(self) -> None:
         """Report what an earlier agent, which has died, had not: it is over by now."""
         if not self._may_look or not self._take_lock():
             return
-        with contextlib.suppress(OSError, codec.CodecError, ValueError, KeyError, TypeError):
-            self._watch.load((self._job.root / LOCK_FILE).read_bytes())
-            clock = Clock(time.time_ns(), self._watch.stepped_ns, self._watch.first_ns, ended=True)
-            for change in self._watch.look(clock):
+        looking = asyncio.wrap_future(self._thread.submit(self._left_behind))
+        with contextlib.suppress(asyncio.TimeoutError):
+            for change in await asyncio.wait_for(looking, LAST_SCAN_S_MAX):
                 self._report_change(change, 0)
         self._release()
+
+    def _left_behind(self) -> list[Change]:
+        with contextlib.suppress(OSError, codec.CodecError, ValueError, KeyError, TypeError):
+            self._watch.load(ownership.read_regular(self._job.root / LOCK_FILE))
+            clock = Clock(time.time_ns(), self._watch.stepped_ns, self._watch.first_ns, ended=True)
+            return self._watch.look(clock)
+        return []
 
     def begin(self, attempt: int, looks: bool = True) -> None:
         """Begin an attempt. `looks`: whether this agent looks for its saves."""
@@ -145,16 +155,17 @@ class SaveScanner:
     def finish(self, ranks: NodeRanks, now_s: float) -> bool:
         """Look a last time, after all ranks have ended; return True when all that it found is reported."""
         if self._finish_by_s is None:
-            self._finish_by_s = now_s + LAST_LOOK_S_MAX
+            self._finish_by_s = now_s + LAST_SCAN_S_MAX
             self._hasher.is_hurried = True
         if self._looking is not None:
             self._take_look(ranks, now_s)
         if self._looking is None and not self._is_last and self._is_looker(ranks):
             self._begin_look(ranks, now_s, ended=True)
-        if (self._looking is not None or not self._is_last) and self._lock_fd is not None:
+        is_saving = self._saving is not None and not self._saving.done()
+        if (self._looking is not None or not self._is_last or is_saving) and self._lock_fd is not None:
             if now_s < self._finish_by_s:
                 return False
-            self._note(f"the disk of the checkpoints did not answer for {LAST_LOOK_S_MAX:g} s")
+            self._note(f"the disk of the checkpoints did not answer for {LAST_SCAN_S_MAX:g} s")
         self._finish_by_s = None
         self._release()
         return True
@@ -190,12 +201,13 @@ class SaveScanner:
         if not self._looking.done():
             return
         changes, self._looking = self._looking.result(), None
-        self._due_s = now_s + max(LOOK_S, (now_s - self._began_s) / LOOK_SHARE_MAX)
+        self._due_s = now_s + max(SCAN_S, (now_s - self._began_s) / SCAN_SHARE_MAX)
         self.looks_done += 1
         for change in changes:
             self._report_change(change, ranks.step_at(change.written_ns + MTIME_LAG_NS))
         if changes:
-            self._save_watch()
+            self._saving = self._thread.submit(self._save_watch)
+            self._wake_after(self._saving)
         said = self._watch.cut and f"the checkpoint folder is not seen whole: {self._watch.cut}"
         if said and said != self._said:
             self._note(said)
@@ -213,7 +225,7 @@ class SaveScanner:
             change.stale,
         )
         seen = m.SaveSeen(self._watch.attempt, group.key, group.series, group.main, part)
-        if _bytes(seen) > LINE_BYTES_MAX:
+        if len(change.pieces) * SHA256_BYTES > LINE_BYTES_MAX or _bytes(seen) > LINE_BYTES_MAX:
             count = len(change.pieces)
             self._note(
                 f"{group.main} has {count:,} files, too many to report: it is no checkpoint to begin from"
@@ -234,8 +246,10 @@ class SaveScanner:
         future.add_done_callback(wake)
 
     def _take_hashed(self) -> None:
-        for seen, future in [pair for pair in self._hashing if pair[1].done()]:
-            self._hashing.remove((seen, future))
+        done = [pair for pair in self._hashing if pair[1].done()]
+        if done:
+            self._hashing = [pair for pair in self._hashing if not pair[1].done()]
+        for seen, future in done:
             with contextlib.suppress(OSError, GivenUp, concurrent.futures.CancelledError):
                 pieces = future.result()
                 if isinstance(pieces, tuple):
@@ -256,7 +270,7 @@ class SaveScanner:
 
         def begin() -> None:
             with contextlib.suppress(OSError, codec.CodecError, ValueError, KeyError, TypeError):
-                self._watch.load((self._job.root / LOCK_FILE).read_bytes())
+                self._watch.load(ownership.read_regular(self._job.root / LOCK_FILE))
                 if self._watch.attempt == attempt:
                     return
             self._watch.begin(attempt)
@@ -268,7 +282,7 @@ class SaveScanner:
         if self._lock_fd is None:
             with contextlib.suppress(OSError):
                 fd = locks.open_file(self._job.root / LOCK_FILE)
-                if locks.take(fd, 0.0):
+                if locks.acquire(fd, 0.0):
                     self._lock_fd = fd
                 else:
                     os.close(fd)
@@ -288,7 +302,7 @@ class SaveScanner:
 
 def _bytes(seen: m.SaveSeen) -> int:
     """Return how long a message about a save can become: with the sha256 of its files, and their names in its place."""
-    hashed = sum(100 + len(codec.dumps_plain(piece.name)) for piece in seen.part.pieces)
+    hashed = sum(SHA256_BYTES + len(codec.dumps_plain(piece.name)) for piece in seen.part.pieces)
     return len(codec.dumps_kind(seen)) + hashed
 
 

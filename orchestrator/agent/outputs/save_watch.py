@@ -6,18 +6,21 @@
 - What was written before the first step (a vocabulary, a config) is no save, unless the script makes no steps at all: that
   is known when it writes a second save of the series, or ends.
 - When the ranks have ended, all that is new is reported, with how it is known that its writing was over, if it is.
+- Of saves that are done at once, the newest of those with like names count: the others are said to be left out.
 
 Not thread-safe: one thread looks.
 """
 
 from __future__ import annotations
 
+import collections
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from orchestrator.agent.rank.step_counter import MTIME_LAG_NS
+from orchestrator.agent.ranks.step_counter import MTIME_LAG_NS
 from orchestrator.core import codec
 from orchestrator.core.checkpoints import names, reading, tree
 from orchestrator.core.checkpoints.names import Group
@@ -26,6 +29,10 @@ from orchestrator.core.checkpoints.save import Closing, GroupReading, Piece
 SILENT_S = 2.0
 UNFINISHED_S_MAX = 60.0
 """A group that does not settle, and has not changed for this time, keeps nobody waiting."""
+
+ALIKE_DONE_MAX = 100
+DONE_MAX = 1_000
+"""How many saves whose names differ only in numbers, and how many in all, one look reports."""
 
 Stamp = tuple[int, int]
 
@@ -55,6 +62,15 @@ class Change:
     @property
     def written_ns(self) -> int:
         return max(piece.mtime_ns for piece in self.pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """A group that is to be reported."""
+
+    group: Group
+    pieces: tuple[Piece, ...]
+    closed_by: Closing
 
 
 @dataclass(slots=True)
@@ -93,7 +109,7 @@ class SaveWatch:
         self.first_ns, self.stepped_ns = clock.first_ns, clock.stepped_ns
         self.cut = found.cut or ", ".join(found.unreadable)
         groups = names.group(found.files)
-        changes, unfinished = [], False
+        done, unfinished = list[_Done](), False
         for key, group in groups.items():
             pieces = tuple(found.files[name] for name in sorted(group.names))
             if all(self.baseline.get(piece.name) == _stamp(piece) for piece in pieces):
@@ -109,13 +125,23 @@ class SaveWatch:
                 unfinished = unfinished or (closed_by is not None and age_ns < UNFINISHED_S_MAX * 1e9)
                 unfinished = unfinished or not is_still
                 continue
-            state = reading.read(self.root, group, found.files, found.pointed)
-            changes.append(Change(group, pieces, state, closed_by, tuple(self._stale(key, pieces))))
+            done.append(_Done(group, pieces, closed_by))
             self.reported[key] = pieces
-            if group.is_slot and not reading.fault(state, {piece.name: piece.size_bytes for piece in pieces}):
-                self.before[key] = {piece.name: _stamp(piece) for piece in pieces}
         self.is_unfinished = unfinished
-        return sorted(changes, key=lambda change: change.written_ns)
+        counted = _newest(done)
+        if left_out := len(done) - len(counted):
+            self.cut = (
+                f"{left_out:,} of {len(done):,} saves that were written at once are left out, the oldest"
+            )
+        return [self._change(one, found) for one in counted]
+
+    def _change(self, done: _Done, found: tree.Tree) -> Change:
+        group, pieces = done.group, done.pieces
+        state = reading.read(self.root, group, found.files, found.pointed)
+        stale = tuple(self._stale(group.key, pieces))
+        if group.is_slot and not reading.fault(state, {piece.name: piece.size_bytes for piece in pieces}):
+            self.before[group.key] = {piece.name: _stamp(piece) for piece in pieces}
+        return Change(group, pieces, state, done.closed_by, stale)
 
     def _closing(self, group: Group, pieces: tuple[Piece, ...], clock: Clock) -> Closing | None:
         """Return how it is known that nothing more is written to a group, `NONE` if it is not; None for one that does
@@ -167,6 +193,18 @@ class SaveWatch:
         self.baseline = codec.unpack(dict[str, tuple[int, int]], data["baseline"])
         self.reported = codec.unpack(dict[str, tuple[Piece, ...]], data["reported"])
         self.before = codec.unpack(dict[str, dict[str, tuple[int, int]]], data["before"])
+
+
+def _newest(done: list[_Done]) -> list[_Done]:
+    """Return the newest of those with like names, as many as are reported, those that were written first at the front."""
+    kept, counts = list[_Done](), collections.Counter[str]()
+    done.sort(key=lambda one: max(piece.mtime_ns for piece in one.pieces))
+    for one in reversed(done):
+        name = re.sub(r"\d+", "#", one.group.main)
+        counts[name] += 1
+        if counts[name] <= ALIKE_DONE_MAX and len(kept) < DONE_MAX:
+            kept.append(one)
+    return kept[::-1]
 
 
 def _stamp(piece: Piece) -> Stamp:

@@ -17,23 +17,10 @@ from orchestrator.core.slurm.job_states import Stage
 
 _WORD = re.compile(r"\*\*\* (JOB|STEP) (\d+)(?:\.\S+)? ON \S+ (?:CANCELLED|FAILED)([^*]*)\*\*\*")
 _DUE = re.compile(r"DUE TO (TIME LIMIT|PREEMPTION|JOB REQUEUE|NODE FAILURE)", re.IGNORECASE)
-_CAUSES = {
-    "TIME LIMIT": (Cause.TIME_LIMIT, "its time limit is over"),
-    "PREEMPTION": (Cause.PREEMPTED, "a job of higher priority takes its nodes"),
-    "JOB REQUEUE": (Cause.REQUEUED, "it was requeued with scontrol"),
-    "NODE FAILURE": (Cause.NODE_LOST, "a node failed"),
-}
-_CANCELLED = (Cause.CANCELLED, "it was cancelled with scancel")
-_PUT_BACK = (Cause.REQUEUED, "it was put back into the queue")
-_OVER = {
-    "CANCELLED": "it was cancelled with scancel",
-    "TIMEOUT": "its time limit is over",
-    "DEADLINE": "its deadline is over",
-    "PREEMPTED": "a job of higher priority takes its nodes",
-    "NODE_FAIL": "a node failed",
-    "BOOT_FAIL": "a node did not boot",
-}
-"""Reasons of ended jobs by state; for any other state the reason names the state."""
+_STATES = {
+    "TIME LIMIT": "TIMEOUT", "PREEMPTION": "PREEMPTED", "JOB REQUEUE": "REQUEUED", "NODE FAILURE": "NODE_FAIL",
+}  # fmt: skip
+"""The state of a job that each reason of a daemon means."""
 
 EARLY_S_MAX = 120.0
 """How much too early Slurm may send the signal that was requested at submit: a minute, by its manual, and the interval of
@@ -115,25 +102,24 @@ def of_words(job_id: str, lines: Iterable[str], left_s: float) -> Ending | None:
         if match is None or match[2] != job_id:
             continue
         if due := _DUE.search(match[3]):
-            cause, why = _CAUSES[due[1].upper()]
-            ending = Ending(cause, why, left_s)
+            ending = _ending(_STATES[due[1].upper()], left_s)
         elif match[1] == "JOB" and ending is None:
-            cause, why = _CANCELLED
-            ending = Ending(cause, why, left_s)
+            ending = _ending("CANCELLED", left_s)
     return ending
+
+
+def _ending(state: str, left_s: float | None) -> Ending:
+    return Ending(*job_states.end_of(state), left_s)
 
 
 def of_job(job: ShownJob, restarts: int, kill_left_s: float) -> Ending | None:
     """Return the ending that scontrol shows of a job that was requeued `restarts` times before; None when it shows none."""
     if job.is_preempted:
-        cause, why = _CAUSES["PREEMPTION"]
-        return Ending(cause, why, job.left_s)
+        return _ending("PREEMPTED", job.left_s)
     if job.restarts > restarts or job.stage is Stage.WAITING:
-        cause, why = _PUT_BACK
-        return Ending(cause, why, kill_left_s)
+        return _ending("REQUEUED", kill_left_s)
     if job.stage is Stage.OVER:
-        why = _OVER.get(job.state, f"it is over: {job.state}")
-        return Ending(job_states.cause_of(job.state), why, kill_left_s)
+        return _ending(job.state, kill_left_s)
     return None
 
 
@@ -149,7 +135,9 @@ def of_limit(job: ShownJob | None, announced_s: float) -> Ending | None:
     the limit is further away: then Slurm has not sent it."""
     if job is not None and (job.has_no_limit or (job.left_s is not None and job.left_s > announced_s)):
         return None
-    return Ending(Cause.TIME_LIMIT, "its time limit is near", job.left_s if job else None)
+    return Ending(
+        Cause.TIME_LIMIT, "Slurm has sent the signal that announces it", job.left_s if job else None
+    )
 
 
 def unexplained(job: ShownJob | None, kill_left_s: float) -> Ending | None:
@@ -161,5 +149,4 @@ def unexplained(job: ShownJob | None, kill_left_s: float) -> Ending | None:
         )
     if job.is_running:
         return None
-    cause, why = _CANCELLED
-    return Ending(cause, why, kill_left_s)
+    return _ending("CANCELLED", kill_left_s)

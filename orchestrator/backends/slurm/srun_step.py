@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from orchestrator.core.slurm import exec_codes
+from orchestrator.core.slurm import command_output
 from orchestrator.core.slurm.hostlist import HostlistError, expand
 from orchestrator.core.slurm.step_env import UP
 
@@ -168,7 +168,6 @@ class Step:
 
 
 def _explained(word: str) -> str:
-    """Return srun's message about a task that printed nothing, with its meaning."""
     code = _EXIT.fullmatch(word)
-    why = exec_codes.explained(code[1]) if code is not None else ""
+    why = command_output.unstarted(code[1]) if code is not None else ""
     return f"no program could be started there: {why}; its {word[0].lower()}{word[1:]}" if why else word

@@ -43,10 +43,8 @@ FILES_MAX = 65_536
 class LaunchPayload:
     """Scripts, bundle and code that travel to hosts; read once, by the first thread that needs them."""
 
-    def __init__(self, job: JobDir, plan: Plan) -> None:
+    def __init__(self, job: JobDir) -> None:
         self._job = job
-        program = plan.argv[0]
-        self._executes = not plan.programs and "/" in program and not program.startswith("/")
         self._lock = threading.Lock()
 
     def launcher(self, node: str) -> Launcher:
@@ -62,7 +60,7 @@ class LaunchPayload:
         launcher = self.launcher(config.node)
         try:
             with self._lock:
-                return Launch(launcher, self._code, self._executes, config)
+                return Launch(launcher, self._code, config)
         except OSError as err:
             raise _unreadable(err) from err
 
@@ -120,7 +118,7 @@ class SshBackend:
         self._ssh = plan.ssh
         self._policy: Policy = "accept-new" if plan.ssh.host_keys == "accept-new" else "strict"
         self._hosts = {node.name: node.host for node in plan.nodes}
-        self._payload = LaunchPayload(job, plan)
+        self._payload = LaunchPayload(job)
         self._jumps = Jumps()
         self._rsync_on: dict[str, bool] = {}
         self._copies = CopyQueue(self.connection_of, self._has_rsync, self._wake, plan.ssh.copy_mb_s)

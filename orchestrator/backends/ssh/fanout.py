@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from orchestrator.backends.api import LaunchError
 from orchestrator.core.errors import ClusterError, UserError
+from orchestrator.core.host import gpus
 from orchestrator.core.jobdir.plan import PlannedSsh
 from orchestrator.core.observations import Retryable
 
@@ -132,15 +133,15 @@ def gpus_each(hosts: Sequence[str], ssh: PlannedSsh, where: str) -> int:
     Raises ClusterError when none can be reached, UserError when they have different numbers.
     """
     results = each(hosts[:GPU_HOSTS_MAX], ssh, _gpus, limit_s=ASK_S_MAX)
-    gpus = {host: result for host, result in results.items() if isinstance(result, int)}
-    if not gpus:
+    counts = {host: result for host, result in results.items() if isinstance(result, int)}
+    if not counts:
         what = "no host said how many GPUs it has\n" + failures_text(results)
         raise ClusterError(what, where, "mend the hosts, or set gpus_per_node or procs_per_node")
-    if len(set(gpus.values())) > 1:
-        named = ", ".join(f"{host} {count}" for host, count in list(gpus.items())[:SHOWN_MAX])
+    if len(set(counts.values())) > 1:
+        named = ", ".join(f"{host} {count}" for host, count in list(counts.items())[:SHOWN_MAX])
         fix = "set gpus_per_node, or gpus= for each host in ssh.hosts_file"
         raise UserError(f"the hosts have different numbers of GPUs: {named}", where, fix)
-    return next(iter(gpus.values()))
+    return next(iter(counts.values()))
 
 
 _ASK_GPUS = (
@@ -156,7 +157,7 @@ def _gpus(connection: Connection, host: str) -> int:
         remote.end_input()
         lines: list[str] = []
         while (raw := remote.line(ASK_S_MAX)) is not None and len(lines) < 10_000:
-            lines.append(raw.decode(errors="replace").strip())
+            lines.append(raw.decode(errors="replace").rstrip())
     except TimeoutError as err:
         raise LaunchError("shell", "nvidia-smi does not answer", "see why with nvidia-smi there") from err
     finally:
@@ -165,7 +166,7 @@ def _gpus(connection: Connection, host: str) -> int:
     if words == "none" or any(line.startswith("No devices") for line in lines):
         return 0
     if words == "0":
-        return sum(1 for line in lines if re.match(r"GPU [0-9]+:", line))
+        return len(gpus.listed("\n".join(lines)))
     last = " ".join(line for line in lines[-3:] if not line.startswith("orch-gpus"))[-WORDS_CHARS_MAX:]
     raise LaunchError(
         "shell", f"nvidia-smi fails: {last or 'no word why'}", "mend the driver", Retryable.PERMANENT
@@ -177,17 +178,17 @@ def refuse_locked_keys(hosts: Sequence[str], ssh: PlannedSsh) -> None:
 
     A supervisor has no terminal, and a passphrase is never stored: such a job could only fail.
     """
-    from orchestrator.backends.ssh.connect import keys, ssh_config
+    from orchestrator.backends.ssh.connect import auth, ssh_config
 
     for host in hosts[:KEY_HOSTS_MAX]:
         try:
             target = ssh_config.resolve(host, ssh.user, ssh.port)
         except LaunchError as err:
             raise ClusterError(str(err), host, err.fix) from err
-        offer = keys.find(target)
-        if offer.locked and not offer.offers:
-            what = f"the key {offer.locked[0]} is encrypted, and no ssh-agent has it"
-            raise ClusterError(what, host, keys.ssh_add(target, offer.locked[0]))
+        locked = auth.locked_key(target)
+        if locked is not None:
+            what = f"the key {locked} is encrypted, and no ssh-agent has it"
+            raise ClusterError(what, host, auth.ssh_add(target, locked))
 
 
 def failures_text(results: Mapping[str, object]) -> str:

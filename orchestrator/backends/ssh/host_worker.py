@@ -17,10 +17,10 @@ from dataclasses import replace
 import paramiko
 
 from orchestrator.backends.api import LaunchError
-from orchestrator.backends.ssh.connect.port_forward import admit
+from orchestrator.backends.ssh.connect.port_forward import FORWARDS_MAX
 from orchestrator.backends.ssh.host_state import HostGoal, HostObservation, HostWish
 from orchestrator.backends.ssh.retry_schedule import RetrySchedule
-from orchestrator.backends.ssh.session import AgentPresence, Session, Unwanted, WorkerDependencies
+from orchestrator.backends.ssh.session import AgentPresence, NotWantedAnyMore, Session, WorkerDependencies
 from orchestrator.core.observations import Retryable
 from orchestrator.core.wire.messages import AgentConfig
 
@@ -218,7 +218,7 @@ class HostWorker:
                 break
             try:
                 self._do(action, number)
-            except Unwanted:
+            except NotWantedAnyMore:
                 continue
             except LaunchError as err:
                 self._note_failure(action, number, err)
@@ -258,7 +258,7 @@ class HostWorker:
                 self._hang_up()
             session, address = self._open(config)
             if not self._wish.is_latest(number):
-                raise Unwanted
+                raise NotWantedAnyMore
             dialling = replace(config, address=address)
             presence = session.launch(dialling, lambda: self._wish.is_latest(number))
         with self._changed:
@@ -316,7 +316,6 @@ class HostWorker:
         self._dependencies.wake()
 
     def _open(self, config: AgentConfig) -> tuple[Session, str]:
-        """Return an open session, and the host's own address that leads to the supervisor."""
         session = self._connect()
         if not self._seen.port:
             self._seen.port = session.forward(lambda channel: self._forward(channel, config.address))
@@ -333,10 +332,14 @@ class HostWorker:
         return self._seen.session
 
     def _forward(self, channel: paramiko.Channel, address: str) -> None:
-        """The host's agent dials: forward its bytes to the supervisor."""
-        forward = self._dependencies.forward(channel, address, self._forward_ended)
+        """The host's agent dials: forward its bytes to the supervisor, unless too many connections are open."""
         with self._changed:
-            self._seen.forwards = admit(self._seen.forwards, forward)
+            forwards = [forward for forward in self._seen.forwards if not forward.is_over]
+            if len(forwards) >= FORWARDS_MAX:
+                threading.Thread(target=channel.close, daemon=True).start()
+                return
+            forwards.append(self._dependencies.forward(channel, address, self._forward_ended))
+            self._seen.forwards = forwards
 
     def _forward_ended(self) -> None:
         with self._changed:

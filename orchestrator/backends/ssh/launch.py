@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from orchestrator.backends.ssh.conversation import CLOCKS, Clocks, Conversation, Line
-from orchestrator.backends.ssh.session import Unwanted
+from orchestrator.backends.ssh.session import NotWantedAnyMore
 from orchestrator.core import codec
 from orchestrator.core.wire import bootstrap as w
 from orchestrator.core.wire.messages import AgentConfig
@@ -71,7 +71,6 @@ class Launch:
 
     launcher: Launcher
     code: Code
-    executes: bool  # the entry point is a program of the code snapshot, which a `noexec` disk will not run
     config: AgentConfig  # its `address` is where the agent dials on its own host
 
 
@@ -107,10 +106,10 @@ def launch_agent(
     line: Line, launch: Launch, still_wanted: Callable[[], bool] = lambda: True, clocks: Clocks = CLOCKS
 ) -> LaunchedAgent:
     """Bring an agent up on a host. Raises LaunchError; then no agent runs there, unless only its last reply, that it is
-    up, was lost. Raises Unwanted: an agent of an earlier launch may have been dismissed in the meantime."""
+    up, was lost. Raises NotWantedAnyMore: an agent of an earlier launch may have been dismissed in the meantime."""
     request = w.Launch(
         root=launch.config.root, bundle=launch.launcher.blob, code=launch.code.blob,
-        unpacked_bytes=launch.code.unpacked_bytes, executes=launch.executes, config=launch.config,
+        unpacked_bytes=launch.code.unpacked_bytes, config=launch.config,
     )  # fmt: skip
     with _conversing(line, launch.launcher, request, clocks) as conversation:
         conversation.code = launch.code.path
@@ -122,7 +121,7 @@ def launch_agent(
         conversation.enter("lease")
         held = conversation.expect_either(w.Leased, w.AlreadyUp)
         if not still_wanted():
-            raise Unwanted
+            raise NotWantedAnyMore
         pid = held.pid if isinstance(held, w.AlreadyUp) else _go(conversation)
         return LaunchedAgent(
             root=folder.root, ships=folder.ships, gpus=held.gpus, python=python.path, version=python.version,

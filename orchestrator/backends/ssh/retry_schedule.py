@@ -8,14 +8,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from orchestrator.core.backoff import Backoff
 from orchestrator.core.observations import Retryable
 
-BACKOFF_S = 0.5
-BACKOFF_S_MAX = 10.0
-"""Between tries to connect again: doubling from the one to the other."""
-
-FAILURES_MAX = 10
-"""More failures in a row make no difference."""
+RECONNECTS = Backoff(first_s=0.5, factor=2.0, max_s=10.0)
+"""Between tries to connect again."""
 
 PERMANENT_S = 30.0
 """Between tries when the host refuses for a reason that does not go away by itself."""
@@ -86,9 +83,9 @@ class RetrySchedule:
 
     def note_failure(self, now_s: float, trouble: Retryable) -> None:
         """Note that a try failed: the more fail in a row, the later the next."""
-        pause_s = min(BACKOFF_S * 2**self.failures, BACKOFF_S_MAX)
-        self.retry_s = now_s + (PERMANENT_S if trouble is Retryable.PERMANENT else pause_s)
-        self.failures = min(self.failures + 1, FAILURES_MAX)
+        self.failures += 1
+        pause_s = PERMANENT_S if trouble is Retryable.PERMANENT else RECONNECTS.pause_s(self.failures)
+        self.retry_s = now_s + pause_s
 
     def connection_check_due_s(self) -> float:
         """Return when an open connection is to be checked."""

@@ -35,7 +35,7 @@ class Session(Protocol):
         """Let the host listen on a port of its own, whose connections go to `taker`; return the port."""
 
     def launch(self, config: AgentConfig, still_wanted: Callable[[], bool]) -> AgentPresence:
-        """Bring everything there and start the agent. Raises Unwanted when the agent is no longer wanted just before
+        """Bring everything there and start the agent. Raises NotWantedAnyMore when the agent is no longer wanted just before
         its start."""
 
     def reach(self, config: AgentConfig) -> AgentPresence:
@@ -56,19 +56,19 @@ class ConcurrencyLimit:
 
     @contextmanager
     def slot(self, still_wanted: Callable[[], bool]) -> Iterator[None]:
-        """Wait for a slot and hold it. Raises Unwanted."""
+        """Wait for a slot and hold it. Raises NotWantedAnyMore."""
         while not self._free.acquire(timeout=SLOT_POLL_S):
             if not still_wanted():
-                raise Unwanted
+                raise NotWantedAnyMore
         try:
             if not still_wanted():
-                raise Unwanted
+                raise NotWantedAnyMore
             yield
         finally:
             self._free.release()
 
 
-class Unwanted(Exception):
+class NotWantedAnyMore(Exception):
     """The action that waited is no longer wanted."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 NAMES_MAX = 4
 
@@ -17,22 +17,42 @@ class Severity(enum.Enum):
     # It may fail, or be slow
     WARNING = "warning"
     NOTE = "note"
+    OK = "ok"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One finding. `found` does not begin with the nodes' names; a finding without nodes is about all of them."""
+    """One finding; without nodes it is about all of them. Until it is `shown`, `found` does not begin with their names.
+    `exit_code`: what it makes of a command."""
 
     severity: Severity
     nodes: tuple[str, ...]
     what: str
     found: str
     fix: str
+    exit_code: int = 0
+
+    @property
+    def ok(self) -> bool:
+        """Whether the job is not certain to fail by it."""
+        return self.severity is not Severity.ERROR
+
+    def shown(self, found: str, exit_code: int) -> Finding:
+        """Return the finding with its words as people read them, and with an exit code if it is an error."""
+        nodes = tuple(filter(None, self.nodes))
+        return replace(self, nodes=nodes, found=found, exit_code=0 if self.ok else exit_code)
+
+    def as_json(self) -> dict[str, object]:
+        """Return it as `orch check --json` prints it."""
+        return {
+            "what": self.what, "ok": self.ok, "found": self.found, "fix": self.fix,
+            "severity": self.severity.value, "nodes": list(self.nodes),
+        }  # fmt: skip
 
 
-def error(what: str, nodes: Sequence[str], found: str, fix: str) -> Finding:
+def error(what: str, nodes: Sequence[str], found: str, fix: str, exit_code: int = 0) -> Finding:
     """Return a finding with which the job is certain to fail."""
-    return Finding(Severity.ERROR, tuple(nodes), what, found, fix)
+    return Finding(Severity.ERROR, tuple(nodes), what, found, fix, exit_code)
 
 
 def warning(what: str, nodes: Sequence[str], found: str, fix: str) -> Finding:
@@ -45,6 +65,11 @@ def note(what: str, nodes: Sequence[str], found: str) -> Finding:
     return Finding(Severity.NOTE, tuple(nodes), what, found, "")
 
 
+def passed(what: str, found: str, nodes: Sequence[str] = ()) -> Finding:
+    """Return a finding that all is well."""
+    return Finding(Severity.OK, tuple(nodes), what, found, "")
+
+
 def names(nodes: Sequence[str]) -> str:
     """Return nodes in words: `node1`, `node1 and node2`, `node1, node2, node3, node4 and 12 more`."""
     shown = list(nodes[:NAMES_MAX])
@@ -53,10 +78,10 @@ def names(nodes: Sequence[str]) -> str:
     return " and ".join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)
 
 
-def words(one: Finding) -> str:
+def words(finding: Finding) -> str:
     """Return what was found, with the nodes' names in front where it does not name them."""
-    has_names = all(name in one.found for name in one.nodes)
-    return one.found if has_names else f"{names(one.nodes)}: {one.found}"
+    has_names = all(name in finding.found for name in finding.nodes)
+    return finding.found if has_names else f"{names(finding.nodes)}: {finding.found}"
 
 
 def size(n_bytes: int) -> str:

@@ -32,20 +32,20 @@ def findings(nodes: Mapping[str, HostFacts]) -> Iterator[Finding]:
         yield from _odd(one, {name: one.value(facts) for name, facts in nodes.items()})
 
 
-def _odd(one: _Property, values: Mapping[str, str]) -> Iterator[Finding]:
+def _odd(what: _Property, values: Mapping[str, str]) -> Iterator[Finding]:
     known = {name: value for name, value in values.items() if value}
     counts = Counter(known.values()).most_common()
     if len(counts) < 2:
         return
     usual, usual_count = counts[0]
     if usual_count == counts[1][1]:  # no majority: nobody can say which of them is the odd one
-        parts = [f"{names(_with(known, value))} {one.noun}{value}" for value, _ in counts]
-        yield Finding(one.severity, (), one.what, "they differ: " + ", ".join(parts), one.fix)
+        parts = [f"{names(_with(known, value))} {what.noun}{value}" for value, _ in counts]
+        yield Finding(what.severity, (), what.what, "they differ: " + ", ".join(parts), what.fix)
         return
     others = f"the other {usual_count}"
     for value, _ in counts[1:]:
-        odd, found = tuple(_with(known, value)), f"{one.noun}{value}, {others} {usual}"
-        yield Finding(one.severity, odd, one.what, found, one.fix)
+        odd, found = tuple(_with(known, value)), f"{what.noun}{value}, {others} {usual}"
+        yield Finding(what.severity, odd, what.what, found, what.fix)
 
 
 def _with(values: Mapping[str, str], wanted: str) -> list[str]:

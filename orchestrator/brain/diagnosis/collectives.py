@@ -8,7 +8,7 @@ have completed it. That all have entered a collective is known only if all repor
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -23,6 +23,10 @@ UNEVEN = ("gather", "scatter", "all_to_all", "alltoall", "send", "recv", "coales
 
 ROOTED = ("gather", "scatter", "reduce", "broadcast")
 """Collectives in which a member may have done its part, and end, long before the others have theirs."""
+
+GLOO_LIMIT_S = 1_800.0
+NCCL_LIMIT_S = 600.0
+"""How long torch lets a collective wait by default: what counts where a rank waits and does not tell its limit."""
 
 Key: TypeAlias = "tuple[str, tuple[int, ...]]"
 
@@ -84,6 +88,14 @@ def current(inspection: RankInspection) -> Collective | None:
     )
 
 
+def limit_s(waiting: Sequence[RankInspection]) -> float:
+    """Return for how long torch lets ranks wait that do: until the first of their time limits, which ends them all. 0 for
+    no ranks; where no limit is told, the default of gloo, or of NCCL for ranks with a GPU."""
+    told = [now.limit_s for now in map(current, waiting) if now is not None and now.limit_s is not None]
+    usual = [GLOO_LIMIT_S if inspection.gpu_use is None else NCCL_LIMIT_S for inspection in waiting]
+    return min(told or usual, default=0.0)
+
+
 def study(inspections: Mapping[int, RankInspection], ended: frozenset[int]) -> Answer:
     """Return what keeps the waiting ranks; `inspections` are those of living ranks, `ended` have left for good."""
     waits = {
@@ -109,8 +121,8 @@ def study(inspections: Mapping[int, RankInspection], ended: frozenset[int]) -> A
     return Whole(next(iter(waits.values()))) if whole else Unknown()
 
 
-def _key(one: Collective) -> Key:
-    return one.group, one.ranks
+def _key(collective: Collective) -> Key:
+    return collective.group, collective.ranks
 
 
 def _number(key: Key, rank: int, inspections: Mapping[int, RankInspection]) -> int | None:
@@ -118,7 +130,9 @@ def _number(key: Key, rank: int, inspections: Mapping[int, RankInspection]) -> i
     inspection = inspections.get(rank)
     if inspection is None or not inspection.collectives:
         return None
-    return max((one.number for one in inspection.collectives if _key(one) == key), default=0)
+    return max(
+        (collective.number for collective in inspection.collectives if _key(collective) == key), default=0
+    )
 
 
 def _sides(
@@ -146,9 +160,9 @@ def _as_number(now: Collective, number: int) -> Collective | None:
         return now
     return next(
         (
-            replace(now, number=number, what=one.what, shape=one.shape)
-            for one in now.earlier
-            if one.number == number
+            replace(now, number=number, what=earlier.what, shape=earlier.shape)
+            for earlier in now.earlier
+            if earlier.number == number
         ),
         None,
     )
@@ -176,9 +190,9 @@ def _gap(
     return Missing(waits[top], tuple(rank for rank in waiting if rank not in behind), tuple(sorted(behind)))
 
 
-def _is_in(one: Collective, inspection: RankInspection) -> bool:
+def _is_in(collective: Collective, inspection: RankInspection) -> bool:
     """Tell whether a rank is still in that collective: gloo's flight recorder does not know, but the stack may tell."""
-    return inspection.why == f"in {one.what}"
+    return inspection.why == f"in {collective.what}"
 
 
 def _is_behind(number: int | None, top: int) -> bool:
@@ -199,17 +213,17 @@ def _root(gaps: list[Missing], waits: Mapping[int, Collective]) -> Answer:
 # In words
 
 
-def text(one: Collective) -> str:
+def text(collective: Collective) -> str:
     """Return `all_reduce #9,655 (default group)`."""
-    return f"{one.what} #{one.number:,} ({one.label or one.group})"
+    return f"{collective.what} #{collective.number:,} ({collective.label or collective.group})"
 
 
-def shaped(one: Collective) -> str:
+def shaped(collective: Collective) -> str:
     """Return the same with the shape."""
     return (
-        f"{one.what} #{one.number:,}"
-        + (f" of {one.shape}" if one.shape else "")
-        + f" ({one.label or one.group})"
+        f"{collective.what} #{collective.number:,}"
+        + (f" of {collective.shape}" if collective.shape else "")
+        + f" ({collective.label or collective.group})"
     )
 
 
@@ -217,6 +231,7 @@ def waiting_text(inspections: Mapping[int, RankInspection], answer: Answer) -> s
     """Say what all waiting ranks wait in: `ranks 0,1,3-7 in all_reduce #9,655 (default group), entered 9 s ago`."""
     groups: dict[str, list[int]] = {}
     ages_s: dict[str, float] = {}
+    limits: dict[str, str] = {}
     for rank, inspection in sorted(inspections.items()):
         if inspection.activity is not Activity.WAITING_FOR_RANKS:
             continue
@@ -225,8 +240,10 @@ def waiting_text(inspections: Mapping[int, RankInspection], answer: Answer) -> s
         groups.setdefault(said, []).append(rank)
         if now is not None:
             ages_s[said] = max(ages_s.get(said, 0.0), now.entered_s)
+            limits[said] = "" if now.limit_s is None else f", time limit {now.limit_s:.0f} s"
     lines = [
-        f"{named(ranks)} {said}" + (f", entered {ages_s[said]:.0f} s ago" if said in ages_s else "")
+        f"{named(ranks)} {said}"
+        + (f", entered {ages_s[said]:.0f} s ago{limits[said]}" if said in ages_s else "")
         for said, ranks in sorted(groups.items(), key=lambda one: -len(one[1]))
     ]
     if isinstance(answer, Missing):

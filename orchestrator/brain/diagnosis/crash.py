@@ -7,27 +7,29 @@ waits a moment for the culprit, and longer for a node that has been silent since
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
-from orchestrator.brain.diagnosis import node_lost
+from orchestrator.brain.diagnosis import hang, hang_report, node_lost
 from orchestrator.brain.diagnosis.hang_report import node_of
-from orchestrator.brain.diagnosis.library_errors import explain
+from orchestrator.brain.diagnosis.library_errors import explain, gave_up, is_mismatch
 from orchestrator.brain.model.deadlines import Deadlines
-from orchestrator.brain.model.decisions import Kind, Verdict
+from orchestrator.brain.model.decisions import Evidence, EvidenceKind, FailureCause, Kind, Verdict
 from orchestrator.brain.model.facts import AttemptFacts, Facts
 from orchestrator.brain.model.rank_facts import RankFacts, RankState
-from orchestrator.brain.model.verdicts import verdict_on
 from orchestrator.brain.scheduling import allocation
 from orchestrator.core.text import named
 
 SETTLE_S = 1.0
-"""How long a failure that looks like a victim's waits for its culprit. gloo tells peers within a second."""
+RENDEZVOUS_SETTLE_S = 5.0
+"""How long a failure that looks like a victim's waits for its culprit. gloo tells peers within a second; at the rendezvous
+each rank waits for its own time limit, which began when it came."""
 
-HOPELESS = ("SyntaxError", "IndentationError", "TabError", "ModuleNotFoundError")
+HOPELESS = ("SyntaxError", "IndentationError", "TabError", "ModuleNotFoundError", "bdb.BdbQuit")
 """Exceptions that a restart cannot mend, when they come before the first step."""
 
 _VICTIM = re.compile(
     r"connection (closed|reset|refused)|broken pipe|socket (closed|error)|remote process exited"
-    r"|communicator was aborted|process ?group .*abort|peer|timed out (waiting|after)|recvvalue failed"
+    r"|communicator was aborted|process ?group .*abort|peer|timed out (waiting|after)|wait timeout after|recvvalue failed"
     r"|watchdog caught collective",
     re.IGNORECASE,
 )
@@ -36,14 +38,21 @@ _VICTIM = re.compile(
 _VICTIM_TYPES = re.compile(r"RuntimeError|Dist\w*Error|Connection\w*Error|BrokenPipeError|TimeoutError")
 _RENDEZVOUS = re.compile(
     r"address already in use|EADDRINUSE|server socket has failed to listen|client socket has (failed|timed out)"
-    r"|Failed to recv, got 0 bytes",
+    r"|Failed to recv, got 0 bytes|wait timeout after|clients joined",
     re.IGNORECASE,
 )
+_OWN_ADDRESS = re.compile(
+    r"address already in use|EADDRINUSE|failed to listen|while trying to connect", re.IGNORECASE
+)
+"""What the store says in a rank that could not use an address; the other ranks only wait for that rank."""
+
 _CUDA_OOM = re.compile(r"CUDA out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED")
 
 _SIGABRT = 6
 _SIGKILL = 9
 _SIGTERM = 15
+_FATAL = frozenset({4, _SIGABRT, 7, 8, 11})
+"""SIGILL, SIGABRT, SIGBUS, SIGFPE and SIGSEGV, as Linux numbers them."""
 
 
 def judge(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict | None:
@@ -59,16 +68,21 @@ def judge(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict 
         return None if ended else _crash(facts, culprits[0], failed)
     if any(node.lost for node in facts.nodes.values()):
         return None  # the lost node is the culprit, and has its own verdict
-    first = failed[0]
-    if not deadlines.passed(first.died_at + SETTLE_S):
+    first = min(failed, key=lambda rank: not _OWN_ADDRESS.search(_text(rank)))
+    is_rendezvous = _crash_kind(facts, first) is Kind.RENDEZVOUS and not _OWN_ADDRESS.search(_text(first))
+    # The peer of a mismatch is as likely the culprit: its place counts, too.
+    peer_comes = is_mismatch(_text(first)) and len(failed) == 1
+    if not deadlines.passed(
+        failed[0].died_at + (RENDEZVOUS_SETTLE_S if is_rendezvous or peer_comes else SETTLE_S)
+    ):
         return None
     assert facts.limits is not None
     quiet = [
         node for node in facts.nodes.values() if node.contact_at < first.died_at and facts.unfinished(node)
     ]
     if not quiet:
-        return _crash(facts, first, failed)
-    if not deadlines.passed(first.died_at + facts.limits.node_silent_s_max):
+        return _crash(facts, first, failed, hang.awaited(facts, attempt) if gave_up(_text(first)) else [])
+    if not deadlines.passed(first.died_at + facts.limits.node_timeout_s):
         return None  # a node that has sent nothing since may be the culprit
     silent_s = deadlines.now_s - quiet[0].contact_at
     return node_lost.verdict(
@@ -76,49 +90,74 @@ def judge(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict 
     )
 
 
-def _crash(facts: Facts, culprit: RankFacts, failed: list[RankFacts]) -> Verdict:
+def _crash(
+    facts: Facts, culprit: RankFacts, failed: list[RankFacts], awaited: Sequence[RankFacts] = ()
+) -> Verdict:
+    """`awaited`: the ranks for which those waited that torch's own time limit has ended."""
     kind = _crash_kind(facts, culprit)
     others = [rank.rank for rank in failed if rank is not culprit]
     ended = [rank for rank in facts.ranks.values() if rank.rank_state is RankState.EXITED and not rank.failed]
     blamed = [culprit]
     failure = culprit.failure
-    pid = f" (pid {culprit.pid})" if culprit.pid else ""  # it may end before its start was reported
-    evidence = [f"rank {culprit.rank} on {culprit.node}{pid} {_how_it_ended(culprit)}"]
-    if culprit.oom:
-        evidence.append(f"the kernel's OOM killer was at work on {culprit.node} during this attempt")
+    notes = _unsaid(culprit)
+    if culprit.signal == _SIGKILL:
+        was = "was" if culprit.oom else "was not"
+        notes.append(f"the kernel's OOM killer {was} at work on {culprit.node} during this attempt")
     if others:
-        evidence.append(f"after it ended badly: {named(others)}")
+        notes.append(
+            f"after it ended badly: {_with_places([rank for rank in failed if rank is not culprit])}"
+        )
     gone = ""
     if looks_like_victim(culprit) and ended:
         numbers = [rank.rank for rank in ended]
         gone = f"{named(numbers)} ended with code 0 before the others were done: "
-        evidence.append(f"before it had left in good order: {named(numbers)}")
+        notes.append(f"before it had left in good order: {named(numbers)}")
         # Where most have ended, the one that was not done is to blame.
         blamed = ended if 2 * len(ended) <= len(facts.ranks) else blamed
-    meaning = explain(f"{failure.message}\n{failure.traceback}") if failure is not None else ""
-    evidence += [meaning] if meaning else []
-    if failure is not None and not failure.type and culprit.code:
-        evidence.append(f"its log ends with: {failure.message}")
-    elif failure is not None and (failure.traceback or not failure.type):
-        evidence.append(failure.traceback or failure.message)
-    what = (
-        f"{failure.type}: {_first_line(failure.message)}"
-        if failure and failure.type
-        else _how_it_ended(culprit)
-    )
-    place = f" at {failure.where}" if failure and failure.where else ""
+    waited_for = ""
+    if awaited and facts.attempt is not None:
+        blamed, waited_for = list(awaited), hang_report.who(facts.attempt, awaited)
+    meaning = explain(f"{_said(culprit)}\n{failure.traceback}" if failure else "")
+    notes += [meaning] if meaning else []
+    proof = [*map(Evidence, notes), *(hang_report.uneven(facts) if gone else ()), *_words(culprit)]
+    at = f" at {failure.where}" if failure and failure.where else ""
+    what = failure.text if failure and failure.type else f"{_how_it_ended(culprit)}{at}"
+    cause, place = _cause(culprit)
     hopeless = failure is not None and failure.type in HOPELESS and not culprit.steps
     never = facts.limits is not None and culprit.code in facts.limits.never_on_exit_codes
     step = facts.attempt.base_step + culprit.steps if facts.attempt and culprit.steps else facts.step
-    return verdict_on(
-        facts, kind, f"{gone}rank {culprit.rank} on {culprit.node}: {what}{place}",
-        ranks=tuple(rank.rank for rank in blamed), node=node_of(blamed), evidence=tuple(evidence),
-        signature=_signature(kind, culprit), since_s=culprit.died_at, step=step, retry=not (hopeless or never),
+    return facts.verdict_on(
+        kind, f"{gone}rank {culprit.rank} on {culprit.node}: {what}",
+        ranks=tuple(rank.rank for rank in blamed), node=node_of(blamed), proof=tuple(proof),
+        cause=cause, place=place, since_s=culprit.died_at, step=step, retry=not (hopeless or never), culprit=waited_for,
     )  # fmt: skip
 
 
+def _unsaid(rank: RankFacts) -> list[str]:
+    """Say what the head does not: the process, and of an exception how it ended the rank."""
+    pid = f"pid {rank.pid}" if rank.pid else ""  # it may end before its start was reported
+    if rank.failure is None or not rank.failure.type:
+        return [pid] if pid else []
+    return [f"rank {rank.rank} on {rank.node}{f' ({pid})' if pid else ''} {_how_it_ended(rank)}"]
+
+
+def _words(rank: RankFacts) -> list[Evidence]:
+    """Return what a rank that ended badly has left: its traceback, or the end of its log."""
+    failure = rank.failure
+    if failure is None:
+        return []
+    if not failure.type and rank.code and not failure.traceback:
+        return [Evidence(f"its log ends with: {failure.message}")]
+    words = []
+    if not failure.type and failure.message:
+        words.append(Evidence(failure.message, EvidenceKind.OUTPUT))
+    if failure.traceback:
+        words.append(Evidence(failure.traceback, EvidenceKind.TRACEBACK))
+    return words
+
+
 def _crash_kind(facts: Facts, rank: RankFacts) -> Kind:
-    text = f"{rank.failure.type} {rank.failure.message}" if rank.failure else ""
+    text = _said(rank)
     if _CUDA_OOM.search(text) or text.startswith("MemoryError") or (rank.oom and rank.signal == _SIGKILL):
         return Kind.OOM
     if not rank.steps and _RENDEZVOUS.search(text):
@@ -126,14 +165,24 @@ def _crash_kind(facts: Facts, rank: RankFacts) -> Kind:
     return Kind.CRASH
 
 
-def _signature(kind: Kind, rank: RankFacts) -> str:
+def _cause(rank: RankFacts) -> tuple[FailureCause, tuple[str, ...]]:
     """Name the failure so that its return is recognised: an exception by type and place whichever rank raises it, a
-    signal by the rank it hit."""
+    signal that the rank's own code can cause by its place, any other by the rank it hit."""
     if rank.failure is not None and rank.failure.type:
-        return f"{kind.value} {rank.failure.type} {rank.failure.where}"
+        return FailureCause.EXCEPTION, (rank.failure.type, rank.failure.where)
+    if rank.signal in _FATAL and rank.failure is not None and rank.failure.where:
+        return FailureCause.FATAL_SIGNAL, (str(rank.signal), rank.failure.where)
     if rank.signal:
-        return f"{kind.value} signal {rank.signal} rank {rank.rank}"
-    return f"{kind.value} code {rank.code}"
+        return FailureCause.SIGNAL, (str(rank.signal), str(rank.rank))
+    return FailureCause.EXIT_CODE, (str(rank.code),)
+
+
+def _with_places(ranks: Sequence[RankFacts]) -> str:
+    """Name ranks, those that ended at one place together."""
+    wheres: dict[str, list[int]] = {}
+    for rank in ranks:
+        wheres.setdefault(rank.failure.where if rank.failure else "", []).append(rank.rank)
+    return "; ".join(named(numbers) + (f" at {where}" if where else "") for where, numbers in wheres.items())
 
 
 def _how_it_ended(rank: RankFacts) -> str:
@@ -155,10 +204,16 @@ def looks_like_victim(rank: RankFacts) -> bool:
     """Tell whether the rank ended as ranks do whose peer has gone."""
     if rank.failure is None or not rank.failure.type:
         return rank.signal == _SIGABRT  # NCCL's watchdog ends a rank whose peers are gone by abort()
-    text = f"{rank.failure.type} {rank.failure.message}"
-    return bool(_VICTIM_TYPES.search(rank.failure.type) and _VICTIM.search(text))
+    return bool(_VICTIM_TYPES.search(rank.failure.type) and _VICTIM.search(_said(rank)))
+
+
+def _said(rank: RankFacts) -> str:
+    return f"{rank.failure.type} {rank.failure.message}" if rank.failure else ""
+
+
+def _text(rank: RankFacts) -> str:
+    return f"{rank.failure.message}\n{rank.failure.traceback}" if rank.failure else ""
 
 
 def _was_ended(rank: RankFacts) -> bool:
-    """Tell whether TERM ended the rank, or an exit code says so in the words of a shell."""
     return rank.signal == _SIGTERM or rank.code == 128 + _SIGTERM

@@ -19,10 +19,9 @@ from orchestrator.brain.diagnosis import inspections, suspicion
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model.collective_counts import CountKey, Tally
 from orchestrator.brain.model.deadlines import Deadlines
-from orchestrator.brain.model.decisions import Decision, Kind, Verdict
+from orchestrator.brain.model.decisions import Decision, FailureCause, Kind, Verdict
 from orchestrator.brain.model.facts import AttemptFacts, Facts
 from orchestrator.brain.model.rank_facts import RankFacts, RankState
-from orchestrator.brain.model.verdicts import verdict_on
 from orchestrator.core import observations
 from orchestrator.core.text import ranks_text
 
@@ -58,21 +57,21 @@ class Difference:
 
 
 def decide(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
-    """Return what follows a difference: an inspection of all ranks, then the verdict or an alert."""
+    """Return what follows a difference: an inspection of all ranks, then the verdict or a notice."""
     assert facts.limits is not None
     difference = find(facts, deadlines) if facts.odd_at and attempt.running_at is not None else None
-    if difference is None or attempt.desynced is not None:
+    if difference is None or attempt.noticed(d.Topic.DESYNC):
         return []
     if attempt.inspected_at is None or attempt.inspected_at < difference.since_s:
         why = f"ranks {ranks_text(difference.odd)} run other collectives than their peers"
         return inspections.orders(facts, attempt, why, deadlines)
     if not _is_explained(facts, difference) and not deadlines.passed(
-        attempt.inspected_at + inspections.LOOK_S_MAX
+        attempt.inspected_at + inspections.ANSWER_S_MAX
     ):
         return []
     judged = _verdict(facts, difference)
     if facts.limits.on_desync == "notify":
-        return [d.Alert(deadlines.now_s, judged.summary, attempt.number, judged)]
+        return [d.Notice(deadlines.now_s, judged.summary, attempt.number, d.Topic.DESYNC, verdict=judged)]
     return [d.Judge(deadlines.now_s, judged.summary, attempt.number, judged)]
 
 
@@ -168,7 +167,6 @@ def _is_explained(facts: Facts, difference: Difference) -> bool:
 
 
 def _verdict(facts: Facts, difference: Difference) -> Verdict:
-    """Return the verdict on a difference, from what the inspections have added."""
     assert facts.limits is not None and facts.attempt is not None
     base = facts.attempt.base_step
     usual = max(count for rank, count in difference.counts.items() if rank not in difference.odd)
@@ -179,12 +177,15 @@ def _verdict(facts: Facts, difference: Difference) -> Verdict:
     name = _name(facts, difference)
     culprit = f"{'; '.join(lines)} than ranks {ranks_text(others)} in {name}, from step {began:,} on"
     counts = ", ".join(f"rank {rank}: {count:,}" for rank, count in sorted(difference.counts.items()))
-    evidence = [f"collectives of {name} by now: {counts}; equal up to step {base + difference.agreed_step:,}"]
-    evidence += [line for rank in sorted(difference.counts) for line in _around(facts, facts.ranks[rank])]
+    known = f"collectives of {name} by now: {counts}; equal up to step {base + difference.agreed_step:,}"
+    proof = [
+        d.Evidence(known),
+        *(piece for rank in sorted(difference.counts) for piece in _around(facts, facts.ranks[rank])),
+    ]
     summary = f"{lines[0]} than its peers from step {began:,} on, so their gradients are of different batches"
-    return verdict_on(
-        facts, Kind.DESYNC, summary, ranks=difference.odd, node=odd[0].node, culprit=culprit, evidence=tuple(evidence),
-        signature=f"desync ranks {ranks_text(difference.odd)}", step=began, since_s=difference.since_s, retry=False,
+    return facts.verdict_on(
+        Kind.DESYNC, summary, ranks=difference.odd, node=odd[0].node, culprit=culprit, proof=tuple(proof),
+        cause=FailureCause.COUNTS, place=(ranks_text(difference.odd),), step=began, since_s=difference.since_s, retry=False,
     )  # fmt: skip
 
 
@@ -230,10 +231,13 @@ def _name(facts: Facts, difference: Difference) -> str:
     return f"the group of ranks {ranks_text(difference.counts)}"
 
 
-def _around(facts: Facts, rank: RankFacts) -> list[str]:
+def _around(facts: Facts, rank: RankFacts) -> list[d.Evidence]:
     if rank.inspection is None:
         return []
-    last = ", ".join(f"{one.what} #{one.number:,} {one.shape}" for one in rank.inspection.collectives)
-    return [
-        f"rank {rank.rank}: last in {last or 'no known collective'}; {rank.inspection.where or 'no frame of its own'}"
-    ]
+    last = ", ".join(
+        f"{collective.what} #{collective.number:,} {collective.shape}"
+        for collective in rank.inspection.collectives
+    )
+    where = rank.inspection.where or "no frame of its own"
+    text = f"rank {rank.rank}: last in {last or 'no known collective'}; {where}"
+    return [d.Evidence(text, d.EvidenceKind.RANKS)]

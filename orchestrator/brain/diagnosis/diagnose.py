@@ -11,12 +11,12 @@ from collections.abc import Callable
 
 from orchestrator.brain.diagnosis import crash, hang, node_lost
 from orchestrator.brain.model.deadlines import Deadlines
-from orchestrator.brain.model.decisions import Kind, Verdict
+from orchestrator.brain.model.decisions import Evidence, EvidenceKind, FailureCause, Kind, Verdict
 from orchestrator.brain.model.facts import AttemptFacts, Facts, Phase
 from orchestrator.brain.model.node_facts import AgentState, NodeFacts
-from orchestrator.brain.model.verdicts import verdict_on
 from orchestrator.brain.scheduling import allocation, placement, rendezvous
 from orchestrator.brain.scheduling.repeated_failure import recognise
+from orchestrator.core.text import sentence
 
 
 def diagnose(facts: Facts, deadlines: Deadlines) -> Verdict | None:
@@ -45,13 +45,13 @@ def diagnose(facts: Facts, deadlines: Deadlines) -> Verdict | None:
 
 def _out_of_time(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict | None:
     limits = facts.limits
-    if limits is None or limits.time_s_max is None or facts.run_began_at is None:
+    if limits is None or limits.time_limit_s is None or facts.run_began_at is None:
         return None
-    if not deadlines.passed(facts.run_began_at + limits.time_s_max):
+    if not deadlines.passed(facts.run_began_at + limits.time_limit_s):
         return None
-    summary = f"the job's time limit of {limits.time_s_max:g} s is over"
-    return verdict_on(
-        facts, Kind.TIME_LIMIT, summary, retry=False, since_s=facts.run_began_at + limits.time_s_max
+    summary = f"the job's time limit of {limits.time_limit_s:g} s is over"
+    return facts.verdict_on(
+        Kind.TIME_LIMIT, summary, retry=False, since_s=facts.run_began_at + limits.time_limit_s
     )
 
 
@@ -59,14 +59,15 @@ def _cannot_launch(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) ->
     for node in facts.gang:
         if node.setup_failure is not None:
             reason, tail = node.setup_failure.reason, node.setup_failure.tail
-            return verdict_on(
-                facts, Kind.LAUNCH, f"{node.name}: {reason}", node=node.name, evidence=(tail,) if tail else (),
-                signature=f"launch {reason}", since_s=node.contact_at,
+            return facts.verdict_on(
+                Kind.LAUNCH, f"{node.name}: {reason}", node=node.name, proof=(Evidence(tail, EvidenceKind.OUTPUT),) if tail else (),
+                cause=FailureCause.SETUP, place=(reason,), since_s=node.contact_at,
             )  # fmt: skip
-        if node.hopeless and facts.pool is None:
-            summary = f"{node.name}: its agent could not be started, {node.launch_failures} times: {node.launch_reason}"
-            return verdict_on(
-                facts, Kind.LAUNCH, summary, node=node.name, evidence=(node.launch_reason,), retry=False,
+        if node.hopeless and facts.pool is None and (fault := node.launch_fault):
+            head = f"{node.name}: its agent could not be started, {node.launch_failures} times"
+            proof = (Evidence(fault.what, fix=fault.fix),)
+            return facts.verdict_on(
+                Kind.LAUNCH, head, node=node.name, proof=proof, end=f": {sentence(fault.what, fix=fault.fix)}", retry=False,
                 since_s=attempt.began_at,
             )  # fmt: skip
     return None
@@ -77,25 +78,28 @@ def _start_took_too_long(facts: Facts, attempt: AttemptFacts, deadlines: Deadlin
         return None
     assert facts.limits is not None
     since_s = max(attempt.watched_at, attempt.queued_at)
-    if not deadlines.passed(since_s + facts.limits.start_s_max):
+    if not deadlines.passed(since_s + facts.limits.start_timeout_s):
         return None
     unstarted = [node for node in facts.gang or facts.nodes.values() if node.started < attempt.number]
     unstarted.sort(key=lambda node: _is_ready(node, attempt))  # those that are ready wait for the others
-    missing = [f"{node.name}: {_stage(node, attempt)}" for node in unstarted]
-    summary = f"not all ranks were started within {facts.limits.start_s_max:g} s; {missing[0]}"
+    missing = [_stage(node, attempt) for node in unstarted]
+    head = f"not all ranks were started within {facts.limits.start_timeout_s:g} s"
     late = [node for node in unstarted if not _is_ready(node, attempt)]
     is_one_of_several = len(late) == 1 < len(facts.gang)
     alone = late[0].name if is_one_of_several and late[0].agent_state is AgentState.UP else ""
-    return verdict_on(
-        facts, Kind.START_TIMEOUT, summary, node=alone, evidence=tuple(missing), since_s=attempt.began_at
-    )
+    return facts.verdict_on(
+        Kind.START_TIMEOUT, head, node=alone, proof=tuple(missing), since_s=attempt.began_at,
+        end=f"; {missing[0]}",
+    )  # fmt: skip
 
 
-def _stage(node: NodeFacts, attempt: AttemptFacts) -> str:
-    if node.agent_state is not AgentState.UP:
-        reason = f" ({node.launch_reason})" if node.launch_reason else ""
-        return f"its agent is {node.agent_state.value}{reason}"
-    return "its ranks were not started" if _is_ready(node, attempt) else "its setup has not ended"
+def _stage(node: NodeFacts, attempt: AttemptFacts) -> Evidence:
+    if node.agent_state is AgentState.UP:
+        what = "its ranks were not started" if _is_ready(node, attempt) else "its setup has not ended"
+        return Evidence(what, EvidenceKind.HOST, node.name)
+    fault = node.launch_fault
+    what = f"its agent is {node.agent_state.value}{f' ({fault.what})' if fault else ''}"
+    return Evidence(what, EvidenceKind.HOST, node.name, fault.fix if fault else "")
 
 
 def _is_ready(node: NodeFacts, attempt: AttemptFacts) -> bool:

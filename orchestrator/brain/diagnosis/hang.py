@@ -1,23 +1,23 @@
 """Hangs: the verdict on a gang that stands still, and its culprits, from the last inspections.
 
-Nothing is judged while any rank moves, nor on fewer than two inspections in a row. A state that cannot resolve by
-itself is a proof when all other ranks wait: stopped, ended, locked up, waiting for a person's input, in another
-collective. Any other rank that stands in one place is given time: without a proof no rank is killed early. A limit that
-the user has fixed replaces this patience; two inspections are still needed.
+Rules:
+1. Nothing is judged while any rank moves, nor on fewer than two inspections in a row.
+2. Two things prove a hang: a stopped process, and collectives that do not match or miss a member that has ended.
+3. Any other rank that stands in one place is named at once and ends the attempt only after patience.
+4. A limit that the user has fixed replaces patience; two inspections are still needed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from orchestrator.brain.diagnosis import collectives, hang_report, inspections, suspicion
+from orchestrator.brain.diagnosis import collectives, hang_report, inspections, patience, suspicion
 from orchestrator.brain.diagnosis.collectives import Mismatch, Missing, Unknown, Whole
 from orchestrator.brain.model.deadlines import Deadlines
-from orchestrator.brain.model.decisions import Kind, Verdict
+from orchestrator.brain.model.decisions import Evidence, EvidenceKind, FailureCause, Kind, Verdict
 from orchestrator.brain.model.facts import AttemptFacts, Facts, Phase
 from orchestrator.brain.model.node_facts import AgentState
 from orchestrator.brain.model.rank_facts import RankFacts
-from orchestrator.brain.model.verdicts import verdict_on
 from orchestrator.core.observations import Activity
 from orchestrator.core.text import named, ranks_text
 
@@ -26,9 +26,6 @@ STOPPED_S_MAX = 5.0
 
 ZOMBIE_S_MAX = 2.0
 """The same in state Z, its main thread gone and others not: on a busy machine the end of a process takes a moment."""
-
-EXIT_S_MAX = 7.0
-"""How long a rank may live after it reported that it exits."""
 
 APART_STEPS = 3
 """Ranks that make steps together are never this many steps apart: all wait for each other in each step."""
@@ -80,36 +77,34 @@ def _stands_still(facts: Facts, attempt: AttemptFacts) -> Verdict | None:
 
 
 def _never_left(facts: Facts, attempt: AttemptFacts) -> Verdict | None:
-    """A rank that exits has nothing to do but to end; a destructor may block that. Freeing much memory takes
-    a while, on a processor or in the kernel (state D), and so may what a destructor reads or sends."""
+    """A rank that exits has nothing to do but to end; a destructor may block that, or take a while."""
     for rank in inspections.living(facts):
-        if not rank.exiting:
+        if not rank.beat.exiting:
             continue
         here_s = rank.beat_at - rank.exiting_at
-        busy = rank.state == "D" or rank.busy_at >= rank.beat_at - IDLE_S
-        last = rank.inspection
-        proved = not busy and last is not None and last.activity is Activity.EXITING and last.proven
-        if here_s >= (EXIT_S_MAX if proved else suspicion.patience_s(facts, attempt, longer=True)):
+        silence_s = (
+            suspicion.suspect_s(facts) or 0.0
+        )  # where the user has fixed it, there is no more patience than that
+        if here_s >= max(silence_s, patience.of_gang_s(facts, attempt, longer=True)):
             summary = f"rank {rank.rank} on {rank.node} said its last word {here_s:.0f} s ago and never left"
             return _by_state(facts, [rank], summary, rank.exiting_at)
     return None
 
 
 def _by_state(facts: Facts, ranks: list[RankFacts], summary: str, since_s: float) -> Verdict:
-    """Return the verdict on ranks whose state alone says enough."""
     attempt, inspection = facts.attempt, ranks[0].inspection
     assert attempt is not None
-    place = "has left" if ranks[0].exiting else "stopped"
+    cause = FailureCause.LEAVING if ranks[0].beat.exiting else FailureCause.STOPPED
     at = f", {inspection.where}" if len(ranks) == 1 and inspection is not None and inspection.where else ""
     return _hang(
         facts, attempt, ranks, summary, Unknown(), culprit=summary + at, since_s=since_s,
-        signature=f"hang {place} {named([rank.rank for rank in ranks])}",
+        cause=cause, place=(ranks_text(rank.rank for rank in ranks),),
     )  # fmt: skip
 
 
 def _no_first_step(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict | None:
     assert facts.limits is not None
-    limit_s = facts.limits.first_step_s_max
+    limit_s = facts.limits.first_step_timeout_s
     due_s = suspicion.limit_at(facts, attempt, limit_s)
     if due_s is None or not deadlines.passed(due_s):
         return None
@@ -117,14 +112,15 @@ def _no_first_step(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) ->
     culprits = [rank for rank in inspections.living(facts) if not inspections.waits(attempt, rank)]
     return _hang(
         facts, attempt, culprits, summary, study(facts, attempt), since_s=due_s,
-        culprit=hang_report.who(attempt, culprits), signature=f"hang first step {hang_report.places(attempt, culprits)}",
+        culprit=hang_report.who(attempt, culprits),
+        cause=FailureCause.FIRST_STEP, place=hang_report.places(attempt, culprits),
     )  # fmt: skip
 
 
 def _never_came(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict | None:
     """Ranks that wait at the rendezvous do so for the user's limit, then the verdict says which have come and which have not."""
     assert facts.limits is not None
-    limit_s = facts.limits.rendezvous_s_max
+    limit_s = facts.limits.rendezvous_timeout_s
     due_s = suspicion.limit_at(facts, attempt, limit_s)
     if due_s is None:
         return None
@@ -139,11 +135,11 @@ def _never_came(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Ve
     those = ranks_text(rank.rank for rank in missing)
     who = f"ranks {those} have not come" if missing else "all have come, and do not reach one another"
     summary = f"no rendezvous within {limit_s:g} s (monitor.rendezvous_timeout): {who}"
-    return verdict_on(
-        facts, Kind.RENDEZVOUS, summary, ranks=tuple(rank.rank for rank in missing), node=hang_report.node_of(missing),
+    return facts.verdict_on(
+        Kind.RENDEZVOUS, summary, ranks=tuple(rank.rank for rank in missing), node=hang_report.node_of(missing),
         culprit=hang_report.who(attempt, missing), waiting=f"{named([rank.rank for rank in came])} at the rendezvous",
-        evidence=hang_report.evidence(facts, attempt), since_s=due_s,
-        signature=f"rendezvous {hang_report.places(attempt, missing)}",
+        proof=hang_report.evidence(facts, attempt), since_s=due_s,
+        cause=FailureCause.NEVER_CAME, place=hang_report.places(attempt, missing),
     )  # fmt: skip
 
 
@@ -167,7 +163,7 @@ def _has_unseen(facts: Facts, attempt: AttemptFacts) -> bool:
 
 def stands_still(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> bool:
     """Tell whether two inspections in the present silence have found every rank unmoved."""
-    are_enough = inspections.in_round(facts, attempt) >= inspections.LOOKS_MIN
+    are_enough = inspections.in_round(facts, attempt) >= inspections.INSPECTIONS_MIN
     if not are_enough or not inspections.is_answered(facts, attempt, deadlines):
         return False
     silence_s = suspicion.suspect_s(facts)
@@ -188,29 +184,31 @@ def _verified(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verd
         return None
     answer = study(facts, attempt)
     alive = _judged(facts, answer)
-    certain = [] if isinstance(answer, Whole) else _proved(facts, attempt, alive)
-    if certain:
-        return _silence(facts, attempt, answer, certain)
+    stopped = [rank for rank in alive if _is_stopped(facts, attempt, rank)]
+    if stopped:
+        return _silence(facts, attempt, answer, stopped)
     culprits = suspects(facts, attempt, answer)
     if all(inspections.waits(attempt, rank) for rank in alive) and _is_proof(facts, attempt, alive, answer):
         return _silence(facts, attempt, answer, culprits)
-    late = [rank for rank in alive if not inspections.waits(attempt, rank)] or alive
-    behind = answer.behind if isinstance(answer, Missing) else ()
-    late = [rank for rank in late if rank.rank in behind] or late
-    if not _is_over(facts, attempt, late):
+    late = _late(attempt, alive, answer)
+    if not patience.is_over(facts, attempt, late):
         return None
-    patience_s = max(_patience_s(facts, attempt, rank) for rank in late)
+    patience_s = max(patience.of_rank_s(facts, attempt, rank) for rank in late)
     return _silence(facts, attempt, answer, culprits, patience_s)
 
 
 def suspects(facts: Facts, attempt: AttemptFacts, answer: collectives.Answer) -> list[RankFacts]:
-    """Return the ranks to name when all stand still: those that wait for no other rank, else those that others wait for."""
+    """Return the ranks to name when all stand still: those that wait for no other rank, else those that wait while they
+    handle an exception, else those that others wait for."""
     alive = _judged(facts, answer)
-    certain = [rank for rank in alive if _is_certain(facts, attempt, rank)]
-    unsure = certain or [rank for rank in alive if not inspections.waits(attempt, rank)]
+    stopped = [rank for rank in alive if _is_stopped(facts, attempt, rank)]
+    unsure = stopped or [rank for rank in alive if not inspections.waits(attempt, rank)]
     behind = answer.behind if isinstance(answer, Missing) else ()
     if unsure:
         return [rank for rank in unsure if rank.rank in behind] or _likely(unsure, facts)
+    raised = [rank for rank in alive if (found := inspections.result(attempt, rank)) and found.raised]
+    if raised and len(raised) < len(alive):
+        return raised
     match answer:
         case Missing():
             return [facts.ranks[rank] for rank in behind]
@@ -224,6 +222,19 @@ def suspects(facts: Facts, attempt: AttemptFacts, answer: collectives.Answer) ->
             return [rank for rank in facts.ranks.values() if rank.ended_well] or _likely(alive, facts)
 
 
+def awaited(facts: Facts, attempt: AttemptFacts) -> list[RankFacts]:
+    """Return the ranks that the last inspection of this silence has found elsewhere while others waited."""
+    if not inspections.in_round(facts, attempt):
+        return []
+    seen = [rank for rank in facts.ranks.values() if inspections.result(attempt, rank) is not None]
+    away = [
+        rank
+        for rank in seen
+        if not inspections.does(attempt, rank, Activity.WAITING_FOR_RANKS, Activity.UNKNOWN)
+    ]
+    return away if len(away) < len(seen) else []
+
+
 def _judged(facts: Facts, answer: collectives.Answer) -> list[RankFacts]:
     """Return the living ranks without those that only serve the others."""
     alive = inspections.living(facts)
@@ -234,15 +245,6 @@ def _is_idle(attempt: AttemptFacts, alive: list[RankFacts]) -> bool:
     """Tell whether no rank has used a processor lately: large tensors take their time, but not without one."""
     since_s = (attempt.inspected_at or 0.0) - IDLE_S
     return all(rank.busy_at < since_s for rank in alive)
-
-
-def _proved(facts: Facts, attempt: AttemptFacts, alive: list[RankFacts]) -> list[RankFacts]:
-    """Return the ranks that are proved to hold up the gang: ranks that cannot go on by themselves while all others
-    wait. What one rank can never do by itself another may yet let it do, as long as that one can go on; and where no
-    rank is seen to wait for others, each may be all that the program is to do."""
-    certain = [rank for rank in alive if _is_certain(facts, attempt, rank)]
-    waiting = [rank for rank in alive if inspections.waits(attempt, rank)]
-    return certain if waiting and len(certain) + len(waiting) == len(alive) else []
 
 
 def _is_proof(
@@ -265,20 +267,12 @@ def _is_proof(
             return False
 
 
-def _is_certain(facts: Facts, attempt: AttemptFacts, rank: RankFacts) -> bool:
-    """Tell whether the rank can never go on by itself, whatever the others do. A sleep must outlast patience."""
+def _is_stopped(facts: Facts, attempt: AttemptFacts, rank: RankFacts) -> bool:
+    """Tell whether the process that trains is stopped for long. Heartbeats show only the rank's first process, which may
+    be a shell."""
     inspection = inspections.result(attempt, rank)
-    if inspection is None or inspection.activity is Activity.WAITING_FOR_RANKS:
-        return False
-    if inspection.activity is Activity.EXITING or inspection.state == "t":
-        return False  # see `_never_left`; and a debugger that holds a rank lets it go
-    if inspection.activity is Activity.STOPPED:
-        seen_s = rank.inspected_at - rank.state_at if rank.state == "T" else 0.0
-        return max(seen_s, inspections.still_s(facts, attempt, rank) or 0.0) >= STOPPED_S_MAX
-    if inspection.activity is Activity.SLEEPING:
-        patience_s = suspicion.patience_s(facts, attempt, longer=True)
-        return inspection.proven and inspection.ends_s is not None and inspection.ends_s > patience_s
-    return inspection.proven
+    still_s = inspections.still_s(facts, attempt, rank) or 0.0
+    return inspection is not None and inspection.state == "T" and still_s >= STOPPED_S_MAX
 
 
 def _is_apart(facts: Facts, rank: RankFacts, answer: collectives.Answer) -> bool:
@@ -289,45 +283,22 @@ def _is_apart(facts: Facts, rank: RankFacts, answer: collectives.Answer) -> bool
     return max(other.steps for other in facts.ranks.values()) >= APART_STEPS
 
 
-def _is_over(facts: Facts, attempt: AttemptFacts, ranks: list[RankFacts]) -> bool:
-    """Tell whether ranks have stood in one place for longer than their activity there may take."""
+def ends_at(facts: Facts, attempt: AttemptFacts) -> float:
+    """Return when (job clock) a gang that stands still is ended if no rank moves; infinite where it is let be."""
     assert facts.limits is not None
-    heard_s = max(rank.inspected_at for rank in facts.ranks.values())
-    silent_s = heard_s - suspicion.silent_since(facts, attempt)
-    if _is_free(facts, attempt, ranks):
-        return False
-    for rank in ranks:
-        inspection, still_s = inspections.result(attempt, rank), inspections.still_s(facts, attempt, rank)
-        patience_s = _patience_s(facts, attempt, rank)
-        if still_s is None:
-            blind_s = 0.0 if suspicion.is_fixed(facts) else max(facts.limits.hang_ceiling_s, patience_s)
-            patience_s, still_s = blind_s, silent_s
-        elif inspection is not None:  # on a busy machine everything takes longer, but not without end
-            still_s -= min(inspection.starved_s, still_s / 2)
-        # Inspections cannot show what stood still before the first one: the silence that led to it counts instead.
-        if silent_s < patience_s or still_s + (suspicion.suspect_s(facts) or 0.0) < patience_s:
-            return False
-    return True
+    answer, limits = study(facts, attempt), [facts.limits.first_step_timeout_s]
+    if any(_is_at_rendezvous(attempt, rank) for rank in inspections.living(facts)):
+        limits.append(facts.limits.rendezvous_timeout_s)
+    limits_at = [suspicion.limit_at(facts, attempt, limit_s) for limit_s in limits]
+    over_at = patience.over_at(facts, attempt, _late(attempt, _judged(facts, answer), answer))
+    return min([over_at, *(limit_at for limit_at in limits_at if limit_at is not None)])
 
 
-def _patience_s(facts: Facts, attempt: AttemptFacts, rank: RankFacts) -> float:
-    """Return for how long a rank may stand where it does: the longest that fits what it was seen in since it last moved."""
-    still_s = inspections.still_s(facts, attempt, rank)
-    waited_for = any(inspections.waits(attempt, one) for one in inspections.living(facts))
-    took_longer = still_s is not None and rank.longer_at >= rank.inspected_at - still_s
-    is_whole = inspections.waits(attempt, rank)  # then all wait for each other, and the network may come back
-    return suspicion.patience_s(facts, attempt, longer=took_longer or is_whole or not waited_for)
-
-
-def _is_free(facts: Facts, attempt: AttemptFacts, ranks: list[RankFacts]) -> bool:
-    """Tell whether ranks may go on like this for as long as they like: no rank is seen to wait for another, and they
-    compute or sleep. No launcher would end that; a user who wants that sets `monitor.hang_patience`."""
-    assert facts.limits is not None
-    if suspicion.is_fixed(facts) or (facts.limits.patience_s and suspicion.has_stepped(facts)):
-        return False
-    if any(inspections.waits(attempt, rank) for rank in inspections.living(facts)):
-        return False
-    return all(inspections.does(attempt, rank, Activity.SPINNING, Activity.SLEEPING) for rank in ranks)
+def _late(attempt: AttemptFacts, alive: list[RankFacts], answer: collectives.Answer) -> list[RankFacts]:
+    """Return the ranks whose patience counts: those that others wait for."""
+    late = [rank for rank in alive if not inspections.waits(attempt, rank)] or alive
+    behind = answer.behind if isinstance(answer, Missing) else ()
+    return [rank for rank in late if rank.rank in behind] or late
 
 
 def _likely(ranks: list[RankFacts], facts: Facts) -> list[RankFacts]:
@@ -353,18 +324,20 @@ def _silence(
     facts: Facts, attempt: AttemptFacts, answer: collectives.Answer, culprits: list[RankFacts], patience_s: float = 0.0
 ) -> Verdict:  # fmt: skip
     """Return the verdict on a gang that stands still. `patience_s`: how long it was waited for without proof."""
-    since_s, stepped = suspicion.gang_at(facts, attempt), suspicion.has_stepped(facts)
-    quiet = facts.progress_at <= since_s or not stepped
-    since_s = since_s if stepped else max(since_s, facts.progress_at)
+    gang_at, stepped = suspicion.gang_at(facts, attempt), suspicion.has_stepped(facts)
+    since_s = gang_at if stepped else max(gang_at, facts.progress_at)
+    missed = "sign of progress" if facts.progress_at <= gang_at else "step" if stepped else "step yet"
     heard_s = max((rank.inspected_at for rank in facts.ranks.values()), default=since_s)
     culprit = hang_report.who(attempt, culprits, answer)
     if not culprits and isinstance(answer, Whole):
         culprit = f"nobody is missing: {hang_report.nothing_flows(facts)}"
-    silent = f"no {'sign of progress' if quiet else 'step'} for {max(heard_s - since_s, 0.0):.0f} s"
+    silent = f"no {missed} for {max(heard_s - gang_at, 0.0):.0f} s"
     summary = f"{silent}: {culprit}" if culprit else f"{silent} from any rank"
-    where = "network" if isinstance(answer, Whole) and not culprits else hang_report.places(attempt, culprits)
+    is_network = isinstance(answer, Whole) and not culprits
+    cause = FailureCause.NETWORK if is_network else FailureCause.STANDSTILL
+    place = () if is_network else hang_report.places(attempt, culprits)
     return _hang(
-        facts, attempt, culprits, summary, answer, culprit=culprit, since_s=since_s, signature=f"hang {where}",
+        facts, attempt, culprits, summary, answer, culprit=culprit, since_s=since_s, cause=cause, place=place,
         patience_s=patience_s,
     )  # fmt: skip
 
@@ -380,14 +353,17 @@ def _hang(
     waiting = collectives.waiting_text(others, answer)
     sides = answer.sides if isinstance(answer, Mismatch) else ()
     spent_s = more.get("patience_s")
-    unproved = (
-        [f"no state proves it; patience was {spent_s:.0f} s (monitor.hang_patience)"] if spent_s else []
-    )
-    by_side = tuple(
-        f"{named(side.ranks)}: {collectives.shaped(side.collective)}{hang_report.at_place(alive, side.ranks)}"
-        for side in sides
-    )
-    return verdict_on(
-        facts, Kind.HANG, summary, ranks=tuple(rank.rank for rank in culprits), waiting=waiting,
-        node=hang_report.node_of(culprits), evidence=(*unproved, *by_side, *hang_report.evidence(facts, attempt)), retry=facts.limits.on_hang != "fail", **more,
+    proof = [*hang_report.uneven(facts), *hang_report.evidence(facts, attempt)]
+    for side in reversed(sides):
+        at = hang_report.at_place(alive, side.ranks)
+        line = f"{named(side.ranks)}: {collectives.shaped(side.collective)}{at}"
+        proof.insert(0, Evidence(line, EvidenceKind.RANKS))
+    if spent_s:
+        is_torchs = not facts.limits.hang_patience_s and spent_s == patience.torch_limit_s(facts, attempt)
+        whose = "as long as torch lets the others wait" if is_torchs else "monitor.hang_patience"
+        unproved = f"no state proves it; patience was {spent_s:.0f} s ({whose})"
+        proof.insert(0, Evidence(unproved))
+    return facts.verdict_on(
+        Kind.HANG, summary, ranks=tuple(rank.rank for rank in culprits), waiting=waiting,
+        node=hang_report.node_of(culprits), proof=tuple(proof), retry=facts.limits.on_hang != "fail", **more,  # type: ignore[arg-type]
     )  # fmt: skip

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from orchestrator.brain.diagnosis import collectives, inspections
 from orchestrator.brain.diagnosis.collectives import Mismatch
+from orchestrator.brain.model.decisions import Evidence, EvidenceKind
 from orchestrator.brain.model.facts import AttemptFacts, Facts
 from orchestrator.brain.model.rank_facts import RankFacts, RankState
 from orchestrator.core import text
@@ -17,8 +18,9 @@ CULPRITS_SHOWN = 4
 STACKS_SHOWN = 12
 """The number of groups of ranks that are shown; the rest is only counted."""
 
-FRAMES_SHOWN = 6
-"""The number of frames shown of each group, the user's own included."""
+FRAMES_SHOWN = 4
+INSIDE_SHOWN = 2
+"""The number of the user's frames that are shown of each group, and of the frames inside their innermost call."""
 
 
 def at_place(alive: dict[int, RankInspection], ranks: tuple[int, ...]) -> str:
@@ -49,11 +51,13 @@ def _what(attempt: AttemptFacts, rank: RankFacts, answer: collectives.Answer | N
     now = collectives.current(inspection)
     if isinstance(answer, Mismatch) and now is not None:
         why = f"in {collectives.shaped(now)}"
+        why = inspection.raised.then(why) if inspection.raised is not None else why
     else:
         why = inspection.why or (
             f"in {collectives.text(now)}" if now is not None else _PLAIN[inspection.activity]
         )
-    return f"{why}, {inspection.where}" if inspection.where else why
+    place = f"{inspection.where}: {inspection.line}" if inspection.line else inspection.where
+    return f"{why}, {place}" if place else why
 
 
 _PLAIN = {
@@ -63,16 +67,15 @@ _PLAIN = {
 }  # fmt: skip
 
 
-def places(attempt: AttemptFacts, culprits: Sequence[RankFacts]) -> str:
-    """Name the places of culprits so that a repeated hang is recognised, whichever rank it hits."""
+def places(attempt: AttemptFacts, culprits: Sequence[RankFacts]) -> tuple[str, ...]:
+    """Return the places of culprits, by which a repeated hang is recognised, whichever rank it hits; their ranks where no
+    place is known."""
     wheres = {
         inspection.where
         for rank in culprits
         if (inspection := inspections.result(attempt, rank)) and inspection.where
     }
-    return (
-        f"at {', '.join(sorted(wheres))}" if wheres else f"ranks {text.ranks_text(r.rank for r in culprits)}"
-    )
+    return tuple(sorted(wheres)) or (f"ranks {text.ranks_text(r.rank for r in culprits)}",)
 
 
 def node_of(culprits: Sequence[RankFacts]) -> str:
@@ -90,7 +93,7 @@ def nothing_flows(facts: Facts) -> str:
     return f"nothing flows between {', '.join(names[:CULPRITS_SHOWN])}{more}"
 
 
-def evidence(facts: Facts, attempt: AttemptFacts) -> tuple[str, ...]:
+def evidence(facts: Facts, attempt: AttemptFacts) -> tuple[Evidence, ...]:
     """Return how the hang is known: what was inspected, the stacks, and what could not be seen."""
     alive = inspections.living(facts)
     known = inspections.results(facts, attempt)
@@ -108,7 +111,30 @@ def evidence(facts: Facts, attempt: AttemptFacts) -> tuple[str, ...]:
     ways += ["GPU use"] if any(inspection.gpu_use is not None for inspection in seen) else []
     quiet = sorted({rank.node for rank in alive if rank.rank not in known})
     unanswered = (f"no answer to the last inspection from {', '.join(quiet)}",) if quiet else ()
-    return (" · ".join(ways), *stack_lines(seen), *_gpu_use(seen), *unanswered, *_lacks(seen))
+    notes = (*_gpu_use(seen), *unanswered, *_lacks(seen))
+    return (Evidence(" · ".join(ways), EvidenceKind.WAYS), *stack_lines(seen), *map(Evidence, notes))
+
+
+UNEVEN_FIX = (
+    "give all ranks as many batches (DistributedSampler, drop_last), or wrap the loop in torch's Join"
+)
+
+
+def uneven(facts: Facts) -> tuple[Evidence, ...]:
+    """Return that some ranks ended in good order while others, which have made as many steps, still wait. Whether these are
+    in their loop, or behind it, no count of steps tells."""
+    done = [rank for rank in facts.ranks.values() if rank.ended_well and rank.steps]
+    others = [rank for rank in facts.ranks.values() if not (rank.ended_well or rank.beat.exiting)]
+    steps = max((rank.steps for rank in done), default=0)
+    if not done or not others or max(rank.steps for rank in others) < steps:
+        return ()
+    left, rest = (named([rank.rank for rank in ranks]) for ranks in (done, others))
+    return (
+        Evidence(
+            f"{left} ended after {steps:,} steps, and {rest} did not: if that is in the loop, input is uneven",
+            fix=UNEVEN_FIX,
+        ),
+    )
 
 
 def _gpu_use(seen: Sequence[RankInspection]) -> tuple[str, ...]:
@@ -148,34 +174,23 @@ def alike(results: Iterable[RankInspection]) -> list[tuple[tuple[int, ...], Rank
 
 
 def frames(inspection: RankInspection) -> tuple[str, ...]:
-    """Return the frames of a rank's main thread: the user's innermost one, then all others from the innermost on."""
-    inside, users = split_stack(inspection.where, inspection.stack)
-    return (*users[:1], *inside, *users[1:])
+    """Return frames of a rank's main thread as a traceback has them, outermost first: the user's, and inside their call."""
+    inside, users = text.split_stack(inspection.where, inspection.stack)
+    outside = users[:FRAMES_SHOWN][::-1]
+    cut = ("…",) if len(users) > FRAMES_SHOWN else ()
+    cut_inside = ("…",) if len(inside) > INSIDE_SHOWN else ()
+    return (*cut, *outside, *cut_inside, *inside[:INSIDE_SHOWN][::-1])
 
 
-def split_stack(where: str, stack: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-    """Return what the user's innermost frame has called, and that frame with its callers; innermost first.
-
-    Of a deep stack only the innermost frames are reported, and the user's may be beyond them.
-    """
-    if not where:
-        return (), stack
-    told = (n for n, frame in enumerate(stack) if where == frame or where.startswith(f"{frame} ("))
-    at = next(told, len(stack))
-    return stack[:at], (where, *stack[at + 1 :])
-
-
-def stack_lines(results: Iterable[RankInspection]) -> tuple[str, ...]:
-    """Return one line for each group of ranks that stand alike: `ranks 0-5,7 wait, in all_reduce: frame < frame`."""
+def stack_lines(results: Iterable[RankInspection]) -> list[Evidence]:
+    """Return one line for each group of ranks that stand alike: `ranks 0-5,7 wait, in all_reduce: frame > frame`."""
     groups = alike(results)
-    shown = tuple(_stack_line(ranks, inspection) for ranks, inspection in groups[:STACKS_SHOWN])
+    shown = [Evidence(_stack_line(*group), EvidenceKind.RANKS) for group in groups[:STACKS_SHOWN]]
     rest = sum(len(ranks) for ranks, _ in groups[STACKS_SHOWN:])
-    return (*shown, f"{rest} more ranks, each elsewhere") if rest else shown
+    return [*shown, Evidence(f"{rest} more ranks, each elsewhere")] if rest else shown
 
 
 def _stack_line(ranks: tuple[int, ...], inspection: RankInspection) -> str:
     said = ", ".join(text for text in (inspection.activity.text, inspection.why) if text)
-    chosen = frames(inspection)
-    cut = " < …" if len(chosen) > FRAMES_SHOWN else ""
-    stack = " < ".join(chosen[:FRAMES_SHOWN]) + cut if chosen else "no stack"
+    stack = " > ".join(frames(inspection)) or "no stack"
     return f"{named(ranks)} (state {inspection.state or '?'}; {said}): {stack}"

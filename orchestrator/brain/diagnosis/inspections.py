@@ -16,7 +16,7 @@ from orchestrator.brain.model.node_facts import AgentState
 from orchestrator.brain.model.rank_facts import RankFacts
 from orchestrator.core.observations import Activity, RankInspection
 
-LOOK_S_MAX = 6.0
+ANSWER_S_MAX = 6.0
 """How long the nodes' answers to an inspection are waited for."""
 
 PAUSES_S = (2.0, 4.0, 8.0, 16.0, 30.0)
@@ -30,12 +30,13 @@ STOPPED_AFTER_S = (1.0, 3.0)
 """When all are inspected after a rank was first seen in state T (stopped)."""
 
 LATE_AFTER_S = (0.0, 2.0, 6.0, 8.0, 14.0, 16.0, 30.0, 32.0, 60.0, 62.0, 120.0, 122.0)
-"""When all are inspected after the limit of the rendezvous: a rank that still imports then may come late, and wait later."""
+"""When all are inspected after the limit of the rendezvous, in pairs 2 s apart, since one inspection shows no standstill.
+The pauses grow: a rank that still imports may come late, and then wait for the others."""
 
 STILL_S = 1.5
 """How long a rank must not have moved, by the clock of the rank's host, for a rank to count as still."""
 
-LOOKS_MIN = 2
+INSPECTIONS_MIN = 2
 """The number of inspections in a row that a verdict needs."""
 
 
@@ -60,7 +61,7 @@ def is_answered(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> bo
         for n in facts.gang
         if n.name in names and n.agent_state is AgentState.UP and n.inspected < attempt.inspection
     ]
-    return not late or deadlines.passed(attempt.inspected_at + LOOK_S_MAX)
+    return not late or deadlines.passed(attempt.inspected_at + ANSWER_S_MAX)
 
 
 def orders(facts: Facts, attempt: AttemptFacts, why: str, deadlines: Deadlines) -> list[Decision]:
@@ -119,7 +120,7 @@ def why_inspect(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> st
     if attempt.running_at is None or not all_heard(facts) or not is_answered(facts, attempt, deadlines):
         return ""
     assert facts.limits is not None
-    limit_at = suspicion.limit_at(facts, attempt, facts.limits.rendezvous_s_max)
+    limit_at = suspicion.limit_at(facts, attempt, facts.limits.rendezvous_timeout_s)
     for due_s in () if limit_at is None else (limit_at + after_s for after_s in LATE_AFTER_S):
         if deadlines.passed(due_s) and (attempt.inspected_at or 0.0) < due_s:
             return f"no step {due_s - attempt.running_at:.0f} s after the start of all ranks"

@@ -20,6 +20,7 @@ _STORE_JOIN = re.compile(
     r"Timed out after (?P<limit_s>\d+) seconds waiting for clients\. (?P<came>\d+)/(?P<all>\d+) clients joined"
 )
 _STORE_KEY = re.compile(r"wait timeout after (?P<limit_ms>\d+)ms, keys: (?P<keys>[^\s]+)")
+_STORE_CLIENT = re.compile(r"trying to connect to \((?P<address>[^,]+), (?P<port>\d+)\)")
 _GLOO_GONE = re.compile(r"gloo.*Connection (closed|reset) by peer")
 _HEARTBEAT = re.compile(r"heartbeat monitor|HeartbeatMonitor|has not updated its heartbeat", re.IGNORECASE)
 _SYSTEM = re.compile(r"ncclSystemError|unhandled system error")
@@ -27,6 +28,7 @@ _REMOTE = re.compile(r"ncclRemoteError|remote process exited or there was a netw
 _MONITORED = re.compile(r"Ranks? (?P<ranks>[\d, ]+) failed to pass monitoredBarrier in (?P<limit_ms>\d+) ?ms")
 _MISMATCH = re.compile(r"op\.preamble\.length <= op\.nbytes\. (?P<sent>\d+) vs (?P<wanted>\d+)")
 _NO_GPU = re.compile(r"have NCCL built in|ProcessGroupNCCL is only supported with GPUs")
+_NO_PROMPT = re.compile(r"^bdb\.BdbQuit")
 _CUDA_GONE = re.compile(
     r"device-side assert triggered|an illegal memory access was encountered|unspecified launch failure"
 )
@@ -40,6 +42,16 @@ def explain(text: str) -> str:
         if found is not None:
             return said(found)
     return ""
+
+
+def gave_up(text: str) -> bool:
+    """Tell whether a library's own time limit has ended a rank that waited for others."""
+    return any(pattern.search(text[-TEXT_CHARS_MAX:]) for pattern in (_WATCHDOG, _GLOO, _STORE_KEY))
+
+
+def is_mismatch(text: str) -> bool:
+    """Tell whether gloo has aborted a rank because another has sent what it did not expect."""
+    return _MISMATCH.search(text[-TEXT_CHARS_MAX:]) is not None
 
 
 def _watchdog(found: re.Match[str]) -> str:
@@ -80,6 +92,13 @@ def _store_key(found: re.Match[str]) -> str:
     )
 
 
+def _store_client(found: re.Match[str]) -> str:
+    return (
+        f"this rank reached no store at {found['address']}, port {found['port']}: see to its MASTER_ADDR and MASTER_PORT, and "
+        "to the network between it and the first node"
+    )
+
+
 def _monitored(found: re.Match[str]) -> str:
     ranks = ", ".join(found["ranks"].replace(",", " ").split())
     return (
@@ -108,11 +127,19 @@ _MEANINGS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...] = 
     ),
     (_STORE_JOIN, _store_join),
     (_STORE_KEY, _store_key),
+    (_STORE_CLIENT, _store_client),
     (
         _NO_GPU,
         _always(
             "the script chose NCCL, and the rank has no GPU: let it choose gloo; RANK is set for a single rank too, as by "
             "torchrun; without it: `command: env -u RANK -u WORLD_SIZE -u LOCAL_RANK python3 train.py`"
+        ),
+    ),
+    (
+        _NO_PROMPT,
+        _always(
+            "the script calls breakpoint() or pdb: ranks have no terminal, so the prompt ends at once; remove the call, or "
+            "set PYTHONBREAKPOINT=0"
         ),
     ),
     (

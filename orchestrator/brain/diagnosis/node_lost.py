@@ -2,18 +2,18 @@
 
 The end of a connection alone proves nothing. A node is lost when its agent is known to have died, when it stopped its ranks
 by itself, or when it has sent nothing for the time of `fence.silent_s` while the gang has made no step: a step of any rank
-proves that all ranks live. Before its ranks were started, a placed host of a pool is lost after
-`node_silent_s_max`.
+proves that all ranks live. Where other nodes show that the gang stands still, it is lost as soon as its agent has
+certainly stopped its ranks. Before its ranks were started, a placed host of a pool is lost after `node_timeout_s`.
 """
 
 from __future__ import annotations
 
 from orchestrator.brain.model.deadlines import Deadlines
-from orchestrator.brain.model.decisions import Kind, Verdict
+from orchestrator.brain.model.decisions import Evidence, EvidenceKind, FailureCause, Kind, Verdict
 from orchestrator.brain.model.facts import AttemptFacts, Facts, Phase
 from orchestrator.brain.model.node_facts import AgentState, NodeFacts
-from orchestrator.brain.model.verdicts import verdict_on
 from orchestrator.brain.scheduling import allocation, fence
+from orchestrator.core.errors import Fault
 from orchestrator.core.text import named
 
 
@@ -32,7 +32,7 @@ def judge(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict 
             and _is_silent_too_long(facts, node, stepped_at, deadlines)
         ):
             silent_s = deadlines.now_s - node.contact_at
-            return verdict(facts, node, f"no word for {silent_s:.0f} s, and no progress of the gang")
+            return verdict(facts, node, f"no word for {silent_s:.0f} s, and no rank makes a step")
     return None
 
 
@@ -43,10 +43,13 @@ def _lost_before_start(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines
         return None
     for node in facts.gang:
         if node.agent_state is AgentState.ABSENT:
-            reason = f": {node.launch_reason}" if node.launch_reason else ""
-            return verdict(facts, node, f"its agent was lost before its ranks were started{reason}")
+            fault = node.launch_fault or Fault(node.name, "")
+            reason = f": {fault.what}" if fault.what else ""
+            return verdict(
+                facts, node, f"its agent was lost before its ranks were started{reason}", fault.fix
+            )
         if node.agent_state is AgentState.SILENT and deadlines.passed(
-            node.contact_at + facts.limits.node_silent_s_max
+            node.contact_at + facts.limits.node_timeout_s
         ):
             silent_s = deadlines.now_s - node.contact_at
             return verdict(facts, node, f"no word for {silent_s:.0f} s before its ranks started")
@@ -54,17 +57,19 @@ def _lost_before_start(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines
 
 
 def _is_silent_too_long(facts: Facts, node: NodeFacts, stepped_at: float, deadlines: Deadlines) -> bool:
+    if fence.is_seen_over(facts, node, deadlines):
+        return True
     return deadlines.passed(max(node.contact_at, stepped_at) + fence.silent_s(facts, node))
 
 
-def verdict(facts: Facts, node: NodeFacts, how: str) -> Verdict:
+def verdict(facts: Facts, node: NodeFacts, how: str, fix: str = "") -> Verdict:
     """Return the verdict that a node is lost; ranks of others that ended badly are its victims."""
     victims = [rank.rank for rank in facts.ranks.values() if rank.failed]
-    evidence = [f"{node.name}: {how}"]
+    proof = [Evidence(how, EvidenceKind.SUMMARY, node.name, fix)]
     if victims:
-        evidence.append(f"its victims: {named(victims)}")
-    return verdict_on(
-        facts, Kind.NODE_LOST, f"{node.name} ({named(node.ranks)}): {how}", ranks=node.ranks,
-        node=node.name, evidence=tuple(evidence), signature=f"node_lost {node.name}",
+        proof.append(Evidence(f"its victims: {named(victims)}"))
+    return facts.verdict_on(
+        Kind.NODE_LOST, f"{node.name} ({named(node.ranks)}): {how}", ranks=node.ranks,
+        node=node.name, cause=FailureCause.NODE, place=(node.name,), proof=tuple(proof),
         since_s=max(facts.stepped_at, node.contact_at),
     )  # fmt: skip

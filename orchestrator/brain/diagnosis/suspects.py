@@ -1,4 +1,4 @@
-"""Suspects of a silence, in words: the ranks that others seem to wait for, and where they stand, long before
+"""Suspects of a silence: the ranks that others seem to wait for, where they stand, and what follows when, long before
 anything is certain.
 
 They only inform: `orch status`, `orch why` and `notify.on: suspect`.
@@ -6,14 +6,22 @@ They only inform: `orch status`, `orch why` and `notify.on: suspect`.
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 from orchestrator.brain.diagnosis import collectives, hang, hang_report, inspections, suspicion
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model.deadlines import Deadlines
 from orchestrator.brain.model.decisions import Decision
 from orchestrator.brain.model.facts import AttemptFacts, Facts, Phase
 from orchestrator.brain.model.node_facts import AgentState
-from orchestrator.brain.model.rank_facts import RankState
-from orchestrator.core.observations import Activity
+from orchestrator.brain.model.rank_facts import RankFacts, RankState
+from orchestrator.brain.scheduling import fence
+from orchestrator.core.observations import Activity, Follows, Suspicion
+from orchestrator.core.text import named
+
+SILENT_S = 5.0
+"""A node that has sent nothing for this long, while no rank makes a step, is named."""
 
 BRIEF_S = 2.0
 """A process that is held by a debugger, or is a zombie, for less than this is not mentioned."""
@@ -26,40 +34,89 @@ def decide(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[De
         return []
     if not inspections.all_heard(facts) or not hang.stands_still(facts, attempt, deadlines):
         return []
-    place = hang_report.places(attempt, hang.suspects(facts, attempt, hang.study(facts, attempt)))
-    named_at, since_s = attempt.suspects.get(place), suspicion.gang_at(facts, attempt)
-    if named_at is not None and (named_at >= since_s or not deadlines.passed(since_s + facts.pause_s)):
+    place = ", ".join(hang_report.places(attempt, hang.suspects(facts, attempt, hang.study(facts, attempt))))
+    named, since_s = attempt.noticed(d.Topic.SUSPECT, place), suspicion.gang_at(facts, attempt)
+    if named is not None and (named.at >= since_s or not deadlines.passed(since_s + facts.pause_s)):
         return []
-    return [d.Suspect(deadlines.now_s, text(facts, deadlines.now_s), attempt.number, place)]
+    seen = suspicion_now(facts, deadlines.now_s)
+    said = seen.what if seen is not None else ""
+    return [d.Notice(deadlines.now_s, said, attempt.number, d.Topic.SUSPECT, place)]
 
 
-def text(facts: Facts, now_s: float) -> str:
-    """Say in one line what looks like a hang now; empty where nothing does."""
+def suspicion_now(facts: Facts, now_s: float) -> Suspicion | None:
+    """Return what looks like a failure now; None where nothing does."""
     attempt = facts.attempt
     if attempt is None or attempt.phase is not Phase.RUN or facts.limits is None:
-        return ""
-    stopped = _standing(facts, now_s)
-    if stopped:
-        return stopped
-    noticed = attempt.alert or attempt.desynced
-    if noticed is not None:
-        return f"{noticed.kind.value}: {noticed.summary}"
+        return None
+    return (
+        _stopped(facts, now_s)
+        or _silent_node(facts, attempt, now_s)
+        or _noticed(attempt, now_s)
+        or _silence(facts, attempt, now_s)
+    )
+
+
+def _noticed(attempt: AttemptFacts, now_s: float) -> Suspicion | None:
+    """Return a hang or a desync that the user wants to be told of, and no more."""
+    noticed = attempt.standing(d.Topic.HANG) or attempt.noticed(d.Topic.DESYNC)
+    if noticed is None or (verdict := noticed.verdict) is None:
+        return None
+    what = f"{verdict.kind.value}: {verdict.summary}"
+    where = next(iter(verdict.signature.place), "")
+    return Suspicion(
+        what, [*verdict.ranks], verdict.node, now_s - verdict.since_s, Follows.NOTHING, where=where
+    )
+
+
+def _silent_node(facts: Facts, attempt: AttemptFacts, now_s: float) -> Suspicion | None:
+    """Return the node that has sent nothing for the longest, if no rank makes steps meanwhile."""
+    nodes = [node for node in facts.gang if node.agent_state is AgentState.SILENT and facts.unfinished(node)]
+    node = min(nodes, key=lambda node: node.contact_at, default=None)
+    if attempt.running_at is None or node is None:
+        return None
+    if now_s < max(node.contact_at, facts.stepped_at, attempt.watched_at) + SILENT_S:
+        return None
+    silent_s, ready = (
+        now_s - node.contact_at,
+        [one for one in facts.spares if one.agent_state is AgentState.UP],
+    )
+    what = f"{node.name} ({named(node.ranks)}) is silent for {silent_s:.0f} s, and no rank makes a step"
+    in_s = max(0.0, fence.expected_over_at(facts, node) - now_s)
+    spare = ready[0].name if ready else ""
+    return Suspicion(what, [*node.ranks], node.name, silent_s, Follows.LOST, in_s, spare)
+
+
+def _silence(facts: Facts, attempt: AttemptFacts, now_s: float) -> Suspicion | None:
+    """Return that no rank makes steps; who keeps them all from it, as far as inspections tell."""
     silence_s = suspicion.suspect_s(facts)
-    since_s = suspicion.quiet_since(facts, attempt)
+    since_s, gang_at = suspicion.quiet_since(facts, attempt), suspicion.gang_at(facts, attempt)
     if attempt.running_at is None or silence_s is None or now_s < since_s + silence_s:
-        return ""
-    known = suspicion.usual_s(facts)
-    what = f"no step for {now_s - suspicion.gang_at(facts, attempt):.0f} s"
+        return None
+    known, has_stepped = suspicion.usual_s(facts), suspicion.has_stepped(facts)
+    for_s = now_s - gang_at
     usual = f" (usual: {known:.2g} s)" if known is not None else ""
-    silent = what if suspicion.has_stepped(facts) else f"nothing heard for {now_s - since_s:.0f} s"
-    return f"{silent}{usual}: {_found(facts, attempt)}"
+    silent = f"no step {'' if has_stepped else 'yet '}for {for_s:.0f} s{usual}"
+    if not _is_seen(facts, attempt):
+        return Suspicion(f"{silent}: looking", [], "", for_s, Follows.UNKNOWN)
+    working = [rank for rank in inspections.living(facts) if inspections.moves(attempt, rank)]
+    culprits = working or hang.suspects(facts, attempt, hang.study(facts, attempt))
+    what = f"{silent}: {_who(facts, attempt, culprits, bool(working))}"
+    ranks, node = [rank.rank for rank in culprits], hang_report.node_of(culprits)
+    found = inspections.result(attempt, culprits[0]) if culprits else None
+    seen = Suspicion(what, ranks, node, for_s, Follows.MOVES, where=found.where if found is not None else "")
+    if working:
+        return seen
+    ends_at = hang.ends_at(facts, attempt)
+    if ends_at == math.inf or (facts.limits is not None and facts.limits.on_hang == "notify"):
+        return replace(seen, follows=Follows.NOTHING)
+    return replace(seen, follows=Follows.ENDS, in_s=max(0.0, ends_at - now_s))
 
 
-def _standing(facts: Facts, now_s: float) -> str:
-    """Say which processes are stopped."""
+def _stopped(facts: Facts, now_s: float) -> Suspicion | None:
+    """Return the processes that are stopped."""
     words = {"T": "stopped", "t": "held by a debugger", "Z": "a zombie"}
-    lines = [
-        f"rank {rank.rank} on {rank.node} is {words[rank.state]} (state {rank.state}) for {now_s - rank.state_at:.0f} s"
+    ranks = [
+        rank
         for rank in facts.ranks.values()
         if rank.rank_state is RankState.ALIVE
         and rank.state in words
@@ -68,22 +125,37 @@ def _standing(facts: Facts, now_s: float) -> str:
         # A rank that ends is a zombie for a moment, and a tool that reads native frames stops it for a moment.
         and (rank.state == "T" or now_s >= rank.state_at + BRIEF_S)
     ]
-    return "; ".join(lines[:3]) + (f" and {len(lines) - 3} more" if len(lines) > 3 else "")
+    if not ranks or facts.limits is None:
+        return None
+    lines = [
+        f"rank {rank.rank} on {rank.node} is {words[rank.state]} (state {rank.state}) for {now_s - rank.state_at:.0f} s"
+        for rank in ranks
+    ]
+    what = "; ".join(lines[:3]) + (f" and {len(lines) - 3} more" if len(lines) > 3 else "")
+    first = min(ranks, key=lambda rank: rank.state_at)
+    ends_s = {"T": hang.STOPPED_S_MAX, "Z": hang.ZOMBIE_S_MAX}.get(first.state)
+    numbers, where, for_s = [rank.rank for rank in ranks], hang_report.node_of(ranks), now_s - first.state_at
+    if facts.limits.on_hang == "notify":
+        return Suspicion(what, numbers, where, for_s, Follows.NOTHING)
+    if ends_s is None:
+        return Suspicion(what, numbers, where, for_s, Follows.UNKNOWN)
+    return Suspicion(what, numbers, where, for_s, Follows.ENDS, max(0.0, ends_s - for_s))
 
 
-def _found(facts: Facts, attempt: AttemptFacts) -> str:
-    """Say what the last inspection has found: which ranks work, else which ones stand where, and in what the
-    others wait."""
+def _is_seen(facts: Facts, attempt: AttemptFacts) -> bool:
+    """Tell whether inspections have found what each rank does in the present silence."""
     if attempt.inspected_at is None or attempt.inspected_at < suspicion.quiet_since(facts, attempt):
-        return "looking"
+        return False
     seen = inspections.results(facts, attempt)
-    if any(inspection.activity is Activity.UNKNOWN for inspection in seen.values()) or not seen:
-        return "looking"
-    working = [rank for rank in inspections.living(facts) if inspections.moves(attempt, rank)]
+    return bool(seen) and all(inspection.activity is not Activity.UNKNOWN for inspection in seen.values())
+
+
+def _who(facts: Facts, attempt: AttemptFacts, culprits: list[RankFacts], works: bool) -> str:
+    """Say which ranks work, else which ones stand where, and in what the others wait."""
     answer = hang.study(facts, attempt)
-    culprits = working or hang.suspects(facts, attempt, answer)
     numbers = {rank.rank for rank in culprits}
+    seen = inspections.results(facts, attempt)
     others = {rank: inspection for rank, inspection in seen.items() if rank not in numbers}
-    waiting = collectives.waiting_text(others, collectives.Unknown() if working else answer)
+    waiting = collectives.waiting_text(others, collectives.Unknown() if works else answer)
     parts = (hang_report.who(attempt, culprits, answer), waiting)
     return "; ".join(part for part in parts if part) or "all ranks wait for each other"

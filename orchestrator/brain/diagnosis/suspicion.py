@@ -1,4 +1,4 @@
-"""Suspicion: how long a silence must last to be suspicious, which signs of life break it, and how long patience lasts.
+"""Suspicion: how long a silence must last to be suspicious, and which signs of life break it.
 
 Suspicion only causes an inspection, which harms no rank; what an inspection proves is decided in `hang`. The silence
 that is suspicious follows from what the job has shown, or is what the user has fixed. What only one rank does (a line
@@ -9,14 +9,12 @@ progress.
 from __future__ import annotations
 
 import enum
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from orchestrator.brain.model.events import RankHeartbeat
 from orchestrator.brain.model.facts import AttemptFacts, Facts
 from orchestrator.brain.model.rank_facts import RankFacts
-from orchestrator.core.observations import Activity, RankInspection
+from orchestrator.core.wire.messages import RankHeartbeat
 
 START_SUSPECT_S = 30.0
 """How long there may be no sign of life at all before step times are known: imports, rendezvous, the first steps."""
@@ -28,20 +26,7 @@ USUAL_TIMES = 3.0
 """The number of usual step times without a sign that is suspicious, within the user's floor and ceiling."""
 
 PUT_OFF_TIMES = 0.2
-START_PUT_OFF_TIMES = 6.0
-"""How many times the suspicious silence signs of single ranks can delay an inspection, and the same before step times are
-known, when there is nothing else to go by."""
-
-PATIENCE_S = 300.0
-PATIENCE_LONGER = 2.0
-PATIENCE_STEPS = 20.0
-PATIENCE_PAUSES = 3.0
-"""How long a rank may stand in one place when no state proves that it never goes on: 5 min where it is blocked, and twice
-that where it computes, spins, sleeps, polls, saves, evaluates or exits, or where no rank is seen to wait for others. Not
-less than 20 usual steps, or three times the longest pause between two steps that the job has shown."""
-
-LONG_PHASES = ("evaluate", "save", "exit")
-"""What a rank is in by its stack when it may take longer."""
+"""How many times the suspicious silence signs of single ranks can delay an inspection."""
 
 IO_SIGN_BYTES = 64 * 1024
 """What a rank reads and writes between two beats counts from here on: less is what monitors do."""
@@ -77,12 +62,12 @@ class Sign:
 SIGNS = (
     Sign(
         "step", Weight.GANG, "an optimizer step was made",
-        lambda rank, beat: beat.steps > rank.steps or beat.optimizer_steps > rank.optimizer_steps,
+        lambda rank, beat: beat.steps > rank.steps or beat.optimizer_steps > rank.beat.optimizer_steps,
     ),
     Sign("log", Weight.RANK, "the rank's log has grown", lambda rank, beat: beat.log_bytes > rank.log_bytes),
     Sign(
         "I/O", Weight.RANK, "64 KiB or more read or written between two beats: data, a checkpoint that grows",
-        lambda rank, beat: beat.io_bytes >= rank.io_bytes + IO_SIGN_BYTES,
+        lambda rank, beat: beat.io_bytes >= rank.beat.io_bytes + IO_SIGN_BYTES,
     ),
     Sign(
         "processor", Weight.START, "0.05 s of processor time between two beats: imports, compilation",
@@ -116,7 +101,8 @@ def is_busy(rank: RankFacts, beat: RankHeartbeat, at: float) -> bool:
 def usual_s(facts: Facts) -> float | None:
     """Return the usual time of a step: that of the slowest rank, None before it is known."""
     if not facts.usual_is_known:
-        medians = [rank.median_step_s for rank in facts.ranks.values() if rank.median_step_s is not None]
+        beats = [rank.beat for rank in facts.ranks.values()]
+        medians = [beat.median_step_s for beat in beats if beat.median_step_s is not None]
         facts.usual_s, facts.usual_is_known = max(medians, default=None), True
     return facts.usual_s
 
@@ -130,8 +116,8 @@ def suspect_s(facts: Facts) -> float | None:
     """Return how long a silence must last now to be suspicious, None where none is."""
     assert facts.limits is not None
     limits = facts.limits
-    if limits.hang_s_max is None or limits.hang_s_max > 0:
-        return limits.hang_s_max
+    if limits.hang_timeout_s is None or limits.hang_timeout_s > 0:
+        return limits.hang_timeout_s
     usual = usual_s(facts)
     if facts.ended_well_at is not None:
         wanted_s = EXIT_SUSPECT_S
@@ -142,34 +128,15 @@ def suspect_s(facts: Facts) -> float | None:
     return min(max(wanted_s, limits.hang_floor_s), limits.hang_ceiling_s)
 
 
+def makes_steps(facts: Facts, rank: RankFacts, now_s: float) -> bool:
+    """Tell whether a rank goes on making steps: its last one is not much older than usual."""
+    assert facts.limits is not None
+    return now_s < rank.step_at + max(USUAL_TIMES * (usual_s(facts) or 0.0), facts.limits.hang_floor_s)
+
+
 def is_fixed(facts: Facts) -> bool:
     """Tell whether the user has fixed how long a silence is a hang."""
-    return facts.limits is not None and bool(facts.limits.hang_s_max)
-
-
-def patience_s(facts: Facts, attempt: AttemptFacts, longer: bool = False) -> float:
-    """Return how long a rank may stand in one place before that alone is a hang; infinite where the user wants no such
-    verdict. Never above the ceiling, unless one usual pause or 20 usual steps of the job are longer than that."""
-    assert facts.limits is not None
-    limits, usual_steps_s = facts.limits, PATIENCE_STEPS * (usual_s(facts) or 0.0)
-    if is_fixed(facts):
-        return 0.0
-    if limits.patience_s is None:
-        return math.inf
-    ceiling_s = max(limits.hang_ceiling_s, usual_steps_s, facts.pause_s)
-    if attempt.patient or not has_stepped(facts):
-        return ceiling_s
-    wanted_s = (limits.patience_s or PATIENCE_S) * (PATIENCE_LONGER if longer else 1.0)
-    return min(max(wanted_s, usual_steps_s, PATIENCE_PAUSES * facts.pause_s), ceiling_s)
-
-
-def takes_longer(inspection: RankInspection) -> bool:
-    """Tell whether what a rank stands in may well take long: it computes, sleeps, polls, saves, evaluates or exits."""
-    own = (
-        inspection.activity in (Activity.SPINNING, Activity.SLEEPING, Activity.EXITING)
-        or inspection.phase in LONG_PHASES
-    )
-    return own or (inspection.activity is Activity.BLOCKED and inspection.ends_s is not None)
+    return facts.limits is not None and bool(facts.limits.hang_timeout_s)
 
 
 def limit_at(facts: Facts, attempt: AttemptFacts, limit_s: float | None) -> float | None:
@@ -194,18 +161,22 @@ def quiet_since(facts: Facts, attempt: AttemptFacts) -> float:
     since_s, silence_s = gang_at(facts, attempt), suspect_s(facts)
     if is_fixed(facts) or silence_s is None:
         return max(since_s, facts.progress_at)
-    times = START_PUT_OFF_TIMES if usual_s(facts) is None else PUT_OFF_TIMES
-    return max(since_s, min(facts.progress_at, since_s + times * silence_s))
+    return max(since_s, min(facts.progress_at, since_s + PUT_OFF_TIMES * silence_s))
 
 
-def silent_since(facts: Facts, attempt: AttemptFacts) -> float:
-    """Return since when (job clock) nothing speaks against a hang without a proof. Log lines and I/O put this off
-    by the ceiling at most; before the first step they do so without limit, and processor time does so by the
-    ceiling at most."""
+def silent_since(facts: Facts, attempt: AttemptFacts, is_waited_for: bool) -> float:
+    """Return since when (job clock) nothing speaks against a hang without a proof. `is_waited_for`: a rank is seen to wait
+    for others. What puts it off, and for how long:
+
+    | sign           | before the first step, no rank waits | before it, one waits | after it            |
+    |----------------|--------------------------------------|----------------------|---------------------|
+    | log lines, I/O | without limit: a server has no steps | the ceiling at most  | the ceiling at most |
+    | processor time | the ceiling at most                  | the ceiling at most  | not at all          |
+    """
     assert facts.limits is not None
     since_s = gang_at(facts, attempt)
     if is_fixed(facts):
         return max(since_s, facts.progress_at)
-    if not has_stepped(facts):
+    if not has_stepped(facts) and not is_waited_for:
         since_s = max(since_s, *(rank.activity_at for rank in facts.ranks.values()))
     return max(since_s, min(facts.progress_at, since_s + facts.limits.hang_ceiling_s))

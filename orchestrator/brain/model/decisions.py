@@ -6,8 +6,9 @@ import enum
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from orchestrator.brain.model.events import NodePlan
 from orchestrator.core.checkpoints.choice import Passed
+from orchestrator.core.planned import Gang
+from orchestrator.core.text import sentence
 
 
 class Kind(enum.Enum):
@@ -26,11 +27,24 @@ class Kind(enum.Enum):
     DESYNC = "desync"
 
 
+@dataclass(frozen=True, slots=True)
+class _Stamped:
+    """What each decision has."""
+
+    at: float
+    why: str
+    attempt: int
+
+
 class Topic(enum.Enum):
     """What a notice is about."""
 
-    ALONE = "alone"
-    STEPS = "steps"
+    HANG = "hang"
+    DESYNC = "desync"
+    SUSPECT = "suspect"  # what looks like a hang; its key is the place
+    SLOW = "slow"  # a rank, its key, that does its own work slower than its peers
+    ALONE = "alone"  # all ranks train alone
+    STEPS = "steps"  # a checkpoint states another step than was counted
 
 
 class JobEnd(enum.Enum):
@@ -41,6 +55,63 @@ class JobEnd(enum.Enum):
     CANCELLED = "CANCELLED"
 
 
+class FailureCause(enum.Enum):
+    """What a failure is recognised by; each comment says what the place of its signature holds."""
+
+    OTHER = "other"  # nothing: the kind says all
+    EXCEPTION = "exception"  # its type, and where it was raised
+    SIGNAL = "signal"  # its number, and the rank
+    FATAL_SIGNAL = "fatal signal"  # its number, and where it hit the rank
+    EXIT_CODE = "exit code"  # the code
+    STANDSTILL = "standstill"  # where the culprits stand
+    NETWORK = "network"  # nothing: all ranks wait in one collective
+    FIRST_STEP = "first step"  # where the ranks without one stand
+    STOPPED = "stopped"  # the ranks that are stopped or zombies
+    LEAVING = "leaving"  # the rank that never ends
+    NEVER_CAME = "never came"  # where those stand that have not come to the rendezvous
+    COUNTS = "counts"  # the ranks that have run other collectives
+    NODE = "node"  # its name
+    SETUP = "setup"  # why it failed
+    PLACEMENT = "placement"  # nothing: too few nodes can be used
+    ALLOCATION = "allocation"  # nothing: the queue took the nodes away
+    UNREACHABLE = "unreachable"  # the node, and the first one, which it cannot reach
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """Equal for two failures that a person would call the same. `kind` stays where a verdict becomes `no_progress`."""
+
+    kind: Kind
+    cause: FailureCause = FailureCause.OTHER
+    place: tuple[str, ...] = ()
+
+
+class EvidenceKind(enum.Enum):
+    """What a piece of evidence is, and so how it is shown."""
+
+    NOTE = "note"  # a sentence
+    WAYS = "ways"  # in which ways ranks were inspected
+    RANKS = "ranks"  # where some of the ranks stand
+    HOST = "host"  # what is wrong with a node
+    OUTPUT = "output"  # lines that a program has written
+    TRACEBACK = "traceback"  # the same: a traceback with its exception
+    SUMMARY = "summary"  # the summary in other words
+    LIKEWISE = "likewise"  # how the attempt before ended
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """A piece of the evidence of a verdict: of which node it is, and how a person mends what it says, where that is known."""
+
+    text: str
+    kind: EvidenceKind = EvidenceKind.NOTE
+    node: str = ""
+    fix: str = ""
+
+    def __str__(self) -> str:
+        return sentence(self.text, self.node, self.fix)
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What went wrong in an attempt, whose fault it was, and how that is known."""
@@ -49,11 +120,10 @@ class Verdict:
     # The ranks at fault, and their node; empty where it is none or several.
     ranks: tuple[int, ...]
     node: str
-    # One line, and the lines that prove it.
-    summary: str
-    evidence: tuple[str, ...]
-    # Equal for two failures that a person would call the same.
-    signature: str
+    # One line, but for its end, and what proves it.
+    head: str
+    proof: tuple[Evidence, ...]
+    signature: Signature
     # The job's optimizer step at which it happened; None when no step was seen.
     step: int | None
     # The job clock at the last sign of progress or the death: `Judge.at - since_s` is the time that detection took.
@@ -65,6 +135,18 @@ class Verdict:
     waiting: str = ""
     # How long a hang that no state proves was waited for; 0 where there is proof.
     patience_s: float = 0.0
+    # The end of the summary, which the evidence tells, too.
+    end: str = ""
+
+    @property
+    def summary(self) -> str:
+        """The verdict in one line."""
+        return self.head + self.end
+
+    @property
+    def evidence(self) -> tuple[str, ...]:
+        """The pieces of evidence in words."""
+        return tuple(str(piece) for piece in self.proof)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,93 +160,69 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class BeginAttempt:
+class BeginAttempt(_Stamped):
     """Begin an attempt; `passed`: newer saves than the one it starts from, each with why not."""
 
-    at: float
-    why: str
-    attempt: int
     resume: Checkpoint | None
     passed: tuple[Passed, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class CompareSave:
+class CompareSave(_Stamped):
     """Close the books on what the attempt has saved, and compare a save (0: none) with the ledger; `deep`: all of its
     bytes. `SaveCompared` follows."""
 
-    at: float
-    why: str
-    attempt: int
     save: int
     deep: bool
 
 
 @dataclass(frozen=True, slots=True)
-class DistrustSave:
+class DistrustSave(_Stamped):
     """Give up a save that attempts could not begin from."""
 
-    at: float
-    why: str
-    attempt: int
     save: int
     # A rank raised while it loaded the save itself; else two attempts only ended alike
     is_certain: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class Launch(_Stamped):
     """Start an agent on a node."""
 
-    at: float
-    why: str
-    attempt: int
     node: str
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Give the ranks of an attempt their nodes, in the order of the ranks."""
+class Place(_Stamped):
+    """Give the ranks of an attempt their nodes."""
 
-    at: float
-    why: str
-    attempt: int
-    nodes: tuple[NodePlan, ...]
+    nodes: Gang
 
 
 @dataclass(frozen=True, slots=True)
-class Prepare:
+class Prepare(_Stamped):
     """Run the setup lines if they have not run, find a free port on the first node, report `Prepared`.
 
     The node must hold `resume`, complete, before this order.
     """
 
-    at: float
-    why: str
-    attempt: int
     node: str
     resume: Checkpoint | None
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
+class Probe(_Stamped):
     """Try whether the node reaches the first one at these addresses; report `Probed`."""
 
-    at: float
-    why: str
-    attempt: int
     node: str
     addresses: tuple[str, ...]
     port: int
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class Start(_Stamped):
     """Start the node's ranks, which meet at `address:port` over `interface` (empty: the system's choice)."""
 
-    at: float
-    why: str
-    attempt: int
     node: str
     address: str
     port: int
@@ -173,146 +231,94 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
-class Inspect:
+class Inspect(_Stamped):
     """Inspect every rank of the node, write what it does to the evidence folder, and report `Inspected`."""
 
-    at: float
-    why: str
-    attempt: int
     node: str
     inspection: int
 
 
 @dataclass(frozen=True, slots=True)
-class Fence:
+class Fence(_Stamped):
     """Give a node's agent its fence: how long its ranks may go on without contact.
 
     `quiet_s` counts from the last contact or step; `alone_s` replaces it, where longer, until the first step of its ranks in
     this attempt.
     """
 
-    at: float
-    why: str
-    attempt: int
     node: str
     quiet_s: float
     alone_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class Judge:
+class Judge(_Stamped):
     """The verdict on an attempt; its ranks are to be stopped."""
 
-    at: float
-    why: str
-    attempt: int
     verdict: Verdict
 
 
 @dataclass(frozen=True, slots=True)
-class Alert:
-    """A verdict that the user is only notified of; the attempt goes on."""
+class Notice(_Stamped):
+    """Something that a person should know; the attempt goes on. It only informs."""
 
-    at: float
-    why: str
-    attempt: int
-    verdict: Verdict
-
-
-@dataclass(frozen=True, slots=True)
-class ResolveAlert:
-    """The last alert is over: the job moves again."""
-
-    at: float
-    why: str
-    attempt: int
-
-
-@dataclass(frozen=True, slots=True)
-class Suspect:
-    """What looks like a hang, and at which place. It only informs."""
-
-    at: float
-    why: str
-    attempt: int
-    place: str
-
-
-@dataclass(frozen=True, slots=True)
-class Remark:
-    """Something about a rank that a person should know. It only informs."""
-
-    at: float
-    why: str
-    attempt: int
-    rank: int
-
-
-@dataclass(frozen=True, slots=True)
-class Notice:
-    """Something about all ranks, or about how the job is set up, that a person should know. It only informs."""
-
-    at: float
-    why: str
-    attempt: int
     topic: Topic
-    # What it said before no longer holds.
+    # Which of several things of one topic it is: a rank, a place.
+    key: str = ""
+    fix: str = ""
+    # Of a hang or a desync.
+    verdict: Verdict | None = None
+    # What the last one of this topic and key said no longer holds.
     withdrawn: bool = False
 
 
+class Ending(enum.Enum):
+    """How an attempt ends without a verdict."""
+
+    DONE = "done"  # every rank ended well
+    CANCELLED = "cancelled"
+    RESTART = "restart"  # the user asked for one
+
+
 @dataclass(frozen=True, slots=True)
-class Finish:
-    """The attempt is over without a verdict: every rank ended well, or the user cancelled."""
+class Finish(_Stamped):
+    """The attempt is over without a verdict."""
 
-    at: float
-    why: str
-    attempt: int
+    ending: Ending = Ending.DONE
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(_Stamped):
     """Stop the node's ranks: TERM, after `grace_s` KILL, and report `Stopped` when no process is left.
 
     `saves`: the gang is whole and its nodes will be taken away, so ranks get the user's signal to save a checkpoint instead
     of TERM.
     """
 
-    at: float
-    why: str
-    attempt: int
     node: str
     grace_s: float
     saves: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class EndJob:
-    at: float
-    why: str
-    attempt: int
+class EndJob(_Stamped):
     end: JobEnd
 
 
 @dataclass(frozen=True, slots=True)
-class Requeue:
+class Requeue(_Stamped):
     """Give the allocation back and wait in the queue for another one, under the same id.
 
     `avoid`: nodes that cannot be used, each with its reason.
     """
 
-    at: float
-    why: str
-    attempt: int
     avoid: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Dismiss:
+class Dismiss(_Stamped):
     """Tell a node's agent that its work is done."""
 
-    at: float
-    why: str
-    attempt: int
     node: str
 
 
@@ -328,10 +334,6 @@ Decision: TypeAlias = (
     | Inspect
     | Fence
     | Judge
-    | Alert
-    | ResolveAlert
-    | Suspect
-    | Remark
     | Notice
     | Finish
     | Stop

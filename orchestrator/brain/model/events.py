@@ -7,107 +7,9 @@ from typing import TypeAlias
 
 from orchestrator.core.checkpoints.save import Save
 from orchestrator.core.end_cause import Cause
-from orchestrator.core.host_facts import HostFacts
-from orchestrator.core.limits import Limits
-from orchestrator.core.observations import (
-    Address,
-    CollectiveCounts,
-    Failure,
-    Framework,
-    RankInspection,
-    RankSeen,
-    Reached,
-    Retryable,
-)
-
-
-@dataclass(frozen=True, slots=True)
-class NodePlan:
-    """One node of the plan and the global ranks that live on it; none where the brain places them, see `Pool`."""
-
-    name: str
-    ranks: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class QueueTerms:
-    """What a job may do whose nodes are an allocation of a queue system, and to whose queue it can go back.
-
-    `grace_s`: how long ranks may take to save themselves when the allocation is about to end.
-    """
-
-    requeues_at_time_limit: bool
-    grace_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Pool:
-    """How many of the planned nodes an attempt needs, with how many ranks on each, and how many more are kept ready.
-
-    `seed` spreads the tries of jobs that compete for the same hosts. With a queue the nodes are those of the present
-    allocation. `readies_spares`: whether spares are made ready beside the ranks, and not only when they are needed.
-    """
-
-    nodes: int
-    ranks_each: int
-    spares: int
-    seed: int
-    queue: QueueTerms | None = None
-    readies_spares: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class SignTimes:
-    """When (job clock) a rank last gave each kind of sign; only in heartbeats that were coalesced for the journal."""
-
-    # Last sign of life, see `suspicion.SIGNS`.
-    sign_at: float
-    # Last optimizer step.
-    step_at: float
-    # Last change of the state in /proc.
-    state_at: float
-    # Last heartbeat.
-    beat_at: float
-    # Last heartbeat that showed it busy on a processor.
-    busy_at: float = 0.0
-    # When it first reported that it exits.
-    exiting_at: float = 0.0
-    # The longest time between two of its steps, in seconds.
-    pause_s: float = 0.0
-    # Last sign of life other than processor time.
-    activity_at: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class RankHeartbeat:
-    """One rank's signs of life."""
-
-    rank: int
-    # Its script's steps since this process began.
-    steps: int
-    # The letter in /proc/PID/stat.
-    state: str
-    # The length of its log, the processor time it has used, and the bytes it has read and written.
-    log_bytes: int
-    cpu_s: float
-    io_bytes: int = 0
-    # The median of its last step times; None before three of them.
-    median_step_s: float | None = None
-    # The median of its own work in a step, without waiting for other ranks; None where it is not known.
-    own_work_s: float | None = None
-    # Its script has ended and the interpreter exits.
-    exiting: bool = False
-    # A key for each of its process groups, equal on all ranks of a group, and for some of its last steps, in order, how
-    # many collectives of each group it had run.
-    groups: tuple[str, ...] = ()
-    collective_counts: tuple[CollectiveCounts, ...] = ()
-    # Steps of all its optimizers together. What is to form its process group, where it trains and has formed none. The
-    # last progress bar in its log, where it makes no steps.
-    optimizer_steps: int = 0
-    alone: Framework | None = None
-    progress: str = ""
-    # Never sent by agents: set where heartbeats were coalesced into one for the journal, see `Brain.beats`.
-    seen: SignTimes | None = None
+from orchestrator.core.observations import RankSeen, Retryable
+from orchestrator.core.planned import Limits, PlannedNode, PlannedPool
+from orchestrator.core.wire import messages as m
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +20,9 @@ class Planned:
     """
 
     at: float
-    nodes: tuple[NodePlan, ...]
+    nodes: tuple[PlannedNode, ...]
     limits: Limits
-    pool: Pool | None
+    pool: PlannedPool | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,13 +71,14 @@ class AgentDied:
 
 @dataclass(frozen=True, slots=True)
 class LaunchFailed:
-    """An agent could not be started: at which stage, why, and whether another try may help."""
+    """An agent could not be started: at which stage, why, whether another try may help, and how a person mends it."""
 
     at: float
     node: str
     stage: str
     reason: str
     trouble: Retryable
+    fix: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,74 +89,47 @@ class QueueSeen:
     ahead: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A node is set up for an attempt; the first node adds where the others will meet, or might (`addresses`)."""
+@dataclass(frozen=True)
+class FromNode:
+    """When the supervisor heard a report, and from which node; the fields of the report follow."""
 
     at: float
     node: str
-    attempt: int
-    address: str
-    port: int
-    addresses: tuple[Address, ...]
-    # Only the first time that an agent is ready
-    host: HostFacts | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Probed:
-    """Which of the first node's addresses this node reaches, best first, and how the others failed."""
-
-    at: float
-    node: str
-    attempt: int
-    reached: tuple[Reached, ...]
-    missed: tuple[str, ...]
+@dataclass(frozen=True)
+class Prepared(m.Prepared, FromNode):
+    """A node is set up for an attempt."""
 
 
-@dataclass(frozen=True, slots=True)
-class PrepareFailed:
-    """A node's setup lines failed, or a rank's program cannot be started there."""
-
-    at: float
-    node: str
-    attempt: int
-    reason: str
-    tail: str
-    # The number of the save that is not whole there, if that is why
-    save: int = 0
+@dataclass(frozen=True)
+class Probed(m.Probed, FromNode):
+    """A node has tried the addresses of the first one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
-    """All ranks of a node were started; their process ids in the order of the node's ranks, and how, for people."""
-
-    at: float
-    node: str
-    attempt: int
-    pids: tuple[int, ...]
-    how: str = ""
+@dataclass(frozen=True)
+class PrepareFailed(m.PrepareFailed, FromNode):
+    """A node cannot be made ready."""
 
 
-@dataclass(frozen=True, slots=True)
-class Exited:
-    """A rank's process ended. Exactly one of `code` and `signal` is set.
+@dataclass(frozen=True)
+class Started(m.Started, FromNode):
+    """The ranks of a node run."""
 
-    `steps`: its steps; `oom`: the kernel's OOM killer was at work on its host; `ordered`: its agent was stopping it;
-    `alone`: as in `RankHeartbeat`.
-    """
 
-    at: float
-    node: str
-    attempt: int
-    rank: int
-    code: int | None
-    signal: int | None
-    steps: int
-    failure: Failure | None
-    oom: bool
-    ordered: bool
-    alone: Framework | None = None
+@dataclass(frozen=True)
+class Exited(m.Exited, FromNode):
+    """A rank's process ended."""
+
+
+@dataclass(frozen=True)
+class Stopped(m.Stopped, FromNode):
+    """Nothing of an attempt runs on a node any more."""
+
+
+@dataclass(frozen=True)
+class Inspected(m.Inspected, FromNode):
+    """A node has answered an inspection; its evidence is on disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,28 +139,7 @@ class Heartbeat:
     at: float
     node: str
     attempt: int
-    ranks: tuple[RankHeartbeat, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Stopped:
-    """Nothing of an attempt, nor of any before it, still runs on this node. `how`: asked, fenced or ended."""
-
-    at: float
-    node: str
-    attempt: int
-    how: str
-
-
-@dataclass(frozen=True, slots=True)
-class Inspected:
-    """A node has answered inspection number `inspection`; its evidence is on disk."""
-
-    at: float
-    node: str
-    attempt: int
-    inspection: int
-    ranks: tuple[RankInspection, ...]
+    ranks: tuple[m.RankHeartbeat, ...]
 
 
 @dataclass(frozen=True, slots=True)

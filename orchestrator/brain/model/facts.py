@@ -5,6 +5,7 @@ What was ordered and what was observed are always two fields.
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -14,16 +15,10 @@ from orchestrator.brain.model import events as e
 from orchestrator.brain.model.collective_counts import CountKey, Tally
 from orchestrator.brain.model.node_facts import NodeFacts
 from orchestrator.brain.model.rank_facts import RankFacts, RankState
-from orchestrator.core.checkpoints.choice import Choice, Pin, choose
+from orchestrator.core.checkpoints.choice import Choice, Passed, Pin, choose
 from orchestrator.core.checkpoints.save import Save
 from orchestrator.core.end_cause import Cause
-from orchestrator.core.limits import Limits
-
-APART = "rendezvous between "
-"""How the signature of a verdict on two nodes that cannot meet begins; then come their names, the first one last."""
-
-PLACEMENT = " placement"
-"""How the signature of a verdict on an attempt that cannot be placed ends."""
+from orchestrator.core.planned import Limits, PlannedPool, QueueTerms
 
 News: TypeAlias = "e.Event | d.Decision"
 
@@ -84,15 +79,12 @@ class AttemptFacts:
     inspection: int = 0
     inspected_at: float | None = None
     round: int = 0
-    # What was reported: the last unresolved alert of a hang, the desync, remarks by rank, suspects by place, notices.
-    alert: d.Verdict | None = None
-    alerted_at: float | None = None
-    desynced: d.Verdict | None = None
-    remarks: dict[int, str] = field(default_factory=dict)
-    suspects: dict[str, float] = field(default_factory=dict)
-    notices: dict[d.Topic, str] = field(default_factory=dict)
-    # Two hangs were at one place, both judged by patience alone: this attempt has patience up to the ceiling.
-    patient: bool = False
+    # Newer saves than `resume`, each with why it did not begin from them.
+    passed: tuple[Passed, ...] = ()
+    # What a person was told: the last notice of each topic and key.
+    notices: list[d.Notice] = field(default_factory=list)
+    # How many times the usual patience it has: more after hangs that only patience saw.
+    patience_times: float = 1.0
 
     # How it ended: the verdict, its own steps up to the failure, and since when its ranks are being stopped.
     verdict: d.Verdict | None = None
@@ -133,6 +125,15 @@ class AttemptFacts:
             return self.began.step
         return (self.resume.step or 0) if self.resume else 0
 
+    def noticed(self, topic: d.Topic, key: str = "") -> d.Notice | None:
+        """Return the last notice on a topic, also if it was withdrawn."""
+        return next((notice for notice in self.notices if (notice.topic, notice.key) == (topic, key)), None)
+
+    def standing(self, topic: d.Topic) -> d.Notice | None:
+        """Return the notice on a topic that holds."""
+        last = self.noticed(topic)
+        return None if last is None or last.withdrawn else last
+
     def own_steps(self, verdict: d.Verdict) -> int | None:
         """Return how many steps the attempt had made by itself when it failed, None if no step is known."""
         return None if verdict.step is None else verdict.step - self.base_step
@@ -167,7 +168,7 @@ class Facts:
 
     # The plan. `leaving`: nodes of earlier plans that may still run something.
     limits: Limits | None = None
-    pool: e.Pool | None = None
+    pool: PlannedPool | None = None
     nodes: dict[str, NodeFacts] = field(default_factory=dict)
     leaving: dict[str, NodeFacts] = field(default_factory=dict)
     ranks: dict[int, RankFacts] = field(default_factory=dict)
@@ -181,13 +182,14 @@ class Facts:
 
     # What the user wants, and who cancelled the job. Requests are numbers: the last one of all, the last one for an
     # inspection, and the last one for which inspections were ordered. `resumed_after`: the last attempt before the latest
-    # resume; failures up to it are forgiven.
+    # resume; failures up to it are forgiven. `resumes`: the attempts that began by a resume.
     goal: JobGoal = JobGoal.RUN
     cancelled: str = ""
     requests: int = 0
     inspect_requested: int = 0
     inspect_answered: int = 0
     resumed_after: int = 0
+    resumes: int = 0
 
     # Attempts. `spent`: restarts without progress; `pause_s`: the longest time between two steps in all attempts.
     attempt: AttemptFacts | None = None
@@ -221,9 +223,6 @@ class Facts:
     pin: Pin | None = None
     doubted: tuple[int, ...] = ()
 
-    # What is wrong with the hosts of the gang, in words; for people alone.
-    host_findings: tuple[str, ...] = ()
-
     # Not journaled, see `desync`: by step of an optimizer and by rank what was run, since when counts differ, and groups
     # whose counts say nothing.
     counts_at_steps: dict[CountKey, dict[int, Tally]] = field(default_factory=dict, compare=False)
@@ -243,6 +242,19 @@ class Facts:
 
     # The job clock at the last event or decision.
     heard_at: float = 0.0
+
+    def verdict_on(
+        self,
+        kind: d.Kind,
+        head: str,
+        cause: d.FailureCause = d.FailureCause.OTHER,
+        place: tuple[str, ...] = (),
+        **more: object,
+    ) -> d.Verdict:
+        """Build a verdict; `more` are fields of it."""
+        signature = d.Signature(kind, cause, place)
+        blank = d.Verdict(kind, (), "", head, (), signature, self.step, self.progress_at, True)
+        return dataclasses.replace(blank, **more)  # type: ignore[arg-type]
 
     @property
     def step(self) -> int | None:
@@ -265,7 +277,7 @@ class Facts:
         return None if save is None else d.Checkpoint(save.path, save.step, save.number)
 
     @property
-    def queue(self) -> e.QueueTerms | None:
+    def queue(self) -> QueueTerms | None:
         """What a job may do whose nodes come from a queue system; None for any other job."""
         return self.pool.queue if self.pool is not None else None
 

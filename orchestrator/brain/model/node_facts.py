@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from orchestrator.brain.model import decisions as d
 from orchestrator.core import observations
-from orchestrator.core.host_facts import HostFacts
+from orchestrator.core.errors import Fault
 
 LAUNCH_FAILURES_MAX = 3
 """How often the first agent of a node may fail to start before the job says that it cannot be launched."""
@@ -100,11 +100,11 @@ class NodeFacts:
     fence_lost: bool = False
 
     # Whether the node can be used. Launches that failed in a row and why the last one did; what a person must mend first;
-    # how it was lost in an earlier attempt, as long as it has not come back; who else uses it. Empty: nothing of the kind.
+    # how it was lost in an earlier attempt, as long as it has not come back; who else uses it.
     launched_at: float = 0.0
     launch_failures: int = 0
-    launch_reason: str = ""
-    excluded: str = ""
+    launch_fault: Fault | None = None
+    excluded: Fault | None = None
     missing: str = ""
     busy: HostBusy | None = None
 
@@ -115,9 +115,6 @@ class NodeFacts:
     clear: int = 0
     cleared_at: float = 0.0
     ever_started: int = 0
-
-    # What its last new agent has gathered there.
-    host: HostFacts | None = None
 
     # Of the current attempt. `inspected`: the last inspection that it has answered.
     rendezvous: RendezvousFacts = field(default_factory=RendezvousFacts)
@@ -132,16 +129,18 @@ class NodeFacts:
 
     def lost_how(self, verdict: d.Verdict | None) -> str:
         """Return how the node was lost in the current attempt, by its verdict too; empty if it was not."""
-        judged = verdict is not None and verdict.kind is d.Kind.NODE_LOST and verdict.node == self.name
-        silent = verdict.evidence[0].removeprefix(f"{self.name}: ") if verdict and judged else ""
-        return self.lost.how if self.lost is not None else silent
+        if self.lost is not None:
+            return self.lost.how
+        if verdict is None or verdict.kind is not d.Kind.NODE_LOST or verdict.node != self.name:
+            return ""
+        return next((piece.text for piece in verdict.proof if piece.node == self.name), "")
 
     def forgive(self) -> None:
         """Forget why the node could not be used: the user has resumed the job, or there is a new allocation."""
         if not self.agent_present:
             self.incarnation = ""  # that it was up in an earlier run says nothing of now
-        self.launch_failures, self.launch_reason = 0, ""
-        self.excluded, self.missing, self.busy = "", "", None
+        self.launch_failures, self.launch_fault = 0, None
+        self.excluded, self.missing, self.busy = None, "", None
 
     def is_clear(self, attempt: int) -> bool:
         """Tell whether nothing of `attempt` can be running here."""

@@ -6,6 +6,10 @@ import enum
 from dataclasses import dataclass, field
 
 from orchestrator.core import observations
+from orchestrator.core.wire.messages import RankHeartbeat
+
+NO_BEAT = RankHeartbeat(-1, 0, "", 0, 0.0)
+"""What is known of a rank before its first heartbeat."""
 
 
 class RankState(enum.Enum):
@@ -42,23 +46,21 @@ class RankFacts:
     rank_state: RankState = RankState.WAITING
     pid: int = 0
 
-    # From its heartbeats, as in `RankHeartbeat`, and when each kind of sign was last seen, as in `SignTimes`.
+    # What the last heartbeats with them told: few have them.
+    usage: observations.Usage | None = None
+    training: observations.Training | None = None
+    # Its last heartbeat, without these and what is not journaled, and what is the most of all heartbeats.
+    beat: RankHeartbeat = NO_BEAT
     steps: int = 0
     state: str = ""
-    state_at: float = 0.0
     log_bytes: int = 0
     cpu_s: float = 0.0
+    # When each kind of sign was last seen, as in `SignTimes`.
+    state_at: float = 0.0
     sign_at: float = 0.0
     # A step proves that the whole gang lives.
     step_at: float = 0.0
     beat_at: float = 0.0
-    io_bytes: int = 0
-    median_step_s: float | None = None
-    own_work_s: float | None = None
-    optimizer_steps: int = 0
-    alone: observations.Framework | None = None
-    progress: str = ""
-    exiting: bool = False
     exiting_at: float = 0.0
     busy_at: float = 0.0
     pause_s: float = 0.0

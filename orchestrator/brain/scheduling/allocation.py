@@ -14,11 +14,12 @@ from typing import Any
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.deadlines import Deadlines
-from orchestrator.brain.model.decisions import Decision, JobEnd, Kind, Verdict
-from orchestrator.brain.model.facts import PLACEMENT, AllocationLoss, AttemptFacts, Facts, JobGoal, Phase
+from orchestrator.brain.model.decisions import Decision, FailureCause, JobEnd, Kind, Verdict
+from orchestrator.brain.model.facts import AllocationLoss, AttemptFacts, Facts, JobGoal, Phase
 from orchestrator.brain.model.node_facts import AgentState, NodeFacts, Orders
-from orchestrator.brain.model.verdicts import verdict_on
 from orchestrator.core.end_cause import Cause
+from orchestrator.core.errors import Fault
+from orchestrator.core.text import sentence
 
 TERM_S = 2.0
 """How long the end of a rank or a node may turn out to be the queue's doing: it signals all processes at once, and the
@@ -34,7 +35,7 @@ LEAVE_S_MAX = 10.0
 RETURN_S = 5.0
 """How long a supervisor that has just started waits for agents to dial before it takes them for gone."""
 
-STAYS_MAX = 3
+FRUITLESS_STAYS_MAX = 3
 """How many allocations in a row may end at the time limit without any progress."""
 
 _KINDS = {
@@ -42,8 +43,8 @@ _KINDS = {
     Cause.REQUEUED: Kind.PREEMPTED, Cause.NODE_LOST: Kind.NODE_LOST, Cause.FAILED: Kind.NODE_LOST,
 }  # fmt: skip
 _WORDS = {
-    Cause.CANCELLED: "was cancelled from outside", Cause.TIME_LIMIT: "is at its time limit",
-    Cause.PREEMPTED: "is preempted", Cause.REQUEUED: "is requeued from outside",
+    Cause.CANCELLED: "was cancelled, not by orch", Cause.TIME_LIMIT: "comes to its time limit",
+    Cause.PREEMPTED: "is preempted", Cause.REQUEUED: "was requeued, not by orch",
     Cause.NODE_LOST: "is lost with a node", Cause.FAILED: "has failed",
 }  # fmt: skip
 
@@ -119,7 +120,7 @@ def ended(facts: Facts, news: e.AllocationEnded) -> None:
 
 def _cancelled(facts: Facts, why: str) -> None:
     facts.goal = JobGoal.CANCEL
-    facts.cancelled = facts.cancelled or f"cancelled from outside: {why}"
+    facts.cancelled = facts.cancelled or f"cancelled, not by orch: {why}"
 
 
 # What it means
@@ -137,9 +138,9 @@ def verdict(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdic
 
 def _verdict(facts: Facts, taken: AllocationLoss, *, retry: bool) -> Verdict:
     kind = _KINDS[taken.cause]
-    summary = f"{_name(taken.allocation)} {_WORDS[taken.cause]}: {taken.why}"
-    return verdict_on(
-        facts, kind, summary, node=taken.node, evidence=(taken.why,), signature=f"{kind.value} allocation",
+    head = f"{_name(taken.allocation)} {_WORDS[taken.cause]}"
+    return facts.verdict_on(
+        kind, head, cause=FailureCause.ALLOCATION, node=taken.node, proof=(d.Evidence(taken.why),), end=f": {taken.why}",
         since_s=taken.at, retry=retry,
     )  # fmt: skip
 
@@ -186,7 +187,7 @@ def why_leave(facts: Facts, attempt: AttemptFacts) -> str:
         return ""
     if facts.ending is not None:
         return f"{_name(facts.allocation)} {_WORDS[facts.ending.cause]}"
-    if attempt.verdict is not None and attempt.verdict.signature.endswith(PLACEMENT):
+    if attempt.verdict is not None and attempt.verdict.signature.cause is FailureCause.PLACEMENT:
         return f"too few nodes of {_name(facts.allocation)} can be used"
     return ""
 
@@ -220,8 +221,8 @@ def is_fruitless(facts: Facts, attempt: AttemptFacts) -> bool:
     stays = [(past.attempt, past.progressed) for past in facts.past if past.number > facts.resumed_after]
     if not stays or stays[-1][0] is not attempt:
         stays.append((attempt, facts.progressed()))
-    last = stays[-STAYS_MAX:]
-    return len(last) == STAYS_MAX and all(
+    last = stays[-FRUITLESS_STAYS_MAX:]
+    return len(last) == FRUITLESS_STAYS_MAX and all(
         stay.verdict is not None and stay.verdict.kind is Kind.TIME_LIMIT and not progressed
         for stay, progressed in last
     )
@@ -245,13 +246,14 @@ def leaves(
 def avoid(facts: Facts) -> dict[str, str]:
     """Return the nodes that the next allocation should avoid, each with its reason."""
     verdict = facts.attempt.verdict if facts.attempt is not None else None
-    too_few = verdict is not None and verdict.signature.endswith(PLACEMENT)
+    too_few = verdict is not None and verdict.signature.cause is FailureCause.PLACEMENT
     reasons = {}
     for node in facts.nodes.values():
         lost = "" if node.agent_state is AgentState.UP else node.lost_how(verdict) or node.missing
-        launch = node.launch_reason if too_few and node.agent_state is not AgentState.UP else ""
-        if reason := node.excluded or lost or launch:
-            reasons[node.name] = reason
+        launch = node.launch_fault if too_few and node.agent_state is not AgentState.UP else None
+        gone = Fault(node.name, lost) if lost else launch
+        if reason := node.excluded or gone:
+            reasons[node.name] = sentence(reason.what, fix=reason.fix)
     return reasons
 
 
@@ -268,9 +270,9 @@ def over(facts: Facts, news: e.AllocationEnded, deadlines: Deadlines) -> list[De
             d.EndJob(deadlines.now_s, "every rank exited with code 0" if done else why, attempt.number, end)
         ]
     if cancelled or facts.done:
-        return [
-            d.Finish(deadlines.now_s, "every rank exited with code 0" if facts.done else why, attempt.number)
-        ]
+        if facts.done:
+            return [d.Finish(deadlines.now_s, "every rank exited with code 0", attempt.number)]
+        return [d.Finish(deadlines.now_s, why, attempt.number, d.Ending.CANCELLED)]
     taken = AllocationLoss(news.at, news.allocation, news.cause, news.why, "")
     judged = _verdict(facts, taken, retry=False)
     return [d.Judge(deadlines.now_s, judged.summary, attempt.number, judged)]

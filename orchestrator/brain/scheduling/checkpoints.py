@@ -158,7 +158,6 @@ def ignores_checkpoint(attempt: AttemptFacts) -> str:
 
 
 def _is_of(save: Save, path: str) -> bool:
-    """Tell whether a file that a rank read belongs to a save."""
     return f"{path.rstrip('/')}/".endswith(f"/{save.main}/") or f"/{save.main}/" in path
 
 

@@ -1,29 +1,49 @@
 """The fence: how long an agent without contact lets its ranks run, and how long the supervisor waits for that.
 
-An agent that has neither contact nor a step of its ranks stops them after a time that it was given. The supervisor waits
-longer, by the longest of all times that the agent may hold, and never gives a shorter one. The time grows with the pauses
-between two steps that the job has shown; and, while the ranks of a node have made no step in their attempt, with how long
-they were seen to print, read and write. On the supervisor's own machine there is no such time: a lock shows whether an
-agent lives.
+Agent: without contact and without proof of a whole gang it stops its ranks after a time that it was given.
+- A step proves that all ranks had made the one before it. So the agent counts from the last step but one.
+- The time grows with the pauses between two steps that the job has shown; and, while the ranks of a node have made no
+  step in their attempt, with how long they were seen to print, read and write.
+- It is longer where ranks have long made steps without contact: then the supervisor is away, and not the gang broken.
+
+Supervisor: it waits longer than the longest of all times that the agent may hold, and never gives a shorter one.
+- Where another node of the gang is heard after that time, and no rank has made a step, it counts from the last word and
+  the last step (`is_seen_over`).
+- Where no other is heard, the gang may make steps unseen: it judges after `node_timeout_s`, and counts from the time when
+  the gang was broken.
+- On its own machine there is no such time: a lock shows whether an agent lives.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model.deadlines import Deadlines
 from orchestrator.brain.model.decisions import Decision
 from orchestrator.brain.model.facts import AttemptFacts, Facts
 from orchestrator.brain.model.node_facts import AgentState, NodeFacts
+from orchestrator.brain.model.rank_facts import RankState
+from orchestrator.core.planned import Limits
 
-PAUSES = 2.0
+PAUSES = 3.0
 QUIET_S_MAX = 1800.0
-"""How long an agent goes on without contact: this many of the longest pauses that the job has shown, at most this long."""
+"""How long an agent goes on without contact: this many of the longest pauses that the job has shown, at most this long.
+Two of them may pass between two steps that count, see above."""
 
 ALONE_S_MAX = 900.0
 """How long at most an agent goes on without contact whose ranks have made no step."""
 
 GROWTH = 1.25
 """A new fence is sent when it is at least this many times the last one."""
+
+MARGIN = 0.25
+MARGIN_S_MIN = 4.0
+"""How much longer than its agent the supervisor waits, as a share and at least: ranks take a while to die of SIGKILL."""
+
+AWAY_STEPS_S = 4.0
+"""A node whose gang has made steps for this long after its last word may count its supervisor as away. Its agent is
+slower to do so, see `agent.process.lost_supervisor.AWAY_S`."""
 
 
 def orders(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
@@ -49,13 +69,117 @@ def orders(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[De
 
 
 def silent_s(facts: Facts, node: NodeFacts) -> float:
-    """Return how long after the last contact of a node and the last step its ranks must have ended."""
+    """Return how long after the last contact of a node and the last step its ranks must have ended, where no other node
+    shows that the gang stands still."""
     limits = facts.limits
     assert limits is not None
     if limits.fence_s is None:
-        return max(limits.node_silent_s_max, _pauses_s(facts))
-    held_s = node.fence_s if _has_stepped(facts, node) else max(node.fence_s, node.alone_s)
-    return limits.node_silent_s_max * max(1.0, held_s / limits.fence_s)
+        return max(limits.node_timeout_s, _pauses_s(facts))
+    return max(
+        limits.node_timeout_s,
+        _surely_s(facts, max(_held_s(facts, node, limits.fence_s), limits.away_fence_s)),
+    )
+
+
+def gang_over_at(facts: Facts, attempt: AttemptFacts) -> float | None:
+    """Return when (job clock) a broken gang gave its last sign of life; None for one that is not known to be broken."""
+    broken_at = facts.broken_at()
+    if broken_at is None:
+        return None
+    return max(facts.stepped_at, attempt.stop_at or 0.0, broken_at)
+
+
+def is_clear(
+    facts: Facts, attempt: AttemptFacts, node: NodeFacts, over_at: float | None, deadlines: Deadlines
+) -> bool:
+    """Tell whether nothing of the attempt runs on the node: seen, or certain because its agent fences itself.
+
+    An agent without contact and without a step of its ranks kills them well before the time of `fence` is over. Other
+    nodes may show when that was, see `is_seen_over`. Else a broken gang makes no steps after `over_at`: nothing runs on
+    a silent node once that time has passed since then and since the last contact. An agent of an old allocation notices
+    its end and does not wait for its fence.
+    """
+    assert facts.limits is not None
+    if node.is_clear(attempt.number):
+        return True
+    if node.agent_state is AgentState.UP:
+        return False
+    if is_seen_over(facts, node, deadlines):
+        return True
+    if over_at is None or facts.limits.fence_s is None:
+        return False
+    last_sign_s = max(node.contact_at, over_at)
+    is_past = attempt.allocation_lost_at is not None
+    wait_s = _past_s(facts.limits) if is_past else silent_s(facts, node)
+    return deadlines.passed(last_sign_s + wait_s)
+
+
+def is_seen_over(facts: Facts, node: NodeFacts, deadlines: Deadlines) -> bool:
+    """Tell whether the ranks of a silent node have surely ended, as other nodes show whose gang stands still.
+
+    A gang stands still where another node was heard after the agent's time was over, and no step was made. It must be one
+    gang: its ranks wait for each other, and none of them has ended well.
+    """
+    time = _time_since_last_step(facts, node)
+    known_at = max((_steps_known_at(facts, other) for other in facts.gang), default=0.0)
+    return time is not None and known_at >= time.fenced_at and deadlines.passed(time.over_at)
+
+
+def expected_over_at(facts: Facts, node: NodeFacts) -> float:
+    """Return when (job clock) a silent node will count as lost if nothing more is heard of it, and no step is made."""
+    time = _time_since_last_step(facts, node)
+    if time is not None and any(_steps_known_at(facts, other) for other in facts.gang):
+        return time.over_at
+    return max(node.contact_at, facts.stepped_at) + silent_s(facts, node)
+
+
+@dataclass(frozen=True, slots=True)
+class _AgentTime:
+    """When (job clock) the agent of a silent node stops its ranks, and when they have surely ended."""
+
+    fenced_at: float
+    over_at: float
+
+
+def _time_since_last_step(facts: Facts, node: NodeFacts) -> _AgentTime | None:
+    """Return the time of a silent node's agent, counted from the last word and the last step; None where steps of others
+    say nothing of its ranks."""
+    attempt, limits = facts.attempt, facts.limits
+    if attempt is None or limits is None or limits.fence_s is None or node.agent_state is AgentState.UP:
+        return None
+    is_one_gang = facts.ended_well_at is None and attempt.allocation_lost_at is None
+    if not is_one_gang or not _steps_together(facts, node):
+        return None
+    held_s = _held_s(facts, node, limits.fence_s)
+    is_unheard = node.contact_at <= attempt.watched_at
+    if is_unheard or facts.stepped_at > node.contact_at + AWAY_STEPS_S:
+        held_s = max(held_s, limits.away_fence_s)
+    quiet_at = max(node.contact_at, facts.stepped_at)
+    return _AgentTime(quiet_at + held_s, quiet_at + _surely_s(facts, held_s))
+
+
+def _past_s(limits: Limits) -> float:
+    """Return how long after its last contact an agent of an old allocation must have left."""
+    return max(limits.node_timeout_s, (limits.fence_s or 0.0) + MARGIN_S_MIN)
+
+
+def _held_s(facts: Facts, node: NodeFacts, base_s: float) -> float:
+    """Return the longest time that the node's agent may hold, unless its supervisor is away."""
+    return max(base_s, node.fence_s if _has_stepped(facts, node) else max(node.fence_s, node.alone_s))
+
+
+def _surely_s(facts: Facts, held_s: float) -> float:
+    """Return after how long the ranks of an agent that holds a time have ended. Ranks may be a pause apart."""
+    apart_s = held_s + facts.pause_s
+    return apart_s + max(MARGIN_S_MIN, MARGIN * apart_s)
+
+
+def clear_at(facts: Facts, attempt: AttemptFacts, node: NodeFacts, now_s: float) -> float:
+    """Return when (job clock) nothing of an attempt that is being stopped can be left on a silent node; infinite where only
+    its agent can tell."""
+    deadlines = Deadlines(now_s)
+    is_over = is_clear(facts, attempt, node, gang_over_at(facts, attempt), deadlines)
+    return now_s if is_over else deadlines.wake_s
 
 
 def _pauses_s(facts: Facts) -> float:
@@ -65,6 +189,20 @@ def _pauses_s(facts: Facts) -> float:
 def _has_stepped(facts: Facts, node: NodeFacts) -> bool:
     """Tell whether a rank of the node has reported a step: then its agent knows of it as well."""
     return any(rank.steps for rank in facts.ranks_on(node.name))
+
+
+def _steps_together(facts: Facts, node: NodeFacts) -> bool:
+    """Tell whether the ranks of the node have made steps, in a process group with others as far as is known."""
+    return _has_stepped(facts, node) and all(rank.beat.alone is None for rank in facts.ranks_on(node.name))
+
+
+def _steps_known_at(facts: Facts, node: NodeFacts) -> float:
+    """Return until when all steps of a node's ranks are known; 0 for a node that tells nothing of them. An agent that is
+    back has yet to say what its ranks have done; one that was lost with them never will."""
+    if node.agent_state is not AgentState.UP or node.lost is not None:
+        return 0.0
+    beaten = [rank.beat_at for rank in facts.ranks_on(node.name) if rank.rank_state is RankState.ALIVE]
+    return min(beaten, default=node.contact_at)
 
 
 def _worked_s(facts: Facts, attempt: AttemptFacts, node: NodeFacts) -> float:

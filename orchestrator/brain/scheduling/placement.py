@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from orchestrator.brain.model import decisions as d
-from orchestrator.brain.model import events as e
 from orchestrator.brain.model.deadlines import Deadlines
-from orchestrator.brain.model.decisions import Decision, Kind, Verdict
-from orchestrator.brain.model.facts import PLACEMENT, AttemptFacts, Facts
+from orchestrator.brain.model.decisions import Decision, EvidenceKind, FailureCause, Kind, Verdict
+from orchestrator.brain.model.facts import AttemptFacts, Facts
 from orchestrator.brain.model.node_facts import LAUNCH_FAILURES_MAX, AgentState, NodeFacts
-from orchestrator.brain.model.verdicts import verdict_on
+from orchestrator.core.backoff import Backoff
+from orchestrator.core.errors import Fault
+from orchestrator.core.planned import Gang
 
 PATIENCE_S = 10.0
 """How long a host may take to come up before the first placement goes on without it, if there are others."""
@@ -29,10 +30,11 @@ limits; up to a second more, by the job's seed."""
 LAUNCH_S_MAX = 60.0
 """How long an agent may take from its launch to its first contact before that counts as a failure."""
 
-LAUNCH_PAUSE_S = 1.0
-"""Pause from one launch that failed to the next, doubled each time."""
+LAUNCH_PAUSES = Backoff(first_s=1.0, factor=2.0, max_s=30.0)
+"""Pauses from one launch that failed to the next."""
 
-LAUNCH_PAUSE_S_MAX = 30.0
+RETURN_TIMEOUTS = 3.0
+"""How many times `node_timeout_s` a lost host without a substitute has to come back: a machine takes minutes to boot."""
 
 REASONS_SHOWN = 8
 
@@ -109,18 +111,22 @@ def verdict(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdic
         return None  # the user wants to know of all faulty hosts at once
     reasons = _reasons(facts.nodes.values())
     needed = "1 host is" if pool.nodes == 1 else f"{pool.nodes} hosts are"
-    summary = f"{needed} needed, and {usable} of {len(facts.nodes)} can be used; {reasons[0]}"
-    return _verdict(facts, attempt, Kind.LAUNCH, summary, reasons)
+    head = f"{needed} needed, and {usable} of {len(facts.nodes)} can be used"
+    return _verdict(facts, attempt, Kind.LAUNCH, head, reasons, end=f"; {reasons[0]}")
 
 
 def queued_too_long(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict | None:
     """Return the verdict on a job that has waited for hosts, or for earlier jobs, for as long as its user allows."""
-    limit_s = facts.limits.queue_s_max if facts.limits is not None else None
+    limit_s = facts.limits.queue_timeout_s if facts.limits is not None else None
     if limit_s is None or not is_queued(facts) or not deadlines.passed(attempt.began_at + limit_s):
         return None
     free = sum(_is_ready(node) for node in facts.nodes.values())
-    busy = tuple(f"{node.name}: {node.busy.reason}" for node in facts.nodes.values() if node.busy)
-    ahead = (f"before it: {', '.join(facts.ahead)}",) if facts.ahead else ()
+    busy = [
+        d.Evidence(node.busy.reason, EvidenceKind.HOST, node.name)
+        for node in facts.nodes.values()
+        if node.busy
+    ]
+    ahead = [d.Evidence(f"before it: {', '.join(facts.ahead)}")] if facts.ahead else []
     needed = facts.pool.nodes if facts.pool is not None else 0
     summary = (
         f"queued for {deadlines.now_s - attempt.began_at:.0f} s, longer than monitor.queue_timeout: "
@@ -132,15 +138,15 @@ def queued_too_long(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -
 def _lost_for_good(
     facts: Facts, attempt: AttemptFacts, missing: list[NodeFacts], ready: int, deadlines: Deadlines
 ) -> Verdict | None:
-    """Return the verdict on lost hosts without a substitute, once they have had as much time to come back as a node may
-    be silent."""
+    """Return the verdict on lost hosts without a substitute, once they have had time to come back: `node_timeout_s` in
+    this attempt, and some of those since their last word."""
     assert facts.pool is not None and facts.limits is not None
+    node, timeout_s = missing[0], facts.limits.node_timeout_s
     since_s = max(attempt.began_at, attempt.watched_at, attempt.queued_at)
-    if not deadlines.passed(since_s + facts.limits.node_silent_s_max):
+    if not deadlines.passed(max(since_s + timeout_s, node.contact_at + RETURN_TIMEOUTS * timeout_s)):
         return None
-    node = missing[0]
     summary = (
-        f"{node.name} has not come back within {facts.limits.node_silent_s_max:g} s ({node.missing}), and no other"
+        f"{node.name} has not come back within {deadlines.now_s - node.contact_at:.0f} s ({node.missing}), and no other"
         f" host is free: {facts.pool.nodes} are needed, {ready} are there"
     )
     reasons = _reasons(facts.nodes.values())
@@ -148,30 +154,34 @@ def _lost_for_good(
 
 
 def _verdict(
-    facts: Facts, attempt: AttemptFacts, kind: Kind, summary: str, reasons: tuple[str, ...], node: str = ""
+    facts: Facts,
+    attempt: AttemptFacts,
+    kind: Kind,
+    head: str,
+    reasons: tuple[d.Evidence, ...],
+    node: str = "",
+    end: str = "",
 ) -> Verdict:
-    return verdict_on(
-        facts, kind, summary, node=node, evidence=reasons, signature=f"{kind.value}{PLACEMENT}",
+    return facts.verdict_on(
+        kind, head, cause=FailureCause.PLACEMENT, node=node, proof=reasons, end=end,
         since_s=attempt.began_at, retry=facts.queue is not None,  # a queue has other nodes
     )  # fmt: skip
 
 
-def _reasons(nodes: Iterable[NodeFacts]) -> tuple[str, ...]:
+def _reasons(nodes: Iterable[NodeFacts]) -> tuple[d.Evidence, ...]:
     """Return, for each host that is not up, why it is not."""
-    reasons = [f"{node.name}: {note(node)}" for node in nodes if note(node)]
-    return tuple(reasons[:REASONS_SHOWN]) or ("no host says why",)
+    faults = [fault for node in nodes if (fault := note(node))]
+    reasons = [d.Evidence(fault.what, EvidenceKind.HOST, fault.where, fault.fix) for fault in faults]
+    return tuple(reasons[:REASONS_SHOWN]) or (d.Evidence("no host says why"),)
 
 
-def note(node: NodeFacts) -> str:
-    """Return in one line why a host is not used; empty if there is no reason."""
-    if node.agent_state is AgentState.UP:
+def note(node: NodeFacts) -> Fault | None:
+    """Return why a host is not used; None if there is no reason."""
+    if node.agent_state is AgentState.UP or node.excluded:
         return node.excluded
-    return (
-        node.excluded
-        or node.missing
-        or (f"busy: {node.busy.reason}" if node.busy else "")
-        or node.launch_reason
-    )
+    if node.missing:
+        return Fault(node.name, node.missing)
+    return Fault(node.name, f"busy: {node.busy.reason}") if node.busy else node.launch_fault
 
 
 # Who could be had
@@ -195,7 +205,6 @@ def _hopes(facts: Facts, deadlines: Deadlines) -> int:
 
 
 def _said_busy(facts: Facts, node: NodeFacts, deadlines: Deadlines) -> bool:
-    """Tell whether the host was asked in the present round, and others use it."""
     if node.busy is None or node.agent_state is AgentState.LAUNCHING or node.busy.at < facts.round_at:
         return False
     return not deadlines.passed(asked_again_s(facts))
@@ -216,8 +225,7 @@ def asked_again_s(facts: Facts) -> float:
 # What to do about it
 
 
-def _places(facts: Facts, deadlines: Deadlines) -> tuple[e.NodePlan, ...]:
-    """Return the nodes of the ranks, or nothing while there are too few or better ones are about to come up."""
+def _places(facts: Facts, deadlines: Deadlines) -> Gang:
     pool = facts.pool
     assert pool is not None
     ready = [node.name for node in facts.nodes.values() if _is_ready(node)]
@@ -229,10 +237,7 @@ def _places(facts: Facts, deadlines: Deadlines) -> tuple[e.NodePlan, ...]:
     chosen += [next(others) for _ in range(pool.nodes - len(chosen))]
     if not before and _comes_one_before(facts, chosen[-1], deadlines):
         return ()
-    each = pool.ranks_each
-    return tuple(
-        e.NodePlan(name, tuple(range(index * each, (index + 1) * each))) for index, name in enumerate(chosen)
-    )
+    return tuple((name, pool.ranks_of(index)) for index, name in enumerate(chosen))
 
 
 def _comes_one_before(facts: Facts, last: str, deadlines: Deadlines) -> bool:
@@ -245,9 +250,10 @@ def _comes_one_before(facts: Facts, last: str, deadlines: Deadlines) -> bool:
     return False
 
 
-def _why(facts: Facts, places: tuple[e.NodePlan, ...]) -> str:
-    new = [plan.name for plan in places if plan.name not in facts.last_places]
-    gone = [name for name in facts.last_places if name not in {plan.name for plan in places}]
+def _why(facts: Facts, places: Gang) -> str:
+    names = [name for name, _ in places]
+    new = [name for name in names if name not in facts.last_places]
+    gone = [name for name in facts.last_places if name not in names]
     if not gone:
         return f"{len(places)} hosts are there"
     return f"{', '.join(new)} in place of {', '.join(gone)}"
@@ -281,7 +287,7 @@ def _is_coming(facts: Facts, node: NodeFacts, deadlines: Deadlines) -> bool:
     assert facts.limits is not None and facts.attempt is not None
     if node.missing or node.excluded:
         return False
-    patience_s = PATIENCE_S if facts.attempt.placed_at is None else facts.limits.node_silent_s_max
+    patience_s = PATIENCE_S if facts.attempt.placed_at is None else facts.limits.node_timeout_s
     match node.agent_state:
         case AgentState.UP:
             return not node.ordered.leave
@@ -305,15 +311,11 @@ def is_due(facts: Facts, node: NodeFacts, deadlines: Deadlines) -> bool:
         case AgentState.LAUNCHING:
             return deadlines.passed(node.launched_at + LAUNCH_S_MAX)
         case AgentState.SILENT:
-            return deadlines.passed(node.contact_at + facts.limits.node_silent_s_max)
+            return deadlines.passed(node.contact_at + facts.limits.node_timeout_s)
         case AgentState.ABSENT:
             if node.hopeless:
                 return False
-            doublings = min(node.launch_failures, 10) - 1
-            pause_s = (
-                min(LAUNCH_PAUSE_S * 2.0**doublings, LAUNCH_PAUSE_S_MAX) if node.launch_failures else 0.0
-            )
-            return deadlines.passed(node.launched_at + pause_s)
+            return deadlines.passed(node.launched_at + LAUNCH_PAUSES.pause_s(node.launch_failures))
 
 
 def _release(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model.deadlines import Deadlines
-from orchestrator.brain.model.decisions import Decision, Kind, Verdict
-from orchestrator.brain.model.facts import APART, AttemptFacts, Facts, Phase
+from orchestrator.brain.model.decisions import Decision, FailureCause, Kind, Verdict
+from orchestrator.brain.model.facts import AttemptFacts, Facts, Phase
 from orchestrator.brain.model.node_facts import AgentState, NodeFacts, RendezvousFacts
-from orchestrator.brain.model.verdicts import verdict_on
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +83,9 @@ def verdict(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdic
     tried = "; ".join(place.tried) or "it reaches other addresses of it than the rest of the nodes do"
     summary = f"{node.name} cannot reach {first.name}, where the ranks meet: {tried}"
     culprit = first if _is_alone(facts, first) else node
-    return verdict_on(
-        facts, Kind.RENDEZVOUS, summary, node=culprit.name, signature=f"{APART}{node.name} {first.name}",
-        evidence=tuple(_reach(other) for other in facts.gang[1:]), since_s=node.contact_at,
+    return facts.verdict_on(
+        Kind.RENDEZVOUS, summary, cause=FailureCause.UNREACHABLE, place=(node.name, first.name), node=culprit.name,
+        proof=tuple(d.Evidence(_reach(other)) for other in facts.gang[1:]), since_s=node.contact_at,
     )  # fmt: skip
 
 
@@ -94,7 +93,8 @@ def _is_alone(facts: Facts, first: NodeFacts) -> bool:
     """Tell whether the first node itself is cut off: none of several nodes reaches it, or one after the other did not."""
     others = facts.gang[1:]
     before = [past.verdict for past in facts.past if past.verdict and past.number > facts.resumed_after]
-    again = any(v.signature.startswith(APART) and v.signature.endswith(f" {first.name}") for v in before)
+    signatures = [verdict.signature for verdict in before]
+    again = any(s.cause is FailureCause.UNREACHABLE and s.place[-1] == first.name for s in signatures)
     return not any(node.rendezvous.reached for node in others) and (len(others) > 1 or again)
 
 

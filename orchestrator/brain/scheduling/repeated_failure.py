@@ -4,9 +4,10 @@ same way."""
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
-from orchestrator.brain.model.decisions import Kind, Verdict
-from orchestrator.brain.model.facts import PLACEMENT, AttemptFacts, Facts, PastAttempt
+from orchestrator.brain.model.decisions import Evidence, EvidenceKind, FailureCause, Kind, Verdict
+from orchestrator.brain.model.facts import AttemptFacts, Facts, PastAttempt
 from orchestrator.brain.scheduling import placement
 from orchestrator.brain.scheduling.checkpoints import (
     QUESTION,
@@ -19,6 +20,9 @@ ALIKE_MAX = 4
 """How many attempts in a row may be resumed and fail after the same number of steps of their own. A script that always
 overwrites one checkpoint does not show whether it begins from it; failing equally far along each time does."""
 
+PATIENCE_TIMES = (1.0, 2.0, 4.0)
+"""How many times the usual patience an attempt has after none, one and more hangs in a row that only patience saw."""
+
 _OWN_FAULTS = (Kind.CRASH, Kind.OOM, Kind.HANG, Kind.LAUNCH)
 """What the job's own code can be the cause of; a lost node or a taken port may return without its fault."""
 
@@ -27,34 +31,36 @@ def recognise(facts: Facts, attempt: AttemptFacts, verdict: Verdict) -> Verdict:
     """Return the verdict, as `no_progress` when the same has happened before, with evidence of an ignored checkpoint."""
     anew = ignores_checkpoint(attempt)
     if anew:
-        verdict = dataclasses.replace(verdict, evidence=(anew, *verdict.evidence))
+        verdict = dataclasses.replace(verdict, proof=(Evidence(anew), *verdict.proof))
     if (found := unloadable(facts, attempt, verdict)) is not None:
         given_up = f"{found.save.main} is given up for the one before it: {found.why}"
-        return dataclasses.replace(verdict, evidence=(given_up, *verdict.evidence))
+        return dataclasses.replace(verdict, proof=(Evidence(given_up), *verdict.proof))
     before = [past for past in facts.past if past.number > facts.resumed_after]
-    own = verdict.kind in _OWN_FAULTS and not verdict.signature.endswith(PLACEMENT)
+    own = verdict.kind in _OWN_FAULTS and verdict.signature.cause is not FailureCause.PLACEMENT
     if not before or not verdict.retry or not own:
         return verdict
     if _same_point(before[-1], attempt, verdict) and not _may_be_the_hosts(facts, before[-1], verdict):
-        if verdict.patience_s and not attempt.patient:
-            unsure = "the same place again, and no state proves it: the next attempt waits there up to hang_ceiling"
-            return dataclasses.replace(verdict, evidence=(unsure, *verdict.evidence))
+        if verdict.patience_s and attempt.patience_times < PATIENCE_TIMES[-1]:
+            unsure = (
+                "the same place again, and no state proves it: the next attempt waits there for twice as long"
+            )
+            return dataclasses.replace(verdict, proof=(Evidence(unsure), *verdict.proof))
         at = f"step {verdict.step}" if verdict.step is not None else "the same point, before any step"
         return _no_progress(verdict, f"the same failure again at {at}", before[-1])
     if _equally_far(before, attempt, verdict):
         made = f"{attempt.own_steps(verdict)} steps of its own"
         again = f"the same failure in {ALIKE_MAX} attempts in a row, each resumed and failed after {made}"
-        hint = () if anew else (f"{SUSPICION} ({QUESTION})",)
+        hint = () if anew else (Evidence(f"{SUSPICION} ({QUESTION})"),)
         return _no_progress(verdict, again, before[-1], hint)
     return verdict
 
 
-def is_unsure(facts: Facts) -> bool:
-    """Tell whether the last two attempts hung at one place, by the end of patience and without a proof: a third attempt
+def patience_times(facts: Facts) -> float:
+    """Return how many times the usual patience the next attempt has: where only patience saw the last hangs, a longer wait
     shows whether what is done there takes long."""
-    before = [past.verdict for past in facts.past if past.number > facts.resumed_after][-2:]
-    hangs = [one for one in before if one is not None and one.kind is Kind.HANG and one.patience_s]
-    return len(hangs) == 2 and hangs[0].signature == hangs[1].signature
+    before = [past.verdict for past in facts.past if past.number > facts.resumed_after]
+    unsure = itertools.takewhile(lambda one: one is not None and bool(one.patience_s), reversed(before))
+    return PATIENCE_TIMES[min(sum(1 for _ in unsure), len(PATIENCE_TIMES) - 1)]
 
 
 def _same_point(past: PastAttempt, attempt: AttemptFacts, verdict: Verdict) -> bool:
@@ -69,7 +75,7 @@ def _same_point(past: PastAttempt, attempt: AttemptFacts, verdict: Verdict) -> b
     from_others = past.attempt.resume != attempt.resume and None not in (past.attempt.resume, attempt.resume)
     if from_others and not past.attempt.failed_count and not attempt.own_steps(verdict):
         return False
-    if verdict.step is None and any(word in verdict.signature for word in (" signal ", " stopped ")):
+    if verdict.step is None and verdict.signature.cause in (FailureCause.SIGNAL, FailureCause.STOPPED):
         return False
     count = attempt.own_steps(verdict)
     as_far = (past.attempt.resume, past.attempt.failed_count) == (attempt.resume, count)
@@ -103,10 +109,12 @@ def _tells_nothing(attempt: AttemptFacts) -> bool:
     return attempt.resume is not None and not attempt.resumes
 
 
-def _no_progress(verdict: Verdict, again: str, last: PastAttempt, hint: tuple[str, ...] = ()) -> Verdict:
+def _no_progress(verdict: Verdict, again: str, last: PastAttempt, hint: tuple[Evidence, ...] = ()) -> Verdict:
     assert last.verdict is not None
-    likewise = f"attempt {last.number} ended likewise: {last.verdict.summary}"
+    likewise = Evidence(
+        f"attempt {last.number} ended likewise: {last.verdict.summary}", EvidenceKind.LIKEWISE
+    )
     return dataclasses.replace(
-        verdict, kind=Kind.NO_PROGRESS, summary=f"{again}: {verdict.summary}", retry=False,
-        evidence=(likewise, *hint, *verdict.evidence),
+        verdict, kind=Kind.NO_PROGRESS, head=f"{again}: {verdict.head}", retry=False,
+        proof=(likewise, *hint, *verdict.proof),
     )  # fmt: skip

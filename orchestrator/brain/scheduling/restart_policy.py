@@ -8,8 +8,9 @@ from orchestrator.brain.model.deadlines import Deadlines
 from orchestrator.brain.model.decisions import JobEnd, Kind
 from orchestrator.brain.model.facts import AttemptFacts, Facts, JobGoal
 from orchestrator.brain.model.node_facts import AgentState
-from orchestrator.brain.scheduling import allocation
+from orchestrator.brain.scheduling import allocation, fence
 from orchestrator.brain.scheduling.checkpoints import QUESTION, SUSPICION, why_none
+from orchestrator.core.backoff import Backoff
 
 RESTART_ASKED = "a restart that the user asked for"
 """Why an attempt ends, and the next begins."""
@@ -17,10 +18,10 @@ RESTART_ASKED = "a restart that the user asked for"
 PASSED_SHOWN = 3
 """How many saves that were passed over a reason names."""
 
-CARRY_S_MAX = 600.0
+FETCH_S_MAX = 600.0
 """How long a stopped attempt waits for a checkpoint that is being fetched."""
 
-CARRY_CANCELLED_S_MAX = 30.0
+FETCH_CANCELLED_S_MAX = 30.0
 """The same when the user wants the job to stop; `orch collect` brings what is left on the hosts."""
 
 
@@ -50,7 +51,7 @@ class GiveUp:
 
 def waits_for_checkpoint(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> bool:
     """Tell whether what follows may depend on a checkpoint that is still being fetched."""
-    limit_s = CARRY_CANCELLED_S_MAX if facts.goal is JobGoal.CANCEL else CARRY_S_MAX
+    limit_s = FETCH_CANCELLED_S_MAX if facts.goal is JobGoal.CANCEL else FETCH_S_MAX
     since_s = max(attempt.stop_at or 0.0, attempt.watched_at)
     coming = [save for save in facts.saves.values() if save.is_coming and save.attempt == attempt.number]
     sending = [
@@ -63,10 +64,10 @@ def _may_send(facts: Facts, name: str, deadlines: Deadlines) -> bool:
     """Tell whether the node can still send; a checkpoint on a lost node is not waited for."""
     assert facts.limits is not None
     node = facts.node(name)
-    if node is None:
+    if node is None or fence.is_seen_over(facts, node, deadlines):
         return False
     return node.agent_state is AgentState.UP or not deadlines.passed(
-        node.contact_at + facts.limits.node_silent_s_max
+        node.contact_at + facts.limits.node_timeout_s
     )
 
 
@@ -104,7 +105,9 @@ def _anywhere(facts: Facts, attempt: AttemptFacts) -> RestartAttempt | GiveUp:
         return GiveUp(JobEnd.FAILED, f"{verdict.kind.value}: {verdict.summary}{_suspicion(attempt)}")
     if attempt.is_free:
         if allocation.is_fruitless(facts, attempt):
-            stays = f"{allocation.STAYS_MAX} stays in a row ended at the time limit without progress"
+            stays = (
+                f"{allocation.FRUITLESS_STAYS_MAX} stays in a row ended at the time limit without progress"
+            )
             return GiveUp(JobEnd.FAILED, f"{verdict.kind.value}: {verdict.summary}; {stays}")
         return RestartAttempt(attempt.judged_at, _why(facts, attempt, verdict.kind, facts.spent))
     if facts.limits.restarts_max == 0:
@@ -130,16 +133,20 @@ def backoff_s(facts: Facts) -> float:
         if past.progressed or past.number <= facts.resumed_after:
             break
         in_a_row += 0 if past.attempt.is_free else 1
-    if in_a_row < 2:
-        return 0.0
-    doublings = min(in_a_row - 2, 20)
-    return min(facts.limits.backoff_s * 2.0**doublings, facts.limits.backoff_s_max)
+    return Backoff(facts.limits.backoff_s, 2.0, facts.limits.backoff_max_s).pause_s(in_a_row - 1)
 
 
 def _why(facts: Facts, attempt: AttemptFacts, kind: Kind, spent: int) -> str:
     assert facts.limits is not None
-    cost = "no cost" if facts.progressed() or attempt.is_free else f"{spent} of {facts.limits.restarts_max}"
-    return f"restart after {kind.value} ({cost}) from {_source(facts)}{_suspicion(attempt)}"
+    is_free = facts.progressed() or attempt.is_free
+    cost = (
+        "not counted in restart.max"
+        if is_free
+        else f"restart {spent} of {facts.limits.restarts_max} without progress"
+    )
+    return (
+        f"attempt {attempt.number} ended: {kind.value} ({cost}); from {_source(facts)}{_suspicion(attempt)}"
+    )
 
 
 def _source(facts: Facts) -> str:
@@ -149,7 +156,7 @@ def _source(facts: Facts) -> str:
     else:
         step = "" if choice.save.step is None else f" (step {choice.save.step:,})"
         source = f"{choice.save.path}{step}"
-    passed = [f"{one.main} ({one.why})" for one in choice.passed[:PASSED_SHOWN]]
+    passed = [f"{loser.main} ({loser.why})" for loser in choice.passed[:PASSED_SHOWN]]
     return f"{source}; passed over: {', '.join(passed)}" if passed else source
 
 

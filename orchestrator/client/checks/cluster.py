@@ -68,17 +68,17 @@ class Report:
         """Return the nodes that a finding alone makes unusable."""
         return {
             name
-            for one in self.findings
-            if one.severity is Severity.ERROR and (len(one.nodes) == 1 or _is_each(one))
-            for name in one.nodes
+            for finding in self.findings
+            if finding.severity is Severity.ERROR and (len(finding.nodes) == 1 or _is_each(finding))
+            for name in finding.nodes
         }
 
     def own_faults(self) -> dict[str, str]:
         """Return why nodes failed by their own fault, whatever the job: they were lost, or their links, GPUs or sums failed."""
         found = {
-            one.nodes[0]: f"{one.what}: {one.found}"
-            for one in self.findings
-            if one.severity is Severity.ERROR and len(one.nodes) == 1 and one.what in _OWN
+            finding.nodes[0]: f"{finding.what}: {finding.found}"
+            for finding in self.findings
+            if finding.severity is Severity.ERROR and len(finding.nodes) == 1 and finding.what in _OWN
         }
         return {**found, **self.lost}
 
@@ -93,9 +93,9 @@ class Report:
 _OWN = ("network", "reduce", "gpus")
 
 
-def _is_each(one: Finding) -> bool:
+def _is_each(finding: Finding) -> bool:
     """Tell whether a finding on several nodes holds for each of them; one on a link holds for both together."""
-    return one.what not in ("network", "reduce")
+    return finding.what not in ("network", "reduce")
 
 
 def check(visits: Visits, hosts: Sequence[str], questions: Questions) -> Report:
@@ -109,11 +109,13 @@ def check(visits: Visits, hosts: Sequence[str], questions: Questions) -> Report:
     links, opened = _links(visits, hosts, questions, report)
     hosts = [name for name in opened if name not in report.unusable()]
     if len(hosts) < 2 or any(
-        one.what == "network" and one.severity is Severity.ERROR for one in report.findings
+        finding.what == "network" and finding.severity is Severity.ERROR for finding in report.findings
     ):
         return report
     if all((program := facts[name].program) and program.torch for name in hosts):
-        _reduce(visits, _reduction(hosts, links, opened, questions, facts), report)
+        reduction = _reduction(hosts, links, opened, questions, facts)
+        if len(reduction.nodes) == len(hosts):
+            _reduce(visits, reduction, report)
     return report
 
 
@@ -173,6 +175,9 @@ def _links(
     for name in [name for name, answer in answers.items() if answer.fault]:
         report.findings.append(error("port", [name], answers.pop(name).fault, "name another port, or none"))
     targets = {name: _target(answer, name, questions) for name, answer in answers.items()}
+    for name in [name for name, addresses in targets.items() if not addresses]:
+        del answers[name]
+        report.findings.append(error("network", [name], _NO_ADDRESS, _GIVE_ADDRESS))
     links: dict[Pair, Link] = {}
     end_s, schedule = time.monotonic() + NETWORK_S_MAX, network.rounds(list(answers))
     while schedule and time.monotonic() < end_s:
@@ -184,11 +189,15 @@ def _links(
             links |= {each: _better(links[each], link) for each, link in new.items()}
     report.findings += network.findings(links, sum(map(len, schedule)))
     sent = [link for link in links.values() if not link.is_cut]
-    if sent and not any(one.what == "network" for one in report.findings):
+    if sent and not any(finding.what == "network" for finding in report.findings):
         rate, rtt_s = network.medians(sent)
         text = f"{counted(len(sent) // 2, 'pair')} of nodes reach each other, {rate / 1e6:.0f} MB/s and {rtt_s * 1000:.2g} ms"
         report.passed.append(("network", text))
     return links, answers
+
+
+_NO_ADDRESS = "has no IPv4 address other than loopback, so ranks elsewhere cannot dial it"
+_GIVE_ADDRESS = "give an interface an IPv4 address, or name one that leads there: `address` in ssh.hosts_file"
 
 
 def _target(answer: w.PortsOpened, name: str, questions: Questions) -> tuple[str, ...]:
@@ -196,8 +205,8 @@ def _target(answer: w.PortsOpened, name: str, questions: Questions) -> tuple[str
     if questions.addresses.get(name):
         return (questions.addresses[name],)
     named = tuple(word.removeprefix("=") for word in (questions.interface or "").split(",") if word)
-    mine = [one.ip for one in answer.addresses if named and one.interface.startswith(named)]
-    return tuple(mine or [one.ip for one in answer.addresses])
+    mine = [address.ip for address in answer.addresses if named and address.interface.startswith(named)]
+    return tuple(mine or [address.ip for address in answer.addresses])
 
 
 def _measured(
@@ -211,10 +220,12 @@ def _measured(
     """Have both ends of disjoint pairs dial each other and send, both ways at the same time."""
     ends = {one: other for pair in pairs for one, other in (pair, pair[::-1])}
     steps = {
-        one: w.MeasurePeer(targets[other], opened[other].ports, token, SEND_S) for one, other in ends.items()
+        end: w.MeasurePeer(targets[other], opened[other].ports, token, SEND_S) for end, other in ends.items()
     }
     answers, failures = apart(visits.ask(steps, w.PeerMeasured, LINK_S_MAX))
-    report.add_failures({name: one for name, one in failures.items() if name not in report.unusable()})
+    report.add_failures(
+        {name: failure for name, failure in failures.items() if name not in report.unusable()}
+    )
     return {
         (one, ends[one]): Link(answer.address, answer.rtt_s, answer.bytes_per_s, answer.faults)
         for one, answer in answers.items()
@@ -267,8 +278,7 @@ def _reduction(
 
 
 def _interface_env(own: Sequence[Address], address: str) -> dict[str, str]:
-    """Return the variables with which gloo and NCCL use the interface at which others reach a host."""
-    interface = next((one.interface.partition(":")[0] for one in own if one.ip == address), "")
+    interface = next((setting.interface.partition(":")[0] for setting in own if setting.ip == address), "")
     return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface} if interface else {}
 
 
@@ -319,5 +329,8 @@ def _trial(visits: Visits, reduction: _Reduction, nodes: Sequence[str]) -> dict[
         for rank, name in enumerate(nodes)
     }  # fmt: skip
     answers = visits.ask(steps, w.AllReduced, REDUCE_S_MAX)
-    said = {name: one.reason if isinstance(one, LaunchError) else one.fault for name, one in answers.items()}
+    said = {
+        name: answer.reason if isinstance(answer, LaunchError) else answer.fault
+        for name, answer in answers.items()
+    }
     return {name: fault for name, fault in said.items() if fault}

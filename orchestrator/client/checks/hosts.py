@@ -11,21 +11,22 @@ import time
 from collections.abc import Iterator, Mapping
 
 from orchestrator.agent.bootstrap.job_folder import SPARE_BYTES, megabytes
-from orchestrator.agent.checks import resources
+from orchestrator.agent.host import resources
 from orchestrator.backends.api import LaunchError
 from orchestrator.backends.ssh import launch
-from orchestrator.brain.checks import finding, node
+from orchestrator.brain.checks import node
+from orchestrator.brain.checks.finding import Finding, error, passed, warning, words
 from orchestrator.client.checks import checkpoint_space, cluster, sources, srun, visits
-from orchestrator.client.checks.result import Finding, of_judged
 from orchestrator.core.errors import ClusterError
+from orchestrator.core.host import host_memory
 from orchestrator.core.host_facts import ProgramFacts
 from orchestrator.core.jobdir import home
-from orchestrator.core.jobdir.plan import Plan, PlannedNode
+from orchestrator.core.jobdir.plan import Plan
+from orchestrator.core.planned import PlannedNode, PlannedPool
 from orchestrator.core.text import counted
 from orchestrator.core.wire.bootstrap import HostSurveyed
 from orchestrator.spec.load import SpecFile
 from orchestrator.submission import bundle, refusals, render
-from orchestrator.submission.nodes import history
 
 FREE_BYTES_MIN = 1 << 30
 """A host with less is said to have only that."""
@@ -37,9 +38,11 @@ def findings(
     """Survey every host, all at once, then check those that can be used together. Unusable hosts fail the whole check only
     when too few are left."""
     assert plan.pool is not None
-    names = [one.name for one in plan.nodes]
+    names = [node.name for node in plan.nodes]
     bundled = bundle.build(home.home(environ))
-    scripts = {one.name: one.text for one in render.host_scripts(plan, root, sys.executable)}
+    scripts = {
+        host_script.name: host_script.text for host_script in render.host_scripts(plan, root, sys.executable)
+    }
     launchers = {name: launch.Launcher(scripts[f"{name}.sh"], bundled) for name in names}
     wanted_bytes = 2 * code_bytes + len(bundled) + SPARE_BYTES  # the code as an archive, and unpacked
     reach = visits.over_ssh(plan.ssh) if plan.ssh is not None else srun.by_srun(environ)
@@ -47,43 +50,65 @@ def findings(
         surveys = hosts.surveys()
         seen = {name: one.host for name, one in surveys.items() if not isinstance(one, LaunchError)}
         faults = {
-            one.name: list(
-                _faults(one.name, surveys[one.name], plan, wanted_bytes, file.spec.rendezvous.interface)
+            planned.name: list(
+                _faults(
+                    planned.name, surveys[planned.name], plan, wanted_bytes, file.spec.rendezvous.interface
+                )
             )
-            for one in plan.nodes
+            for planned in plan.nodes
         }
         fit = [name for name in names if not faults[name]]
         report = cluster.check(hosts, fit, _questions(file, plan, root, seen, environ))
     _remember(surveys, report, environ)
-    for one in plan.nodes:
-        yield from faults[one.name]
-        survey = surveys[one.name]
-        if one.name in report.facts and not isinstance(survey, LaunchError):
-            yield _usable(one, survey, plan, report.facts[one.name].program)
+    for planned in plan.nodes:
+        yield from faults[planned.name]
+        survey = surveys[planned.name]
+        if planned.name in report.facts and not isinstance(survey, LaunchError):
+            yield _usable(planned, survey, plan, report.facts[planned.name].program)
     wanted = plan.pool.nodes + plan.pool.spares
     unusable = report.unusable()
     left = [name for name in fit if name not in unusable]
     for judged in report.findings:
         # An error of one node, or of a link, matters only where the job cannot do without it.
         spoils = len(left) - (len(judged.nodes) > 1) < wanted or not judged.nodes
-        yield of_judged(judged, finding.words(judged), ClusterError.exit_code if spoils else 0)
-    yield from (Finding(what, True, words) for what, words in report.passed)
+        yield judged.shown(words(judged), ClusterError.exit_code if spoils else 0)
+    yield from (passed(*row) for row in report.passed)
     text = f"{len(left)} of {counted(len(names), 'host')} can be used, {wanted} wanted"
     if len(left) < wanted:
         fix = "mend the hosts named above, or add others"
-        yield Finding("hosts", False, text, fix, ClusterError.exit_code)
+        yield error("hosts", (), text, fix, ClusterError.exit_code)
     else:
-        yield Finding("hosts", True, text)
+        yield passed("hosts", text)
+    surveyed = {one: surveys[one.name] for one in plan.nodes if one.name in left}
+    busy = [
+        one
+        for one, survey in surveyed.items()
+        if not isinstance(survey, LaunchError) and _is_busy(one, survey, plan.pool)
+    ]
+    if len(left) - len(busy) < wanted <= len(left):
+        text = f"{len(left) - len(busy)} of {counted(len(left), 'host')} have enough free now: a job would wait for its turn"
+        fix = f"wait, or see who holds {', '.join(one.name for one in busy[:5])} above; monitor.queue_timeout ends the wait"
+        yield warning("free", (), text, fix)
+
+
+def _is_busy(host: PlannedNode, survey: launch.Survey, pool: PlannedPool) -> bool:
+    """Tell whether other jobs hold so much of a host that an attempt must wait for it."""
+    seen = survey.host
+    kind = "GPU" if pool.gpus_each else "slot"
+    total = len(seen.gpus) if pool.gpus_each else host.slots or seen.cores
+    wanted = pool.gpus_each or min(pool.ranks_each, total)
+    return total - sum(one.count for one in seen.held if one.things.startswith(kind)) < wanted
 
 
 def _remember(
     surveys: Mapping[str, launch.Survey | LaunchError], report: cluster.Report, environ: Mapping[str, str]
 ) -> None:
     """Keep which hosts have failed and passed, for later jobs: by what is a host's own fault, not this job's."""
-    lost = {name: str(one) for name, one in surveys.items() if isinstance(one, LaunchError)}
+    lost = {name: str(survey) for name, survey in surveys.items() if isinstance(survey, LaunchError)}
     passed = dict.fromkeys(report.facts, "")
     with contextlib.suppress(OSError):  # a check is worth as much without
-        history.record_checks(home.home(environ), {**passed, **report.own_faults(), **lost}, time.time())
+        for host, fault in {**passed, **report.own_faults(), **lost}.items():
+            host_memory.write(home.home(environ), host_memory.Note(host, time.time(), fault))
 
 
 def _questions(
@@ -116,7 +141,7 @@ def _faults(
     """Yield why a host cannot be used, before its ranks' Python is asked."""
     if isinstance(survey, LaunchError):
         fix = survey.fix or "look at the host, and check again"
-        yield Finding(survey.stage, False, f"{host}: {survey.reason}", fix, nodes=(host,))
+        yield error(survey.stage, (host,), f"{host}: {survey.reason}", fix)
         return
     assert plan.pool is not None
     seen, pool = survey.host, plan.pool
@@ -136,11 +161,10 @@ def _faults(
         faults.append(
             (f"it has none of {', '.join(plan.pythons)}", "install it there, or name another in python:")
         )
-    yield from (Finding("host", False, f"{host}: {text}", fix, nodes=(host,)) for text, fix in faults)
+    yield from (error("host", (host,), f"{host}: {text}", fix) for text, fix in faults)
 
 
 def _usable(host: PlannedNode, survey: launch.Survey, plan: Plan, program: ProgramFacts | None) -> Finding:
-    """Return what a host has, in one line."""
     assert plan.pool is not None
     seen = survey.host
     cpus = f"{host.slots or seen.cores} slots" if not plan.pool.gpus_each else f"{seen.cores} cores"
@@ -149,9 +173,9 @@ def _usable(host: PlannedNode, survey: launch.Survey, plan: Plan, program: Progr
         f"{seen.free_bytes / 1e9:.1f} GB free" if seen.free_bytes >= FREE_BYTES_MIN
         else f"only {megabytes(seen.free_bytes)} MB free",
         *([f"{seen.program} has {_torch(program)}"] if plan.pythons else []),
-        *(() if seen.has_rsync else ("no rsync: copies go by SFTP",)), *survey.notes,
+        *map(str, seen.held), *(() if seen.has_rsync else ("no rsync: copies go by SFTP",)), *survey.notes,
     ]  # fmt: skip
-    return Finding("host", True, f"{host.name}: {', '.join(parts)}", nodes=(host.name,))
+    return passed("host", f"{host.name}: {', '.join(parts)}", (host.name,))
 
 
 def _lies_in_the_code(program: str) -> bool:

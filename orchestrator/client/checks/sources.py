@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import ast
 import os
-from collections.abc import Iterator, Mapping
+import traceback
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from orchestrator.agent.checks import program_probe
+from orchestrator.agent.host import program_probe
+from orchestrator.core.errors import UserError
 from orchestrator.core.host_facts import Source
 from orchestrator.spec.load import SpecFile
 
@@ -34,6 +37,48 @@ def of(file: SpecFile) -> tuple[tuple[Source, ...], tuple[str, ...]]:
     if first is None:
         return (), ()
     return tuple(_sources(first, roots, file.workdir)), tuple(_own(roots))
+
+
+def refuse_uncompiled(file: SpecFile, environ: Mapping[str, str]) -> None:
+    """Raise UserError with line and caret for a file that this Python cannot compile, and the ranks' Python neither.
+
+    Over SSH, and where setup lines may bring the ranks' Python, that one is not at hand: there `orch check` asks it.
+    """
+    spec = file.spec
+    if spec.backend == "ssh" or (spec.python and spec.setup):
+        return
+    code, _ = of(file)
+    fault = next(filter(None, map(_syntax_fault, code)), None)
+    if fault is None or (spec.python and _compiles(spec.python, code, file.workdir, environ)):
+        return
+    drawn = "".join(traceback.format_exception_only(fault)[1:-1]).rstrip()
+    what = f"{type(fault).__name__}: {fault.msg}\n{drawn}".rstrip()
+    raise UserError(what, f"{fault.filename}:{fault.lineno or 1}", "mend it, then start again")
+
+
+def _syntax_fault(source: Source) -> SyntaxError | None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            compile(source.text, source.path, "exec", dont_inherit=True)
+    except SyntaxError as err:
+        return err
+    except ValueError as err:  # a null byte, before Python 3.12
+        return SyntaxError(str(err), (source.path, 1, 0, ""))
+    return None
+
+
+def _compiles(python: str, code: Sequence[Source], workdir: Path, environ: Mapping[str, str]) -> bool:
+    """Tell whether the ranks' Python, of another version perhaps, compiles the code, or cannot be asked."""
+    from orchestrator.agent.host import program, setup_script
+    from orchestrator.core.wire.bootstrap import GatherFacts
+
+    try:
+        found = setup_script.find_program(python, environ, workdir)
+    except setup_script.SetupError:
+        return True  # which the submit itself reports
+    asked = GatherFacts(found, {}, tuple(code), (), (), (), counts_gpus=False)
+    return not program.ask(asked, environ).syntax
 
 
 def _python_path(env: Mapping[str, str], workdir: Path) -> list[Path]:

@@ -111,7 +111,9 @@ class Visits:
     ) -> dict[str, T | LaunchError]:
         """Have hosts do a step each, all at the same time; return their answers."""
         answers = self.timed(steps, wanted, limit_s)
-        return {name: one if isinstance(one, LaunchError) else one[0] for name, one in answers.items()}
+        return {
+            name: answer if isinstance(answer, LaunchError) else answer[0] for name, answer in answers.items()
+        }
 
     def timed(
         self, steps: Mapping[str, w.Step], wanted: type[T], limit_s: float = STEP_S_MAX
@@ -168,5 +170,5 @@ def _result(answer: futures.Future[Any], limit_s: float) -> Any:
 
 def apart(answers: Mapping[str, T | LaunchError]) -> tuple[dict[str, T], dict[str, LaunchError]]:
     """Return the answers, and the failures."""
-    good = {name: one for name, one in answers.items() if not isinstance(one, LaunchError)}
-    return good, {name: one for name, one in answers.items() if isinstance(one, LaunchError)}
+    good = {name: answer for name, answer in answers.items() if not isinstance(answer, LaunchError)}
+    return good, {name: answer for name, answer in answers.items() if isinstance(answer, LaunchError)}

@@ -19,6 +19,9 @@ from orchestrator.core.mask import SECRET_CHARS_MIN, Mask
 
 LINE_BYTES_MAX = 64 << 10
 CUT_MARK = " …"
+_BAR_END = re.compile(r"\d/\d+ \[\d+:\d\d(?::\d\d)?<[^\]]*\](?=\S)")
+"""The end of a bar of tqdm, with something else right behind it: a bar has no end of line until it is done."""
+
 _ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 
 Cut: TypeAlias = list[tuple[int, bytes]]
@@ -66,16 +69,23 @@ def settled(blocks: Iterable[LogBlock], grep: re.Pattern[str] | None, mask: Mask
     for block in blocks:
         if grep is not None or b"\r" in block.data:
             # Masked first: part of a secret may be written over.
-            seen = [_seen(mask.apply(text)) if "\r" in text else text for text in block.texts()]
-            kept = [text for text in seen if grep is None or grep.search(text)]
+            seen = [_seen(mask.apply(text)) if "\r" in text else [text] for text in block.texts()]
+            kept = [text for texts in seen for text in texts if grep is None or grep.search(text)]
             if not kept:
                 continue
             block = replace(block, data="\n".join((*kept, "")).encode())
         yield block
 
 
-def _seen(text: str) -> str:
-    """Return what a terminal shows at the end of a line that returned to its start, as progress bars do."""
+def _seen(text: str) -> list[str]:
+    """Return what a terminal shows at the end of a line that returned to its start, as progress bars do; what was printed right
+    behind an unfinished bar is a line of its own."""
+    shown = _on_terminal(text)
+    bar = _BAR_END.search(shown)
+    return [shown[: bar.end()], shown[bar.end() :]] if bar else [shown]
+
+
+def _on_terminal(text: str) -> str:
     parts = text.split("\r")
     if "\x1b" in text:  # columns cannot be counted: the last part that shows anything
         return next((part for part in reversed(parts) if _ESCAPE.sub("", part).strip()), parts[-1])

@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from orchestrator.core.jobdir import ownership
+
 ATTEMPTS_MAX = 3
 """Of how many attempts, the last ones, the losses are read: a job may have hundreds."""
 
@@ -38,7 +40,7 @@ _SUMMARY = "train_runtime"
 def of_log(log: Path) -> tuple[str, str] | None:
     """Return the first and the last loss in a rank's log, as they stand there; None where it has none."""
     try:
-        with log.open("rb") as file:
+        with ownership.regular_file(log) as file:
             head = file.read(HEAD_BYTES)
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
             is_cut, tail = file.tell() > 0, file.read(TAIL_BYTES)

@@ -369,7 +369,6 @@ class _Tail:
         return list(_stamp(self.source, self._cutter.end(), self._cursor, now_ns))
 
     def _is_due(self, now_ns: int) -> bool:
-        """Tell whether the unfinished line has waited long enough."""
         if not self._cutter.rest:
             return False
         if self._held_ns is None or self._held_ns > now_ns:  # new, or the clock was set back

@@ -12,7 +12,7 @@ from orchestrator.client.remote_files import remote_root
 from orchestrator.core.jobdir import home
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
-from orchestrator.core.settings.hardware_facts import HardwareFacts
+from orchestrator.core.wire.bootstrap import HostSurveyed
 from orchestrator.submission import bundle, render
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ ASK_S_MAX = 60.0
 """How long all hosts together may take to answer."""
 
 
-def ask_hosts(plan: Plan, environ: Mapping[str, str]) -> dict[str, HardwareFacts | LaunchError]:
+def ask_hosts(plan: Plan, environ: Mapping[str, str]) -> dict[str, HostSurveyed | LaunchError]:
     """Return the facts about each host of a job over SSH, or why it did not tell them. Leaves nothing there."""
     from orchestrator.backends.ssh import launch
 
@@ -33,7 +33,7 @@ def ask_hosts(plan: Plan, environ: Mapping[str, str]) -> dict[str, HardwareFacts
     scripts = {file.name: file.text for file in render.render(plan, job, sys.executable)}
     gpus = plan.pool.gpus_each
 
-    def ask(connection: Connection, host: str) -> HardwareFacts:
+    def ask(connection: Connection, host: str) -> HostSurveyed:
         launcher = launch.Launcher(scripts[f"{host}.sh"], bundled)
         seen = launch.survey(connection, launcher, root, programs=()).host
         if seen.fault:
@@ -41,6 +41,6 @@ def ask_hosts(plan: Plan, environ: Mapping[str, str]) -> dict[str, HardwareFacts
         if len(seen.gpus) < gpus:
             reason = f"it has {len(seen.gpus)} GPUs, and {gpus} are wanted"
             raise LaunchError("gpus", reason, "lower gpus_per_node, or take the host off the list")
-        return seen.hardware
+        return seen
 
     return fanout.each([node.name for node in plan.nodes], plan.ssh, ask, limit_s=ASK_S_MAX)

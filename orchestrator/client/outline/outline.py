@@ -6,25 +6,24 @@ only an attempt or an allocation can tell is named as such.
 
 from __future__ import annotations
 
-import shlex
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator.backends.api import LaunchError
 from orchestrator.client.outline.ask_hosts import ask_hosts
-from orchestrator.core import codec
+from orchestrator.core import codec, placeholders
 from orchestrator.core.codec import Json
 from orchestrator.core.errors import ClusterError
 from orchestrator.core.host import hardware
 from orchestrator.core.jobdir import home, rank_env
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.core.jobdir.plan import Plan, PlannedNode
+from orchestrator.core.jobdir.plan import Plan
+from orchestrator.core.planned import PlannedNode
 from orchestrator.core.settings.hardware_facts import HardwareFacts
-from orchestrator.core.settings.rank_settings import Environments, SetBy, Setting, is_watched, settings
-from orchestrator.core.slurm import step_env
+from orchestrator.core.settings.rank_settings import Layers, SetBy, Setting, is_watched, settings
 from orchestrator.core.text import counted, ranks_text
 from orchestrator.spec.load import SpecFile
 from orchestrator.submission import refusals, render, submit
@@ -51,6 +50,8 @@ class NodeOutline:
     fix: str = ""
     facts: HardwareFacts | None = None
     settings: tuple[Setting, ...] = ()
+    # Over SSH: the GPUs and slots that jobs hold now, and which jobs of whom
+    held: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ def outline(file: SpecFile, environ: Mapping[str, str]) -> Outline:
     refusals.refuse_missing(file, plan, environ)
     render.render(plan, JobDir(home.home(environ) / "jobs" / plan.id), sys.executable)  # it may refuse
     nodes, notes = _nodes(plan, environ)
-    outer = {} if plan.ssh is not None else _outer(plan, environ)
+    outer = rank_env.outer_env(environ, plan.secrets)
     answered = sum(not node.fault for node in nodes)
     wanted = plan.pool.nodes + plan.pool.spares if plan.pool is not None else len(nodes)
     if answered < wanted:
@@ -100,7 +101,7 @@ def outline(file: SpecFile, environ: Mapping[str, str]) -> Outline:
         name=plan.name,
         backend=plan.backend,
         size=plan.size,
-        command=plan.argv[-1] if plan.shell else shlex.join(plan.argv),
+        command=plan.argv[-1] if plan.shell else placeholders.shown(plan.argv),
         world_size=plan.world_size,
         batch_size=plan.effective_batch,
         batch=plan.batch_text,
@@ -109,7 +110,7 @@ def outline(file: SpecFile, environ: Mapping[str, str]) -> Outline:
             *(Setting(name, value, SetBy.YOU, plan.origins[name]) for name, value in plan.env.items() if not is_watched(name)),
             *(Setting(name, "(secret)", SetBy.YOU, file.where("secrets")) for name in plan.secrets if not is_watched(name)),
         ),
-        inherited=sum(not is_watched(name) and name not in plan.env for name in outer),
+        inherited=sum(not is_watched(name) and name not in plan.env for name in rank_env.inherited(plan, outer)),
         notes=tuple(notes),
         exit_code=0 if answered >= wanted else ClusterError.exit_code,
     )  # fmt: skip
@@ -150,11 +151,15 @@ def _over_ssh(plan: Plan, environ: Mapping[str, str]) -> tuple[NodeOutline, ...]
             fix = answer.fix or "look at the host, and try again"
             nodes.append(NodeOutline(node.name, node.host, (), "", str(answer), fix))
             continue
-        ranks = _ranks(plan, taken) if taken < plan.pool.nodes else ()
+        ranks = plan.pool.ranks_of(taken) if taken < plan.pool.nodes else ()
         taken += bool(ranks)
         interface = None if plan.pool.nodes > 1 else "" if node.address else "lo"
-        decided = _settings(plan, node, answer, interface, environ)
-        nodes.append(NodeOutline(node.name, node.host, ranks, _devices(plan), facts=answer, settings=decided))
+        facts = answer.hardware
+        decided = _settings(plan, node, facts, interface, environ)
+        held = "; ".join(map(str, answer.held))
+        nodes.append(
+            NodeOutline(node.name, node.host, ranks, _devices(plan), facts=facts, settings=decided, held=held)
+        )
     return tuple(nodes)
 
 
@@ -163,15 +168,9 @@ def _on_slurm(plan: Plan, environ: Mapping[str, str]) -> tuple[NodeOutline, ...]
     node = PlannedNode("", "", "", (), ())
     decided = _settings(plan, node, None, None if plan.pool.nodes > 1 else "lo", environ)
     return tuple(
-        NodeOutline(f"node {index}", "", _ranks(plan, index), _devices(plan), settings=decided)
+        NodeOutline(f"node {index}", "", plan.pool.ranks_of(index), _devices(plan), settings=decided)
         for index in range(plan.pool.nodes)
     )
-
-
-def _ranks(plan: Plan, index: int) -> tuple[int, ...]:
-    assert plan.pool is not None
-    each = plan.pool.ranks_each
-    return tuple(range(index * each, (index + 1) * each))
 
 
 def _devices(plan: Plan) -> str:
@@ -187,14 +186,8 @@ def _settings(
     environ: Mapping[str, str],
 ) -> tuple[Setting, ...]:
     ranks = plan.pool.ranks_each if plan.pool is not None else len(node.ranks)
-    request = rank_env.settings_request(plan, node.name, ranks, interface, EVIDENCE)
+    request = replace(rank_env.settings_request(plan, node.name, ranks, interface, EVIDENCE), job="{job_id}")
     secrets = {name: environ[name] for name in plan.secrets if name in environ}
     host = facts.environ if facts is not None and plan.ssh is not None else {}
-    added = rank_env.node_env(plan, JOB, node, _outer(plan, environ), secrets)
-    return settings(facts, request, Environments(host, added, {**host, **added}))
-
-
-def _outer(plan: Plan, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what ranks inherit of the submitter's environment."""
-    outer = rank_env.outer_env(environ, plan.secrets)
-    return outer if plan.slurm is None else {n: v for n, v in outer.items() if n not in step_env.OF_THE_NODE}
+    own = rank_env.node_env(plan, JOB, node, rank_env.outer_env(environ, plan.secrets), secrets)
+    return settings(facts, request, Layers.of(host, own, {}))

@@ -102,7 +102,6 @@ def expendable(saves: Iterable[Save], keep: int, every: int | None, newest: Save
 
 
 def _is_one_step(save: Save, newest: Save) -> bool:
-    """Tell whether two files were written by one save under several names."""
     return save.attempt == newest.attempt and save.steps == newest.steps and save.steps > 0
 
 

@@ -247,7 +247,6 @@ def delete(save: Save, root: Path) -> str:
 
 
 def _files_below(folder: Path) -> int:
-    """Return how many files and links are below a folder."""
     found = os.walk(folder)
     return sum(
         len(files) + sum(Path(above, name).is_symlink() for name in inner) for above, inner, files in found

@@ -208,10 +208,10 @@ def _zip(file: BinaryIO, *, has_others: bool) -> FileReading:
     try:
         with zipfile.ZipFile(file) as archive:
             records = archive.infolist()
-            is_whole = has_others or min((one.header_offset for one in records), default=0) == 0
+            is_whole = has_others or min((record.header_offset for record in records), default=0) == 0
             file.seek(-len(ZIP_END) - 18 - len(archive.comment), os.SEEK_END)
             is_whole = is_whole and file.read(len(ZIP_END)) == ZIP_END
-            state = next((one for one in records if one.filename.endswith("/data.pkl")), None)
+            state = next((record for record in records if record.filename.endswith("/data.pkl")), None)
             data = _stored(file, state) if state is not None else b""
     except _ZIP_ERRORS as err:
         _raise_if_of_the_disk(err)
@@ -221,7 +221,9 @@ def _zip(file: BinaryIO, *, has_others: bool) -> FileReading:
     if state is not None:
         return _state(data, is_whole=is_whole)
     # Stable-Baselines3 has a torch.save of each part in a zip.
-    return FileReading(is_proved=is_whole, has_optimizer=any("optim" in one.filename for one in records))
+    return FileReading(
+        is_proved=is_whole, has_optimizer=any("optim" in record.filename for record in records)
+    )
 
 
 def _stored(file: BinaryIO, record: zipfile.ZipInfo) -> bytes:

@@ -235,7 +235,6 @@ class _Tree:
         self._plain: dict[str, str] = {}
 
     def _children(self, folder: str) -> tuple[set[str], set[str]]:
-        """Return the files and folders in a folder."""
         if folder not in self.folders:
             self.folders[folder] = (set(), set())
             above, _, last = folder.rpartition("/")
@@ -268,7 +267,6 @@ class _Tree:
         return (counts and not self._has_others(folder)) or (marked and not any(map(_count, folders)))
 
     def _has_others(self, folder: PurePosixPath) -> bool:
-        """Tell whether a folder with a count in its name holds files or folders of other steps."""
         files, folders = self.folders[str(folder)]
         own = {int(number) for number in re.findall(r"\d+", folder.name)}
         only_number = folder.name.isdigit()
@@ -322,7 +320,6 @@ def _count(name: str) -> tuple[str, ...]:
 
 
 def _numbers(name: str) -> tuple[str, ...]:
-    """Return the numbers of a file's name that count up, and the version that Lightning appends."""
     plain = _DECIMAL.sub(" ", _PLACES.sub(" ", name))
     words = [match[1] or match[2] for match in _WORD_COUNT.finditer(plain)]
     alone = _NUMBER.findall(plain)

@@ -46,14 +46,14 @@ def read(root: Path, group: Group, files: Mapping[str, Piece], pointed: Collecti
         content=_content(format_, group, found),
         fits_any_size=_fits_any_size(format_, group.names),
         faults=tuple(faults),
-        is_unsure=any(one.is_unsure for one in found.values()),
+        is_unsure=any(finding.is_unsure for finding in found.values()),
         needs=tuple(sorted(needs, key=lambda need: need.name)),
         is_proved=not faults
         and all(found[name].is_proved for name in group.names if _proves(name, files[name].size_bytes)),
         is_said_done=_is_said_done(format_, group, files, main, pointed),
         step=_step(format_, group, found, main),
         cites=tuple(
-            dict.fromkeys([*(cite for one in found.values() for cite in one.cites), *sorted(pointed)])
+            dict.fromkeys([*(cite for finding in found.values() for cite in finding.cites), *sorted(pointed)])
         ),
     )
 
@@ -164,7 +164,6 @@ def _format(group: Group, found: Mapping[str, FileReading]) -> Format:
 
 
 def _needs_of(format_: Format, group: Group) -> set[Need]:
-    """Return what the format demands beside what files of it name."""
     base = _base_names(group)
     if format_ is Format.TRAINER and names.TRAINER_STATE not in base:
         return {Need(f"{group.main}/{names.TRAINER_STATE}", 1, "")}

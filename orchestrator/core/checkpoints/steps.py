@@ -16,7 +16,7 @@ from orchestrator.core.checkpoints.save import Save, StepSource
 NEAR_STEPS = 2
 """How far off a count may be that was taken from file times: their clocks tick every 4 to 10 ms, a step may take 1."""
 
-APART_STEPS = 3 * NEAR_STEPS
+FAR_STEPS = 3 * NEAR_STEPS
 """How far off a sum of three such counts may be."""
 
 
@@ -62,11 +62,11 @@ def beginning(save: Save, base_step: int, others: Collection[Save], *, misstated
     if truth is None or not save.steps or base_step <= NEAR_STEPS:
         return None
     begun = truth - save.steps
-    if begun >= base_step - APART_STEPS:
+    if begun >= base_step - FAR_STEPS:
         return None
     if abs(begun) <= NEAR_STEPS:
         return 0
     near = [
-        other.step for other in earlier if other.step is not None and abs(other.step - begun) <= APART_STEPS
+        other.step for other in earlier if other.step is not None and abs(other.step - begun) <= FAR_STEPS
     ]
     return min(near, key=lambda step: abs(step - begun)) if near else None

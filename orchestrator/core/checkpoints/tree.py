@@ -1,7 +1,8 @@
 """The files below a checkpoint place, as a look finds them: sizes and times, links, what pointer files name.
 
 Rules: a link below the place is never followed, except one at its top that leads out of it (an output folder on
-another disk). A look has limits on entries and depth, and says when it was cut.
+another disk). A look has limits on entries, depth and time, and says when it was cut. A folder below the place that holds more
+than a save can have is passed over, so that it hides no other.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import fnmatch
 import itertools
 import os
 import stat
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +20,9 @@ from orchestrator.core.checkpoints import formats, names
 from orchestrator.core.checkpoints.save import Piece
 
 ENTRIES_MAX = 100_000
+FOLDER_ENTRIES_MAX = 20_000
 DEPTH_MAX = 16
+LOOK_S_MAX = 60.0
 POINTER_BYTES_MAX = 4_096
 
 
@@ -49,7 +53,7 @@ def look(root: Path, glob: str = "*") -> Tree:
     tree = Tree(root)
     wanted = [part for part in glob.split("/") if part not in ("", ".")]
     todo: list[tuple[str, int]] = [("", 0)]
-    count = 0
+    count, due_s = 0, time.monotonic() + LOOK_S_MAX
     while todo:
         folder, depth = todo.pop()
         try:
@@ -61,11 +65,17 @@ def look(root: Path, glob: str = "*") -> Tree:
         except OSError as err:
             tree.unreadable.append(f"{folder or root}: {err.strerror}")
             continue
+        if folder and len(found) > FOLDER_ENTRIES_MAX:
+            tree.cut = f"{folder} has more than {FOLDER_ENTRIES_MAX:,} entries"
+            continue
         for entry in found:
             name = f"{folder}/{entry.name}" if folder else entry.name
             count += 1
-            if count > ENTRIES_MAX:
-                tree.cut = f"more than {ENTRIES_MAX:,} entries"
+            if count > ENTRIES_MAX or time.monotonic() > due_s:
+                is_long = count <= ENTRIES_MAX
+                tree.cut = (
+                    f"not all within {LOOK_S_MAX:g} s" if is_long else f"more than {ENTRIES_MAX:,} entries"
+                )
                 return tree
             with contextlib.suppress(OSError):
                 if _add(tree, entry, name, is_top=depth < len(wanted)):

@@ -1,4 +1,4 @@
-"""Hardware of this host as Linux shows it: CPUs, NUMA nodes, GPUs, InfiniBand and RoCE ports, interfaces.
+"""Hardware of this host as Linux shows it: CPUs, GPUs, InfiniBand and RoCE ports, interfaces.
 
 What cannot be read is left out. `gather` reads files of the kernel alone, within milliseconds, so that an agent may call it;
 `gather_all` asks devices and nvidia-smi, too, which a faulty device can hold up.
@@ -18,17 +18,12 @@ from orchestrator.core.host import cgroups, gpus, interfaces
 from orchestrator.core.host.procfs import text
 from orchestrator.core.observations import Address
 from orchestrator.core.settings.hardware_facts import (
-    GpuPlace,
     HardwareFacts,
     NetInterface,
-    NumaNode,
     RdmaPort,
 )
 from orchestrator.core.settings.rank_settings import is_watched
-from orchestrator.core.text import counted, ranks_text
-
-CPUS_MAX = 4096
-"""Most CPUs in a list of the kernel."""
+from orchestrator.core.text import counted
 
 _GPUS = "proc/driver/nvidia/gpus"
 _MARKUP = re.compile(r"\x1b\[[0-9;]*m")
@@ -46,8 +41,7 @@ def gather(environ: Mapping[str, str], root: Path = Path("/")) -> HardwareFacts:
         cores=_cores(root, cpus),
         quota_cpus=_quota_cpus(root),
         slurm_cpus=int(slurm) if slurm.isdecimal() else None,
-        numa=_numa(root, cpus),
-        gpus=_gpus(root),
+        gpus=tuple(_names(root / _GPUS)),  # in a container only its own,
         environ={name: value for name, value in environ.items() if is_watched(name)},
     )
 
@@ -59,7 +53,7 @@ def gather_all(environ: Mapping[str, str], root: Path = Path("/")) -> HardwareFa
         facts,
         gpu_links=gpu_links() if len(facts.gpus) > 1 else "",
         rdma=_rdma(root),
-        interfaces=tuple(_interface(root, one) for one in interfaces.addresses()),
+        interfaces=tuple(_interface(root, address) for address in interfaces.addresses()),
     )
 
 
@@ -76,7 +70,6 @@ def _cores(root: Path, cpus: Iterable[int]) -> int:
 
 
 def _quota_cpus(root: Path) -> float | None:
-    """Return the smallest CPU quota of this process's cgroup and those above it."""
     quotas = [_quota(folder, is_v2=is_v2) for folder, is_v2 in cgroups.folders("cpu", root)]
     return min((quota for quota in quotas if quota), default=None)
 
@@ -89,24 +82,6 @@ def _quota(folder: Path, *, is_v2: bool) -> float | None:
     if len(words) != 2 or not all(word.isdecimal() for word in words) or not int(words[1]):
         return None  # `max`, or -1: no limit
     return int(words[0]) / int(words[1])
-
-
-def _numa(root: Path, cpus: set[int]) -> tuple[NumaNode, ...]:
-    folder, nodes = root / "sys/devices/system/node", []
-    for number in sorted(int(name[4:]) for name in _names(folder) if re.fullmatch(r"node\d{1,4}", name)):
-        usable = _listed(text(folder / f"node{number}/cpulist")) & cpus
-        if usable:
-            nodes.append(NumaNode(number, ranks_text(usable)))
-    return tuple(nodes)
-
-
-def _gpus(root: Path) -> tuple[GpuPlace, ...]:
-    """Return the GPUs that NVIDIA's driver lists; in a container only its own."""
-    places = []
-    for bus in _names(root / _GPUS):
-        numa = _number(root / "sys/bus/pci/devices" / bus.lower() / "numa_node")
-        places.append(GpuPlace(bus, numa if numa is not None and numa >= 0 else None))
-    return tuple(places)
 
 
 def _rdma(root: Path) -> tuple[RdmaPort, ...]:
@@ -146,16 +121,6 @@ def links_text(matrix: str) -> str:
     if len(links) == 1:
         return f"{next(iter(links))} between all {len(table)} GPUs"
     return ", ".join(f"{link} between {counted(pairs, 'pair')}" for link, pairs in sorted(links.items()))
-
-
-def _listed(cpus: str) -> set[int]:
-    """Return the numbers of a list such as `0-3,8`."""
-    numbers: set[int] = set()
-    for part in cpus.strip().split(","):
-        low, _, high = part.partition("-")
-        if low.isdecimal() and (high or low).isdecimal():
-            numbers.update(range(int(low), min(int(high or low), CPUS_MAX) + 1))
-    return numbers
 
 
 def _number(path: Path) -> int | None:

@@ -7,7 +7,6 @@ A process may end between any two reads: then a reader returns None, nothing or 
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,9 +42,7 @@ class ProcStat:
 
 def stat(pid: int) -> ProcStat | None:
     """Return the state of `pid`, None without such a process."""
-    text = _read(PROC / str(pid) / "stat", 4096)
-    # The command's name stands in parentheses and may hold any text, also ')' and spaces: cut at the last parenthesis.
-    fields = text.rpartition(b")")[2].split()
+    fields = _stat_fields(PROC / str(pid) / "stat")
     if len(fields) < 22:
         return None
     return ProcStat(
@@ -59,6 +56,11 @@ def stat(pid: int) -> ProcStat | None:
     )
 
 
+def _stat_fields(path: Path) -> list[bytes]:
+    # The command's name stands in parentheses and may hold any text, also ')' and spaces: cut at the last parenthesis.
+    return _read(path, 4096).rpartition(b")")[2].split()
+
+
 def alive(proc: Proc) -> bool:
     """Tell whether that very process runs; a zombie does not."""
     now = stat(proc.pid)
@@ -68,6 +70,14 @@ def alive(proc: Proc) -> bool:
 def has_thread(pid: int, tid: int) -> bool:
     """Tell whether a process has that thread, by the kernel's id."""
     return (PROC / str(pid) / "task" / str(tid)).exists()
+
+
+def state_of_threads(pid: int) -> str:
+    """Return the state of a process whose main thread has ended: that of another thread, which may well work. Z where each
+    other one is in the kernel (D), and so ends with the process."""
+    paths = sorted((PROC / str(pid) / "task").glob("*/stat"))
+    states = [fields[0].decode() for path in paths if (fields := _stat_fields(path))]
+    return next((state for state in states if state not in "DZX"), "Z")
 
 
 def children() -> dict[int, list[int]]:
@@ -106,6 +116,14 @@ def with_env(marker: bytes) -> list[Proc]:
     return matches
 
 
+def environment(pid: int, name: str) -> str:
+    """Return a variable of a process's first environment, see `with_env`; empty where it has none."""
+    head = f"{name}=".encode()
+    entries = _read(PROC / str(pid) / "environ", ENVIRON_BYTES_MAX).split(b"\0")
+    values = (entry.removeprefix(head) for entry in entries if entry.startswith(head))
+    return next(values, b"").decode(errors="replace")
+
+
 def wchan(pid: int) -> str:
     """Return the kernel function `pid` sleeps in; empty when it runs, or when the kernel does not tell."""
     name = _read(PROC / str(pid) / "wchan", 256).decode(errors="replace")
@@ -120,12 +138,6 @@ def kernel_stack(pid: int) -> str:
 def catches(pid: int, signum: int) -> bool:
     """Tell whether `pid` has a handler for the signal; without one, most signals kill."""
     return _in_mask(pid, b"SigCgt", signum)
-
-
-def caught(pid: int) -> frozenset[int]:
-    """Return the signals that `pid` has a handler for."""
-    mask = _mask(pid, b"SigCgt")
-    return frozenset(signum for signum in range(1, signal.NSIG) if mask >> (signum - 1) & 1)
 
 
 def blocks(pid: int, signum: int) -> bool:
@@ -149,6 +161,15 @@ def text(path: Path) -> str:
 def boot_id() -> str:
     """Return the id of this boot of the kernel, which gives start times their meaning."""
     return _read(PROC / "sys/kernel/random/boot_id", 256).decode().strip()
+
+
+def oom_kills() -> int:
+    """Return how many processes the kernel of this host has killed for memory since it booted."""
+    for line in text(PROC / "vmstat").splitlines():
+        name, _, number = line.partition(" ")
+        if name == "oom_kill":
+            return int(number)
+    return 0
 
 
 def pids() -> Iterator[int]:

@@ -6,6 +6,7 @@ for an instant; an appended line is whole or it is the last.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,23 +15,33 @@ from orchestrator.core.jobdir import full_disk, ownership
 
 LINE_BYTES_MAX = 1 << 20
 
+PART_CHARS_MAX = 40
+"""How much of a file's name the name of its part has: names are limited in bytes, four a character at most."""
 
-def replace_bytes(path: Path, data: bytes, *, mode: int = 0o644, durable: bool = True) -> None:
-    """Put `data` at `path` atomically. `durable=False` skips the fsyncs, for files that can be written again."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+
+@contextlib.contextmanager
+def installed(path: Path, *, durable: bool = True) -> Iterator[Path]:
+    """Yield where to write a file that comes to `path` at the end of the block, atomically; what is there is removed when
+    the block fails. `durable=False` skips the fsyncs, for files that can be written again."""
+    part = path.with_name(f".{path.name[:PART_CHARS_MAX]}.{os.urandom(6).hex()}.part")
     try:
-        with os.fdopen(fd, "wb") as file:
-            file.write(data)
-            file.flush()
-            if durable:
-                os.fsync(file.fileno())
+        yield part
+        if durable:
+            _sync(part)
         part.replace(path)
     except BaseException:
         part.unlink(missing_ok=True)
         raise
     if durable:
         sync_folder(path.parent)
+
+
+def replace_bytes(path: Path, data: bytes, *, mode: int = 0o644, durable: bool = True) -> None:
+    """Put `data` at `path` as `installed` does."""
+    with installed(path, durable=durable) as part:
+        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+        with os.fdopen(fd, "wb") as file:
+            file.write(data)
 
 
 def replace_text(path: Path, text: str, *, mode: int = 0o644, durable: bool = True) -> None:
@@ -40,7 +51,11 @@ def replace_text(path: Path, text: str, *, mode: int = 0o644, durable: bool = Tr
 
 def sync_folder(folder: Path) -> None:
     """Make the names in `folder` durable."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    _sync(folder)
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
     finally:
@@ -50,8 +65,8 @@ def sync_folder(folder: Path) -> None:
 class LineLog:
     """An append-only file of lines with one writer; a torn last line, left by a crash, is cut off at opening.
 
-    While the disk is full, lines wait in memory. Then the file is cut to what is known to be on disk: a network disk may
-    have accepted lines and lost them before it reported that it is full.
+    While the disk is full, `append` and `sync` wait. A network disk may have accepted lines and lost them before it
+    reports that it is full: then the file is cut to what is known to be on disk, and the rest is written again.
     """
 
     def __init__(self, path: Path) -> None:
@@ -62,13 +77,6 @@ class LineLog:
             os.ftruncate(self._fd, self._safe_bytes)
         self._owed = bytearray()  # what was appended since the last `sync`
         self._written_bytes = 0  # how much of it is in the file
-        self.is_full = False
-        """The disk was full when it was last written to."""
-
-    @property
-    def owed_bytes(self) -> int:
-        """How many bytes are not known to be on disk."""
-        return len(self._owed)
 
     @property
     def safe_bytes(self) -> int:
@@ -76,34 +84,23 @@ class LineLog:
         return self._safe_bytes
 
     def append(self, line: str) -> None:
-        """Append one line: write it, or keep it until the disk has room. `sync` makes it durable."""
+        """Append one line, once the disk has room. `sync` makes it durable."""
         data = line.encode("utf-8", "surrogateescape") + b"\n"
         assert b"\n" not in data[:-1], "a record is one line"
         self._owed += data
-        if self.is_full:
-            return
-        try:
-            self._write()
-        except OSError as err:
-            self._take_back(err)
+        full_disk.wait_for(self._write)
 
-    def sync(self) -> bool:
-        """Make everything appended so far durable; False when the disk is full."""
+    def sync(self) -> None:
+        """Make everything appended so far durable, once the disk has room."""
         if not self._owed:
-            return True
-        try:
-            self._write()
-            os.fdatasync(self._fd)
-        except OSError as err:
-            self._take_back(err)
-            return False
+            return
+        full_disk.wait_for(self._sync)
         self._safe_bytes += len(self._owed)
         self._owed.clear()
-        self._written_bytes, self.is_full = 0, False
-        return True
+        self._written_bytes = 0
 
     def close(self) -> None:
-        """Close the file; lines that wait for room are lost, as in a crash."""
+        """Make everything durable, and close the file."""
         self.sync()
         os.close(self._fd)
 
@@ -112,12 +109,14 @@ class LineLog:
             rest = self._owed[self._written_bytes :]
             self._written_bytes += os.pwrite(self._fd, rest, self._safe_bytes + self._written_bytes)
 
-    def _take_back(self, err: OSError) -> None:
-        """Cut off what is not known to be on disk, to be written again. Raises every error but that of a full disk."""
-        if not full_disk.is_full(err):
-            raise err
-        self.is_full, self._written_bytes = True, 0
-        os.ftruncate(self._fd, self._safe_bytes)
+    def _sync(self) -> None:
+        self._write()
+        try:
+            os.fdatasync(self._fd)
+        except OSError:
+            self._written_bytes = 0
+            os.ftruncate(self._fd, self._safe_bytes)
+            raise
 
 
 def _whole_lines_bytes(fd: int, size_bytes: int) -> int:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from time import sleep
 from typing import TextIO, TypeVar
 
 T = TypeVar("T")
@@ -30,12 +31,19 @@ LEFT_BYTES_MIN = 64 << 10
 """A disk that has less than this is full: the next file does not fit."""
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_WITHHELD = frozenset({errno.EROFS, errno.EACCES, errno.ESTALE})
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
 def is_full(err: OSError) -> bool:
     """Tell whether a disk refused because it is full, or because its user has used up his quota."""
     return err.errno in _FULL
+
+
+def is_withheld(err: OSError) -> bool:
+    """Tell whether a disk takes nothing at the moment: it is full, or it was mounted to be read only, or its server has
+    lost it. What could be written before the error can be written again when it is back."""
+    return is_full(err) or err.errno in _WITHHELD
 
 
 def is_exhausted(err: OSError) -> bool:
@@ -54,15 +62,28 @@ def is_used_up(folder: Path) -> bool:
 
 
 def wait_for(action: Callable[[], T]) -> T:
-    """Call `action` again and again while its disk is full; return its result. Blocks, for up to `WAIT_S_MAX`."""
-    deadline_s = time.monotonic() + WAIT_S_MAX
+    """Call `action` again and again while its disk is full, and return its result. Blocks, for up to `WAIT_S_MAX`, and says
+    so once."""
+    began_s, waits = time.monotonic(), False
     while True:
         try:
-            return action()
+            done = action()
         except OSError as err:
-            if not is_full(err) or time.monotonic() > deadline_s:
+            waited_s = time.monotonic() - began_s
+            if not is_full(err) or waited_s > WAIT_S_MAX:
                 raise
-        time.sleep(RETRY_S)
+            if not waits:
+                _say("the disk is full: all waits until there is room")
+            waits = True
+            sleep(RETRY_S)
+            continue
+        if waits:
+            _say(f"there is room on the disk again after {time.monotonic() - began_s:.0f} s")
+        return done
+
+
+def _say(text: str) -> None:
+    print(time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), text, file=sys.stderr, flush=True)
 
 
 class Patience:

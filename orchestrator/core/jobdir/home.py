@@ -6,6 +6,7 @@ known from one listing, without opening a job.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from pathlib import Path
 from orchestrator.core import codec
 from orchestrator.core.errors import ClusterError, UserError
 from orchestrator.core.jobdir import ownership
+from orchestrator.core.jobdir.durable import replace_bytes
 from orchestrator.core.jobdir.layout import JobDir
 
 _STAMP_CHARS = len("20261120-224605123-k3")
@@ -81,16 +83,52 @@ def unended(folder: Path) -> list[JobDir]:
 
 
 def is_ours(job: JobDir) -> bool:
-    """Tell whether there is such a job, and it is this user's. `require_ours` decides whether the user may act on it:
-    not in a folder that others can write to."""
-    return ownership.belongs(job.root) and ownership.belongs(job.plan)
+    """Tell whether there is such a job, and it is this user's, and no copy. `require_ours` decides whether the user may act
+    on it: not in a folder that others can write to."""
+    return ownership.belongs(job.root) and ownership.belongs(job.plan) and original_of(job) is None
 
 
 def require_ours(job: JobDir) -> None:
-    """Raise UserError unless a job's folder, and all that would be executed, loaded or written in it, is this user's alone.
-    Call it right before that is done."""
+    """Raise UserError unless a job's folder, and all that would be executed, loaded or written in it, is this user's alone,
+    and the folder is no copy. Call it right before that is done."""
     if fault := ownership.fault_within(job.root):
-        raise UserError(fault.what, str(fault.where), fault.fix)
+        raise UserError.of(fault)
+    require_original(job)
+
+
+def original_of(job: JobDir) -> Path | None:
+    """Return the folder of which a job's folder is a copy: it lies elsewhere, where this one says that it lay. A folder that
+    has moved has left nothing there, or a link to itself."""
+    try:
+        before = _origin(job)
+        is_there = before.is_absolute() and JobDir(before).plan.exists()
+        return before if is_there and not before.samefile(job.root) else None
+    except OSError:
+        return None
+
+
+def require_original(job: JobDir) -> None:
+    """Raise UserError for a copy of a job's folder."""
+    if (original := original_of(job)) is not None:
+        fix = f"ORCH_HOME={original.parent.parent} for the job itself; or orch resume {job.id} --as-new"
+        raise UserError(f"it is a copy of {original}, of which it changes nothing", str(job.root), fix)
+
+
+def note_origin(job: JobDir, place: Path) -> None:
+    """Write down where a job's folder lies, or is about to lie, unless that is written there. Raises OSError."""
+    with contextlib.suppress(OSError):
+        if _origin(job) == place:
+            return
+    replace_bytes(job.origin, os.fsencode(place), durable=False)
+
+
+def _origin(job: JobDir) -> Path:
+    return Path(os.fsdecode(ownership.read_regular(job.origin)))
+
+
+def anew(root: Path) -> str:
+    """Return how the work of a job that cannot go on in its own folder goes on in another one."""
+    return f"submit it again, orch cancel that new job, and orch resume it --from a checkpoint in {root / 'checkpoints'}"
 
 
 def is_slurm(job: JobDir) -> bool:
@@ -147,8 +185,17 @@ def _chosen(job_ids: list[str], wanted: str, folder: Path) -> str:
     raise UserError(f"no job has the id or name {wanted!r}", str(folder), fix)
 
 
+def called(job: JobDir) -> str:
+    """Return how commands may call a job: by its name where no other job of its home has that, else by its id."""
+    name = name_of(job.id)
+    try:
+        others = [other for other in _names(job.root.parent.parent) if name_of(other) == name]
+    except ClusterError:
+        return job.id
+    return name if len(others) == 1 else job.id
+
+
 def _near(job_ids: list[str], wanted: str) -> list[str]:
-    """Return the nearest names, or the latest ones."""
     import difflib
 
     names = list(dict.fromkeys(name_of(job_id) for job_id in reversed(job_ids)))

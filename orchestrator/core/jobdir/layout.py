@@ -1,7 +1,7 @@
 """The layout of a job's folder: each path of the contract, in one place. Nothing here touches the disk.
 
 One writer per file: the submit side writes `job.yaml plan.json scripts code orch.pyz secrets requests`, the supervisor
-`journal.jsonl facts.jsonl state.json supervisor.* steps allocation`, an agent its `nodes/NAME/`, logs and evidence.
+`journal.jsonl facts.jsonl series.jsonl state.json supervisor.* steps allocation`, an agent its `nodes/NAME/`, logs and evidence.
 """
 
 from __future__ import annotations
@@ -58,6 +58,11 @@ class JobDir:
     def id(self) -> str:
         """The job's id, which is the name of its folder."""
         return self.root.name
+
+    @property
+    def origin(self) -> Path:
+        """Where this folder lay when the job was submitted or last started: elsewhere it has moved, or is a copy."""
+        return self.root / "origin"
 
     @property
     def spec(self) -> Path:
@@ -125,6 +130,11 @@ class JobDir:
         return self.root / "state.json"
 
     @property
+    def series(self) -> Path:
+        """What ranks measured over time (`series`)."""
+        return self.root / "series.jsonl"
+
+    @property
     def lock(self) -> Path:
         """Held (flock) by the one supervisor that may act."""
         return self.root / "supervisor.lock"
@@ -138,6 +148,11 @@ class JobDir:
     def supervisor_log(self) -> Path:
         """The log of the supervisor process: its notes, and what it printed when it could not go on."""
         return self.root / "supervisor.log"
+
+    @property
+    def given_up(self) -> Path:
+        """Exists while the supervisor's guard has given it up (`supervisor/guard.py`), and says why; written by the guard."""
+        return self.root / "given-up"
 
     @property
     def endpoint(self) -> Path:
@@ -158,11 +173,6 @@ class JobDir:
     def slurm(self) -> Path:
         """Slurm's ids of the job, a JSON list, the present one last; written by the submit side."""
         return self.root / "slurm.json"
-
-    @property
-    def queue_said(self) -> Path:
-        """Slurm's last answer about the job to any command, a JSON object."""
-        return self.root / "queue-said.json"
 
     @property
     def queue(self) -> Path:

@@ -10,12 +10,11 @@ import contextlib
 import errno
 import fcntl
 import os
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from orchestrator.core.jobdir import ownership
 from orchestrator.core.jobdir.layout import JobDir
@@ -35,7 +34,7 @@ def open_file(path: Path) -> int:
     return fd
 
 
-def take(fd: int, limit_s: float, poll_s: float = POLL_S) -> bool:
+def acquire(fd: int, limit_s: float, poll_s: float = POLL_S) -> bool:
     """Take the lock of an open file; False when another holds it for `limit_s`. A check holds it for an instant.
 
     Raises OSError when the disk keeps no locks.
@@ -53,7 +52,7 @@ def held(path: Path, limit_s: float) -> Iterator[bool]:
     """Hold a lock and sign its file, or yield False when another holds it for `limit_s`. Raises OSError, see `take`."""
     fd = open_file(path)
     try:
-        is_mine = take(fd, limit_s)
+        is_mine = acquire(fd, limit_s)
         if is_mine:
             sign(fd)
         yield is_mine
@@ -76,19 +75,27 @@ def is_held(path: Path) -> bool:
 
 def sign(fd: int) -> None:
     """Write this process's pid and host into the lock's file."""
-    who = f"{os.getpid()} {socket.gethostname()}\n".encode()
+    who = f"{os.getpid()} {os.uname().nodename}\n".encode()
     with contextlib.suppress(OSError):  # a full disk; written over what is there, it needs no room
         os.pwrite(fd, who, 0)
         os.ftruncate(fd, len(who))
 
 
-def holder(path: Path) -> dict[str, Any] | None:
-    """Return the process that signed a lock last, `{pid, host}`; None when that cannot be read."""
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """The process that signed a lock last."""
+
+    pid: int
+    host: str
+
+
+def holder(path: Path) -> Holder | None:
+    """Return the process that signed a lock last; None when that cannot be read."""
     try:
         words = ownership.read_regular(path)[:HOLDER_BYTES_MAX].decode(errors="replace").split()
     except OSError:
         return None
-    return {"pid": int(words[0]), "host": words[1]} if len(words) == 2 and words[0].isdecimal() else None
+    return Holder(int(words[0]), words[1]) if len(words) == 2 and words[0].isdecimal() else None
 
 
 class TakenOverError(Exception):
@@ -111,7 +118,7 @@ class Signature:
 def by_whom(path: Path) -> str:
     """Return a lock's holder for a message, such as ` (pid 12 on login1)`; empty when that is not known."""
     who = holder(path)
-    return f" (pid {who['pid']} on {who['host']})" if who else ""
+    return f" (pid {who.pid} on {who.host})" if who else ""
 
 
 def _flock(fd: int, kind: int) -> bool:

@@ -132,7 +132,6 @@ def _open(path: Path) -> int | None:
 
 
 def _count(fd: int) -> int:
-    """Return how many whole records the file has."""
     return os.fstat(fd).st_size // _RECORD.size
 
 

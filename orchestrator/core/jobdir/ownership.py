@@ -15,8 +15,11 @@ import os
 import pwd
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
+from typing import BinaryIO
+
+from orchestrator.core.errors import Fault
 
 WRITABLE = stat.S_IWGRP | stat.S_IWOTH
 
@@ -29,22 +32,13 @@ LOADED = ("requests", "scripts", "secrets")
 """The folders whose files are checked one by one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """Why a job folder is not the caller's alone, where that shows, and what to do."""
-
-    what: str
-    where: Path
-    fix: str
-
-
 def fault(root: Path) -> Fault | None:
     """Return why the job folder `root`, or where it lies, is not the caller's alone; None when it is."""
     for folder in (root.parent.parent, root.parent):
         if found := _of_parent(folder):
             return found
     if owner := _owner(root):
-        return Fault(f"it is the job of {owner}, and not yours to change", root, f"ask {owner}")
+        return Fault(str(root), f"it is the job of {owner}, and not yours to change", f"ask {owner}")
     return _of(root)
 
 
@@ -107,8 +101,9 @@ def open_inside(path: Path) -> int:
 
 
 def open_regular(path: Path, flags: int = 0) -> int:
-    """Open a file of a job folder for reading. Raises OSError, also for a pipe or a device, which may never answer."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | flags)
+    """Open a file of a job folder for reading, or as `flags` say. Raises OSError, also for a pipe or a device, which may
+    never answer."""
+    fd = os.open(path, os.O_CLOEXEC | os.O_NONBLOCK | flags, 0o666)
     kind = os.fstat(fd).st_mode
     if stat.S_ISREG(kind):
         return fd
@@ -118,9 +113,21 @@ def open_regular(path: Path, flags: int = 0) -> int:
     raise OSError(errno.EINVAL, "it is neither a file nor a folder", str(path))
 
 
+def regular_file(path: Path) -> BinaryIO:
+    """Open a file as `open_regular` does, for reading."""
+    return os.fdopen(open_regular(path), "rb")
+
+
+def growing_file(path: Path) -> FileIO:
+    """Open a file of a job folder, which may be a new one, to add to its end. Raises OSError, see `open_regular`."""
+    fd = open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.lseek(fd, 0, os.SEEK_END)
+    return FileIO(fd, "ab")
+
+
 def read_regular(path: Path) -> bytes:
     """Return the bytes of a file of a job folder. Raises OSError, see `open_regular`."""
-    with os.fdopen(open_regular(path), "rb") as file:
+    with regular_file(path) as file:
         return file.read()
 
 
@@ -137,16 +144,17 @@ def _of_parent(folder: Path) -> Fault | None:
         return _unseen(folder, err)
     fix = "set ORCH_HOME, or ssh.remote_dir, to a folder of your own"
     if not _is_trusted(link.st_uid) and stat.S_ISLNK(link.st_mode):
-        return Fault(f"it is a symbolic link of {_name(link.st_uid)}, who can lead it elsewhere", folder, fix)
+        what = f"it is a symbolic link of {_name(link.st_uid)}, who can lead it elsewhere"
+        return Fault(str(folder), what, fix)
     if not _is_trusted(status.st_uid):
-        return Fault(f"it belongs to {_name(status.st_uid)}, who can replace what lies in it", folder, fix)
+        what = f"it belongs to {_name(status.st_uid)}, who can replace what lies in it"
+        return Fault(str(folder), what, fix)
     if status.st_mode & stat.S_ISVTX:
         return None
     if status.st_mode & WRITABLE:
         what = f"other users can write to it (mode {stat.S_IMODE(status.st_mode):o}), and replace what lies in it"
-        return Fault(
-            what, folder, f"chmod go-w {folder}, or chmod +t where it is meant to be shared; or {fix}"
-        )
+        fix = f"chmod go-w {folder}, or chmod +t where it is meant to be shared; or {fix}"
+        return Fault(str(folder), what, fix)
     return None
 
 
@@ -160,21 +168,20 @@ def _of(path: Path) -> Fault | None:
     caution = "once you know that it holds nothing but yours"
     if not _is_trusted(status.st_uid):
         what = f"it belongs to {_name(status.st_uid)}, in a job folder of yours"
-        return Fault(what, path, f"make it yours, {caution}")
+        return Fault(str(path), what, f"make it yours, {caution}")
     if stat.S_ISLNK(status.st_mode):
-        return Fault(
-            "it is a symbolic link, which orch does not follow there", path, "put the real one there"
-        )
+        what = "it is a symbolic link, which orch does not follow there"
+        return Fault(str(path), what, "put the real one there")
     if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
-        return Fault("it is neither a file nor a folder", path, "put the real one there")
+        return Fault(str(path), "it is neither a file nor a folder", "put the real one there")
     if status.st_mode & WRITABLE:
         what = f"other users can write to it (mode {stat.S_IMODE(status.st_mode):o})"
-        return Fault(what, path, f"chmod go-w {path}, {caution}")
+        return Fault(str(path), what, f"chmod go-w {path}, {caution}")
     return None
 
 
 def _unseen(path: Path, err: OSError) -> Fault:
-    return Fault(f"it cannot be looked at: {err.strerror}", path, "see to that folder")
+    return Fault(str(path), f"it cannot be looked at: {err.strerror}", "see to that folder")
 
 
 def _is_trusted(uid: int) -> bool:

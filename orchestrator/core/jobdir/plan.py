@@ -10,35 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.core.limits import Limits
+from orchestrator.core.planned import Limits, PlannedNode, PlannedPool
 from orchestrator.core.text import counted
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedNode:
-    """One node: its place in the job, its host, and what it uses of the host.
-
-    With a pool it is a host that may be used: it has no ranks yet, and its GPUs are leased when it is used.
-    """
-
-    name: str
-    host: str
-    # Where other hosts reach it; empty: to be probed
-    address: str
-    gpus: tuple[int, ...]
-    ranks: tuple[int, ...]
-    # How many CPU ranks it takes; 0: as many as it has cores
-    slots: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedPool:
-    """What an attempt takes of the hosts: nodes, the ranks and GPUs of each, and spares. 0 GPUs: CPU ranks."""
-
-    nodes: int
-    ranks_each: int
-    gpus_each: int
-    spares: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +30,12 @@ class PlannedSsh:
 class PlannedSlurm:
     """How a job asks Slurm for nodes, and how its ranks are warned before they lose them.
 
-    `options` are those of sbatch, one argument each. `signal` (a name, without SIG) goes to the ranks `grace_s` before
-    Slurm takes the nodes. Such a plan has no nodes: they are known in the allocation.
+    `options` are those of sbatch, one argument each. `signal` (a name, without SIG) goes to the ranks before Slurm takes the
+    nodes. Such a plan has no nodes: they are known in the allocation.
     """
 
     options: tuple[str, ...]
-    requeues_at_time_limit: bool
     signal: str
-    grace_s: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
 
 from orchestrator.core import placeholders
 from orchestrator.core.jobdir.layout import TORCHELASTIC_ERROR_FILE, JobDir
-from orchestrator.core.jobdir.plan import Plan, PlannedNode
+from orchestrator.core.jobdir.plan import Plan
+from orchestrator.core.planned import PlannedNode
 from orchestrator.core.settings.rank_settings import RankRequest
 
 
@@ -29,7 +31,6 @@ def arguments(plan: Plan, job: JobDir, attempt: int, resume_from: str) -> tuple[
 
 
 def _values(plan: Plan, job: JobDir) -> dict[str, str]:
-    """Return the placeholders that stay the same on a node, with their values."""
     folder = str(job.checkpoints)
     return {
         "checkpoint_dir": folder,
@@ -41,7 +42,6 @@ def _values(plan: Plan, job: JobDir) -> dict[str, str]:
 
 
 def _attempt_values(attempt: int, resume_from: str) -> dict[str, str]:
-    """Return those that differ between attempts."""
     number = str(attempt)
     return {
         "resume_from": resume_from,
@@ -58,20 +58,17 @@ def node_env(
 
     What the user's variables say of an attempt is left to `rank_env`: setup lines run once for all attempts.
 
-    Over SSH it is added to the host's own, without the submitter's, which is that of another machine. On Slurm the
-    step's own choice of GPUs stands, whatever the submitter had chosen on the submit machine.
+    Over SSH and on Slurm it is added to the host's own.
     """
-    ours = {} if plan.ssh else outer
-    if plan.slurm:
-        ours = {name: value for name, value in outer.items() if name not in GPU_NAMES}
-    env = {**ours, **_chosen(plan, _values(plan, job), of_attempt=False), **secrets}
+    env = {**inherited(plan, outer), **_chosen(plan, _values(plan, job), of_attempt=False), **secrets}
+    if plan.ssh is None:
+        env["ORCH_HOME"] = str(job.root.parent.parent)  # a job that a rank submits is found where this one is
     if node.gpus and "CUDA_VISIBLE_DEVICES" not in plan.env:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(str(gpu) for gpu in node.gpus)
     return env
 
 
 def _chosen(plan: Plan, values: Mapping[str, str], *, of_attempt: bool) -> dict[str, str]:
-    """Return the user's variables whose values name the attempt, or the others, filled in."""
     return {
         name: placeholders.fill(text, values)
         for name, text in plan.env.items()
@@ -79,11 +76,33 @@ def _chosen(plan: Plan, values: Mapping[str, str], *, of_attempt: bool) -> dict[
     }
 
 
-GPU_NAMES = (
+OF_THE_NODE = (
     *("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "HIP_VISIBLE_DEVICES"),
     *("NVIDIA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"),
+    *("TMPDIR", "XDG_RUNTIME_DIR"),
 )
-"""Variables that choose GPUs, or say which were chosen."""
+"""Variables that mean something else on the submit machine of Slurm, so that the node's own count: its GPUs and folders."""
+
+
+_ACTIVATES_CONDA = re.compile(r"\b(?:conda|mamba|micromamba)\b.*\bactivate\b")
+
+_CONDA_MARK = re.compile(r"CONDA_(?:SHLVL|DEFAULT_ENV|PREFIX(?:_[0-9]+)?|PROMPT_MODIFIER)")
+"""By these conda takes an environment for active, and then leaves PATH as it is."""
+
+
+def inherited(plan: Plan, outer: Mapping[str, str]) -> dict[str, str]:
+    """Return what ranks inherit of the submitter's environment: nothing over SSH, where it is that of another machine.
+
+    Setup lines that activate an environment of conda find none active: `conda activate` of one that is would do nothing.
+    """
+    if plan.ssh is not None:
+        return {}
+    activates = any(map(_ACTIVATES_CONDA.search, plan.setup))
+    return {
+        name: value
+        for name, value in outer.items()
+        if (plan.slurm is None or name not in OF_THE_NODE) and not (activates and _CONDA_MARK.fullmatch(name))
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +147,6 @@ def rank_env(
         "TORCHELASTIC_MAX_RESTARTS": str(plan.limits.restarts_max),
         "TORCHELASTIC_ERROR_FILE": str(error_file),
         **{name: values[name] for name in placeholders.VARIABLES},
-        "ORCH_TAG": f"{plan.id}/{seat.node}",
     }
 
 
@@ -147,12 +165,19 @@ def settings_request(plan: Plan, node: str, ranks: int, interface: str | None, e
         slots=planned.slots if planned else 0,
         interface=interface,
         evidence=str(evidence),
-        patience_s=max(plan.limits.hang_ceiling_s, plan.limits.hang_s_max or 0.0),
+        patience_s=max(plan.limits.hang_ceiling_s, plan.limits.hang_timeout_s or 0.0),
         defaults=plan.defaults,
         chosen=plan.origins,
         secrets=plan.secrets,
+        job=plan.id,
     )
 
+
+RANK_DIR = "ORCH_RANK_DIR"
+"""The variable with a rank's own folder, `nodes/NODE/ATTEMPT/RANK` in that of its job."""
+
+TRAINER_URL, TRAINER_TOKEN = "KUBEFLOW_TRAINER_SERVER_URL", "KUBEFLOW_TRAINER_SERVER_TOKEN"
+"""The variables with the address that trainers report to, and with the file of the token for it."""
 
 FOREIGN_PREFIXES = ("TORCHELASTIC_", "SLURM_", "SLURMD_", "PMI_", "PMIX_", "OMPI_", "PET_", "ORCH_")
 
@@ -168,13 +193,24 @@ FOREIGN_NAMES = frozenset(
 
 def outer_env(environ: Mapping[str, str], secrets: tuple[str, ...]) -> dict[str, str]:
     """Return what ranks inherit of the submitter's environment: all but the variables that another launcher left there,
-    and the secrets, which are kept apart."""
-    return {
+    and the secrets, which are kept apart. Of a submitter that is itself a rank neither the hook nor the evidence
+    files nor what takes its trainer's reports."""
+    inherited = {
         name: value
         for name, value in environ.items()
         if name not in FOREIGN_NAMES and not name.startswith(FOREIGN_PREFIXES) and name not in secrets
     }
+    if RANK_DIR not in environ:
+        return inherited
+    root = Path(environ[RANK_DIR]).parent.parent.parent.parent
+    if environ.get(TRAINER_TOKEN, "").startswith(f"{root}/nodes/"):
+        inherited.pop(TRAINER_URL, None)
+    return dict(_without(inherited, (f"{root}/nodes/", f"{root}/evidence/")))
 
 
-Gang: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
-"""The nodes of the current attempt in the order of their ranks, each with its ranks."""
+def _without(environ: Mapping[str, str], folders: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    """Yield variables without the paths in some folders, and without those that are nothing else."""
+    for name, value in environ.items():
+        paths = value.split(os.pathsep)
+        if kept := [path for path in paths if not path.startswith(folders)]:
+            yield name, os.pathsep.join(kept)

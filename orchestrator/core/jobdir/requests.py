@@ -16,8 +16,9 @@ from pathlib import Path
 from orchestrator.core import codec
 from orchestrator.core.end_cause import Cause
 from orchestrator.core.errors import ClusterError, OrchError, UserError
-from orchestrator.core.jobdir import full_disk, ownership
+from orchestrator.core.jobdir import full_disk, home, ownership
 from orchestrator.core.jobdir.durable import replace_text, sync_folder
+from orchestrator.core.jobdir.layout import JobDir
 
 NUMBER_MAX = 1_000_000
 
@@ -43,8 +44,8 @@ def ask(folder: Path, what: str, **more: str) -> int:
     """Write a request and return its number; two at once get two numbers.
 
     `what`: cancel; restart; look, for an inspection; resume, with `save`, its number or 0; or allocation_ended, with
-    `allocation`, `cause` (a value of `Cause`) and `why`. Raises UserError for another user's job, and ClusterError when the
-    disk refuses.
+    `allocation`, `cause` (a value of `Cause`) and `why`. Raises UserError for another user's job and for a copy, and
+    ClusterError when the disk refuses.
     """
     try:
         return _ask(folder, what, more)
@@ -56,7 +57,7 @@ def refused(err: OSError, root: Path) -> OrchError:
     """Return the error for a file that could not be written into the job folder `root`."""
     fault = ownership.fault(root)
     if isinstance(err, PermissionError) and fault:
-        return UserError(fault.what, str(fault.where), fault.fix)
+        return UserError.of(fault)
     fix = "see to that file or folder, then try again"
     fix = f"make room in {root}, then try again" if full_disk.is_full(err) else fix
     return ClusterError(f"cannot be written: {err.strerror}", str(err.filename or root), fix)
@@ -64,7 +65,8 @@ def refused(err: OSError, root: Path) -> OrchError:
 
 def _ask(folder: Path, what: str, more: dict[str, str]) -> int:
     if fault := ownership.fault(folder.parent):
-        raise UserError(fault.what, str(fault.where), fault.fix)
+        raise UserError.of(fault)
+    home.require_original(JobDir(folder.parent))
     folder.mkdir(mode=0o755, exist_ok=True)
     if not ownership.is_own(folder):
         raise PermissionError(errno.EACCES, "it is not yours alone", str(folder))

@@ -1,56 +1,59 @@
 """The status file of a job folder: the status object of `orch status --json`, as its types, and how the file is read.
 
 The supervisor replaces the file twice a second. Reading it needs nothing of the brain, so that `orch status` is quick.
+Ages and durations are seconds; times of day are written as `iso` does. The order of the fields is that of the keys.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
-import functools
-import json
-import typing
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NewType, TypedDict
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from orchestrator.core import codec
 from orchestrator.core.codec import Json
 from orchestrator.core.errors import ClusterError
-from orchestrator.core.jobdir import ownership
+from orchestrator.core.jobdir import home, ownership
+from orchestrator.core.jobdir.durable import replace_text
 from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.jobdir.locks import Holder
+from orchestrator.core.observations import Measured, Suspicion
 
 if TYPE_CHECKING:
     from orchestrator.core.jobdir.plan import Plan
 
-IsoTime = NewType("IsoTime", str)
-"""A time of day as `iso` writes it."""
+LATE_S = 15.0
+"""A living supervisor writes its status every half second; an older one names the supervisor that is late."""
 
 
-class CheckpointStatus(TypedDict):
+@dataclass(frozen=True, slots=True)
+class CheckpointStatus:
     """The newest checkpoint that a job can resume from."""
 
     path: str
     step: int | None
 
 
-class NodeStatus(TypedDict):
-    """One node, or one host of a pool; `role` is `placed`, `spare` or `idle`."""
+@dataclass(frozen=True, slots=True)
+class NodeStatus:
+    """One node, or one host of a pool; `role` is `placed`, `spare` or `idle`; `note`: why it is not used, and how to mend that."""
 
     name: str
     host: str
     state: str
     seen_s: float | None
     role: str
-    ranks: list[int]
+    ranks: list[int]  # the codec would write a long tuple as a series
     note: str
+    fix: str
 
 
-class _LaterRankKeys(TypedDict, total=False):
-    """The key that supervisors of earlier versions did not write: see `Status.progress`."""
-
-    progress: str | None
-
-
-class RankStatus(_LaterRankKeys):
-    """One rank of the present attempt; `exit` is its exit code, or minus the signal that ended it."""
+@dataclass(frozen=True, slots=True)
+class RankStatus:
+    """One rank of the present attempt; `exit` is its exit code, or minus the signal that ended it; `progress` is that of a
+    rank without steps: `37/1200 (tqdm)`."""
 
     rank: int
     local_rank: int
@@ -61,9 +64,23 @@ class RankStatus(_LaterRankKeys):
     steps_per_s: float | None
     beat_s: float | None
     exit: int | None
+    progress: str | None
+    # What its script tells, and what it uses, see `observations.Training` and `observations.Usage`.
+    loss: Measured | None = None
+    learning_rate: Measured | None = None
+    percent: float | None = None
+    eta_s: float | None = None
+    total_steps: int | None = None
+    cpu_share: float | None = None
+    memory_bytes: int | None = None
+    gpu_share: float | None = None
+    gpu_memory_bytes: int | None = None
+    # How long ago it made its last step; None before the first
+    step_age_s: float | None = None
 
 
-class StragglerStatus(TypedDict):
+@dataclass(frozen=True, slots=True)
+class StragglerStatus:
     """A rank whose own work takes `factor` times as long as that of its peers: seconds a step, since a step."""
 
     rank: int
@@ -74,7 +91,8 @@ class StragglerStatus(TypedDict):
     since_step: int
 
 
-class TransferStatus(TypedDict):
+@dataclass(frozen=True, slots=True)
+class TransferStatus:
     """A checkpoint in transfer between a host and the job folder; `direction` is `fetch` or `send`."""
 
     name: str
@@ -84,8 +102,10 @@ class TransferStatus(TypedDict):
     done_bytes: int | None
 
 
-class QueueStatus(TypedDict):
-    """What Slurm says of a job; `said` is that in words, `silent` why Slurm does not answer, `heard_s` its answer's age."""
+@dataclass(frozen=True, slots=True)
+class QueueStatus:
+    """What Slurm says of a job; `said` is that in words, `silent` why Slurm does not answer, `heard_s` its answer's age,
+    `is_stuck` whether it starts only once somebody acts."""
 
     id: str
     state: str
@@ -96,35 +116,12 @@ class QueueStatus(TypedDict):
     said: str
     silent: str
     heard_s: float
+    is_stuck: bool = False
 
 
-class _ReadersKeys(TypedDict, total=False):
-    """The keys that readers of the file add, and a supervisor never writes."""
-
-    dir: str
-    queue: QueueStatus
-    written_s: float
-    # Only when the supervisor has not written for long: who that is, and the folder whose disk is full.
-    supervisor: Json | None
-    full_disk: str
-
-
-class _LaterKeys(TypedDict, total=False):
-    """The keys that supervisors of earlier versions did not write: a job keeps the version that it was submitted with."""
-
-    # What a person should know of how the job is set up, and the progress of a job without steps, `37/1200 (tqdm)`.
-    notices: list[str]
-    progress: str | None
-
-
-class _BatchKeys(TypedDict, total=False):
-    """The keys of a job whose file has `batch`."""
-
-    effective_batch: int
-
-
-class Status(_BatchKeys, _ReadersKeys, _LaterKeys):
-    """One object of `orch status --json`."""
+@dataclass(frozen=True, slots=True)
+class Status:
+    """One object of `orch status --json`. What has a default is left out of the JSON where it has it, but for `ALWAYS`."""
 
     id: str
     name: str
@@ -138,15 +135,57 @@ class Status(_BatchKeys, _ReadersKeys, _LaterKeys):
     world_size: int
     reason: str
     suspicion: str | None
-    stragglers: list[StragglerStatus]
-    created_at: IsoTime
-    started_at: IsoTime | None
-    ended_at: IsoTime | None
+    # What a person should know of how the job is set up, and the progress of a job without steps, `37/1200 (tqdm)`.
+    notices: tuple[str, ...]
+    progress: str | None
+    stragglers: tuple[StragglerStatus, ...]
+    created_at: str
+    started_at: str | None
+    ended_at: str | None
     checkpoint: CheckpointStatus | None
-    nodes: list[NodeStatus]
-    ranks: list[RankStatus]
-    travels: list[TransferStatus]
-    written_at: IsoTime
+    nodes: tuple[NodeStatus, ...]
+    ranks: tuple[RankStatus, ...]
+    travels: tuple[TransferStatus, ...]
+    written_at: str
+    # What its ranks tell of the training, and how long it takes from here.
+    loss: Measured | None = None
+    learning_rate: Measured | None = None
+    percent: float | None = None
+    eta_s: float | None = None
+    # What the suspicion is about, and what follows from it when.
+    suspected: Suspicion | None = None
+    # Only of a job whose file has `batch`.
+    effective_batch: int | None = None
+    # What readers add. A late supervisor has its process, and the folder whose disk is full; a copy of a job's folder the
+    # folder that it is a copy of.
+    written_s: float | None = None
+    supervisor: Holder | None = None
+    full_disk: str = ""
+    queue: QueueStatus | None = None
+    dir: str = ""
+    copy_of: str = ""
+    # In the file only: the boot of the machine that has written it, and that machine's monotonic clock then, in seconds.
+    boot: str = ""
+    boot_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for at in (self.created_at, self.started_at, self.ended_at, self.written_at):
+            if at is not None:
+                seconds(at)
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the supervisor has not written for long."""
+        return (self.written_s or 0.0) > LATE_S
+
+
+ALWAYS = ("loss", "learning_rate", "percent", "eta_s")
+
+_DEFAULTS = {
+    field.name: field.default
+    for field in dataclasses.fields(Status)
+    if field.default is not dataclasses.MISSING and field.name not in ALWAYS
+}
 
 
 ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
@@ -154,58 +193,66 @@ ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
 
 _LAST_S = 253_402_300_799.0  # 9999-12-31T23:59:59Z, the last second that Python has a date for
 
-NUMBER_MAX = 1e18
-"""Larger numbers come from damage: no step, size or time is."""
-
 
 def unknown(plan: Plan, state: str, reason: str, wall_s: float) -> Status:
     """Return the status of a job of which only the plan is known."""
-    status: Status = {
-        "id": plan.id,
-        "name": plan.name,
-        "backend": plan.backend,
-        "state": state,
-        "attempt": 1,
-        "restarts": 0,
-        "step": None,
-        "steps_per_s": None,
-        "total_steps": plan.total_steps,
-        "world_size": plan.world_size,
-        "reason": reason,
-        "suspicion": None,
-        "notices": [],
-        "progress": None,
-        "stragglers": [],
-        "created_at": iso(plan.created_at),
-        "started_at": None,
-        "ended_at": None,
-        "checkpoint": None,
-        "nodes": [],
-        "ranks": [],
-        "travels": [],
-        "written_at": iso(wall_s),
-    }
-    return sized(status, plan)
-
-
-def sized(status: Status, plan: Plan) -> Status:
-    """Return a status with the size of the job as a plan has it."""
-    status = {**status, "world_size": plan.world_size, "total_steps": plan.total_steps}
-    status.pop("effective_batch", None)
-    if plan.effective_batch is not None:
-        status["effective_batch"] = plan.effective_batch
-    return status
+    return Status(
+        id=plan.id,
+        name=plan.name,
+        backend=plan.backend,
+        state=state,
+        attempt=1,
+        restarts=0,
+        step=None,
+        steps_per_s=None,
+        total_steps=plan.total_steps,
+        world_size=plan.world_size,
+        reason=reason,
+        suspicion=None,
+        notices=(),
+        progress=None,
+        stragglers=(),
+        created_at=iso(plan.created_at),
+        started_at=None,
+        ended_at=None,
+        checkpoint=None,
+        nodes=(),
+        ranks=(),
+        travels=(),
+        written_at=iso(wall_s),
+        effective_batch=plan.effective_batch,
+    )
 
 
 def without_nodes(status: Status) -> Status:
     """Return a status as a supervisor writes it, of a job that has lost its nodes."""
-    return {**as_written(status), "steps_per_s": None, "stragglers": [], "nodes": [], "ranks": []}
+    return dataclasses.replace(
+        status,
+        steps_per_s=None,
+        eta_s=None,
+        suspicion=None,
+        suspected=None,
+        stragglers=(),
+        nodes=(),
+        ranks=(),
+        written_s=None,
+        supervisor=None,
+        full_disk="",
+        queue=None,
+        dir="",
+        copy_of="",
+    )
 
 
-def iso(wall_s: float) -> IsoTime:
+def iso(wall_s: float) -> str:
     """Return seconds since 1970 as UTC in ISO 8601, to the millisecond; a time beyond the calendar as its end."""
     moment = datetime.datetime.fromtimestamp(min(max(0.0, wall_s), _LAST_S), datetime.timezone.utc)
-    return IsoTime(f"{moment:%Y-%m-%dT%H:%M:%S}.{moment.microsecond // 1000:03d}Z")
+    return f"{moment:%Y-%m-%dT%H:%M:%S}.{moment.microsecond // 1000:03d}Z"
+
+
+def time_of_day(at: str) -> str:
+    """Return the time of day of what `iso` has written, for people."""
+    return f"{at[11:19]} UTC"
 
 
 def seconds(text: str) -> float:
@@ -214,81 +261,74 @@ def seconds(text: str) -> float:
     return datetime.datetime.fromisoformat(text.removesuffix("Z") + "+00:00").timestamp()
 
 
-def read(job: JobDir, wall_s: float) -> Status:
-    """Return the job's status with its ages as they are at `wall_s`.
+def as_json(status: Status) -> Json:
+    """Return one object of `orch status --json`."""
+    kept = {"supervisor"} if status.is_late else set()  # its process may not be known
+    return {
+        key: item
+        for key, item in codec.pack(status).items()
+        if key in kept or key not in _DEFAULTS or item != _DEFAULTS[key]
+    }
+
+
+def write(job: JobDir, status: Status, *, durable: bool) -> None:
+    """Replace the status file. Raises OSError."""
+    replace_text(job.state, codec.dumps_plain(as_json(status)), durable=durable)
+
+
+def stamped(status: Status, boot: str) -> Status:
+    """Return a status with this moment of a boot of this machine."""
+    return dataclasses.replace(status, boot=boot, boot_s=time.monotonic())
+
+
+OTHER_VERSION = (
+    "look at the job with the version that it was submitted with, or submit it again with this one"
+)
+"""What to do about a job that another version of orch may have begun."""
+
+
+def read(job: JobDir, wall_s: float, boot: str = "") -> Status:
+    """Return the job's status with its folder, and its ages as they are at `wall_s`, now, in a boot of this machine.
 
     Raises FileNotFoundError when none was written yet, and ClusterError when the file cannot be read.
     """
-    fix = "`orch why` reads the journal, and a running job's supervisor writes the file again"
     try:
-        status = json.loads(ownership.read_regular(job.state))
+        status = codec.loads(Status, ownership.read_regular(job.state))
     except FileNotFoundError:
         raise
     except OSError as err:
         raise ClusterError(f"the status file cannot be read: {err.strerror}", str(job.state)) from err
-    except (ValueError, RecursionError) as err:
+    except codec.KeysError as err:
+        what = "the status file is damaged, or another version of orch wrote it"
+        raise ClusterError(what, str(job.state), OTHER_VERSION) from err
+    except ValueError as err:
+        fix = "`orch why` reads the journal, and a running job's supervisor writes the file again"
         raise ClusterError("the status file is damaged", str(job.state), fix) from err
-    if not _check(Status)(status):
-        raise ClusterError("the status file is damaged", str(job.state), fix)
-    return refreshed(as_written(status), wall_s)
+    original = str(home.original_of(job) or "")
+    shown = refreshed(status, wall_s, boot)
+    return dataclasses.replace(shown, dir=str(job.root), copy_of=original, boot="", boot_s=0.0)
 
 
-def as_written(status: Status) -> Status:
-    """Return a status without the keys that readers add."""
-    written = {key: value for key, value in status.items() if key not in _ReadersKeys.__optional_keys__}
-    return typing.cast(Status, written)
-
-
-def refreshed(status: Status, wall_s: float) -> Status:
-    """Return a status that was written a while ago with its ages as they are now; an ended job's do not grow."""
-    if status["state"] in ENDED:
+def refreshed(status: Status, wall_s: float, boot: str = "") -> Status:
+    """Return a status that was written a while ago with its ages as they are now; an ended job's do not grow. A wall clock
+    that was set meanwhile makes no status old: on the same boot of a machine the monotonic clock tells."""
+    if status.state in ENDED:
         return status
-    late_s = max(0.0, wall_s - seconds(status["written_at"]))
-    nodes: list[NodeStatus] = [{**node, "seen_s": _later(node["seen_s"], late_s)} for node in status["nodes"]]
-    ranks: list[RankStatus] = [{**rank, "beat_s": _later(rank["beat_s"], late_s)} for rank in status["ranks"]]
-    return {**status, "nodes": nodes, "ranks": ranks, "written_s": round(late_s, 1)}
+    is_same_boot = status.boot == boot != ""
+    late_s = time.monotonic() - status.boot_s if is_same_boot else wall_s - seconds(status.written_at)
+    late_s = max(0.0, late_s)
+    return dataclasses.replace(
+        status,
+        nodes=tuple(dataclasses.replace(node, seen_s=_later(node.seen_s, late_s)) for node in status.nodes),
+        ranks=tuple(
+            dataclasses.replace(
+                rank, beat_s=_later(rank.beat_s, late_s), step_age_s=_later(rank.step_age_s, late_s)
+            )
+            for rank in status.ranks
+        ),
+        written_s=round(late_s, 1),
+    )
 
 
 def _later(age_s: float | None, late_s: float) -> float | None:
     return None if age_s is None else round(age_s + late_s, 1)
-
-
-# The shape of what is read
-
-
-@functools.cache
-def _check(kind: Any) -> Callable[[Any], bool]:
-    """Return the function that tells whether a value read from JSON is of a type.
-
-    Keys that a TypedDict does not require may be missing, and hold anything.
-    """
-    if typing.is_typeddict(kind):
-        hints = typing.get_type_hints(kind)
-        checks = [(key, _check(hints[key])) for key in sorted(kind.__required_keys__)]
-        return lambda value: (
-            isinstance(value, dict) and all(key in value and fits(value[key]) for key, fits in checks)
-        )
-    if typing.get_origin(kind) is list:
-        (item,) = map(_check, typing.get_args(kind))
-        return lambda value: isinstance(value, list) and all(map(item, value))
-    if members := typing.get_args(kind):
-        of_union = [_check(member) for member in members]
-        return lambda value: any(fits(value) for fits in of_union)
-    if kind in (str, type(None)):
-        return lambda value: isinstance(value, kind)
-    return {int: _is_whole_number, float: _is_number, IsoTime: _is_time}[kind]
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and -NUMBER_MAX < value < NUMBER_MAX
-
-
-def _is_whole_number(value: Any) -> bool:
-    return type(value) is int and _is_number(value)
-
-
-def _is_time(value: Any) -> bool:
-    try:
-        return isinstance(value, str) and seconds(value) >= 0
-    except (ValueError, OverflowError):
-        return False

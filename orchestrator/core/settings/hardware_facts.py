@@ -6,22 +6,6 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
-class NumaNode:
-    """One NUMA node, with those of its CPUs that the process may use, as `0-31,64-95`."""
-
-    number: int
-    cpus: str
-
-
-@dataclass(frozen=True, slots=True)
-class GpuPlace:
-    """Where a GPU is: its address on the PCI bus, and its NUMA node (None: the host has one, or does not say)."""
-
-    bus: str
-    numa: int | None
-
-
-@dataclass(frozen=True, slots=True)
 class RdmaPort:
     """One port of an InfiniBand or RoCE device, as /sys/class/infiniband shows it."""
 
@@ -56,8 +40,8 @@ class HardwareFacts:
     quota_cpus: float | None = None
     # The CPUs that Slurm has given the job on this node, None outside of Slurm
     slurm_cpus: int | None = None
-    numa: tuple[NumaNode, ...] = ()
-    gpus: tuple[GpuPlace, ...] = ()
+    # Their addresses on the PCI bus
+    gpus: tuple[str, ...] = ()
     # How the GPUs are connected, in words; empty where that was not asked
     gpu_links: str = ""
     rdma: tuple[RdmaPort, ...] = ()

@@ -1,7 +1,7 @@
 """Settings of NCCL, gloo and torch for the ranks of a node, each with its reason: facts and wishes in, settings out. Pure.
 
 Rules: what the user, the submitter's shell, the host or the setup lines have set stands. Equal nodes get equal settings
-in every attempt, so that numbers can be reproduced. What NCCL chooses well by itself is not set, and `orch plan` says so.
+in every attempt, so that numbers can be reproduced. What NCCL chooses well by itself is not set.
 """
 
 from __future__ import annotations
@@ -31,12 +31,20 @@ _OTHER_NAMES = {
 
 _PREFIXES = ("NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "OMP_", "KMP_", "MKL_", "GOMP_", "FI_", "UCX_")
 _WATCHED = frozenset(
-    ("PYTHONUNBUFFERED", "CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_ORDER", "CUBLAS_WORKSPACE_CONFIG")
+    (
+        "PYTHONUNBUFFERED",
+        "CUDA_LAUNCH_BLOCKING",
+        "CUDA_DEVICE_ORDER",
+        "CUBLAS_WORKSPACE_CONFIG",
+        "WANDB_RUN_ID",
+        "WANDB_RESUME",
+        "MLFLOW_RUN_NAME",
+    )
 )
 
 
 def is_watched(name: str) -> bool:
-    """Tell whether a variable bears on how NCCL, gloo and torch run."""
+    """Tell whether a variable bears on how NCCL, gloo and torch run, or on which run a tracker of experiments goes on in."""
     return name.startswith(_PREFIXES) or name in _WATCHED
 
 
@@ -52,8 +60,6 @@ class SetBy(enum.Enum):
     SETUP = "setup lines"
     # orch, but when the attempt starts
     LATER = "orch, at the start"
-    # Not set: the library chooses
-    LIBRARY = "not set"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,20 +103,28 @@ class RankRequest:
     chosen: dict[str, str] = field(default_factory=dict)
     # The names of variables whose values are never shown
     secrets: tuple[str, ...] = ()
+    # The job's id, for trackers of experiments; empty: they are left alone
+    job: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Environments:
-    """The environments that a rank's is made of: the host's, what the job adds, and the sum, after the setup lines."""
+class Layers:
+    """The layers that the ranks of a node share: the host's environment, what the job adds, and all that is given in the
+    end. `agent.ranks.processes.rank_environment` adds orch's settings, which yield to it, and a rank's own variables."""
 
     host: Mapping[str, str]
-    added: Mapping[str, str]
-    sum: Mapping[str, str]
+    job: Mapping[str, str]
+    given: Mapping[str, str]
+
+    @classmethod
+    def of(cls, host: Mapping[str, str], job: Mapping[str, str], node: Mapping[str, str]) -> Layers:
+        """Return the layers before setup lines; `node`: what the node itself sets."""
+        return cls(host, job, {**host, **job, **node})
 
     def origin(self, name: str, chosen: Mapping[str, str]) -> tuple[SetBy, str]:
-        """Return who has set a variable of the sum, and where."""
-        value = self.sum[name]
-        if self.added.get(name) == value:
+        """Return who has set a variable that is given, and where."""
+        value = self.given[name]
+        if self.job.get(name) == value:
             return (
                 (SetBy.YOU, chosen[name])
                 if name in chosen
@@ -121,22 +135,20 @@ class Environments:
         return SetBy.SETUP, "the setup lines of the job file set it"
 
 
-def settings(facts: HardwareFacts | None, request: RankRequest, given: Environments) -> tuple[Setting, ...]:
-    """Return the settings of a node's ranks: those that orch decides, then others that are set, then what is left alone.
+def settings(facts: HardwareFacts | None, request: RankRequest, layers: Layers) -> tuple[Setting, ...]:
+    """Return the settings of a node's ranks: those that orch decides, then others that are set.
 
     `facts` are None for a node that is not known yet.
     """
     decided = [
         _threads(facts, request), *_interfaces(request), *_flight_recorder(request), _watchdog(request),
         Setting("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1", SetBy.ORCH, "a failed collective ends its rank, as under torchrun"),
-        *_nccl_log(request, given.sum), *_defaults(request),
+        *_nccl_log(request, layers.given), *_trackers(request, layers.given), *_defaults(request),
     ]  # fmt: skip
-    here = [_as_given(setting, request, given) for setting in decided]
+    here = [_as_given(setting, request, layers) for setting in decided]
     names = {setting.name for setting in here}
-    others = sorted(name for name in given.sum if is_watched(name) and name not in names)
-    here += [_given(name, request, given) for name in others]
-    untouched = [one for one in _left_alone(facts, request, given.sum) if one.name not in given.sum]
-    return (*here, *untouched)
+    others = sorted(name for name in layers.given if is_watched(name) and name not in names)
+    return (*here, *(_given(name, request, layers) for name in others))
 
 
 def to_set(decided: tuple[Setting, ...], rank: int) -> dict[str, str]:
@@ -148,20 +160,22 @@ def to_set(decided: tuple[Setting, ...], rank: int) -> dict[str, str]:
     }
 
 
-def _as_given(setting: Setting, request: RankRequest, given: Environments) -> Setting:
+def _as_given(setting: Setting, request: RankRequest, layers: Layers) -> Setting:
     """Return the setting as it stands where something else has set it, by this name or torch's other one."""
-    if setting.name in given.sum:
-        return _given(setting.name, request, given)
+    if setting.name in layers.given:
+        return _given(setting.name, request, layers)
     pairs = {**_OTHER_NAMES, **{old: new for new, old in _OTHER_NAMES.items()}}
     twin = pairs.get(setting.name, "")
-    if twin in given.sum and setting.set_by is SetBy.ORCH:
-        return Setting(setting.name, given.sum[twin], SetBy.ORCH, f"as {twin}: torch has both names for it")
+    if twin in layers.given and setting.set_by is SetBy.ORCH:
+        return Setting(
+            setting.name, layers.given[twin], SetBy.ORCH, f"as {twin}: torch has both names for it"
+        )
     return setting
 
 
-def _given(name: str, request: RankRequest, given: Environments) -> Setting:
-    set_by, where = given.origin(name, request.chosen)
-    value = given.sum[name] if name not in request.secrets else "(secret)"
+def _given(name: str, request: RankRequest, layers: Layers) -> Setting:
+    set_by, where = layers.origin(name, request.chosen)
+    value = layers.given[name] if name not in request.secrets else "(secret)"
     return Setting(name, value, set_by, where)
 
 
@@ -248,72 +262,25 @@ def _nccl_log(request: RankRequest, environ: Mapping[str, str]) -> list[Setting]
     ]
 
 
+def _trackers(request: RankRequest, environ: Mapping[str, str]) -> list[Setting]:
+    """Return the settings by which trackers of experiments know a job again after a restart.
+
+    A rank of its own has a run of its own in W&B: two processes in one run overwrite each other. Where the user has set
+    either variable, neither is set.
+    """
+    if not request.job:
+        return []
+    named = Setting("MLFLOW_RUN_NAME", request.job, SetBy.ORCH, "MLflow's runs bear the job's name")
+    pair = {"WANDB_RUN_ID": f"{request.job}-{RANK_MARK}", "WANDB_RESUME": "allow"}
+    if not pair.keys().isdisjoint(environ):
+        return [named]
+    reason = "W&B goes on in the same run after a restart, in one for each rank that calls it"
+    return [*(Setting(name, value, SetBy.ORCH, reason) for name, value in pair.items()), named]
+
+
 def _defaults(request: RankRequest) -> list[Setting]:
     reasons = {"PYTHONUNBUFFERED": "lines appear in the log when they are printed (logs.unbuffered)"}
     return [
         Setting(name, value, SetBy.ORCH, reasons.get(name, "as the job's plan has it"))
         for name, value in request.defaults.items()
     ]
-
-
-# What is left alone, and why
-
-
-def _left_alone(
-    facts: HardwareFacts | None, request: RankRequest, environ: Mapping[str, str]
-) -> list[Setting]:
-    if not request.gpus or facts is None:
-        return []
-    network = _network(facts) if request.nodes > 1 and request.backend != "local" else []
-    links = f" ({facts.gpu_links})" if facts.gpu_links else ""
-    reason = f"NCCL finds NVLink, PCIe and shared memory between GPUs by itself{links}"
-    return [*network, _alone("NCCL_P2P_LEVEL", reason), _binding(facts, environ)]
-
-
-def _network(facts: HardwareFacts) -> list[Setting]:
-    """Return what is known of InfiniBand and RoCE: NCCL uses every active port, and no other."""
-    active = [port for port in facts.rdma if port.state == "ACTIVE"]
-    if not active:
-        down = f" ({', '.join(f'{one.device} is {one.state}' for one in facts.rdma)})" if facts.rdma else ""
-        return [
-            _alone(
-                "NCCL_IB_DISABLE", f"no InfiniBand or RoCE port is active{down}: NCCL uses sockets by itself"
-            )
-        ]
-    kinds = ", ".join(
-        f"{one.device} {'RoCE' if one.roce else 'InfiniBand'} {_rate(one.rate)}" for one in active
-    )
-    rest = [f"{one.device} is {one.state}" for one in facts.rdma if one not in active]
-    passed = f"; it passes over the others ({', '.join(rest)})" if rest else ""
-    found = [_alone("NCCL_IB_HCA", f"NCCL uses every active port by itself: {kinds}{passed}")]
-    if any(one.roce for one in active):
-        reason = "NCCL 2.21 and later find the GID of RoCE by themselves; for an older one ask who runs the network"
-        found.append(_alone("NCCL_IB_GID_INDEX", reason))
-    return found
-
-
-def _rate(rate: str) -> str:
-    return rate.partition(" (")[0].replace("Gb/sec", "Gb/s")
-
-
-def _binding(facts: HardwareFacts, environ: Mapping[str, str]) -> Setting:
-    """Return why ranks are bound to no cores: a wrong binding costs far more than a right one gains."""
-    reason = "ranks are not bound to cores: that would bind their DataLoader workers, too; NCCL binds its own threads"
-    if "SLURM_CPU_BIND" in environ or facts.slurm_cpus is not None:
-        return _alone("CPU affinity", f"{reason}, and Slurm binds the node's task")
-    of_node: dict[int, int] = {}
-    for gpu in facts.gpus:
-        if gpu.numa is not None:
-            of_node[gpu.numa] = of_node.get(gpu.numa, 0) + 1
-    if len(facts.numa) > 1 and of_node:
-        cpus = {node.number: node.cpus for node in facts.numa}
-        near = (
-            f"{counted(count, 'GPU')} near CPUs {cpus.get(node, '?')}"
-            for node, count in sorted(of_node.items())
-        )
-        reason = f"{reason} ({'; '.join(near)}: `command: numactl …` binds them)"
-    return _alone("CPU affinity", reason)
-
-
-def _alone(name: str, reason: str) -> Setting:
-    return Setting(name, None, SetBy.LIBRARY, reason)

@@ -6,12 +6,14 @@ An unknown state is shown as it is, and never counts as the end of a job.
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from orchestrator.core.end_cause import Cause
-from orchestrator.core.slurm import exec_codes, job_states
+from orchestrator.core.slurm import job_states
 from orchestrator.core.slurm.job_states import Stage
 
 SQUEUE_FORMAT = "%i|%T|%S|%D|%N|%r|%Z"
@@ -24,6 +26,9 @@ SACCT_FORMAT = "JobID,State,ExitCode,NodeList"
 
 NO_LOG_EXIT = "0:53"
 """The exit code that slurmd gives a batch job whose output file it cannot open; no script ends with it."""
+
+_UNSTARTED = (errno.E2BIG, errno.EAGAIN, errno.ENOMEM, errno.EACCES)
+"""The exit codes that slurmstepd (22.05) gives to a program that it could not execute: the error's number."""
 
 UNKNOWN_ID = "Invalid job id"
 """The words of squeue and scontrol for a job that slurmctld does not have in memory."""
@@ -87,7 +92,7 @@ class QueueJob:
     @property
     def cause(self) -> Cause:
         """Why it is over."""
-        return job_states.cause_of(self.state)
+        return job_states.end_of(self.state)[0]
 
 
 def squeue(text: str) -> dict[str, QueueJob]:
@@ -192,6 +197,17 @@ def say(job: QueueJob, name: str) -> str:
             return f"Slurm has told nothing of its job {job.id} yet"
 
 
+def is_stuck(job: QueueJob) -> bool:
+    """Tell whether a job waits that does not start before somebody acts."""
+    return job.stage is Stage.WAITING and (job.is_held or bool(_change(job)))
+
+
+def _change(job: QueueJob) -> str:
+    """Return what to change in a job that cannot start as it is; empty for one that can."""
+    first = re.split(r"[,\s(]", job.reason, maxsplit=1)[0].lower()
+    return next((change for pattern, change in _NEVER.items() if re.fullmatch(pattern, first)), "")
+
+
 def _waits(job: QueueJob, name: str) -> str:
     why = f": {job.reason}" if job.reason else ""
     if job.is_held:
@@ -199,9 +215,7 @@ def _waits(job: QueueJob, name: str) -> str:
         fix = "ask who looks after the cluster" if is_admins else f"scontrol release {job.id}"
         by = " by an administrator" if is_admins else ""
         return f"Slurm job {job.id} is held{by}{why}; fix: {fix}"
-    first = re.split(r"[,\s(]", job.reason, maxsplit=1)[0].lower()
-    change = next((change for pattern, change in _NEVER.items() if re.fullmatch(pattern, first)), "")
-    if change:
+    if change := _change(job):
         fix = f"orch cancel {name}, then orch resume {name} --set {change}"
         return f"Slurm job {job.id} cannot start as it is{why}; fix: {fix}"
     return f"Slurm job {job.id} waits in the queue{why}"
@@ -215,9 +229,9 @@ def ended(job: QueueJob) -> str:
         fix = "submit it again with ORCH_HOME set to a folder that all nodes see and this user can write to"
         what = f"{name} could not begin: its first node could not open the log in the job's folder"
         return f"{what}; fix: {fix}"
-    unstarted = exec_codes.explained(code) if job.state == "FAILED" and number in ("", "0") else ""
-    if unstarted:
-        return f"{name} has ended with exit code {code}: no program could be started on its first node: {unstarted}"
+    why = unstarted(code) if job.state == "FAILED" and number in ("", "0") else ""
+    if why:
+        return f"{name} has ended with exit code {code}: no program could be started on its first node: {why}"
     match job.state:
         case "CANCELLED":
             return f"{name} was cancelled{f' by {job.by}' if job.by else ''}"
@@ -243,3 +257,12 @@ def ended(job: QueueJob) -> str:
             how = f" with exit code {code}" if code else ""
             how = f" with signal {number}" if number not in ("", "0") else how
             return f"{name} has ended{how}: {job.state}"
+
+
+def unstarted(code: str) -> str:
+    """Return why no program could be started, empty where the exit code does not tell: only slurmd's own log has more. All
+    that orch starts prints something first."""
+    if not code.isdigit() or int(code) not in _UNSTARTED:
+        return ""
+    limit = ", see ulimit -u there" if int(code) == errno.EAGAIN else ""
+    return f"{os.strerror(int(code))}{limit}"

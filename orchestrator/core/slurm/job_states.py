@@ -33,14 +33,16 @@ _NAMES = {
 }
 _STAGES = {name: stage for stage, names in _NAMES.items() for name in names.split()}
 
-_CAUSES = {
-    "CANCELLED": Cause.CANCELLED,
-    "TIMEOUT": Cause.TIME_LIMIT,
-    "DEADLINE": Cause.TIME_LIMIT,
-    "PREEMPTED": Cause.PREEMPTED,
-    "NODE_FAIL": Cause.NODE_LOST,
-    "BOOT_FAIL": Cause.NODE_LOST,
+_ENDS = {
+    "CANCELLED": (Cause.CANCELLED, "it was cancelled with scancel"),
+    "TIMEOUT": (Cause.TIME_LIMIT, "its time limit is over"),
+    "DEADLINE": (Cause.TIME_LIMIT, "its deadline is over"),
+    "PREEMPTED": (Cause.PREEMPTED, "a job of higher priority takes its nodes"),
+    "REQUEUED": (Cause.REQUEUED, "it was put back into the queue"),
+    "NODE_FAIL": (Cause.NODE_LOST, "a node failed"),
+    "BOOT_FAIL": (Cause.NODE_LOST, "a node did not boot"),
 }
+"""Why a job in a state loses its nodes, as a cause and in words; in any other state it has failed."""
 
 
 def stage_of(state: str) -> Stage:
@@ -48,6 +50,6 @@ def stage_of(state: str) -> Stage:
     return _STAGES.get(state, Stage.UNKNOWN)
 
 
-def cause_of(state: str) -> Cause:
-    """Return why a job in this state is over."""
-    return _CAUSES.get(state, Cause.FAILED)
+def end_of(state: str) -> tuple[Cause, str]:
+    """Return why a job in this state loses its nodes, and that in words."""
+    return _ENDS.get(state, (Cause.FAILED, f"it is over: {state}"))

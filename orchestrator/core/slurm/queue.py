@@ -16,7 +16,6 @@ from orchestrator.core.slurm import command_output
 from orchestrator.core.slurm.command import ASK_S_MAX, CommandResult, command, environment
 from orchestrator.core.slurm.command_output import QueueJob
 from orchestrator.core.slurm.job_states import Stage
-from orchestrator.core.slurm.scontrol import is_orphaned
 
 AGE_S_MAX = 2.0
 """How old an answer of squeue may be before Slurm is asked again."""
@@ -26,9 +25,6 @@ CHANGE_S_MAX = 20.0
 
 CANCEL_APART_S = 5.0
 OUTPUT_CHARS_MAX = 300
-
-IS_PENDING = "Job is pending execution"
-"""What Slurm says to a requeue of a job that waits in the queue."""
 
 
 class SlurmQueue:
@@ -89,22 +85,6 @@ class SlurmQueue:
         result = self._command("scancel", job_id, limit_s=CHANGE_S_MAX)
         self.expect_news()
         return "" if not result.code else _refusal(result, "scancel")
-
-    def bring_back(self, job_id: str) -> str:
-        """Put a job that runs on without its batch script back into the queue. Return what is lost and Slurm's words when it
-        refuses; nothing when it is done, when the batch script's host is not lost, or when Slurm does not say."""
-        shown = self._command("scontrol", "show", "job", "-o", job_id)
-        job = command_output.fields(shown.out) if shown.code == 0 else {}
-        if not is_orphaned(job, job.get("Restarts", "")):
-            return ""
-        result = self._command("scontrol", "requeue", job_id, limit_s=CHANGE_S_MAX)
-        self.expect_news()
-        if not result.code or IS_PENDING in result.err:  # another command was faster
-            return ""
-        lost = (
-            f"{job['BatchHost']} is lost, and the supervisor with it: Slurm job {job_id} runs on for nothing"
-        )
-        return f"{lost}, and cannot be requeued: {_refusal(result, 'scontrol')}"
 
     def expect_news(self) -> None:
         """Ask Slurm at the next query, since something was changed."""

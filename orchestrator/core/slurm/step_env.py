@@ -9,8 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from orchestrator.core.jobdir.rank_env import GPU_NAMES
-
 NODE_NAME = "SLURMD_NODENAME"
 """The variable with Slurm's name of this node, which need not be its host name."""
 
@@ -20,13 +18,12 @@ LAUNCHER_ADDRESS = "SLURM_LAUNCH_NODE_IPADDR"
 UP = ("orch", "agent", "on")
 """The words that a keeper prints when it is up, before the name of its node."""
 
-OF_THE_NODE = (*GPU_NAMES, "TMPDIR", "XDG_RUNTIME_DIR")
-"""Variables that mean something else on the submit machine, so that the node's own count."""
-
 _CPUS = "SLURM_CPUS_PER_TASK"
 _CPUS_KEPT = "ORCH_CPUS_PER_TASK"
 """The cores that sbatch gives the task of a node, and the variable's name on the way past srun, which would read the first
 as an option of its own."""
+
+_RANKS_HERE = "SLURM_NTASKS_PER_NODE"
 
 _OF_THE_AGENT = re.compile(
     r"PMI_|PMIX_|PMI2_|SLURM_PMI|SLURM_MPI|SRUN_|SLURM_(CPU_BIND|DISTRIBUTION|GTIDS|LABELIO|LAUNCH_NODE|MEM_BIND"
@@ -64,10 +61,10 @@ def for_srun(environ: Mapping[str, str]) -> dict[str, str]:
     return {**kept, _CPUS_KEPT: cpus} if cpus else kept
 
 
-def share(env: Mapping[str, str], ranks_here: int) -> dict[str, str]:
-    """Return the variables that divide the cores of this node's one task among its ranks."""
-    cpus = env.get(_CPUS, "")
-    return {_CPUS: str(max(1, int(cpus) // max(1, ranks_here)))} if cpus.isdigit() else {}
+def share(env: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that divide the cores of this node's one task among its ranks; `own`: those of `of_a_rank`."""
+    cpus, ranks = env.get(_CPUS, ""), own.get(_RANKS_HERE, "")
+    return {_CPUS: str(max(1, int(cpus) // int(ranks)))} if cpus.isdigit() and ranks else {}
 
 
 def of_a_rank(rank: int, local_rank: int, nodes: Sequence[tuple[str, Sequence[int]]]) -> dict[str, str]:
@@ -80,12 +77,12 @@ def of_a_rank(rank: int, local_rank: int, nodes: Sequence[tuple[str, Sequence[in
         "SLURM_PROCID": str(rank),
         "SLURM_LOCALID": str(local_rank),
         "SLURM_NODEID": str(index),
-        "SLURM_GTIDS": ",".join(str(one) for one in nodes[index][1]),
+        "SLURM_GTIDS": ",".join(str(node) for node in nodes[index][1]),
         **dict.fromkeys(("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_STEP_NUM_TASKS"), world),
         **dict.fromkeys(("SLURM_NNODES", "SLURM_JOB_NUM_NODES", "SLURM_STEP_NUM_NODES"), str(len(nodes))),
         **dict.fromkeys(("SLURM_NODELIST", "SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST"), names),
         **dict.fromkeys(("SLURM_TASKS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE"), each),
-        "SLURM_NTASKS_PER_NODE": str(len(nodes[index][1])),
+        _RANKS_HERE: str(len(nodes[index][1])),
     }
 
 

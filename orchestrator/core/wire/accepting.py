@@ -1,130 +1,90 @@
-"""Acceptor of connections on a port that strangers can reach, and the bounded crowd of peers not yet identified.
+"""Acceptor of connections on a port that strangers can reach.
 
-Rules: the process keeps `FDS_RESERVED` descriptors for its own work; when the host has no descriptor or memory left,
-accepting pauses and is tried again; a flood leaves the event loop time for everything else.
+Rules: the peers that have not shown who they are have a limit in number and in time; at the limit, further ones wait in
+the kernel's backlog. When the host has no descriptor or memory left, accepting pauses and is tried again.
 """
 
 from __future__ import annotations
 
 import asyncio
-import resource
+import contextlib
 import socket
-from collections.abc import Callable, Hashable
-from typing import Generic, TypeVar
-
-T = TypeVar("T", bound=Hashable)
-
-FDS_RESERVED = 128
-"""How many of the descriptors that a process may have open are not for strangers."""
-
-BATCH_MAX = 64
-"""How many connections are accepted at once."""
-
-BATCH_PAUSE_S = 0.02
-"""How long accepting pauses after a full batch: others get their turn, and 3,200 connections a second are accepted."""
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 RETRY_S = 0.5
 """How long accepting pauses after a failure."""
 
+Serve = Callable[[socket.socket, Callable[[], None]], Coroutine[Any, Any, None]]
+"""What serves a connection, non-blocking, and a function to call once its peer is known."""
+
 
 class Acceptor:
-    """Accepts the connections of a listening socket.
-
-    `take` gets each socket, non-blocking, with the address it comes from. `refused` gets the reason for each connection
-    that is closed at once, and for each time that none could be accepted.
-    """
+    """Accepts the connections of a listening socket, of which `pending_max` may be unknown, each for `pending_s_max`."""
 
     def __init__(
-        self,
-        listener: socket.socket,
-        take: Callable[[socket.socket, str], None],
-        refused: Callable[[str], None] = lambda why: None,
+        self, listener: socket.socket, serve: Serve, *, pending_max: int, pending_s_max: float
     ) -> None:
         """Start to accept; needs a running event loop."""
         listener.setblocking(False)
         self._listener = listener
-        self._take = take
-        self._refused = refused
+        self._serve = serve
+        self._pending_max = pending_max
+        self._pending_s_max = pending_s_max
+        self._pending: dict[asyncio.Task[None], asyncio.TimerHandle] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_short = False  # no descriptor was left, which has been reported
         self._loop = asyncio.get_running_loop()
-        self._pausing: asyncio.TimerHandle | None = None
         self._go_on()
 
     def close(self) -> None:
-        """Give up the port, at once."""
-        if self._pausing is not None:
-            self._pausing.cancel()
+        """Give up the port, at once, and all peers that are not known."""
         if self._listener.fileno() >= 0:
             self._loop.remove_reader(self._listener)
             self._listener.close()
+        for task in self._pending:
+            task.cancel()
 
     def _go_on(self) -> None:
-        self._pausing = None
-        self._loop.add_reader(self._listener, self._accept)
-
-    def _pause(self, seconds: float) -> None:
-        self._loop.remove_reader(self._listener)
-        self._pausing = self._loop.call_later(seconds, self._go_on)
+        if self._listener.fileno() >= 0 and len(self._pending) < self._pending_max:
+            self._loop.add_reader(self._listener, self._accept)
 
     def _accept(self) -> None:
-        for _ in range(BATCH_MAX):
-            try:
-                sock, address = self._listener.accept()
-            except (BlockingIOError, ConnectionAbortedError):
-                return
-            except OSError as err:
-                self._refused(f"none can be taken now: {err.strerror}")
-                self._pause(RETRY_S)
-                return
-            if sock.fileno() >= _fds_max():
-                sock.close()
-                self._refused("few descriptors are left, see `ulimit -n`")
-            else:
-                sock.setblocking(False)
-                self._take(sock, str(address[0]))
-        self._pause(BATCH_PAUSE_S)
+        try:
+            sock, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        except OSError as err:
+            if not self._is_short:
+                print(f"no connection can be accepted now: {err.strerror}", flush=True)
+            self._is_short = True
+            self._loop.remove_reader(self._listener)
+            self._loop.call_later(RETRY_S, self._go_on)
+            return
+        self._is_short = False
+        sock.setblocking(False)
+        task = self._loop.create_task(self._serve(sock, lambda: self._settle(task)))
+        self._tasks.add(task)
+        self._pending[task] = self._loop.call_later(self._pending_s_max, _cut_off, sock)
+        task.add_done_callback(lambda _: self._end(task, sock))
+        if len(self._pending) >= self._pending_max:
+            self._loop.remove_reader(self._listener)
+
+    def _settle(self, task: asyncio.Task[None]) -> None:
+        """Stop counting a connection as pending: its peer is known, or it has ended."""
+        timer = self._pending.pop(task, None)
+        if timer is not None:
+            timer.cancel()
+            self._go_on()
+
+    def _end(self, task: asyncio.Task[None], sock: socket.socket) -> None:
+        self._settle(task)
+        self._tasks.discard(task)
+        sock.close()  # a task that was cancelled before it began has not closed it
 
 
-def _fds_max() -> int:
-    """Return the number from which descriptors are not for strangers; the kernel gives the lowest that is free."""
-    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return 1 << 31 if allowed == resource.RLIM_INFINITY else allowed - min(FDS_RESERVED, allowed // 4)
-
-
-class Crowd(Generic[T]):
-    """At most `most` waiting members, each with the address that it comes from.
-
-    A member too many evicts the oldest member of the address that has the most, so that a new member gets its time,
-    however many come from elsewhere, or even from the same address.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._addresses: dict[T, str] = {}  # the oldest first
-        self._counts: dict[str, int] = {}
-
-    def __len__(self) -> int:
-        return len(self._addresses)
-
-    def __contains__(self, one: T) -> bool:
-        return one in self._addresses
-
-    def add(self, one: T, address: str) -> T | None:
-        """Add a member; return the member that it evicts, which the caller removes."""
-        self._addresses[one] = address
-        self._counts[address] = self._counts.get(address, 0) + 1
-        if len(self._addresses) <= self._most:
-            return None
-        most = max(self._counts.values())
-        return next(each for each, where in self._addresses.items() if self._counts[where] == most)
-
-    def remove(self, one: T) -> str:
-        """Remove a member; return its address."""
-        address = self._addresses.pop(one)
-        self._counts[address] -= 1
-        if not self._counts[address]:
-            del self._counts[address]
-        return address
-
-    def everyone(self) -> list[T]:
-        """Return all members, the oldest first."""
-        return list(self._addresses)
+def _cut_off(sock: socket.socket) -> None:
+    """Let whoever reads from a connection see its end; a task that is cancelled in TLS could leave a transport on a
+    descriptor that the next connection gets."""
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)

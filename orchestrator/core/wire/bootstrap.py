@@ -22,7 +22,7 @@ GO_S_MAX = 15.0
 """How long a keeper waits for it; by then its launcher has vanished."""
 
 REQUEST_BYTES_MAX = 1 << 20
-WORD_BYTES_MAX = 1 << 20
+REPLY_BYTES_MAX = 1 << 20
 STEP_BYTES_MAX = 4 << 20
 STEP_S_MAX = 400
 """How long a surveyed host waits for the next step of a check, and how long a step may take."""
@@ -49,8 +49,6 @@ class Launch:
     code: Blob
     # The size of the code archive once unpacked
     unpacked_bytes: int
-    # The entry point is a program of the snapshot, so that `noexec` matters
-    executes: bool
     config: AgentConfig
 
 
@@ -108,10 +106,6 @@ class GatherFacts:
     folders: tuple[str, ...]
     names: tuple[str, ...]
     counts_gpus: bool
-    # Otherwise the version of torch is read, and nothing of it imported
-    imports_torch: bool = True
-    # Whether nvidia-smi is asked
-    reads_gpus: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +239,18 @@ class CleanedUp:
 
 
 @dataclass(frozen=True, slots=True)
+class HeldLeases:
+    """GPUs or slots of a host that a job holds: how many, which (`slots 0-3`), and who (`job a-1 of ann, pid 12`)."""
+
+    count: int
+    things: str
+    holder: str
+
+    def __str__(self) -> str:
+        return f"{self.things} held by {self.holder}"
+
+
+@dataclass(frozen=True, slots=True)
 class HostSurveyed:
     """What a host has for a job."""
 
@@ -261,6 +267,7 @@ class HostSurveyed:
     # The program that would run the ranks, empty when the host has none of those asked for
     program: str
     hardware: HardwareFacts = field(default_factory=HardwareFacts)
+    held: tuple[HeldLeases, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

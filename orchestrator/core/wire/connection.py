@@ -19,7 +19,7 @@ from orchestrator.core.jobdir.durable import LINE_BYTES_MAX
 SEND_BYTES_MAX = 8 << 20
 """How much may wait to be sent to one peer before the connection is given up."""
 
-KEPT = "#"
+SEQUENCE_KEY = "#"
 """The key for the number of a reliable report, next to the message's own fields."""
 
 SEQ_MAX = (1 << 63) - 1
@@ -55,7 +55,7 @@ class Line:
             raise LineError("the connection is closed")
         data = codec.pack_brief(message)
         if seq:
-            data[KEPT] = seq
+            data[SEQUENCE_KEY] = seq
         if raw:
             data[RAW] = len(raw)
         self.writer.write(codec.dumps_plain(data).encode() + b"\n" + raw)
@@ -99,7 +99,7 @@ def _message(text: bytes) -> dict[str, Any]:
 
 def take_seq(data: dict[str, Any]) -> int:
     """Take the number of a reliable report out of received data, 0 for none. Raises LineError."""
-    seq = data.pop(KEPT, 0)
+    seq = data.pop(SEQUENCE_KEY, 0)
     if type(seq) is not int or not 0 <= seq <= SEQ_MAX:
         raise LineError("the peer sent a report with an invalid number")
     return seq

@@ -1,6 +1,6 @@
 """Messages between supervisor and agent: reports go up, orders go down, and each names its attempt.
 
-A report and the brain's event of the same name have the same fields; the supervisor adds when it came and from which node.
+The brain's event of a report is the report, with when it came and from which node before it.
 Reliable reports carry a sequence number and are sent again until they are acknowledged; `Hello`, `Heartbeat` and chunks
 are not.
 """
@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from orchestrator.core.checkpoints.save import Part, Piece, Save
-from orchestrator.core.host_facts import HostFacts
 from orchestrator.core.observations import (
     Address,
     CollectiveCounts,
@@ -20,6 +19,8 @@ from orchestrator.core.observations import (
     RankInspection,
     RankSeen,
     Reached,
+    Training,
+    Usage,
 )
 from orchestrator.core.settings.rank_settings import RankRequest
 
@@ -55,29 +56,49 @@ class Hello:
 
 
 @dataclass(frozen=True, slots=True)
+class SignTimes:
+    """When (job clock) a rank last gave each kind of sign; only in heartbeats that were coalesced for the journal."""
+
+    # Last sign of life, see `suspicion.SIGNS`
+    sign_at: float
+    # Last optimizer step
+    step_at: float
+    # Last change of the state in /proc
+    state_at: float
+    # Last heartbeat
+    beat_at: float
+    # Last heartbeat that showed it busy on a processor
+    busy_at: float = 0.0
+    # When it first reported that it exits
+    exiting_at: float = 0.0
+    # The longest time between two of its steps, in seconds
+    pause_s: float = 0.0
+    # Last sign of life other than processor time
+    activity_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class RankHeartbeat:
     """One rank's signs of life."""
 
     rank: int
-    # Its script's steps
+    # Its script's steps since this process began
     steps: int
     # The letter of /proc
     state: str
     log_bytes: int
     cpu_s: float
-    # Steps a second
-    rate_per_s: float | None
     # Bytes that it has read and written
     io_bytes: int = 0
     # Median of its last step times, None before 3 of them
     median_step_s: float | None = None
     # The same of its own work in a step, without waiting for other ranks, where that is known
     own_work_s: float | None = None
-    # Its hook has reported the exit
+    # Its script has ended and the interpreter exits
     exiting: bool = False
     # A key for each of its process groups, equal on all ranks of the group
     groups: tuple[str, ...] = ()
-    # Some of its last steps with their counts, in order
+    # Some of its last steps with how many collectives of each group it had run, in order
     collective_counts: tuple[CollectiveCounts, ...] = ()
     # Steps of all its optimizers together: each is progress
     optimizer_steps: int = 0
@@ -85,6 +106,13 @@ class RankHeartbeat:
     alone: Framework | None = None
     # The last progress bar in the log of a rank that makes no steps, such as `37/1200 (tqdm)`; empty for none
     progress: str = ""
+    # Steps a second
+    rate_per_s: float | None = None
+    # What it uses and what its script tells; None: as before
+    usage: Usage | None = None
+    training: Training | None = None
+    # Never sent by agents: set where heartbeats were coalesced into one for the journal, see `Brain.beats`
+    seen: SignTimes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +137,6 @@ class Prepared:
     address: str
     port: int
     addresses: tuple[Address, ...]
-    # What was gathered on the node, the first time that an agent is ready, where that was done in time
-    host: HostFacts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +150,8 @@ class Probed:
 
 @dataclass(frozen=True, slots=True)
 class PrepareFailed:
+    """The node's setup lines failed, or a rank's program cannot be started there."""
+
     attempt: int
     reason: str
     tail: str
@@ -133,29 +161,40 @@ class PrepareFailed:
 
 @dataclass(frozen=True, slots=True)
 class Started:
+    """All ranks of the node were started; their process ids in the order of its ranks."""
+
     attempt: int
     pids: tuple[int, ...]
-    # How the ranks were started, for people
+    # How they were started, for people
     how: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Exited:
+    """A rank's process ended. Exactly one of `code` and `signal` is set."""
+
     attempt: int
     rank: int
     code: int | None
     signal: int | None
     steps: int
     failure: Failure | None
+    # The kernel's OOM killer was at work on its host
     oom: bool
+    # Its agent was stopping it
     ordered: bool
     # As in `RankHeartbeat`
     alone: Framework | None = None
+    progress: str = ""
+    training: Training | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
+    """Nothing of an attempt, nor of any before it, still runs on this node."""
+
     attempt: int
+    # asked, fenced or ended
     how: str
 
 
@@ -369,6 +408,8 @@ class AgentConfig:
     certificate: str
     address: str
     heartbeat_s: float
+    # How long its loop may stand still before its keeper replaces it
+    node_timeout_s: float
     # How long it goes on without contact until a `Fence` sets another time; None: for good, on the supervisor's own machine
     fence_s: float | None
     checkpoint_glob: str
@@ -377,8 +418,12 @@ class AgentConfig:
     needs: Needs
     # The GPUs that its keeper has leased; only the keeper fills them in
     gpus: tuple[str, ...] = ()
+    # By which the processes of the job on this node are known; only the keeper fills it in
+    tag: str = ""
     # It runs in a Slurm step. Slurm signals all processes of a job when it takes the nodes: TERM is not for the agent then
     allocated: bool = False
+    # How long it goes on where its ranks have long made steps without contact; never less than `fence_s`
+    away_fence_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,9 +86,11 @@ _OPTIONS = options(
 def accelerate(words: Sequence[str], start: int) -> LaunchLine:
     """Return the launch line whose options begin at `start`."""
     given, at = read(words, start, _OPTIONS)
-    for_ranks = [one for one in given if one.option.key == _ARGS]
-    settings, dropped = sorted_out([one for one in given if one.option.key != _ARGS])
-    settings.append(Setting(_ARGS, [word for one in for_ranks for word in one.words], "accelerate launch"))
+    for_ranks = [option for option in given if option.option.key == _ARGS]
+    settings, dropped = sorted_out([option for option in given if option.option.key != _ARGS])
+    settings.append(
+        Setting(_ARGS, [word for option in for_ranks for word in option.words], "accelerate launch")
+    )
     settings += _size(given, dropped)
     kind = kind_of("accelerate launch", given, "-m")
     kept = program(words, at, "accelerate launch")
@@ -120,7 +122,7 @@ def _size(given: Sequence[Given], dropped: list[Dropped]) -> list[Setting]:
     for name in ("--multi-gpu", "--use-deepspeed"):
         if (gpu := last(given, name)) is not None and cpu is None:
             found.append(Setting(DEVICE, "gpu", gpu.text))
-    if not any(one.key in (RANKS, RANKS_EACH) for one in found):
+    if not any(finding.key in (RANKS, RANKS_EACH) for finding in found):
         found.append(Setting(RANKS_EACH, ALL, "accelerate launch without --num_processes", yields=True))
     return found
 

@@ -56,7 +56,7 @@ def deepspeed(words: Sequence[str], start: int) -> LaunchLine:
         dropped.append(
             Dropped(chosen.text, "counts give nodes and gpus_per_node; orch chooses free GPUs of the hosts")
         )
-    if not any(one.key == RANKS_EACH for one in settings):
+    if not any(setting.key == RANKS_EACH for setting in settings):
         settings.append(Setting(RANKS_EACH, ALL, "deepspeed without --num_gpus", yields=True))
     settings.append(Setting(DEVICE, "gpu", "deepspeed", yields=True))
     kind, local_rank = kind_of("deepspeed", given, "--module"), "--local_rank"

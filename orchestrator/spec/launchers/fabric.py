@@ -59,25 +59,24 @@ def fabric(words: Sequence[str], start: int) -> LaunchLine:
     return LaunchLine("fabric run", "script", tuple(kept), (*settings, *env), tuple(dropped))
 
 
-def _device(one: Given) -> list[Setting]:
-    if one.value in ("mps", "tpu"):
-        raise ValueError(f"{one.text}: orch knows NVIDIA GPUs and CPU ranks only")
-    device = {"cpu": "cpu", "gpu": "gpu", "cuda": "gpu"}.get(one.value)
-    return [Setting(DEVICE, device, one.text)] if device else []
+def _device(option: Given) -> list[Setting]:
+    if option.value in ("mps", "tpu"):
+        raise ValueError(f"{option.text}: orch knows NVIDIA GPUs and CPU ranks only")
+    device = {"cpu": "cpu", "gpu": "gpu", "cuda": "gpu"}.get(option.value)
+    return [Setting(DEVICE, device, option.text)] if device else []
 
 
-def _ranks(one: Given | None) -> Setting:
+def _ranks(option: Given | None) -> Setting:
     """Return the ranks of a node: `--devices` has their number, the GPUs to use, or -1 for all."""
-    if one is None:
+    if option is None:
         return Setting(RANKS_EACH, "1", "fabric run without --devices", yields=True)
-    text = one.value.strip("[] ")
+    text = option.value.strip("[] ")
     if "," in text:
-        return Setting(RANKS_EACH, str(len([word for word in text.split(",") if word.strip()])), one.text)
-    return Setting(RANKS_EACH, ALL if text in ("-1", "auto") else str(number(one)), one.text)
+        return Setting(RANKS_EACH, str(len([word for word in text.split(",") if word.strip()])), option.text)
+    return Setting(RANKS_EACH, ALL if text in ("-1", "auto") else str(number(option)), option.text)
 
 
 def _env(given: Sequence[Given]) -> list[Setting]:
-    """Return the variables by which the launcher tells the script's Fabric object its options."""
     env = {"LT_CLI_USED": "1", "LT_DEVICES": OF_NODE, "LT_NUM_NODES": OF_JOB}
     for name in ("--accelerator", "--strategy", "--precision"):
         if (one := last(given, name)) is not None:

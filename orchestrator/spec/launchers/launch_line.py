@@ -128,7 +128,7 @@ class Options:
         plain = f"--{name[2:].replace('_', '-')}" if name.startswith("--") else name
         if plain in self.known or not (self.abbreviates and plain.startswith("--")):
             return self.known.get(plain)
-        meant = {one.names: one for full, one in self.known.items() if full.startswith(plain)}
+        meant = {host.names: host for full, host in self.known.items() if full.startswith(plain)}
         return next(iter(meant.values())) if len(meant) == 1 else None
 
     def unknown(self, word: str) -> ValueError:
@@ -204,24 +204,26 @@ def read_one(words: Sequence[str], at: int, table: Options) -> tuple[Given, int]
 def sorted_out(given: Sequence[Given]) -> tuple[list[Setting], list[Dropped]]:
     """Return the settings that options stand for by their tables, and those not needed. The last of two equal ones counts."""
     settings = {
-        one.option.key: Setting(one.option.key, one.value, one.text) for one in given if one.option.key
+        option.option.key: Setting(option.option.key, option.value, option.text)
+        for option in given
+        if option.option.key
     }
-    dropped = [Dropped(one.text, one.option.why) for one in given if one.option.why]
+    dropped = [Dropped(option.text, option.option.why) for option in given if option.option.why]
     return list(settings.values()), dropped
 
 
 def last(given: Sequence[Given], name: str) -> Given | None:
     """Return the last of the options with this first name, None where it is not given."""
-    return next((one for one in reversed(given) if one.name == name), None)
+    return next((option for option in reversed(given) if option.name == name), None)
 
 
-def number(one: Given, low: int = 1) -> int:
+def number(option: Given, low: int = 1) -> int:
     """Return an option's whole number. Raises ValueError for another text."""
-    if is_later(one.value):
-        raise ValueError(f"{one.text} is not known before the job runs; write the number")
-    if not re.fullmatch(r"[0-9]{1,9}", one.value) or int(one.value) < low:
-        raise ValueError(f"{one.text}: must be a whole number of at least {low}")
-    return int(one.value)
+    if is_later(option.value):
+        raise ValueError(f"{option.text} is not known before the job runs; write the number")
+    if not re.fullmatch(r"[0-9]{1,9}", option.value) or int(option.value) < low:
+        raise ValueError(f"{option.text}: must be a whole number of at least {low}")
+    return int(option.value)
 
 
 def counts(
@@ -240,11 +242,11 @@ def counts(
     return found
 
 
-def count_later(one: Given, dropped: list[Dropped]) -> None:
+def count_later(option: Given, dropped: list[Dropped]) -> None:
     """Note a count that Slurm's variables would give. Raises ValueError for other variables."""
-    if "SLURM_" not in one.value:
-        number(one)
-    dropped.append(Dropped(one.text, "the job file says how many, and orch asks Slurm for them"))
+    if "SLURM_" not in option.value:
+        number(option)
+    dropped.append(Dropped(option.text, "the job file says how many, and orch asks Slurm for them"))
 
 
 def is_later(text: str) -> bool:
@@ -280,7 +282,7 @@ INTERPRETER = re.compile(r"python[0-9.]*")
 
 _RUN, _EXEC = (("run",), 0), (("exec", "run"), 1)
 _WRAPPERS: dict[str, tuple[tuple[str, ...], int]] = {
-    **dict.fromkeys(("uv", "poetry", "pipenv", "pdm", "hatch", "conda", "mamba", "micromamba"), _RUN),
+    **dict.fromkeys(("uv", "poetry", "pipenv", "pdm", "hatch", "pixi", "conda", "mamba", "micromamba"), _RUN),
     **dict.fromkeys(("singularity", "apptainer"), _EXEC),
     **dict.fromkeys(("numactl", "nice", "time", "nohup", "exec", "stdbuf", "xargs"), ((), 0)),
     "nsys": (("profile",), 0),

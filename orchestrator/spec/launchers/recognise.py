@@ -110,7 +110,6 @@ def _needs_no_shell(command: shell_text.Command, words: Sequence[str]) -> bool:
 
 
 def _in_shell_of_srun(line: LaunchLine, text: str) -> Taken:
-    """Return what the shell text becomes that srun runs in each task."""
     taken = in_text(text, as_program=True)
     if taken is None:
         line = of_tasks(line)
@@ -155,7 +154,7 @@ def shell_of(words: Sequence[str]) -> str:
 def names_launcher(text: str) -> bool:
     """Tell whether a command of a script's text starts a launcher."""
     return bool(_NAMED.search(f"{text} ")) and any(
-        is_line([word.text for word in one.words]) for one in shell_text.parsed(text).commands
+        is_line([word.text for word in command.words]) for command in shell_text.parsed(text).commands
     )
 
 
@@ -164,7 +163,10 @@ def runs_python(words: Sequence[str]) -> bool:
     at = 1 if words[:1] == ["env"] else 0
     while at < len(words) and ASSIGNMENT.fullmatch(words[at]):
         at += 1
-    return any(INTERPRETER.fullmatch(_base(words[start])) for start in starts(words, at))
+    return any(
+        INTERPRETER.fullmatch(_base(words[start])) or (start > at and words[start].endswith(".py"))
+        for start in starts(words, at)
+    )
 
 
 def _starts_python(text: str) -> bool:
@@ -188,7 +190,9 @@ def script_run_by(value: object) -> str:
     commands = [[str(word) for word in value]] if isinstance(value, list) else []
     if isinstance(value, str):
         try:
-            commands = [[word.text for word in one.words] for one in shell_text.parsed(value).commands]
+            commands = [
+                [word.text for word in command.words] for command in shell_text.parsed(value).commands
+            ]
         except ValueError:
             return ""
     for words in commands:
@@ -237,14 +241,12 @@ def _reader(words: Sequence[str], at: int) -> tuple[Callable[[Sequence[str], int
 
 
 def _behind_options(words: Sequence[str], at: int) -> int:
-    """Return the position behind an interpreter's options."""
     while at < len(words) and words[at].startswith("-") and words[at] not in ("-m", "-c", "-"):
         at += 2 if words[at] in ("-W", "-X") else 1
     return at
 
 
 def _through(words: Sequence[str], line: LaunchLine) -> LaunchLine:
-    """Return a line together with the launch line that it starts, such as torchrun behind srun's options."""
     if line.launcher != "srun":
         return line
     offset = line.kept[0]

@@ -74,7 +74,7 @@ def taken(text: str, arguments: Sequence[str], *, on_slurm: bool) -> Taken:
     number, line = _launch(script)
     try:
         ranks = recognise.in_text(line, as_program=True) or Taken("python", None, line)
-        kept = [*(ranks.words or ()), ranks.shell, *(str(one.value) for one in ranks.settings)]
+        kept = [*(ranks.words or ()), ranks.shell, *(str(setting.value) for setting in ranks.settings)]
         script.variables.require_clear(" ".join(kept))
         if held := _HOLDS_OPTIONS.search(ranks.shell):
             raise ValueError(
@@ -85,11 +85,14 @@ def taken(text: str, arguments: Sequence[str], *, on_slurm: bool) -> Taken:
     whole = _with_directives(settings, script.dropped, ranks)
     env = [pair for pair in script.env.items() if not recognise.names_launcher(pair[1])]
     variables, not_needed = of_variables(env)
-    more = [*script.settings, *(one for one in variables if one.key not in (RANKS_EACH, DEVICE))]
+    more = [
+        *script.settings,
+        *(variable for variable in variables if variable.key not in (RANKS_EACH, DEVICE)),
+    ]
     if script.setup:
         more.append(Setting("setup", script.setup, "lines that prepare a node"))
     chosen = [line for line in script.setup if _CHOOSES_PYTHON.search(line)]
-    if chosen and ranks.words is not None and all(one.key != "python" for one in ranks.settings):
+    if chosen and ranks.words is not None and all(setting.key != "python" for setting in ranks.settings):
         more.append(Setting("python", "python3", chosen[-1]))
     return Taken(
         ranks.launcher,
@@ -133,7 +136,7 @@ def _take(number: int, item: str, script: _Script) -> None:
     if not commands:
         return
     words, filled = [word.text for word in commands[0].words], variables.filled(item)
-    names = [one.words[0].text.rpartition("/")[2] for one in commands]
+    names = [command.words[0].text.rpartition("/")[2] for command in commands]
     is_one = len(commands) == 1
     if (listed := _LIST.fullmatch(item)) is not None:
         variables.note_list(listed["name"], listed["words"], is_more=bool(listed["more"]))
@@ -144,7 +147,7 @@ def _take(number: int, item: str, script: _Script) -> None:
         del variables.arguments[:1]
     elif recognise.names_launcher(filled):
         script.launches.append((number, filled))
-    elif any(recognise.runs_python(_words(one, variables)) and not one.depth for one in commands):
+    elif any(recognise.runs_python(_words(command, variables)) and not command.depth for command in commands):
         script.programs.append((number, filled))
     elif is_one and names[0] == "cd" and len(words) == 2:
         _folder(words[1], item, script)
@@ -218,8 +221,7 @@ def _folder(path: str, item: str, script: _Script) -> None:
 
 
 def _known_of_slurm(settings: Sequence[Setting], given: Sequence[Given]) -> dict[str, str]:
-    """Return Slurm's variables that the directives give their values."""
-    values = {one.key: str(one.value) for one in settings}
+    values = {setting.key: str(setting.value) for setting in settings}
     known = {"SLURM_NNODES": values.get("nodes", "1"), "SLURM_JOB_NUM_NODES": values.get("nodes", "1")}
     pairs = ((GPUS_EACH, "SLURM_GPUS_ON_NODE SLURM_GPUS_PER_NODE"), (RANKS, "SLURM_NTASKS SLURM_NPROCS"),
              (RANKS_EACH, "SLURM_NTASKS_PER_NODE"), ("slurm.cpus_per_task", "SLURM_CPUS_PER_TASK"))  # fmt: skip
@@ -231,7 +233,11 @@ def _known_of_slurm(settings: Sequence[Setting], given: Sequence[Given]) -> dict
 
 def _launch(script: _Script) -> tuple[int, str]:
     """Return the line that starts the training. Raises ValueError where there is none, or more than one."""
-    found = [one for one in script.launches if "python" in one[1] or not one[1].lstrip().startswith("srun")]
+    found = [
+        launch
+        for launch in script.launches
+        if "python" in launch[1] or not launch[1].lstrip().startswith("srun")
+    ]
     found = found or script.launches[:]
     programs = script.programs
     if not found:
@@ -250,17 +256,16 @@ def _launch(script: _Script) -> tuple[int, str]:
 
 
 def _with_directives(settings: list[Setting], dropped: list[Dropped], ranks: Taken) -> LaunchLine:
-    """Return the directives together with the line that starts the training."""
     outer = LaunchLine("sbatch", "script", (0,), tuple(settings), tuple(dropped))
-    own = [one for one in ranks.settings if not (one.key == DEVICE and one.yields)]
+    own = [setting for setting in ranks.settings if not (setting.key == DEVICE and setting.yields)]
     inner = LaunchLine(ranks.launcher, "script", (0,), tuple(own), ranks.dropped)
     if ranks.launcher not in ("srun", "python"):
         return nested(outer, inner)
-    firm = {one.key for one in own if not one.yields}
+    firm = {setting.key for setting in own if not setting.yields}
     sizes = {RANKS, RANKS_EACH} if firm & {RANKS, RANKS_EACH} else set()
-    left = [one for one in settings if one.key not in firm | sizes]
+    left = [setting for setting in settings if setting.key not in firm | sizes]
     whole = of_tasks(replace(outer, settings=tuple(left)), inner)
-    kept = [one for one in whole.settings if one in own or one.key not in sizes]
+    kept = [setting for setting in whole.settings if setting in own or setting.key not in sizes]
     return replace(whole, settings=tuple(kept))
 
 

@@ -107,7 +107,6 @@ class Variables:
 
 
 def _set_by(words: Sequence[str]) -> list[str]:
-    """Return the variables that a command sets."""
     begin = next((at for at, word in enumerate(words) if not ASSIGNED.fullmatch(word)), len(words))
     rest = words[begin:]
     if not rest or rest[0] in SETTERS:

@@ -89,8 +89,8 @@ class _Parser:
     def run(self) -> ShellText:
         while self._at < len(self._text):
             self._step()
-        commands = tuple(one for one in self._commands if one.words)
-        words = [word for one in commands for word in one.words]
+        commands = tuple(command for command in self._commands if command.words)
+        words = [word for command in commands for word in command.words]
         is_plain = len(commands) == 1 and not self._has_operators and all(word.is_plain for word in words)
         return ShellText(commands, tuple(self._inner), is_plain, self._has_operators, self._depth)
 

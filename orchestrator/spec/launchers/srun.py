@@ -104,14 +104,19 @@ def srun(words: Sequence[str], start: int) -> LaunchLine:
 
 def from_options(given: Sequence[Given]) -> tuple[list[Setting], list[Dropped]]:
     """Return the settings that options of srun or sbatch stand for, and those not needed."""
-    settings, dropped = sorted_out([one for one in given if one.option.key != "slurm.extra"])
+    settings, dropped = sorted_out([option for option in given if option.option.key != "slurm.extra"])
     settings = [
-        replace(one, value=as_job_name(str(one.value))) if one.key == "name" else one for one in settings
+        replace(setting, value=as_job_name(str(setting.value))) if setting.key == "name" else setting
+        for setting in settings
     ]
-    extra = [one for one in given if one.option.key == "slurm.extra"]
+    extra = [option for option in given if option.option.key == "slurm.extra"]
     if extra:
         settings.append(
-            Setting("slurm.extra", [_joined(one) for one in extra], " ".join(one.text for one in extra))
+            Setting(
+                "slurm.extra",
+                [_joined(option) for option in extra],
+                " ".join(option.text for option in extra),
+            )
         )
     settings += _size(given, dropped)
     if (time := last(given, "-t")) is not None:
@@ -124,15 +129,17 @@ def from_options(given: Sequence[Given]) -> tuple[list[Setting], list[Dropped]]:
     return settings, dropped
 
 
-def _joined(one: Given) -> str:
-    """Return an option as one word for sbatch."""
-    if len(one.words) == 1:
-        return one.words[0]
-    return f"{one.words[0]}={one.value}" if one.words[0].startswith("--") else f"{one.words[0]}{one.value}"
+def _joined(option: Given) -> str:
+    if len(option.words) == 1:
+        return option.words[0]
+    return (
+        f"{option.words[0]}={option.value}"
+        if option.words[0].startswith("--")
+        else f"{option.words[0]}{option.value}"
+    )
 
 
 def _size(given: Sequence[Given], dropped: list[Dropped]) -> list[Setting]:
-    """Return nodes, ranks, GPUs and cores."""
     keys = {"-N": "nodes", "-n": RANKS, "--ntasks-per-node": RANKS_EACH, "-c": "slurm.cpus_per_task"}
     found = counts(given, keys, dropped, between="-")
     for name in ("--gres", "--gpus-per-node", "--gpus-per-task", "-G", "--ntasks-per-gpu"):
@@ -141,37 +148,37 @@ def _size(given: Sequence[Given], dropped: list[Dropped]) -> list[Setting]:
     return found
 
 
-def _gpus(one: Given, dropped: list[Dropped]) -> list[Setting]:
+def _gpus(option: Given, dropped: list[Dropped]) -> list[Setting]:
     """Return what an option says of GPUs. A kind of GPU needs `slurm.gres`, which names it."""
-    if is_later(one.value):
-        count_later(one, dropped)
+    if is_later(option.value):
+        count_later(option, dropped)
         return []
-    if one.name in ("--gpus-per-task", "--ntasks-per-gpu"):
-        if one.value.rpartition(":")[2] != "1":
-            raise ValueError(f"{one.text}: orch starts one rank for each GPU")
-        dropped.append(Dropped(one.text, "orch starts one rank for each GPU"))
-        return [Setting(DEVICE, "gpu", one.text)]
-    if one.name == "--gres":
-        count = gpus_of(one.value)
+    if option.name in ("--gpus-per-task", "--ntasks-per-gpu"):
+        if option.value.rpartition(":")[2] != "1":
+            raise ValueError(f"{option.text}: orch starts one rank for each GPU")
+        dropped.append(Dropped(option.text, "orch starts one rank for each GPU"))
+        return [Setting(DEVICE, "gpu", option.text)]
+    if option.name == "--gres":
+        count = gpus_of(option.value)
         if not count:
-            return [Setting("slurm.gres", one.value, one.text)]
-        is_plain = one.value in ("gpu", f"gpu:{count}")
+            return [Setting("slurm.gres", option.value, option.text)]
+        is_plain = option.value in ("gpu", f"gpu:{count}")
         return [
-            Setting(GPUS_EACH, str(count), one.text),
-            *([] if is_plain else [Setting("slurm.gres", one.value, one.text)]),
+            Setting(GPUS_EACH, str(count), option.text),
+            *([] if is_plain else [Setting("slurm.gres", option.value, option.text)]),
         ]
-    kind, _, count_text = one.value.rpartition(":")
-    count = number(replace(one, value=count_text))
-    gres = [Setting("slurm.gres", f"gpu:{kind}:{count}", one.text)] if kind and one.name != "-G" else []
-    return [Setting(GPUS_ALL if one.name == "-G" else GPUS_EACH, str(count), one.text), *gres]
+    kind, _, count_text = option.value.rpartition(":")
+    count = number(replace(option, value=count_text))
+    gres = [Setting("slurm.gres", f"gpu:{kind}:{count}", option.text)] if kind and option.name != "-G" else []
+    return [Setting(GPUS_ALL if option.name == "-G" else GPUS_EACH, str(count), option.text), *gres]
 
 
-def duration(one: Given) -> str:
+def duration(option: Given) -> str:
     """Return a time limit as a job file has it: `2-12` is `60h`; empty for 0, which is none. Raises ValueError for another
     text."""
-    match = _TIME.fullmatch(one.value)
+    match = _TIME.fullmatch(option.value)
     if match is None:
-        raise ValueError(f"{one.text}: write a time such as 12:00:00 or 2-00:00:00")
+        raise ValueError(f"{option.text}: write a time such as 12:00:00 or 2-00:00:00")
     parts = [int(match[name] or 0) for name in ("days", "hours", "minutes", "seconds")]
     if match["clock"]:
         clock = [int(part) for part in match["clock"].split(":")]
@@ -206,7 +213,7 @@ def of_tasks(line: LaunchLine, inner: LaunchLine | None = None) -> LaunchLine:
     """Return a line of srun whose tasks are the ranks; `inner` is what the tasks run, when it is Python."""
     settings, gpus = _without_gpus(line.settings)
     settings = [*_with_device(settings, gpus), *([gpus] if gpus is not None else [])]
-    if not any(one.key in _COUNTS for one in settings):
+    if not any(setting.key in _COUNTS for setting in settings):
         settings.append(Setting(RANKS_EACH, "1", "one process", yields=True))
     if inner is None:
         return replace(line, settings=tuple(settings))
@@ -217,13 +224,17 @@ def nested(line: LaunchLine, inner: LaunchLine) -> LaunchLine:
     """Return a line of srun that starts another launcher, one for each node: that one counts the ranks."""
     settings, gpus = _without_gpus(line.settings)
     why = f"{inner.launcher} starts the ranks, and says how many"
-    dropped = [Dropped(one.option, why) for one in settings if one.key in _COUNTS]
+    dropped = [Dropped(setting.option, why) for setting in settings if setting.key in _COUNTS]
     keys = {"slurm.cpus_per_task": CPUS_NODE}
-    outer = [replace(one, key=keys.get(one.key, one.key)) for one in settings if one.key not in _COUNTS]
-    counts = [one for one in inner.settings if one.key in _COUNTS]
+    outer = [
+        replace(setting, key=keys.get(setting.key, setting.key))
+        for setting in settings
+        if setting.key not in _COUNTS
+    ]
+    counts = [setting for setting in inner.settings if setting.key in _COUNTS]
     own = list(inner.settings)
-    if gpus is not None and all(one.yields and one.value == ALL for one in counts):
-        own = [one for one in own if one not in counts] + [gpus]
+    if gpus is not None and all(count.yields and count.value == ALL for count in counts):
+        own = [setting for setting in own if setting not in counts] + [gpus]
     elif gpus is not None:
         own.append(replace(gpus, yields=True))
     return replace(
@@ -236,15 +247,15 @@ def nested(line: LaunchLine, inner: LaunchLine) -> LaunchLine:
 def _without_gpus(settings: Sequence[Setting]) -> tuple[list[Setting], Setting | None]:
     """Return the settings without those of GPUs, and the GPUs as ranks: of a node, or of all."""
     keys = {GPUS_EACH: RANKS_EACH, GPUS_ALL: RANKS}
-    gpus = [replace(one, key=keys[one.key]) for one in settings if one.key in keys]
-    return [one for one in settings if one.key not in keys], gpus[-1] if gpus else None
+    gpus = [replace(setting, key=keys[setting.key]) for setting in settings if setting.key in keys]
+    return [setting for setting in settings if setting.key not in keys], gpus[-1] if gpus else None
 
 
 def _with_device(settings: Sequence[Setting], gpus: Setting | None) -> list[Setting]:
     """Return the settings, and the device of ranks: Slurm gives no GPUs that are not asked for. Without any option srun
     uses the nodes that an sbatch script asked for."""
-    has_own = any(one.key != "backend" for one in settings) or gpus is not None
-    if not has_own or any(one.key == DEVICE for one in settings):
+    has_own = any(setting.key != "backend" for setting in settings) or gpus is not None
+    if not has_own or any(setting.key == DEVICE for setting in settings):
         return list(settings)
     option, device = (gpus.option, "gpu") if gpus is not None else ("srun without GPUs", "cpu")
     return [*settings, Setting(DEVICE, device, option, yields=gpus is None)]

@@ -83,23 +83,27 @@ def _line(words: Sequence[str], at: int, given: list[Given], launcher: str) -> L
     return LaunchLine(launcher, kind, started, tuple(settings), tuple(dropped))
 
 
-def _count(one: Given, settings: list[Setting], dropped: list[Dropped]) -> None:
+def _count(option: Given, settings: list[Setting], dropped: list[Dropped]) -> None:
     """Note how many nodes, or ranks on each, an option asks for."""
-    if is_later(one.value):
-        count_later(one, dropped)
-    elif one.name == "--nnodes":
-        low, _, high = one.value.partition(":")
-        most = number(replace(one, value=high or low))
-        settings.append(Setting("nodes", str(most), one.text))
+    if is_later(option.value):
+        count_later(option, dropped)
+    elif option.name == "--nnodes":
+        low, _, high = option.value.partition(":")
+        most = number(replace(option, value=high or low))
+        settings.append(Setting("nodes", str(most), option.text))
         if high and low != high:
-            dropped.append(Dropped(one.text, f"a job keeps its number of nodes: {most}, the most of these"))
-    elif one.value in ("gpu", "auto"):
-        settings.append(Setting(RANKS_EACH, ALL, one.text))
-    elif one.value == "cpu":
+            dropped.append(
+                Dropped(option.text, f"a job keeps its number of nodes: {most}, the most of these")
+            )
+    elif option.value in ("gpu", "auto"):
+        settings.append(Setting(RANKS_EACH, ALL, option.text))
+    elif option.value == "cpu":
         raise ValueError(
-            f"{one.text}: the number of cores of the nodes is not known here; write procs_per_node: 4 and leave it out"
+            f"{option.text}: the number of cores of the nodes is not known here; write procs_per_node: 4 and leave it out"
         )
-    elif one.value == "xpu":
-        raise ValueError(f"{one.text}: orch knows NVIDIA GPUs and CPU ranks only; write the number of ranks")
+    elif option.value == "xpu":
+        raise ValueError(
+            f"{option.text}: orch knows NVIDIA GPUs and CPU ranks only; write the number of ranks"
+        )
     else:
-        settings.append(Setting(RANKS_EACH, str(number(one)), one.text))
+        settings.append(Setting(RANKS_EACH, str(number(option)), option.text))

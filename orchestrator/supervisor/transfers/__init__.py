@@ -1,1 +1,3 @@
 """Logs and checkpoints between hosts and the job folder."""
+
+__all__ = ("save_copies",)

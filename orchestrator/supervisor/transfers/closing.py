@@ -17,8 +17,8 @@ from orchestrator.core.checkpoints import names, reading
 from orchestrator.core.checkpoints.save import Closing, GroupReading, Part, Piece, Place, Save, SaveState
 from orchestrator.core.wire import messages as m
 
-LOOKS_MIN = 2
-LOOKS_KEPT = 32
+SCANS_MIN = 2
+SCANS_KEPT = 32
 
 SAME_COUNT_SHARE = 0.9
 """Ranks whose steps are at least this share of another's count the same steps."""
@@ -72,7 +72,7 @@ class Beats:
             self.steps.clear()
         self.latest = heartbeat
         self.steps[heartbeat.looks] = min((rank.steps for rank in heartbeat.ranks if rank.steps), default=0)
-        while len(self.steps) > LOOKS_KEPT:
+        while len(self.steps) > SCANS_KEPT:
             del self.steps[min(self.steps)]
 
     def looks_at(self, steps: int) -> int | None:
@@ -125,7 +125,7 @@ class Watch:
             for rank in heartbeat.ranks
             if rank.steps
         )
-        has_looked = looks < 0 or (heartbeat.looks >= looks + LOOKS_MIN and not heartbeat.has_unfinished)
+        has_looked = looks < 0 or (heartbeat.looks >= looks + SCANS_MIN and not heartbeat.has_unfinished)
         if moved and has_looked:
             self.gone_on.add(node)
         return moved and has_looked

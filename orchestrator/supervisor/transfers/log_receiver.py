@@ -1,35 +1,23 @@
 """The supervisor's side of log shipping: chunks of nodes' files go into the job folder.
 
-Rules: a node may write only files of the kinds that are shipped (`core/jobdir/shipped_files`), and only beyond the end
-of the file here: nothing in the job folder is ever overwritten or cut. A full disk costs only time: chunks wait, no
-more come than fit into the agent's window, and they are written when there is room again.
+Rules: a node may write only files of the kinds that are shipped (`core/wire/shipped_files`), and only beyond the end
+of the file here: nothing in the job folder is ever overwritten or cut. A full disk costs only time.
 """
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import os
 import stat
-import time
-from collections import OrderedDict, deque
-from dataclasses import dataclass, field
+from collections import OrderedDict
+from dataclasses import dataclass
 
-from orchestrator.core.jobdir import shipped_files
+from orchestrator.core.jobdir import full_disk
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.wire import messages as m
+from orchestrator.core.wire import shipped_files
 
 FILES_OPEN_MAX = 128
-WAITING_BYTES_MAX = 8 << 20
-"""How much of one node may wait for room on the disk; its agent's window is smaller."""
-
-RETRY_S = 2.0
-"""How often a full disk is tried again."""
-
 PATHS_PRINTED_MAX = 1000
-
-_NO_FILE = frozenset({errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENOTDIR})
-"""Errors of a path at which something other than a file stands: waiting would not help."""
 
 
 class LogReceiveError(Exception):
@@ -38,12 +26,10 @@ class LogReceiveError(Exception):
 
 @dataclass(slots=True)
 class _Node:
-    """What has come from one node since its connection began, and what waits for room."""
+    """How much has come from one node since its connection began."""
 
     received_bytes: int = 0
     acknowledged_bytes: int = 0
-    waiting: deque[tuple[m.Chunk, bytes]] = field(default_factory=deque)
-    waiting_bytes: int = 0
 
 
 class LogReceiver:
@@ -54,8 +40,6 @@ class LogReceiver:
         self._nodes: dict[str, _Node] = {}
         self._fds: OrderedDict[str, int] = OrderedDict()
         self._printed_paths: set[str] = set()
-        self._is_full = False
-        self._retry_due_s = 0.0
 
     def have(self, node: str) -> m.ResumeOffsets:
         """Return the sizes of the node's files here. Must be sent once, right after its `Hello`."""
@@ -65,41 +49,24 @@ class LogReceiver:
             names += shipped_files.files(self._job, node, attempt)
         return m.ResumeOffsets({name: size for name in names if (size := self._size_bytes(name))})
 
-    def take(self, node: str, chunk: m.Chunk, raw: bytes) -> None:
+    def receive(self, node: str, chunk: m.Chunk, raw: bytes) -> None:
         """Take one chunk. Raises LogReceiveError when bytes before it are missing: drop the node's connection then."""
         state = self._nodes.setdefault(node, _Node())
         if not shipped_files.may_send(node, chunk.path) or chunk.offset < 0:
             self._print_once(
                 chunk.path, f"{node} sent bytes of {chunk.path[:200]!r}, which is no file of its own: refused"
             )
-            state.received_bytes += len(raw)
-            return
-        if state.waiting or not self._write(node, state, chunk, raw):
-            self._wait(state, chunk, raw)
-
-    def retry(self) -> None:
-        """Write what waits for room on the disk, as far as there is room."""
-        for node, state in self._nodes.items():
-            self._retry(node, state)
-        if self._is_full and not any(state.waiting for state in self._nodes.values()):
-            self._is_full = False
-            print("there is room on the disk again: logs from the nodes are written", flush=True)
-
-    def _retry(self, node: str, state: _Node) -> None:
-        while state.waiting:
-            chunk, raw = state.waiting[0]
-            # A gap cannot be mended from here: the next connection begins with the true sizes.
-            with contextlib.suppress(LogReceiveError):
-                if not self._write(node, state, chunk, raw):
-                    return
-            state.waiting.popleft()
-            state.waiting_bytes -= len(raw)
+        else:
+            try:
+                full_disk.wait_for(lambda: self._append(node, chunk, raw))
+            except OSError as err:
+                self._print_once(
+                    chunk.path, f"{chunk.path} cannot be written, it is not taken: {err.strerror}"
+                )
+        state.received_bytes += len(raw)
 
     def owed(self) -> list[tuple[str, m.ChunkAck]]:
-        """Return the acknowledgements that are due, by node, and count them as sent; try again what waits for room."""
-        if self._is_full and time.monotonic() >= self._retry_due_s:
-            self._retry_due_s = time.monotonic() + RETRY_S
-            self.retry()
+        """Return the acknowledgements that are due, by node, and count them as sent."""
         acks = []
         for node, state in self._nodes.items():
             if state.received_bytes != state.acknowledged_bytes:
@@ -107,38 +74,10 @@ class LogReceiver:
                 acks.append((node, m.ChunkAck(state.received_bytes)))
         return acks
 
-    @property
-    def is_full(self) -> bool:
-        """Tell whether chunks wait for room on the disk."""
-        return self._is_full
-
     def close(self) -> None:
         """Close the files."""
         while self._fds:
             os.close(self._fds.popitem()[1])
-
-    def _wait(self, state: _Node, chunk: m.Chunk, raw: bytes) -> None:
-        if state.waiting_bytes + len(raw) > WAITING_BYTES_MAX:
-            raise LogReceiveError(f"more than {WAITING_BYTES_MAX} bytes wait for room on the disk")
-        state.waiting.append((chunk, raw))
-        state.waiting_bytes += len(raw)
-
-    def _write(self, node: str, state: _Node, chunk: m.Chunk, raw: bytes) -> bool:
-        """Write what of a chunk is not here yet; False when it has to wait. Raises LogReceiveError at a gap."""
-        try:
-            self._append(node, chunk, raw)
-        except OSError as err:
-            if err.errno not in _NO_FILE:
-                if not self._is_full:
-                    self._is_full = True
-                    print(
-                        f"logs from the nodes wait: {chunk.path} cannot be written: {err.strerror}",
-                        flush=True,
-                    )
-                return False
-            self._print_once(chunk.path, f"{chunk.path} cannot be written, it is not taken: {err.strerror}")
-        state.received_bytes += len(raw)
-        return True
 
     def _append(self, node: str, chunk: m.Chunk, raw: bytes) -> None:
         fd = self._open(node, chunk.path)

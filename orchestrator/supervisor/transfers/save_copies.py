@@ -86,11 +86,11 @@ class SaveCopies:
         """Return the saves that have come home since the last call, or cannot, with the reason."""
         for copied in self._copier.copied():
             self.has_moved = True
-            self._take(copied)
+            self._note_copied(copied)
         done, self._done = self._done, []
         return done
 
-    def _take(self, copied: Copied) -> None:
+    def _note_copied(self, copied: Copied) -> None:
         copy = copied.copy
         if copy.direction is Direction.SEND:
             sending = self._sends.get(copy.node)
@@ -195,13 +195,13 @@ class SaveCopies:
         done_bytes = self._copier.progress()
         fetches = [(fetch.save, copy) for fetch in self._fetches.values() for copy in fetch.copies.values()]
         return [
-            {
-                "name": save.main,
-                "node": copy.node,
-                "direction": copy.direction.value,
-                "bytes": sum(piece.size_bytes for piece in save.pieces if piece.name in copy.names),
-                "done_bytes": done_bytes.get(copy.key),
-            }
+            TransferStatus(
+                name=save.main,
+                node=copy.node,
+                direction=copy.direction.value,
+                bytes=sum(piece.size_bytes for piece in save.pieces if piece.name in copy.names),
+                done_bytes=done_bytes.get(copy.key),
+            )
             for save, copy in [*fetches, *self._sends.values()]
         ]
 

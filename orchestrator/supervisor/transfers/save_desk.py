@@ -271,7 +271,6 @@ class SaveDesk:
                 self.copies.fetch(save)
 
     def _is_far(self, node: str) -> bool:
-        """Tell whether what a node saves has to be copied."""
         return self.copies is not None and self.ships(node)
 
     def _of(self, key: str, attempt: int) -> list[Save]:
@@ -415,5 +414,4 @@ class SaveDesk:
 
 
 def _brief(save: Save) -> Save:
-    """Return a save as the brain and the journal have it."""
     return dataclasses.replace(save, pieces=(), parts=(), cites=())

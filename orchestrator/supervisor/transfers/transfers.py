@@ -46,11 +46,11 @@ class Transfers:
         hello = self._hellos.get(node)
         return hello is None or hello.ships
 
-    def take(self, envelope: Envelope, at: float) -> bool:
+    def receive(self, envelope: Envelope, at: float) -> bool:
         """Take a piece of a file; False when the node must begin again, over a new connection."""
         data = {key: value for key, value in envelope.data.items() if key != "kind"}
         try:
-            self._log_receiver.take(envelope.node, codec.unpack(m.Chunk, data), envelope.raw)
+            self._log_receiver.receive(envelope.node, codec.unpack(m.Chunk, data), envelope.raw)
         except (LogReceiveError, codec.CodecError) as err:
             print(f"{envelope.node}: {err}", flush=True)
             return False

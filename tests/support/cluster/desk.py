@@ -134,8 +134,15 @@ class Job:
         return [one["verdict"]["kind"] if one["verdict"] else None for one in self.why()]
 
     def note(self, node: str) -> str:
-        """Return what the status says about a host."""
-        return next((str(one["note"]) for one in self.seen()["nodes"] if one["name"] == node), "")
+        """Return what the status says about a host, and how to mend that."""
+        return next(
+            (
+                f"{one['note']}; {one['fix']}"
+                for one in self.seen()["nodes"]
+                if one["name"] == node and one["note"]
+            ),
+            "",
+        )
 
     def placed(self) -> list[str]:
         """Return the hosts that have ranks, in the order of their ranks."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.core import observations
+from orchestrator.core.wire.messages import RankHeartbeat
 
 from . import counts, network
 from .savedesk import HERE, Saved
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
 HEARTBEAT_S = 2.0
 ACK_S_MAX = 8.0
 """How long an agent waits for the echo of a beat before it takes the line for dead."""
+
+
+AWAY_S = 90.0
+"""For how long ranks make steps until an agent without contact takes its supervisor for away."""
 
 
 class Line:
@@ -83,6 +88,7 @@ class Agent:
         self.acked_s = self.started_s = self.world.now
         self.quiet_s = self.base_s = self.world.night.limits.fence_s
         self.alone_s = 0.0
+        self.opened_s = self.world.now
         self.ticking = False
         self.eyes = Eyes()
 
@@ -93,6 +99,7 @@ class Agent:
         if not self.alive or self.line is not None or not self.host.reaches_boss():
             return
         line = self.line = Line(self, self.world.boss)
+        self.opened_s = self.world.now
         seen = tuple(
             observations.RankSeen(rank.number, rank.pid, not rank.alive) for rank in self.host.processes
         )
@@ -140,7 +147,7 @@ class Agent:
                 self.world.night.step_s if count >= 4 else None,
             )
             beats.append(
-                e.RankHeartbeat(
+                RankHeartbeat(
                     rank.number,
                     count,
                     state,
@@ -182,7 +189,9 @@ class Agent:
         gang = alive[0].gang
         gang.settle()
         has_stepped = any(rank.count for rank in self.host.processes)
-        limit_s = self.quiet_s if has_stepped else max(self.quiet_s, self.alone_s)
+        is_away = gang.stepped_s - max(self.acked_s, self.opened_s) > AWAY_S
+        longer_s = self.world.night.limits.away_fence_s if is_away else 0.0
+        limit_s = max(self.quiet_s, longer_s if has_stepped else self.alone_s)
         if min(unheard_s, self.world.now - max(gang.stepped_s, self.started_s)) <= limit_s:
             return
         self.stopping, self.how = True, "fenced"

@@ -10,7 +10,8 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import News
 from orchestrator.core.checkpoints.save import Closing
-from orchestrator.supervisor.journal.journal_file import Entry
+from orchestrator.journal.journal_file import Entry
+from tests.support.brain_story import planned_node
 
 from .agent import Line
 from .ledger import Violation
@@ -85,7 +86,7 @@ class Boss:
         if not self.desk and slurm.allocation != facts.allocation:
             self._take(e.AllocationBegan(self.world.clock, slurm.allocation))
         planned = dataclasses.replace(self.world.planned(), at=self.world.clock)
-        known = tuple(e.NodePlan(name, ()) for name in facts.nodes)
+        known = tuple(planned_node(name) for name in facts.nodes)
         if facts.limits is None or (not self.desk and planned.nodes != known):
             self._take(planned)
 
@@ -422,16 +423,7 @@ class Boss:
                 self.saves.mirror(self.brain.facts)
                 if self.world.slurm is not None:
                     self.world.slurm.ended()
-            case (
-                d.BeginAttempt()
-                | d.Place()
-                | d.Alert()
-                | d.ResolveAlert()
-                | d.Suspect()
-                | d.Remark()
-                | d.Notice()
-                | d.Finish()
-            ):
+            case d.BeginAttempt() | d.Place() | d.Notice() | d.Finish():
                 pass
 
     def _order(self, order: d.Prepare | d.Probe | d.Start | d.Stop | d.Inspect | d.Fence | d.Dismiss) -> None:

@@ -57,6 +57,7 @@ def _broken(plain: Night, step: int, rank: int) -> list[tuple[Night, Expected]]:
     """Something breaks once; the next attempt ends well."""
     node = f"n{rank // plain.ranks}"
     crash = Expected(Kind.CRASH, rank, node)
+    slow = dataclasses.replace(plain, limits=limits_of(start_timeout_s=150.0))  # the host has yet to boot
     return [
         (_with(plain, Harm.CRASH, step, rank), crash),
         (_with(plain, Harm.SIGNAL, step, rank), crash),
@@ -66,7 +67,7 @@ def _broken(plain: Night, step: int, rank: int) -> list[tuple[Night, Expected]]:
         (_with(plain, Harm.HANG, step, rank), Expected(Kind.HANG, None, "", 41.0)),
         (_with(plain, Harm.AGENT_KILLED, step, rank), Expected(Kind.NODE_LOST, None, node)),
         (_with(plain, Harm.KEEPER_KILLED, step, rank), Expected(Kind.NODE_LOST, None, node)),
-        (_with(plain, Harm.HOST_LOST, step, rank, 30.0, local=False), Expected(Kind.NODE_LOST, None, node, 25.0)),
+        (_with(slow, Harm.HOST_LOST, step, rank, 30.0, local=False), Expected(Kind.NODE_LOST, None, node, 25.0)),
     ]  # fmt: skip
 
 
@@ -96,7 +97,7 @@ def _hopeless(plain: Night, step: int, rank: int) -> list[tuple[Night, Expected]
     crash = Expected(Kind.CRASH, rank, node)
     return [
         (
-            dataclasses.replace(plain, limits=limits_of(time_s_max=20.0)),
+            dataclasses.replace(plain, limits=limits_of(time_limit_s=20.0)),
             Expected(Kind.TIME_LIMIT, end=JobEnd.FAILED),
         ),
         (

@@ -109,7 +109,7 @@ def _innocent(plain: Night, rank: int, step: int) -> list[tuple[Night, Wanted]]:
     none = Wanted(Expected(None))
     lags = dataclasses.replace(plain, steps=3 * LAGS_AT, thread_saves_steps=LAGS_AT, step_s=1.0)
     pause = Fault(Harm.EVALUATES, rank=rank, step=LAGS_AT + 5, lasts_s=100.0)
-    auto = limits_of(hang_s_max=0.0)
+    auto = limits_of(hang_timeout_s=0.0)
     unseen = Fault(Harm.BOSS_KILLED, step=step - 3, lasts_s=20.0)
     return [
         (plain, none),
@@ -129,9 +129,9 @@ def _with(night: Night, harm: Harm, rank: int, step: int, *more: Fault) -> Night
 def check_desync(world: World, wanted: Wanted) -> None:
     """Compare a lived night with what is expected of it. Raises Violation."""
     check_clean(world, wanted.clean)
-    said = [what.verdict for _, what in world.ledger.notes if isinstance(what, (d.Alert, d.Judge))]
-    found = [verdict for verdict in said if verdict.kind is Kind.DESYNC]
-    notices = sum(isinstance(what, d.Alert) for _, what in world.ledger.notes)
+    said = [what for _, what in world.ledger.notes if isinstance(what, (d.Notice, d.Judge))]
+    found = [one.verdict for one in said if one.verdict is not None and one.verdict.kind is Kind.DESYNC]
+    notices = sum(isinstance(what, d.Notice) and what.verdict is not None for what in said)
     if notices != wanted.notices:
         raise Violation(f"{wanted.notices} notices wanted, not {notices}: {found}")
     if wanted.step is not None and [verdict.step for verdict in found] != [wanted.step]:

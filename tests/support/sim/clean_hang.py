@@ -21,8 +21,14 @@ UNSURE_S = 350.0
 LONGER_S = 660.0
 """The same where it computes or waits elsewhere, or where no rank is seen to wait."""
 
+LOGS_S = 960.0
+"""The same where it is blocked beside a thread that logs, which puts its patience off by the ceiling."""
+
+START_LOGS_S = 1_260.0
+"""The same before the first step, where patience is the ceiling."""
+
 SLOW_STEP_S = 4.0
-CASES = 37
+CASES = 38
 
 
 def hang_night(seed: int) -> tuple[Night, Expected]:
@@ -31,7 +37,7 @@ def hang_night(seed: int) -> tuple[Night, Expected]:
     nodes, ranks = rng.choice(((2, 1), (2, 2), (3, 2), (4, 1)))
     rank, step = rng.randrange(nodes * ranks), rng.choice([step for step in range(12, 29) if step % 10])
     plain = Night(
-        seed, nodes, ranks, limits_of(hang_s_max=0.0), steps=40, start_s=(2.0, 4.0), says_ended=rng.random() < 0.5,
+        seed, nodes, ranks, limits_of(hang_timeout_s=0.0), steps=40, start_s=(2.0, 4.0), says_ended=rng.random() < 0.5,
         calm_s=300.0,
     )  # fmt: skip
     lasts_s = rng.uniform(1.0, 50.0)
@@ -46,8 +52,10 @@ def _endless(plain: Night, step: int, rank: int) -> list[tuple[Night, Expected]]
         plain = dataclasses.replace(plain, nodes=3)
     sure = Expected(Kind.HANG, rank, node, SURE_S)
     unlike = {
-        Harm.STUCK_AND_LOGS: SURE_S + 30.0,
+        Harm.STUCK: UNSURE_S,
+        Harm.STUCK_AND_LOGS: LOGS_S,
         Harm.SPINS: LONGER_S,
+        Harm.SLEEPS: LONGER_S,
         Harm.ELSEWHERE: LONGER_S,
         Harm.HANG: UNSURE_S,
     }
@@ -69,7 +77,7 @@ def _pauses(plain: Night, step: int, rank: int, lasts_s: float) -> list[tuple[Ni
         (_with(plain, Harm.SYNCS_BESIDE, step, rank, 280.0), Expected(None)),
     ]
     slow = dataclasses.replace(
-        plain, start_s=(100.0, 200.0), limits=limits_of(hang_s_max=0.0, start_s_max=300.0)
+        plain, start_s=(100.0, 200.0), limits=limits_of(hang_timeout_s=0.0, start_timeout_s=300.0)
     )
     return [
         *short,
@@ -82,15 +90,15 @@ def _pauses(plain: Night, step: int, rank: int, lasts_s: float) -> list[tuple[Ni
 def _others(plain: Night, step: int, rank: int) -> list[tuple[Night, Expected]]:
     node = f"n{rank // plain.ranks}"
     slow = dataclasses.replace(_with(plain, Harm.STUCK, step, rank), step_s=SLOW_STEP_S)
-    served_s = SURE_S if plain.nodes * plain.ranks > 2 else LONGER_S  # of two, the other one waits for none
+    served_s = UNSURE_S if plain.nodes * plain.ranks > 2 else LONGER_S  # of two, the other one waits for none
     cut = Expected(Kind.HANG, None, "", LONGER_S, nobody=True)
     return [
-        (slow, Expected(Kind.HANG, rank, node, 3 * SLOW_STEP_S + SURE_S)),
+        (slow, Expected(Kind.HANG, rank, node, 3 * SLOW_STEP_S + UNSURE_S)),
         (_with(plain, Harm.CUT_GANG, step, rank, 500.0), Expected(None)),
         (_with(plain, Harm.CUT_GANG, step, rank, 700.0), cut),
         (
             dataclasses.replace(plain, stays_rank=rank),
-            Expected(Kind.HANG, rank, node, says="and never left"),
+            Expected(Kind.HANG, rank, node, LONGER_S, says="and never left"),
         ),
         (
             dataclasses.replace(_with(plain, Harm.EXIT_EARLY, step, rank), peers_hang=1.0),
@@ -107,7 +115,14 @@ def _others(plain: Night, step: int, rank: int) -> list[tuple[Night, Expected]]:
         (_late(plain, rank, 0.0), Expected(Kind.RENDEZVOUS, rank, node)),
         (_late(plain, rank, 85.0), Expected(Kind.RENDEZVOUS, rank, node)),
         (_late(plain, rank, float("inf")), Expected(Kind.RENDEZVOUS, says="have not come")),
+        (_unstepped(plain, rank), Expected(Kind.HANG, rank, node, START_LOGS_S)),
     ]
+
+
+def _unstepped(night: Night, rank: int) -> Night:
+    """Return a night in which a rank is blocked before the first step, beside a thread that logs."""
+    stuck = Fault(Harm.STUCK_AND_LOGS, 60.0, rank // night.ranks, rank)
+    return dataclasses.replace(night, step_s=70.0, steps=4, faults=(stuck,))
 
 
 def _served(plain: Night, harm: Harm, step: int, rank: int, lasts_s: float = float("inf")) -> Night:
@@ -118,7 +133,7 @@ def _served(plain: Night, harm: Harm, step: int, rank: int, lasts_s: float = flo
 
 def _late(night: Night, rank: int, hidden_s: float) -> Night:
     """Return a night in which a rank does not come to the rendezvous, and looks see the next one late, which has come."""
-    limits = limits_of(hang_s_max=0.0, start_s_max=300.0, rendezvous_s_max=60.0)
+    limits = limits_of(hang_timeout_s=0.0, start_timeout_s=300.0, rendezvous_timeout_s=60.0)
     night = dataclasses.replace(night, nodes=max(night.nodes, 3))  # somebody is seen to wait
     hidden = (rank + 1) % (night.nodes * night.ranks)
     return dataclasses.replace(night, limits=limits, late_rank=rank, hidden_rank=hidden, hidden_s=hidden_s)

@@ -85,7 +85,7 @@ def _taken(plain: Night, step: int) -> list[Case]:
 def _out_of_time(plain: Night) -> list[Case]:
     """The time limit of the allocation; with a way back to the queue and without."""
     away = Fault(Harm.BOSS_KILLED, 20.0, lasts_s=1000.0)
-    slow = dataclasses.replace(plain, start_s=(90.0, 90.0), limits=limits_of(hang_s_max=None))
+    slow = dataclasses.replace(plain, start_s=(90.0, 90.0), limits=limits_of(hang_timeout_s=None))
     hung = Fault(Harm.HANG, 42.0)
     return [
         (_on(plain, Lease(4, stay_s=45.0)), Expected((OUT,), 1, attempts=2, saved=True)),
@@ -190,7 +190,7 @@ def check_queue(world: World, expected: Expected) -> None:
     avoided = tuple(sorted({name for what in requeues for name in what.avoid}))
     _must(avoided == expected.avoid, f"{expected.avoid} to be avoided: {avoided}")
     if expected.hosts is not None:
-        last = tuple(plan.name for plan in places[-1].nodes)
+        last = tuple(name for name, _ in places[-1].nodes)
         _must(last == expected.hosts, f"at last on {expected.hosts} wanted: {last}")
     if expected.saved is not None:
         resume = begun[1].resume

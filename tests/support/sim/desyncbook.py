@@ -79,8 +79,11 @@ class DesyncBook:
                 self._begin()
                 self.said = False
                 self._begins(news)
-            case d.Alert() | d.Judge() if news.verdict.kind is d.Kind.DESYNC:
-                self._judge(news.verdict)
+            case (
+                d.Notice(verdict=d.Verdict(kind=d.Kind.DESYNC) as verdict)
+                | d.Judge(verdict=d.Verdict(kind=d.Kind.DESYNC) as verdict)
+            ):
+                self._judge(verdict)
                 self.said = True
             case d.Judge() | d.Finish():
                 self.unsure = True  # it is over

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 OWN = Failure("ValueError", "loss is nan", "Traceback ...\nValueError: loss is nan", "train.py:42")
 VICTIM = Failure("RuntimeError", "Connection closed by peer [10.0.0.2]:2345", "Traceback ...", "train.py:50")
+FATAL = Failure("", "", "Thread ...", "train.py:43 load")
 UNLOADABLE = Failure("RuntimeError", "size mismatch for head.weight", "Traceback ...", "train.py:12")
 SYNTAX = Failure("SyntaxError", "invalid syntax", "  File train.py, line 3", "train.py:3")
 
@@ -213,9 +214,7 @@ class Gang:
     def _leave(self, rank: Rank) -> None:
         if rank.alive and self.world.night.stays_rank == rank.number and self.attempt == 1:
             rank.left = rank.hung = True
-            rank.stance = Stance(
-                Activity.EXITING, "", "said its last word", proven=True, since_s=self.world.now
-            )
+            rank.stance = Stance(Activity.EXITING, "", "said its last word", since_s=self.world.now)
         elif rank.alive and not rank.stands:
             self.exited_well += 1
             self.die(rank, code=0)
@@ -254,6 +253,7 @@ def harm_rank(rank: Rank, fault: Fault) -> None:
     acts: dict[Harm, Callable[[], None]] = {
         Harm.CRASH: lambda: gang.die(rank, code=1, failure=OWN),
         Harm.SIGNAL: lambda: gang.die(rank, signal=11),
+        Harm.FAULTS: lambda: gang.die(rank, signal=11, failure=FATAL),
         Harm.OOM: lambda: gang.die(rank, signal=9, oom=True),
         Harm.EXIT_EARLY: lambda: gang.die(rank, code=0),
         Harm.STOPPED: lambda: _stand(rank, "T", fault.lasts_s),
@@ -268,23 +268,28 @@ def harm_rank(rank: Rank, fault: Fault) -> None:
 
 
 STANCES = {
-    Harm.STUCK: Stance(
-        Activity.BLOCKED, "train.py:88 load", "on a lock, and no other thread goes on either", proven=True
-    ),
-    Harm.STUCK_AND_LOGS: Stance(Activity.BLOCKED, "train.py:88 load", "on a lock", proven=True, logs=True),
+    Harm.STUCK: Stance(Activity.BLOCKED, "train.py:88 load", "on a lock"),
+    Harm.STUCK_AND_LOGS: Stance(Activity.BLOCKED, "train.py:88 load", "on a lock", logs=True),
     Harm.SPINS: Stance(Activity.SPINNING, "train.py:50 loop", cpu=1.0),
     Harm.SYNCS_BESIDE: Stance(
         Activity.WAITING_FOR_RANKS, "train.py:25 sync", "in barrier", what="barrier", others_act=True
     ),
-    Harm.SLEEPS: Stance(Activity.SLEEPING, "train.py:60 nap", "in a sleep", proven=True, ends_at=SLEEP_S),
+    Harm.SLEEPS: Stance(Activity.SLEEPING, "train.py:60 nap", "in a sleep", ends_at=SLEEP_S),
     Harm.SKIPS: Stance(Activity.WAITING_FOR_RANKS, "train.py:20 odd", what="broadcast"),
+    Harm.RAISES: Stance(
+        Activity.WAITING_FOR_RANKS,
+        "train.py:21 clean",
+        "in barrier",
+        what="barrier",
+        raised=dataclasses.replace(OWN, traceback=""),
+    ),
     Harm.ELSEWHERE: Stance(Activity.WAITING_FOR_RANKS, "train.py:30 sync", "in the store", elsewhere=True),
     Harm.EVALUATES: Stance(Activity.PROGRESSING, "train.py:70 evaluate", phase="evaluate", cpu=1.0),
     Harm.EVALUATES_AND_LOGS: Stance(
         Activity.PROGRESSING, "train.py:70 evaluate", phase="evaluate", cpu=1.0, logs=True
     ),
     Harm.SAVES: Stance(Activity.BLOCKED, "train.py:80 save", "in write() of a file", phase="save"),
-    Harm.NAPS: Stance(Activity.SLEEPING, "train.py:61 nap", "in a sleep", proven=True, ends_at=0.0),
+    Harm.NAPS: Stance(Activity.SLEEPING, "train.py:61 nap", "in a sleep", ends_at=0.0),
     Harm.LONG_STEP: Stance(Activity.SPINNING, "train.py:9 step", cpu=1.0),
     Harm.STARVES: Stance(
         Activity.BLOCKED, "train.py:55 sort", "in C code that keeps the GIL", cpu=0.3, starved=0.7

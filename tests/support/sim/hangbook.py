@@ -12,8 +12,8 @@ from orchestrator.brain.model.rank_facts import RankState
 if TYPE_CHECKING:
     from .ledger import Ledger
 
-AT_ONCE = (" stopped ", " has left ")
-"""What signatures say of hangs that need no second look: the state of the process says enough."""
+AT_ONCE = (d.FailureCause.STOPPED, d.FailureCause.LEAVING)
+"""The causes of hangs that need no second look: the state of the process says enough."""
 
 MOVED_S_MAX = 5.0
 """For so long what was noticed may stand while steps come in that ranks made before one of them stood still."""
@@ -59,18 +59,18 @@ class HangBook:
                 self.noticed = None
             case d.Inspect():
                 self.looked_s.setdefault(decision.inspection, self.ledger.world.now)
-            case d.Alert() if decision.verdict.kind is not d.Kind.DESYNC:
+            case d.Notice(topic=d.Topic.HANG, verdict=d.Verdict() as verdict):
                 must(self.noticed is None, f"what stands is said again: {decision}")
-                self._hangs(decision.verdict)
+                self._hangs(verdict)
                 self.noticed = self.heard
-            case d.Suspect():
+            case d.Notice(topic=d.Topic.SUSPECT):
                 must(
-                    self.suspects.get(decision.place) != (self.heard, self.living),
+                    self.suspects.get(decision.key) != (self.heard, self.living),
                     f"what was told is told again: {decision}",
                 )
                 must(len(self.looked_s) >= 2, f"{len(self.looked_s)} looks are too few: {decision}")
-                self.suspects[decision.place] = (self.heard, self.living)
-            case d.ResolveAlert():
+                self.suspects[decision.key] = (self.heard, self.living)
+            case d.Notice(topic=d.Topic.HANG, withdrawn=True):
                 must(self.noticed is not None, f"nothing was noticed: {decision}")
                 self.noticed = None
             case _:
@@ -90,30 +90,51 @@ class HangBook:
             hidden = (world.night.hidden_rank,) if world.now < world.night.hidden_s else ()
             came = [n for n in verdict.ranks if n not in hidden and world.now >= gang.ranks[n].ready_s]
             must(not came, f"{came} have come to the rendezvous: {verdict}")
-        if not verdict.signature.startswith("hang") or gang is None:
+        if verdict.signature.kind is not d.Kind.HANG or gang is None:
             return
-        if not any(word in verdict.signature for word in AT_ONCE):
+        if verdict.signature.cause not in AT_ONCE:
             looks = [number for number, at_s in self.looked_s.items() if at_s >= gang.stepped_s]
             must(len(looks) >= 2, f"{len(looks)} looks are too few: {verdict}")
-        if world.night.limits.hang_s_max != 0:
+        if world.night.limits.hang_timeout_s != 0:
             return
         must(gang.is_stuck, f"it would have gone on by itself: {verdict}")
+        if verdict.patience_s:
+            self._waited(verdict, world.now - gang.stepped_s)
         culprits = [rank for number, rank in gang.ranks.items() if number in verdict.ranks]
         guilty = [rank for rank in gang.ranks.values() if not rank.alive or rank.is_stuck]
         hit = not culprits or any(rank in guilty for rank in culprits)
         must(hit, f"{[rank.number for rank in guilty]} are to blame: {verdict}")
-        if world.night.polls:  # all others look as guilty
+        is_told = any(rank.stance is not None and rank.stance.raised is not None for rank in guilty)
+        if world.night.polls or is_told:  # all others look as guilty, or one says that it is
             must(all(rank in guilty for rank in culprits), f"innocents are blamed: {verdict}")
+
+    def _waited(self, verdict: d.Verdict, silent_s: float) -> None:
+        """Without a proof ranks have as long as torch gives them, and longer after a hang that only patience saw."""
+        night = self.ledger.world.night
+        least_s = night.limits.hang_patience_s or night.limit_s
+        self.ledger.must(silent_s >= least_s, f"{silent_s:.0f} s are too soon: {verdict}")
+        for before in (one.verdict for one in self.ledger.tries[-2:-1] if one.verdict is not None):
+            longer = before.signature != verdict.signature or verdict.patience_s > before.patience_s
+            self.ledger.must(longer, f"no longer than before: {verdict}")
 
     def _no_progress(self, verdict: d.Verdict) -> None:
         """While only one host has hung, it may be that host's fault, and another one shows it; and what only patience saw
         is seen three times before the job is given up."""
         tries = self.ledger.tries
         if verdict.kind is d.Kind.NO_PROGRESS and verdict.patience_s:
-            alike = [one for one in tries if one.verdict and one.verdict.signature == verdict.signature]
-            self.ledger.must(len(alike) >= 2, f"it was not waited for up to the ceiling: {verdict}")
+            seen = [one for one in tries if one.verdict and one.verdict.patience_s]
+            self.ledger.must(len(seen) >= 2, f"no attempt was given longer: {verdict}")
         before = tries[-2].verdict if len(tries) > 1 else None
-        again = verdict.kind is d.Kind.NO_PROGRESS and verdict.signature.startswith("hang")
+        fatal = before is not None and verdict.signature.cause is d.FailureCause.FATAL_SIGNAL
+        if (
+            fatal
+            and before is not None
+            and before.signature == verdict.signature
+            and before.step == verdict.step
+        ):
+            ends = verdict.kind is d.Kind.NO_PROGRESS
+            self.ledger.must(ends, f"the same fault of its code again: {verdict}")
+        again = verdict.kind is d.Kind.NO_PROGRESS and verdict.signature.kind is d.Kind.HANG
         if (
             again
             and "again at" in verdict.summary

@@ -9,9 +9,9 @@ from orchestrator.brain.model.decisions import Decision
 from orchestrator.brain.model.events import Event
 from orchestrator.brain.model.facts import Facts, News
 from orchestrator.core import codec
-from orchestrator.supervisor.journal import facts_file
-from orchestrator.supervisor.journal.job_record import Record
-from orchestrator.supervisor.journal.journal_file import Entry
+from orchestrator.journal import facts_file
+from orchestrator.journal.job_record import Record
+from orchestrator.journal.journal_file import Entry
 
 from .ledger import Violation
 

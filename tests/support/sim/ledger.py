@@ -39,7 +39,7 @@ HEARD_S_OFF = 3.0
 """By so much may differ what the brain and the world take for the last word of a host: the end of a line is none."""
 
 
-APART_STEPS = 6
+FAR_STEPS = 6
 """By more steps than this a script must have begun elsewhere for what it saves to show it."""
 
 ASKED_S = 10.0
@@ -220,7 +220,7 @@ class Ledger:
         """A script that begins anew is found out when what it saves, of a known step, shows it."""
         attempt, night = self.tries[-1], self.world.night
         shows = night.begins_anew and self.saves.bears_its_step and not report.is_torn
-        if shows and report.attempt == attempt.number and attempt.base > APART_STEPS:
+        if shows and report.attempt == attempt.number and attempt.base > FAR_STEPS:
             is_open = any(report == one for one in self.world.save_desk.open.values())
             self.must(attempt.anew or is_open, f"it shows that the script began at 0: {report}")
 
@@ -286,7 +286,7 @@ class Ledger:
     def _awaits_the_newest(self, decision: d.Decision, s_max: float) -> None:
         """Nothing follows while a checkpoint is on its way home, for a while, from a host that is still heard."""
         waited_s = self.world.clock - max(self.stopped_s, self.watched_s)
-        silent_s = self.world.night.limits.node_silent_s_max
+        silent_s = self.world.night.limits.node_timeout_s
         for save in self.coming.values():
             node = save.places[0].host
             heard_s = self.world.clock - self.world.host(node).heard_s

@@ -34,6 +34,9 @@ from .night import random_night
 from .world import World
 
 SEARCH_MAX = 500
+EVENTS_MAX = 10_000
+"""Where a mutant goes round in circles. The nights of KILLERS have up to 6,000 events with the code as it is."""
+
 POOL_CASES = 42
 QUEUE_CASES = 38
 
@@ -50,14 +53,18 @@ class Mutation:
 
 
 MUTATIONS = (
-    Mutation("no fence wait", "brain._is_clear", "return deadlines.passed(last_sign_s + wait_s)", "return True"),
-    Mutation("fence wait too short", "brain._is_clear", "fence.silent_s(facts, node)", "fence.silent_s(facts, node) * 0.4"),
-    Mutation("longer times of agents are not waited for", "fence.silent_s", "max(1.0, held_s / limits.fence_s)", "1.0"),
-    Mutation("time alone is not waited for", "fence.silent_s", "max(node.fence_s, node.alone_s)", "node.fence_s"),
+    Mutation("no fence wait", "fence.is_clear", "return deadlines.passed(last_sign_s + wait_s)", "return True"),
+    Mutation("fence wait too short", "fence.is_clear", "else silent_s(facts, node)", "else silent_s(facts, node) * 0.4"),
+    Mutation("longer times of agents are not waited for", "fence._held_s", "return max(base_s, node.fence_s if", "return max(base_s, base_s if"),
+    Mutation("time alone is not waited for", "fence._held_s", "max(node.fence_s, node.alone_s)", "node.fence_s"),
     Mutation("what an agent was told ends with its line", "fold_events._void_orders", "node.fence_lost = True", "node.fence_s = node.alone_s = 0.0"),
-    Mutation("fence wait without proof of a break", "brain._gang_over_at", "return None\n    return max", "broken_at = 0.0\n    return max"),
-    Mutation("an absent agent is taken for a clear node", "brain._is_clear", "if node.agent_state is AgentState.UP:\n        return False", "if node.agent_state is not AgentState.UP:\n        return True"),
-    Mutation("a connected node is taken for clear", "brain._is_clear", "return False\n    if over_at", "return True\n    if over_at"),
+    Mutation("fence wait without proof of a break", "fence.gang_over_at", "return None\n    return max", "broken_at = 0.0\n    return max"),
+    Mutation("a silent node is over before its agent's time is", "fence._time_since_last_step", "held_s = _held_s(", "held_s = 0.4 * _held_s("),
+    Mutation("nobody need see that the gang stands still", "fence.is_seen_over", "known_at >= time.fenced_at and", ""),
+    Mutation("an agent without a line for long has no longer time", "fence._time_since_last_step", "is_unheard or facts.stepped_at > node.contact_at + AWAY_STEPS_S", "is_unheard"),
+    Mutation("what came before the supervisor is no matter", "fence._time_since_last_step", "is_unheard or facts", "facts"),
+    Mutation("an absent agent is taken for a clear node", "fence.is_clear", "if node.agent_state is AgentState.UP:\n        return False", "if node.agent_state is not AgentState.UP:\n        return True"),
+    Mutation("a connected node is taken for clear", "fence.is_clear", "return False\n    if is_seen_over", "return True\n    if is_seen_over"),
     Mutation("budget off by one", "restart_policy._anywhere", "spent > facts.limits.restarts_max", "spent > facts.limits.restarts_max + 1"),
     Mutation("restart.max 0 restarts after progress", "restart_policy._anywhere", "facts.limits.restarts_max == 0", "False"),
     Mutation("progress costs nothing ever", "fold_decisions.file_attempt", "facts.spent += 0 if progressed or attempt.is_free else 1", "pass"),
@@ -70,7 +77,7 @@ MUTATIONS = (
     Mutation("a start before all are ready", "brain._is_ready", "if any(", "if all("),
     Mutation("ranks meet at the last node", "rendezvous.rendezvous_point", "first, *others = facts.gang", "*others, first = facts.gang"),
     Mutation("who has left early is not named", "crash._crash", "blamed = ended if", "blamed = blamed if"),
-    Mutation("a victim is taken for the culprit", "crash.looks_like_victim", "return bool(_VICTIM_TYPES.search(rank.failure.type) and _VICTIM.search(text))", "return False"),
+    Mutation("a victim is taken for the culprit", "crash.looks_like_victim", "return bool(_VICTIM_TYPES.search(rank.failure.type) and _VICTIM.search(_said(rank)))", "return False"),
     Mutation("a silent node is no suspect", "crash.judge", "quiet = [", "quiet = [] and ["),
     Mutation("no grace after a supervisor's death", "fold_events._supervisor_started", "node.contact_at = news.at", "pass"),
     Mutation("progress does not speak for a silent node", "node_lost._is_silent_too_long", "max(node.contact_at, stepped_at)", "node.contact_at"),
@@ -81,26 +88,28 @@ MUTATIONS = (
     Mutation("fenced ranks count as done", "rank_facts.RankFacts.ended_well", "not self.ordered and self.code == 0", "(self.ordered or self.code == 0)"),
     Mutation("one done rank is the whole job", "facts.Facts.done", "self.exited == len(self.ranks) and all(", "any("),
     Mutation("why is empty", "brain._launches", 'f"attempt {attempt.number} needs {node.name}"', '""'),
-    Mutation("a start has no deadline", "diagnose._start_took_too_long", "not deadlines.passed(since_s + facts.limits.start_s_max)", "deadlines.now_s < since_s + facts.limits.start_s_max"),
+    Mutation("a start has no deadline", "diagnose._start_took_too_long", "not deadlines.passed(since_s + facts.limits.start_timeout_s)", "deadlines.now_s < since_s + facts.limits.start_timeout_s"),
     Mutation("a start never takes too long", "diagnose._start_took_too_long", "attempt.running_at is not None", "True"),
     Mutation("hangs are not seen", "hang.stands_still", "silence_s is None", "True"),
     Mutation("a stopped rank is not seen", "hang._stands_still", '("T", STOPPED_S_MAX,', '("Z", STOPPED_S_MAX,'),
     Mutation("a short pause is a hang", "hang.STOPPED_S_MAX", "", "0.0"),
     Mutation("no back-off deadline", "brain._follow", "not deadlines.passed(not_before_s)", "deadlines.now_s < not_before_s"),
-    Mutation("no time limit", "diagnose._out_of_time", "limits.time_s_max is None", "True"),
+    Mutation("no time limit", "diagnose._out_of_time", "limits.time_limit_s is None", "True"),
     Mutation("the same failure is never recognised", "repeated_failure._same_point", "return as_far or past.failed_step == verdict.step", "return False"),
     Mutation("unreachable nodes are waited for without end", "brain.UNREACHED_S_MAX", "", "1e9"),
     Mutation("a launch that is not heard of is not repeated", "placement.is_due", "return deadlines.passed(node.launched_at + LAUNCH_S_MAX)", "return False"),
+    Mutation("a fatal signal before any step is never recognised", "repeated_failure._same_point", "(FailureCause.SIGNAL,", "(FailureCause.SIGNAL, FailureCause.FATAL_SIGNAL,"),
+    Mutation("who handles an exception is not told from who waits for it", "hang.suspects", "if raised and", "if False and"),
     Mutation("stacks are taken again and again", "brain._judge_hang", "attempt.inspected_at is None or attempt.inspected_at < verdict.since_s", "True"),
     Mutation("the facts hold a wish", "brain._drive", "if attempt.phase is Phase.RUN:", "facts.spent += attempt.phase is Phase.RUN\n    if attempt.phase is Phase.RUN:"),
-    Mutation("a folded beat is stamped anew", "fold_beats.coalesced_beat", "rank.sign_at, rank.step_at,", "at, rank.step_at,"),
+    Mutation("a folded beat is stamped anew", "fold_beats.coalesced_beat", "getattr(rank, name) for name in _TIMES", "at if name == 'sign_at' else getattr(rank, name) for name in _TIMES"),
     Mutation("beats that were written down never reach the journal", "brain.Brain.__init__", "else beaten_at", "else {}"),
     Mutation("a host that hangs is never told from its script", "repeated_failure._may_be_the_hosts", "and on_one", "and False"),
     Mutation("coming equally far is never recognised", "repeated_failure._equally_far", "return bool(count)", "return False"),
-    Mutation("one rank that is alone speaks for all", "notices.alone_text", "not all(", "not any("),
+    Mutation("one rank that is alone speaks for all", "notices.alone_fault", "not all(", "not any("),
     Mutation("ranks are alone from the first step on", "notices.ALONE_STEPS", "", "1"),
-    Mutation("ranks that are alone are not named", "notices._is_alone", "rank.alone is not None", "False"),
-    Mutation("that ranks are alone is not taken back", "notices.decide", "if noticed and not alone:", "if False:"),
+    Mutation("ranks that are alone are not named", "notices._is_alone", "rank.beat.alone is not None", "False"),
+    Mutation("that ranks are alone is not taken back", "notices.decide", "if attempt.standing(Topic.ALONE) and not alone:", "if False:"),
     Mutation("busy hosts are not asked again", "placement._said_busy", "not deadlines.passed(asked_again_s(facts))", "True"),
     Mutation("busy hosts are asked one by one", "placement._said_busy", " or node.busy.at < facts.round_at", ""),
     Mutation("busy hosts are asked as often after hours", "placement.BUSY_PAUSE_SHARE", "", "0.0"),
@@ -120,8 +129,8 @@ MUTATIONS = (
     Mutation("setup lines run on spares beside ranks", "brain._drive", " or not facts.pool.readies_spares", ""),
     Mutation("a spare that cannot be made ready is kept", "fold_events._prepare_failed", "if node in facts.spares:", "if False:"),
     Mutation("surplus hosts are kept", "placement.keep_spares", "*ready[facts.pool.spares :], ", ""),
-    Mutation("a lost host is waited for without end", "placement._lost_for_good", "not deadlines.passed(since_s + facts.limits.node_silent_s_max)", "True"),
-    Mutation("a lost host is not waited for", "placement._lost_for_good", "not deadlines.passed(since_s + facts.limits.node_silent_s_max)", "False"),
+    Mutation("a lost host is waited for without end", "placement._lost_for_good", "not deadlines.passed(max(since_s + timeout_s, node.contact_at + RETURN_TIMEOUTS * timeout_s))", "True"),
+    Mutation("a lost host is not waited for", "placement._lost_for_good", "not deadlines.passed(max(since_s + timeout_s, node.contact_at + RETURN_TIMEOUTS * timeout_s))", "False"),
     Mutation("other hosts are not thought of", "placement.verdict", "_hopes(facts, deadlines) >= pool.nodes", "False"),
     Mutation("hosts that have not answered are no matter", "placement.verdict", "launching and not deadlines.passed(max(launching) + LAUNCH_S_MAX)", "False"),
     Mutation("too few hosts are waited for without end", "placement.verdict", "usable >= pool.nodes or (", "True or ("),
@@ -133,54 +142,55 @@ MUTATIONS = (
     Mutation("ranks meet where some can come", "rendezvous.rendezvous_point", "if all(interface", "if any(interface"),
     Mutation("ranks meet over any interface", "brain._starts", 'place.interfaces.get(node.name, "")', '""'),
     Mutation("ranks start before all have probed", "rendezvous.are_probed", "all(node.rendezvous.probed == attempt.number for node in others)", "True"),
-    Mutation("who cannot meet is tried again", "fold_decisions._note_missing", "verdict.signature.startswith(APART)", "False"),
+    Mutation("who cannot meet is tried again", "fold_decisions._note_missing", "verdict.signature.cause is d.FailureCause.UNREACHABLE", "False"),
     Mutation("the first node is never the one apart", "rendezvous._is_alone", "(len(others) > 1 or again)", "False"),
-    Mutation("who accused the one apart is not forgiven", "fold_decisions._exclude_apart", 'facts.nodes[accuser.node].excluded = ""', "pass"),
+    Mutation("who accused the one apart is not forgiven", "fold_decisions._exclude_apart", "facts.nodes[accuser.node].excluded = None", "pass"),
     Mutation("a host that is never ready is tried again", "fold_decisions._note_missing", "(verdict.kind, verdict.node) == (d.Kind.START_TIMEOUT, node.name)", "False"),
     Mutation("an unfit host is tried again", "fold_decisions._note_missing", "elif node.setup_failure is not None and not node.setup_failure.save and others:", "elif False:"),
     Mutation("a host whose copy of a save is bad is done without", "fold_decisions._note_missing", " and not node.setup_failure.save", ""),
     Mutation("no checkpoint on its way is waited for", "restart_policy.waits_for_checkpoint", "bool(sending)", "False"),
-    Mutation("checkpoints on their way are waited for without end", "restart_policy.CARRY_S_MAX", "", "1e9"),
-    Mutation("a lost host's checkpoint is waited for", "restart_policy._may_send", "return node.agent_state is AgentState.UP or not deadlines.passed(\n        node.contact_at + facts.limits.node_silent_s_max\n    )", "return True"),
-    Mutation("one look is enough", "inspections.LOOKS_MIN", "", "1"),
+    Mutation("checkpoints on their way are waited for without end", "restart_policy.FETCH_S_MAX", "", "1e9"),
+    Mutation("a lost host's checkpoint is waited for", "restart_policy._may_send", "if node is None or fence.is_seen_over(facts, node, deadlines):\n        return False\n    return node.agent_state is AgentState.UP or not deadlines.passed(\n        node.contact_at + facts.limits.node_timeout_s\n    )", "return True"),
+    Mutation("one look is enough", "inspections.INSPECTIONS_MIN", "", "1"),
     Mutation("ranks are looked at once", "inspections._why_silence", "if number and not", "if number or not"),
-    Mutation("no rank is let be", "suspicion.PATIENCE_S", "", "5.0"),
-    Mutation("patience is for ever", "hang._is_over", "return True", "return False"),
-    Mutation("phases are no matter", "suspicion.PATIENCE_LONGER", "", "1.0"),
+    Mutation("no rank is let be", "patience.PATIENCE_S", "", "5.0"),
+    Mutation("patience is for ever", "patience.is_over", "return _heard_at", "return False and _heard_at"),
+    Mutation("phases are no matter", "patience.PATIENCE_LONGER", "", "1.0"),
     Mutation("log lines hide a hang", "suspicion.PUT_OFF_TIMES", "", "1e9"),
+    Mutation("log lines hide a hang before the first step", "suspicion.silent_since", " and not is_waited_for", ""),
+    Mutation("a start is looked at when nothing is heard", "suspicion.quiet_since", "since_s + PUT_OFF_TIMES * silence_s", "since_s + (PUT_OFF_TIMES if has_stepped(facts) else 1e9) * silence_s"),
     Mutation("no silence is suspicious", "suspicion.suspect_s", "return min(max(wanted_s,", "return 1e9 + min(max(wanted_s,"),
     Mutation("the usual time of a step is no matter", "suspicion.suspect_s", "wanted_s = USUAL_TIMES * usual", "wanted_s = 60.0"),
-    Mutation("a proof is none", "hang._proved", "return certain if", "return [] if"),
-    Mutation("a busy machine costs ranks their time", "hang._is_over", "inspection.starved_s", "0.0"),
-    Mutation("whoever computes on its own hangs", "hang._is_free", "return all(", "return False and all("),
-    Mutation("whoever cannot go on by itself hangs", "hang._proved", "len(certain) + len(waiting) == len(alive)", "True"),
+    Mutation("a busy machine costs ranks their time", "patience.over_at", "inspection.starved_s", "0.0"),
+    Mutation("whoever computes on its own hangs", "patience._is_free", "return all(", "return False and all("),
     Mutation("a rank that serves hangs", "hang._is_apart", "if rank.steps or (", "if True or ("),
-    Mutation("a nap is for ever", "hang._is_certain", "inspection.ends_s > patience_s", "True"),
     Mutation("who has not entered a collective is not missed", "collectives._is_behind", "number is not None and number < top", "False"),
     Mutation("who shows no stack has not come", "hang._never_came", "if _has_unseen(facts, attempt)", "if False"),
     Mutation("who shows no stack is waited for without end", "hang._never_came", "and not deadlines.passed(due_s + UNSEEN_S_MAX)", ""),
-    Mutation("who waits in an earlier collective is missed", "collectives._is_in", 'inspection.why == f"in {one.what}"', "False"),
+    Mutation("who waits in an earlier collective is missed", "collectives._is_in", 'inspection.why == f"in {collective.what}"', "False"),
     Mutation("different collectives are taken for the same", "collectives._sides", "setdefault((one.what, ", 'setdefault(("", '),
     Mutation("the odd one is taken for the right one", "collectives._sides", "key=lambda side: (len(side.ranks),", "key=lambda side: (-len(side.ranks),"),
     Mutation("a cut between ranks is a hang at once", "hang._is_proof", "case Whole() | Unknown():\n            return False", "case Whole() | Unknown():\n            return True"),
     Mutation("a thread beside may enter nothing", "hang._is_proof", "inspection.others_act", "False"),
-    Mutation("what was told of a suspect is told again", "suspects.decide", "named_at >= since_s or", "False or"),
-    Mutation("what only patience saw is given up at once", "repeated_failure.recognise", "if verdict.patience_s and not attempt.patient:", "if False:"),
+    Mutation("what was told of a suspect is told again", "suspects.decide", "named.at >= since_s or", "False or"),
+    Mutation("what only patience saw is given up at once", "repeated_failure.recognise", "if verdict.patience_s and attempt.patience_times < PATIENCE_TIMES[-1]:", "if False:"),
+    Mutation("who hung before is waited for no longer", "repeated_failure.patience_times", "sum(1 for _ in unsure)", "0"),
+    Mutation("orch is less patient than torch", "patience.of_gang_s", "0.0 if limits.hang_patience_s else limit_s", "0.0"),
     Mutation("a restart that is asked for costs budget", "facts.AttemptFacts.is_free", "self.restart_asked", "False"),
     Mutation("a restart that is asked for is none", "brain._close", "if attempt.restart_asked:", "if False:"),
     Mutation("a restart that is asked for ends the job", "restart_policy._anywhere", "if verdict is None and attempt.restart_asked:", "if False:"),
-    Mutation("a last word is no word", "hang._never_left", "if not rank.exiting:", "if True:"),
-    Mutation("a hang is said again and again", "brain._judge_hang", "if attempt.alert is None:", "if attempt.alert is None or deadlines.now_s > (attempt.alerted_at or 0.0) + 5.0:"),
-    Mutation("what was said of a hang stands for ever", "brain._resolve_alert", "if not hung or", "if True or"),
+    Mutation("a last word is no word", "hang._never_left", "if not rank.beat.exiting:", "if True:"),
+    Mutation("a hang is said again and again", "brain._judge_hang", "if attempt.standing(d.Topic.HANG) is None:", "if (noticed := attempt.standing(d.Topic.HANG)) is None or deadlines.now_s > noticed.at + 5.0:"),
+    Mutation("what was said of a hang stands for ever", "brain._withdraw_hang", "if noticed is None or", "if True or"),
     Mutation("ranks out of step are not seen", "desync.find", "agreed < AGREED_MIN", "True"),
     Mutation("the odd one is taken for the one in step", "desync._odd", "if counts[rank] != most", "if counts[rank] == most"),
     Mutation("a group whose counts never agreed is judged", "desync.find", "agreed < AGREED_MIN or ", "agreed < 1 or "),
     Mutation("a difference that passes is a desync", "desync.find", "not (grown and (last - first) * usual_s >= LASTS_ASIDE_S)", "False"),
     Mutation("all optimizers are one", "desync.note", "tally = turns[mark.optimizer_step]", "tally = turns.setdefault(mark.step, Tally(mark.step))"),
     Mutation("what ranks send to single others is a desync", "desync.find", "if series.key in facts.mixed:", "if False:"),
-    Mutation("a desync is said again and again", "desync.decide", "or attempt.desynced is not None", ""),
+    Mutation("a desync is said again and again", "desync.decide", "or attempt.noticed(d.Topic.DESYNC)", ""),
     Mutation("no look says where a desync began", "desync._changes", "if rank.inspection is None:", "if True:"),
-    Mutation("a desync waits for looks without end", "inspections.LOOK_S_MAX", "", "1e9"),
+    Mutation("a desync waits for looks without end", "inspections.ANSWER_S_MAX", "", "1e9"),
     Mutation("a new supervisor compares with what it has not seen", "fold_events._supervisor_started", "desync.forget(facts)", "pass"),
     Mutation("a desync is tried again", "desync._verdict", "retry=False", "retry=True"),
     Mutation("preemption costs budget", "facts.AttemptFacts.is_free", "self.lost_its_nodes or ", ""),
@@ -189,10 +199,10 @@ MUTATIONS = (
     Mutation("a job does not rest in the queue", "fold_decisions._requeue", "facts.requeued_at, facts.requeued = news.at, news.why", "facts.requeued = news.why"),
     Mutation("a job rests for ever", "allocation.began", "facts.ending = facts.requeued_at = facts.over = None", "facts.ending = facts.over = None"),
     Mutation("a job stays in what ends", "allocation.why_leave", "if facts.ending is not None:", "if False:"),
-    Mutation("a job stays where too few nodes can be used", "allocation.why_leave", "attempt.verdict.signature.endswith(PLACEMENT)", "False"),
+    Mutation("a job stays where too few nodes can be used", "allocation.why_leave", "attempt.verdict.signature.cause is FailureCause.PLACEMENT", "False"),
     Mutation("a job that has come back leaves again", "allocation.why_leave", "or attempt.allocation_lost_at is not None", ""),
     Mutation("too few nodes end the job", "placement._verdict", "facts.queue is not None", "False"),
-    Mutation("too few nodes twice are no progress", "repeated_failure.recognise", " and not verdict.signature.endswith(PLACEMENT)", ""),
+    Mutation("too few nodes twice are no progress", "repeated_failure.recognise", " and verdict.signature.cause is not FailureCause.PLACEMENT", ""),
     Mutation("the time limit always leads back", "allocation.verdict", "goes_on = facts.queue.requeues_at_time_limit or", "goes_on = True or"),
     Mutation("a lost first node is not noticed", "allocation.began", "attempt.allocation_loss = ", "_ = "),
     Mutation("a new allocation proves that the old one is clear", "allocation.began", "attempt.allocation_lost_at = news.at", "attempt.allocation_lost_at = news.at\n        for node in facts.every_node():\n            node.clear = attempt.number"),
@@ -214,9 +224,9 @@ MUTATIONS = (
     Mutation("a stale word ends the job", "allocation.ended", " or any(node.agent_state is AgentState.UP for node in facts.nodes.values())", ""),
     Mutation("a word on an older allocation ends the job", "allocation.ended", "        or is_past\n", ""),
     Mutation("grace is cut where the queue puts the job back", "allocation._leave_by_s", "0.0 if facts.ending.cause is Cause.REQUEUED else REQUEUE_S", "REQUEUE_S"),
-    Mutation("stays without progress go on for ever", "allocation.STAYS_MAX", "", "1000"),
-    Mutation("no node is avoided", "allocation.avoid", "if reason := node.excluded or lost or launch:", "if False:"),
-    Mutation("good nodes are avoided", "allocation.avoid", "if reason := node.excluded or lost or launch:", 'if reason := node.excluded or lost or launch or "it was ours":'),
+    Mutation("stays without progress go on for ever", "allocation.FRUITLESS_STAYS_MAX", "", "1000"),
+    Mutation("no node is avoided", "allocation.avoid", "if reason := node.excluded or gone:", "if False:"),
+    Mutation("good nodes are avoided", "allocation.avoid", "if reason := node.excluded or gone:", 'if reason := node.excluded or gone or Fault(node.name, "it was ours"):'),
     Mutation("whom nobody reaches in a queue is tried again", "fold_decisions._note_missing", "elsewhere = others or facts.queue is not None", "elsewhere = others"),
     Mutation("resume from where the attempt began", "brain._begin", "attempt.number + 1, facts.checkpoint", "attempt.number + 1, attempt.resume"),
     Mutation("an attempt begins without comparing", "brain._follow", "_compare(facts, attempt, deadlines) or ", ""),
@@ -263,13 +273,17 @@ MUTATIONS = (
 )  # fmt: skip
 
 KILLERS = {
-    "no fence wait": "clean 8",
+    "no fence wait": "named queue-a-whole-gang-trains-on-beside-its-job",
     "fence wait too short": "random 32",
-    "longer times of agents are not waited for": "random 649",
-    "time alone is not waited for": "random 649",
-    "what an agent was told ends with its line": "random 649",
+    "longer times of agents are not waited for": "named pool-partitioned-after-a-long-pause",
+    "time alone is not waited for": "named pool-partitioned-after-long-work-without-steps",
+    "what an agent was told ends with its line": "named pool-partitioned-after-a-long-pause",
     "fence wait without proof of a break": "named one-node-cut-off-trains-on",
-    "an absent agent is taken for a clear node": "clean 8",
+    "a silent node is over before its agent's time is": "named pool-partitioned-while-others-stand-still",
+    "nobody need see that the gang stands still": "named all-lines-cut-while-the-gang-goes-on",
+    "an agent without a line for long has no longer time": "named pool-partitioned-after-long-without-a-line",
+    "what came before the supervisor is no matter": "named pool-partitioned-while-the-supervisor-was-away",
+    "an absent agent is taken for a clear node": "named one-node-cut-off-trains-on",
     "a connected node is taken for clear": "clean 0",
     "budget off by one": "named host-gone-for-good",
     "restart.max 0 restarts after progress": "random 135",
@@ -286,7 +300,7 @@ KILLERS = {
     "a victim is taken for the culprit": "clean 6",
     "a silent node is no suspect": "clean 7",
     "no grace after a supervisor's death": "clean 16",
-    "progress does not speak for a silent node": "clean 9",
+    "progress does not speak for a silent node": "clean 59",
     "log lines speak for a silent node": "named one-node-cut-off-trains-on",
     "silence is for ever": "named one-node-cut-off-trains-on",
     "a new agent hides its dead ranks": "clean 6",
@@ -296,7 +310,7 @@ KILLERS = {
     "why is empty": "clean 0",
     "a start has no deadline": "random 39",
     "a start never takes too long": "named host-gone-for-good",
-    "hangs are not seen": "clean 5",
+    "hangs are not seen": "desync 7",
     "a stopped rank is not seen": "clean 3",
     "a short pause is a hang": "clean 4",
     "no back-off deadline": "named hang-that-only-patience-sees-again",
@@ -304,9 +318,11 @@ KILLERS = {
     "the same failure is never recognised": "named script-ignores-its-checkpoint",
     "unreachable nodes are waited for without end": "random 106",
     "a launch that is not heard of is not repeated": "clean 8",
+    "a fatal signal before any step is never recognised": "named fatal-signal-again-before-any-step",
+    "who handles an exception is not told from who waits for it": "named hang-behind-an-exception",
     "stacks are taken again and again": "named hang-with-stacks",
     "the facts hold a wish": "named a-quiet-night",
-    "a folded beat is stamped anew": "named hang-with-stacks",
+    "a folded beat is stamped anew": "desync 7",
     "beats that were written down never reach the journal": "desync 5",
     "a host that hangs is never told from its script": "named pool-a-hang-that-goes-along-to-another-host",
     "coming equally far is never recognised": "named script-ignores-the-one-checkpoint-that-it-overwrites",
@@ -356,19 +372,18 @@ KILLERS = {
     "checkpoints on their way are waited for without end": "pool 39",
     "a lost host's checkpoint is waited for": "pool 40",
     "one look is enough": "named hang-with-stacks",
-    "ranks are looked at once": "hang 0",
+    "ranks are looked at once": "desync 7",
     "no rank is let be": "hang 9",
     "patience is for ever": "desync 7",
     "phases are no matter": "hang 16",
     "log lines hide a hang": "hang 1",
+    "log lines hide a hang before the first step": "hang 37",
+    "a start is looked at when nothing is heard": "hang 37",
     "no silence is suspicious": "hang 0",
-    "the usual time of a step is no matter": "hang 0",
-    "a proof is none": "hang 0",
+    "the usual time of a step is no matter": "hang 4",
     "a busy machine costs ranks their time": "hang 29",
     "whoever computes on its own hangs": "hang 32",
-    "whoever cannot go on by itself hangs": "hang 33",
-    "a rank that serves hangs": "hang 65",
-    "a nap is for ever": "hang 10",
+    "a rank that serves hangs": "hang 28",
     "who has not entered a collective is not missed": "hang 5",
     "who shows no stack has not come": "hang 35",
     "who shows no stack is waited for without end": "hang 36",
@@ -379,6 +394,8 @@ KILLERS = {
     "a thread beside may enter nothing": "hang 18",
     "what was told of a suspect is told again": "hang 2",
     "what only patience saw is given up at once": "named hang-that-only-patience-sees-again",
+    "who hung before is waited for no longer": "named hang-that-only-patience-sees-again",
+    "orch is less patient than torch": "named no-hang-within-the-time-that-torch-gives",
     "a restart that is asked for costs budget": "named restart-asked-for",
     "a restart that is asked for is none": "named restart-asked-for",
     "a restart that is asked for ends the job": "named restart-asked-for",
@@ -434,7 +451,7 @@ KILLERS = {
     "resume from where the attempt began": "named checkpoint-damaged-between-attempts",
     "an attempt begins without comparing": "named checkpoint-damaged-between-attempts",
     "an attempt begins while a save is compared": "named crash-with-victims",
-    "what was compared before a supervisor died is proved": "random 213",
+    "what was compared before a supervisor died is proved": "named supervisor-killed-once-a-checkpoint-was-compared",
     "a comparison is waited for that died with its supervisor": "named supervisor-killed-while-a-checkpoint-is-compared",
     "a save that differs is begun from": "named checkpoint-damaged-between-attempts",
     "bytes are not compared where they may have suffered": "named desync-and-resumed-from-before",
@@ -462,7 +479,7 @@ KILLERS = {
     "a save that was given up is begun from": "named checkpoint-that-cannot-be-loaded",
     "what only looked bad is never trusted again": "named checkpoints-of-which-none-can-be-loaded",
     "two saves of one step are one": "named checkpoints-of-one-step-that-cannot-be-loaded",
-    "a save that is gone is progress": "random 34",
+    "a save that is gone is progress": "random 44",
     "what a script saves that began anew is progress": "random 121",
     "where a script began is not noted": "named resume-from-a-named-checkpoint-that-the-script-ignores",
     "a script is always believed to begin from its save": "named resume-from-a-named-checkpoint-that-the-script-ignores",
@@ -536,35 +553,35 @@ def kills(night: str, mutation: Mutation) -> bool:
     with mutated(mutation):
         try:
             if kind == "random":
-                World(random_night(int(seed))).play()
+                World(random_night(int(seed))).play(EVENTS_MAX)
             elif kind == "hosts":
-                World(random_night(int(seed), queues=False)).play()
+                World(random_night(int(seed), queues=False)).play(EVENTS_MAX)
             elif kind == "named":
-                World(NAMED[seed]).play()
+                World(NAMED[seed]).play(EVENTS_MAX)
             elif kind == "clean":
                 lived, expected = clean_night(int(seed))
                 world = World(lived)
-                world.play()
+                world.play(EVENTS_MAX)
                 check_clean(world, expected)
             elif kind == "hang":
                 lived, judged = hang_night(int(seed))
                 world = World(lived)
-                world.play()
+                world.play(EVENTS_MAX)
                 check_clean(world, judged)
             elif kind == "desync":
                 lived, named = desync_night(int(seed))
                 world = World(lived)
-                world.play()
+                world.play(EVENTS_MAX)
                 check_desync(world, named)
             elif kind == "pool":
                 lived, wanted = pool_night(int(seed))
                 world = World(lived)
-                world.play()
+                world.play(EVENTS_MAX)
                 check_pool(world, wanted)
             else:
                 lived, hoped = queue_night(int(seed))
                 world = World(lived)
-                world.play()
+                world.play(EVENTS_MAX)
                 check_queue(world, hoped)
         except (Violation, AssertionError, KeyError, StopIteration):
             return True

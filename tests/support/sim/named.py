@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .lease import Lease
-from .night import Ask, Fault, Harm, Naming, Night, limits_of
+from .night import Ask, Fault, Harm, Naming, Night, limits_of, with_auto_times
 from .pool import Busy, Hosts
 
 FOR_EVER_S = float("inf")
@@ -24,32 +24,59 @@ def _night(
 
 def _auto(*faults: Fault, **more: object) -> Night:
     """Return a night whose silence is judged by what the job has shown."""
-    return _night(*faults, **{"limits": limits_of(hang_s_max=0.0), **more})  # type: ignore[arg-type]
+    return _night(*faults, **{"limits": limits_of(hang_timeout_s=0.0), **more})  # type: ignore[arg-type]
 
+
+def _partitioned(at_s: float, *faults: Fault, steps: int = 200, prints: bool = False) -> Night:
+    """Return a night in which a node is cut off from all others at a time."""
+    cuts = (Fault(harm, at_s, node=1, lasts_s=200.0) for harm in (Harm.CUT_BOTH, Harm.CUT_GANG))
+    return _night(
+        *faults,
+        *cuts,
+        hosts=Hosts(4, spares=1),
+        local=False,
+        steps=steps,
+        prints=prints,
+        peers_hang=1.0,
+        limits=with_auto_times(limits_of()),
+    )
+
+
+BRIEF = limits_of(hang_timeout_s=0.0, hang_patience_s=20.0)
+"""Patience that a transcript can wait for."""
 
 NAMED = {
     "a-quiet-night": _night(),
     "crash-with-victims": _night(Fault(Harm.CRASH, rank=2, step=14)),
+    "fatal-signal-again-before-any-step": _night(
+        Fault(Harm.FAULTS, 3.0, rank=0), Fault(Harm.FAULTS, 5.0, rank=1)
+    ),
     "oom-kill": _night(Fault(Harm.OOM, rank=1, step=14)),
     "hang-with-stacks": _night(Fault(Harm.HANG, rank=3, step=14)),
-    "hang-stuck-and-named": _auto(Fault(Harm.STUCK, rank=3, step=14)),
-    "hang-beside-a-thread-that-logs": _auto(Fault(Harm.STUCK_AND_LOGS, rank=1, step=14)),
+    "hang-stuck-and-named": _auto(Fault(Harm.STUCK, rank=3, step=14), limits=BRIEF),
+    "hang-beside-a-thread-that-logs": _auto(
+        Fault(Harm.STUCK_AND_LOGS, rank=1, step=14), limits=limits_of(hang_timeout_s=0.0, hang_patience_s=20.0, hang_ceiling_s=60.0)
+    ),
     "hang-in-different-collectives": _auto(Fault(Harm.SKIPS, rank=2, step=14)),
+    "hang-behind-an-exception": _auto(Fault(Harm.RAISES, rank=1, step=14), nodes=1),
     "no-hang-but-a-thread-that-comes-to-a-barrier": _auto(Fault(Harm.SYNCS_BESIDE, rank=2, step=14, lasts_s=60.0)),
     "no-hang-beside-a-rank-that-serves": _auto(Fault(Harm.NAPS, rank=0, step=14, lasts_s=30.0), serves_rank=3),
     "no-hang-but-ranks-that-poll-for-one": _auto(Fault(Harm.NAPS, rank=2, step=14, lasts_s=30.0), polls=True),
     "hang-while-others-poll": _auto(Fault(Harm.STUCK, rank=2, step=14), polls=True),
     "hang-of-the-network": _auto(
-        Fault(Harm.CUT_GANG, node=1, step=14, lasts_s=60.0), limits=limits_of(hang_s_max=0.0, patience_s=20.0)
+        Fault(Harm.CUT_GANG, node=1, step=14, lasts_s=60.0), limits=limits_of(hang_timeout_s=0.0, hang_patience_s=20.0)
     ),
-    "hang-after-the-last-word": _auto(stays_rank=2),
-    "hang-again-at-the-same-place": _auto(*(Fault(Harm.STUCK, at_s, rank=3) for at_s in range(5, 120)), save_steps=99),
+    "hang-after-the-last-word": _auto(stays_rank=2, limits=BRIEF),
+    "hang-again-at-the-same-place": _auto(*(Fault(Harm.SKIPS, at_s, rank=3) for at_s in range(5, 120)), save_steps=99),
     "hang-that-only-patience-sees-again": _auto(
-        *(Fault(Harm.HANG, at_s, rank=3) for at_s in range(8, 400, 8)), start_s=(10.0, 12.0),
-        limits=limits_of(hang_s_max=0.0, hang_ceiling_s=60.0),
+        *(Fault(Harm.HANG, at_s, rank=3) for at_s in range(8, 600, 8)), start_s=(10.0, 12.0),
+        limits=limits_of(hang_timeout_s=0.0, hang_patience_s=20.0, hang_ceiling_s=60.0),
+    ),
+    "no-hang-within-the-time-that-torch-gives": _auto(
+        Fault(Harm.SPINS, rank=2, step=14, lasts_s=100.0), limits=limits_of(hang_timeout_s=0.0, hang_ceiling_s=30.0), limit_s=150.0
     ),
     "hang-noticed-and-taken-back": _auto(
-        Fault(Harm.CUT_GANG, node=1, step=14, lasts_s=100.0), limits=limits_of(hang_s_max=0.0, on_hang="notify", patience_s=20.0)
+        Fault(Harm.CUT_GANG, node=1, step=14, lasts_s=100.0), limits=limits_of(hang_timeout_s=0.0, on_hang="notify", hang_patience_s=20.0)
     ),
     "no-hang-but-an-evaluation": _auto(Fault(Harm.EVALUATES, rank=0, step=14, lasts_s=100.0)),
     "desync-and-resumed-from-before": _night(
@@ -99,6 +126,10 @@ NAMED = {
     "supervisor-killed-while-a-checkpoint-is-compared": _night(
         Fault(Harm.CRASH, rank=2, step=14), Fault(Harm.BOSS_KILLED, 23.5, lasts_s=12.0), compare_s=(6.0, 7.0)
     ),
+    "supervisor-killed-once-a-checkpoint-was-compared": _night(
+        Fault(Harm.CRASH, rank=2, step=24), Fault(Harm.BOSS_KILLED, 34.79, lasts_s=12.0),
+        Fault(Harm.SIGNAL, 90.0, rank=1), damage=1.0, compare_s=(2.0, 3.0),
+    ),
     "stopped-rank": _night(Fault(Harm.STOPPED, rank=3, step=14)),
     "node-lost-and-fenced": _night(Fault(Harm.CUT_BOTH, node=1, step=14, lasts_s=70.0), Fault(Harm.HANG, rank=0, step=15)),
     "host-reboots": _night(Fault(Harm.HOST_LOST, node=1, step=14, lasts_s=40.0), local=False),
@@ -136,6 +167,16 @@ NAMED = {
     ),
     "one-node-cut-off-trains-on": _night(Fault(Harm.CUT_BOTH, node=0, step=14, lasts_s=100.0), nodes=1, steps=400),
     "pool-a-spare-takes-over": _night(Fault(Harm.HOST_LOST, node=1, step=14), hosts=Hosts(4, spares=1), local=False),
+    "all-lines-cut-while-the-gang-goes-on": _night(
+        Fault(Harm.CUT_ALL, step=14, lasts_s=50.0), steps=100, peers_hang=1.0, limits=with_auto_times(limits_of())
+    ),
+    "pool-partitioned-after-a-long-pause": _partitioned(80.0, Fault(Harm.EVALUATES, rank=0, step=5, lasts_s=25.0)),
+    "pool-partitioned-after-long-work-without-steps": _partitioned(200.0, prints=True, steps=400),
+    "pool-partitioned-while-others-stand-still": _partitioned(20.0),
+    "pool-partitioned-after-long-without-a-line": _partitioned(140.0, Fault(Harm.CUT_BOTH, node=1, step=14, lasts_s=200.0)),
+    "pool-partitioned-while-the-supervisor-was-away": _partitioned(
+        128.0, Fault(Harm.BOSS_KILLED, step=14, lasts_s=112.0)
+    ),
     "pool-lost-without-a-spare": _night(Fault(Harm.HOST_LOST, node=1, step=14), hosts=Hosts(3), local=False),
     "pool-lost-and-no-other-host": _night(Fault(Harm.HOST_LOST, node=1, step=14), hosts=Hosts(2), local=False),
     "pool-lost-and-back": _night(Fault(Harm.HOST_LOST, node=1, step=14, lasts_s=35.0), hosts=Hosts(2), local=False),
@@ -144,7 +185,7 @@ NAMED = {
     "pool-two-keys-are-wrong": _night(hosts=Hosts(4, bad=(0, 2))),
     "pool-all-keys-are-wrong": _night(hosts=Hosts(3, bad=(0, 1, 2))),
     "pool-a-hang-that-goes-along-to-another-host": _auto(
-        *(Fault(Harm.STUCK, at_s, rank=3) for at_s in range(5, 240)), hosts=Hosts(4, spares=1), save_steps=99
+        *(Fault(Harm.SKIPS, at_s, rank=3) for at_s in range(5, 240)), hosts=Hosts(4, spares=1), save_steps=99
     ),
     "pool-a-node-cannot-reach-the-first": _night(hosts=Hosts(3, nets=("a", "z", "a"), bridge=True)),
     "pool-checkpoint-on-its-way-at-a-crash": _night(

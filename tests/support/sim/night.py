@@ -8,13 +8,13 @@ import random
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from orchestrator.brain.model.events import NodePlan, Pool, QueueTerms
-from orchestrator.core.limits import Limits
+from orchestrator.core.planned import Limits, PlannedNode, PlannedPool, QueueTerms
+from tests.support.brain_story import planned_node
 
 from .lease import Lease, random_lease
 from .pool import Hosts, random_hosts
 
-FENCE_SHARE = 0.6
+FENCE_SHARE = 0.8
 
 
 class Harm(enum.Enum):
@@ -22,15 +22,17 @@ class Harm(enum.Enum):
 
     CRASH = "crash"  # the rank raises an exception, once
     SIGNAL = "signal"  # the rank is killed from outside
+    FAULTS = "faults"  # the rank's own code ends it by a fatal signal
     OOM = "oom"
     EXIT_EARLY = "exit early"  # the rank leaves with code 0 before its work is done
     STOPPED = "stopped"  # the rank gets SIGSTOP; continued after `lasts_s`
     HANG = "hang"  # the rank stands still for ever, its state looks innocent
-    STUCK = "stuck"  # the rank stands still for ever, and that is certain
+    STUCK = "stuck"  # the rank stands on a lock for ever
     STUCK_AND_LOGS = "stuck and logs"  # the same, beside a thread that writes lines
     SPINS = "spins"  # the rank burns processor time in one place for ever
     SLEEPS = "sleeps"  # for an hour
     SKIPS = "skips"  # the rank enters another collective than its peers
+    RAISES = "raises"  # the rank handles an exception, and enters another collective in that
     ELSEWHERE = "waits elsewhere"  # for a peer that will never come
     EVALUATES = "evaluates"  # the rank works while the others wait; this and those below end after `lasts_s`
     EVALUATES_AND_LOGS = "evaluates and logs"
@@ -132,6 +134,7 @@ class Night:
     polls: bool = False  # ranks wait for each other in loops of their own: none is seen to wait
     look_s: tuple[float, float] = (0.1, 1.5)  # how long a look takes
     thread_saves_steps: int = 16  # how often a thread runs collectives of its own
+    limit_s: float = 5.0  # how long torch lets a collective wait: less than any patience, so that this shows
     sends: bool = False  # ranks send to single others, which is counted with their collectives
     probe_rank: int = -1  # this rank alone makes steps of another optimizer now and then
     alone_steps: int = 0  # for so many steps ranks have formed no process group
@@ -154,28 +157,28 @@ class Night:
     )
 
     @property
-    def plan(self) -> tuple[NodePlan, ...]:
+    def plan(self) -> tuple[PlannedNode, ...]:
         return self.plan_of(self.nodes)
 
-    def plan_of(self, nodes: int) -> tuple[NodePlan, ...]:
+    def plan_of(self, nodes: int) -> tuple[PlannedNode, ...]:
         """Return the plan of the job on so many nodes."""
         if self.hosts is not None:
-            return tuple(NodePlan(f"n{index}", ()) for index in range(self.hosts.count))
+            return tuple(planned_node(f"n{index}") for index in range(self.hosts.count))
         return tuple(
-            NodePlan(f"n{index}", tuple(range(index * self.ranks, (index + 1) * self.ranks)))
+            planned_node(f"n{index}", *range(index * self.ranks, (index + 1) * self.ranks))
             for index in range(nodes)
         )
 
-    def pool_of(self, nodes: int) -> Pool | None:
+    def pool_of(self, nodes: int) -> PlannedPool | None:
         """Return what the job takes of its hosts when it runs on so many nodes."""
         if self.lease is not None:
             queue = QueueTerms(self.lease.requeues, self.lease.grace_s)
-            return Pool(nodes, self.ranks, self.lease.spares, self.seed, queue)
+            return PlannedPool(nodes, self.ranks, 0, self.lease.spares, self.seed, queue)
         if self.hosts is None:
             return None
         faulty = self.hosts.unfit or self.hosts.stuck
         has_setup = bool(faulty and self.seed % 2)  # else it is the program that an unfit host lacks
-        return Pool(nodes, self.ranks, self.hosts.spares, self.seed, None, not has_setup)
+        return PlannedPool(nodes, self.ranks, 0, self.hosts.spares, self.seed, None, not has_setup)
 
     @property
     def must_end_s(self) -> float:
@@ -192,7 +195,16 @@ INNOCENT = (Harm.EVALUATES, Harm.EVALUATES_AND_LOGS, Harm.SAVES, Harm.NAPS, Harm
 
 OUT_OF_STEP = (Harm.SKIPS_ONE, Harm.ADDS_ONE)
 
-_RARE = (Harm.KEY_CHANGED, Harm.STARVES, *OF_QUEUES, *ENDLESS, *INNOCENT, *OUT_OF_STEP)
+_RARE = (
+    Harm.FAULTS,
+    Harm.RAISES,
+    Harm.KEY_CHANGED,
+    Harm.STARVES,
+    *OF_QUEUES,
+    *ENDLESS,
+    *INNOCENT,
+    *OUT_OF_STEP,
+)
 _HARMS = [harm for harm in Harm if harm not in _RARE]
 """What may befall any job."""
 
@@ -200,12 +212,12 @@ _HARMS = [harm for harm in Harm if harm not in _RARE]
 def limits_of(**more: object) -> Limits:
     """Return the limits of the named nights: short, so that a night is over soon."""
     plain: dict[str, object] = {
-        "start_s_max": 60.0, "hang_s_max": 30.0, "node_silent_s_max": 20.0, "stop_grace_s": 5.0, "break_grace_s": 1.0,
-        "restarts_max": 3, "backoff_s": 2.0, "backoff_s_max": 16.0, "never_on_exit_codes": (), "time_s_max": None,
+        "start_timeout_s": 60.0, "hang_timeout_s": 30.0, "node_timeout_s": 20.0, "stop_grace_s": 5.0, "break_grace_s": 1.0,
+        "restarts_max": 3, "backoff_s": 2.0, "backoff_max_s": 16.0, "never_on_exit_codes": (), "time_limit_s": None,
         "on_hang": "restart",
     }  # fmt: skip
     plain.update(more)
-    plain.setdefault("fence_s", FENCE_SHARE * plain["node_silent_s_max"])  # type: ignore[operator]
+    plain.setdefault("fence_s", FENCE_SHARE * plain["node_timeout_s"])  # type: ignore[operator]
     return Limits(**plain)  # type: ignore[arg-type]
 
 
@@ -220,7 +232,7 @@ def random_night(seed: int, *, queues: bool = True) -> Night:
     asks = _random_asks(rng, nodes)
     ends_s = [f.at_s + (f.lasts_s if f.lasts_s < 1000 else 0.0) for f in faults] + [a.at_s for a in asks]
     calm_s = max(ends_s, default=0.0)
-    if limits.hang_s_max is None or limits.on_hang == "notify":
+    if limits.hang_timeout_s is None or limits.on_hang == "notify":
         calm_s += 300.0
         asks = (*asks, Ask(calm_s, cancel=True))  # nobody but the user ends what only hangs
     night = Night(
@@ -234,7 +246,7 @@ def random_night(seed: int, *, queues: bool = True) -> Night:
         launch_lost=rng.choice((0,) * 20 + (1, 2)), calm_s=calm_s,
     )  # fmt: skip
     night = _restarted(_without_steps(_out_of_step(_judged_by_looks(_on_hosts(_named_otherwise(night))))))
-    return _with_bad_saves(_where_locks_tell(_in_queue(night) if queues else night))
+    return _with_bad_saves(_where_locks_tell(_partitioned(_in_queue(night) if queues else night)))
 
 
 def _named_otherwise(night: Night) -> Night:
@@ -281,7 +293,7 @@ def _judged_by_looks(night: Night) -> Night:
     """Let a third of the nights be those of a job whose silence is judged by what it has shown, with ranks that stand
     still in all the ways there are. Drawn from a chance of its own, too."""
     rng = random.Random(night.seed ^ 0x4A96)
-    if rng.random() > 0.34 or night.limits.hang_s_max is None:
+    if rng.random() > 0.34 or night.limits.hang_timeout_s is None:
         return night
     size = night.nodes * night.ranks
     still = [
@@ -292,7 +304,7 @@ def _judged_by_looks(night: Night) -> Night:
         Fault(rng.choice(INNOCENT), rng.uniform(5.0, 100.0), 0, rng.randrange(size), rng.uniform(1.0, 50.0))
         for _ in range(rng.choice((0, 1, 2, 3)))
     ]
-    limits = dataclasses.replace(night.limits, hang_s_max=0.0, hang_ceiling_s=rng.choice((120.0, 600.0)))
+    limits = dataclasses.replace(night.limits, hang_timeout_s=0.0, hang_ceiling_s=rng.choice((120.0, 600.0)))
     return dataclasses.replace(
         night, limits=limits, faults=(*night.faults, *still, *pauses), calm_s=max(night.calm_s, 180.0),
         stays_rank=rng.choice((-1, -1, -1, rng.randrange(size))),
@@ -374,7 +386,7 @@ def _without_steps(night: Night) -> Night:
     """Let the ranks of some nights make no steps and no checkpoints, as in inference, and have them work for long, with
     lines that break and supervisors that die. Drawn from a chance of its own, too."""
     rng = random.Random(night.seed ^ 0x1FE2)
-    if rng.random() > 0.1 or night.limits.hang_s_max == 0.0 or night.begins_anew:
+    if rng.random() > 0.1 or night.limits.hang_timeout_s == 0.0 or night.begins_anew:
         return night
     harms = (Harm.BOSS_KILLED, Harm.CUT_BOTH, Harm.CUT_ALL, Harm.SIGNAL, Harm.HOST_LOST)
     more = [
@@ -391,6 +403,31 @@ def _without_steps(night: Night) -> Night:
     return dataclasses.replace(
         night, prints=True, save_steps=10_000, steps=rng.choice((60, 300)), faults=(*faults, *more),
         naming=Naming.ITS_OWN, calm_s=max(night.calm_s, 500.0),
+    )  # fmt: skip
+
+
+def with_auto_times(limits: Limits) -> Limits:
+    """Return the limits with what `monitor.node_timeout: auto` is for several nodes."""
+    return dataclasses.replace(limits, node_timeout_s=60.0, fence_s=16.0, away_fence_s=48.0)
+
+
+def _partitioned(night: Night) -> Night:
+    """Let hosts of some nights be cut off from all others for a while, some of them after their supervisor was away.
+    Drawn from a chance of its own, too."""
+    rng = random.Random(night.seed ^ 0x9A27)
+    if rng.random() > 0.15 or night.hosts is None or night.nodes < 2:
+        return night
+    at_s, node = rng.uniform(8.0, 60.0), rng.randrange(night.hosts.count)
+    lasts_s = rng.choice((rng.uniform(5.0, 20.0), rng.uniform(30.0, 200.0)))
+    away_s = rng.choice((0.0, 0.0, rng.uniform(5.0, 150.0)))
+    away = Fault(
+        rng.choice((Harm.CUT_BOTH, Harm.BOSS_KILLED)), at_s, node, 0, away_s + rng.uniform(0.0, 10.0)
+    )
+    cuts = [Fault(harm, at_s + away_s, node, 0, lasts_s) for harm in (Harm.CUT_BOTH, Harm.CUT_GANG)]
+    return dataclasses.replace(
+        night, limits=with_auto_times(night.limits), calm_s=max(night.calm_s, at_s + away_s + lasts_s + 20.0),
+        faults=(*night.faults, *([away] if away_s else []), *cuts), steps=rng.choice((night.steps, 300)),
+        peers_hang=rng.choice((night.peers_hang, 1.0)),
     )  # fmt: skip
 
 
@@ -450,19 +487,19 @@ def _in_queue(night: Night) -> Night:
     return dataclasses.replace(
         night, nodes=nodes, lease=lease, hosts=hosts, local=False,
         faults=(*faults, *more), asks=tuple(dataclasses.replace(ask, nodes=0) for ask in night.asks),
-        limits=dataclasses.replace(night.limits, time_s_max=None), calm_s=max(night.calm_s, 220.0),
+        limits=dataclasses.replace(night.limits, time_limit_s=None), calm_s=max(night.calm_s, 220.0),
     )  # fmt: skip
 
 
 def _random_limits(rng: random.Random) -> Limits:
     return limits_of(
-        start_s_max=rng.choice((60.0, 90.0)),
-        hang_s_max=rng.choice((None, 25.0, 25.0, 60.0, 60.0)),
-        node_silent_s_max=rng.choice((15.0, 30.0)),
+        start_timeout_s=rng.choice((60.0, 90.0)),
+        hang_timeout_s=rng.choice((None, 25.0, 25.0, 60.0, 60.0)),
+        node_timeout_s=rng.choice((15.0, 30.0)),
         stop_grace_s=rng.choice((2.0, 10.0)),
         restarts_max=rng.choice((0, 1, 2, 3, 3, 5)),
         never_on_exit_codes=rng.choice(((), (), (), (1,))),
-        time_s_max=rng.choice((None, None, None, 60.0, 300.0)),
+        time_limit_s=rng.choice((None, None, None, 60.0, 300.0)),
         on_hang=rng.choice(("restart", "restart", "restart", "fail", "notify")),
     )
 

@@ -191,21 +191,19 @@ class PoolBook:
 
     def _places(self, place: d.Place) -> None:
         """So many hosts that are there, one rank after the other; whoever was there before stays where he was."""
-        names = [plan.name for plan in place.nodes]
+        names = [name for name, _ in place.nodes]
         self._must(not self.placed and not self.ahead, f"not to be placed now: {place}")
         self._must(len(names) == len(set(names)) == self.nodes, f"{self.nodes} hosts are wanted: {place}")
         each = self.world.night.ranks
-        ranks = [rank for plan in place.nodes for rank in plan.ranks]
-        whole = all(len(plan.ranks) == each for plan in place.nodes) and ranks == list(
-            range(each * self.nodes)
-        )
+        ranks = [rank for _, own in place.nodes for rank in own]
+        whole = all(len(own) == each for _, own in place.nodes) and ranks == list(range(each * self.nodes))
         self._must(whole, f"not every rank has one place: {place}")
         for name in names:
             self._must(self._is_there(name), f"{name} is not there: {place}")
         for index, name in enumerate(self.last[: self.nodes]):
             stays = names[index] == name or not self._is_there(name) or self._hung_twice(name)
             self._must(stays, f"rank {index * each} was on {name}, which is there: {place}")
-        self.placed = {plan.name: plan.ranks for plan in place.nodes}
+        self.placed = dict(place.nodes)
         self.last = tuple(names)
         if self.placed_first_s is None:
             self.placed_first_s = self.world.clock
@@ -237,21 +235,21 @@ class PoolBook:
         limits, clock = self.world.night.limits, self.world.clock
         waited_s = clock - max(self.began_s, self.queued_s) + ROUNDING_S
         if verdict.kind is d.Kind.START_TIMEOUT:
-            self._must(waited_s >= limits.start_s_max, f"queued {waited_s:.0f} s ago: {verdict}")
+            self._must(waited_s >= limits.start_timeout_s, f"queued {waited_s:.0f} s ago: {verdict}")
             usable = [one for one in self.names if one not in self.barred]
             if verdict.node and len(usable) > self.nodes:
                 self.barred[verdict.node] = "stuck"
-        if verdict.signature.endswith(" allocation"):
+        if verdict.signature.cause is d.FailureCause.ALLOCATION:
             return  # the queue's book has it
         if verdict.kind is d.Kind.TIME_LIMIT:
-            assert limits.time_s_max is not None
+            assert limits.time_limit_s is not None
             ran_s = clock - (self.placed_first_s or clock) + ROUNDING_S
-            self._must(ran_s >= limits.time_s_max, f"it had its hosts for {ran_s:.0f} s: {verdict}")
-        if verdict.signature.startswith("rendezvous between "):
+            self._must(ran_s >= limits.time_limit_s, f"it had its hosts for {ran_s:.0f} s: {verdict}")
+        if verdict.signature.cause is d.FailureCause.UNREACHABLE:
             self._apart(verdict)
         if verdict.kind is d.Kind.HANG and verdict.node:
             self._hung(verdict.node)
-        if verdict.signature.endswith(" placement"):
+        if verdict.signature.cause is d.FailureCause.PLACEMENT:
             self._hopeless(verdict, waited_s)
 
     def _hung(self, name: str) -> None:
@@ -269,13 +267,13 @@ class PoolBook:
             pardoned = [name for name, why in self.barred.items() if why == f"apart from {verdict.node}"]
             for name in pardoned:
                 del self.barred[name]
-            self.barred[verdict.node] = f"apart from {verdict.signature.rpartition(' ')[2]}"
+            self.barred[verdict.node] = f"apart from {verdict.signature.place[-1]}"
 
     def _hopeless(self, verdict: d.Verdict, waited_s: float) -> None:
         """There can never be enough hosts, or one that was lost has not come back; and each is named."""
         out = [name for name in self.names if name not in self.up and self._is_out(name)]
         unused = [name for name in self.barred if name in self.up]
-        told = [line.partition(":")[0] for line in verdict.evidence]
+        told = [piece.node for piece in verdict.proof]
         for name in out[:REASONS_MAX]:
             self._must(name in told or len(told) == REASONS_MAX, f"{name} is not named: {verdict}")
         if verdict.kind is d.Kind.LAUNCH:
@@ -285,7 +283,7 @@ class PoolBook:
             self._must(left < self.nodes, f"{left} can be used: {verdict}")
             return
         there = [name for name in self.names if self._is_there(name)]
-        silent_s = self.world.night.limits.node_silent_s_max
+        silent_s = self.world.night.limits.node_timeout_s
         self._must(len(there) < self.nodes, f"{there} are there: {verdict}")
         self._must(waited_s >= silent_s, f"after {waited_s:.0f} s: {verdict}")
         self._must(verdict.node not in self.up, f"it is up: {verdict}")

@@ -118,7 +118,7 @@ class QueueBook:
 
     def _judges(self, verdict: d.Verdict) -> None:
         """What is put down to the queue is what was heard of it, or a supervisor that was lost."""
-        if not verdict.signature.endswith(" allocation"):
+        if verdict.signature.cause is not d.FailureCause.ALLOCATION:
             self._must(verdict.kind is not d.Kind.PREEMPTED, f"nobody preempted it: {verdict}")
             return
         late = verdict.kind is d.Kind.TIME_LIMIT and not self.entered
@@ -152,7 +152,8 @@ class QueueBook:
     def _requeues(self, decision: d.Requeue) -> None:
         """Only from an allocation that ends or has too few nodes, and only by a job that is to go on."""
         attempt, clock = self.ledger.tries[-1], self.world.clock
-        placement = attempt.verdict is not None and attempt.verdict.signature.endswith(" placement")
+        cause = attempt.verdict.signature.cause if attempt.verdict is not None else None
+        placement = cause is d.FailureCause.PLACEMENT
         lost = attempt.verdict is not None and attempt.verdict.kind is d.Kind.NODE_LOST
         out = self.ledger.pool.barred if self.ledger.pool is not None else {}
         few = len(self.up - set(out)) < self.world.nodes

@@ -222,7 +222,7 @@ class SaveBook:
         """Tell whether the job makes no progress since ranks fail before their first step from a save that nobody has
         named."""
         last, verdict = self.ledger.tries[-1], self.ledger.tries[-1].verdict
-        is_own = verdict is not None and verdict.signature.startswith(tuple(one.value for one in OWN_KINDS))
+        is_own = verdict is not None and verdict.signature.kind in OWN_KINDS
         is_stuck = verdict is not None and verdict.kind is d.Kind.NO_PROGRESS
         made = any(map(self._made, self.ledger.tries[-2:]))
         return is_own and is_stuck and not made and self._begun(last) not in (0, self.named)

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
-from orchestrator.brain.model.events import NodePlan
 from orchestrator.core.end_cause import Cause
+from orchestrator.core.planned import PlannedNode
+from tests.support.brain_story import planned_node
 
 from .boss import Boss
 from .ledger import Violation
@@ -54,8 +55,8 @@ class Slurm:
     def allocation(self) -> str:
         return f"{self.number}.{self.restarts}"
 
-    def plan(self) -> tuple[NodePlan, ...]:
-        return tuple(NodePlan(f"n{index}", ()) for index in self.lent)
+    def plan(self) -> tuple[PlannedNode, ...]:
+        return tuple(planned_node(f"n{index}") for index in self.lent)
 
     def has(self, host: Host) -> bool:
         return host.index in self.nodes

@@ -20,12 +20,12 @@ SLEEP_S = 3600.0
 class Stance:
     """How a rank stands that makes no step. `cpu`: the share of a processor it uses; `logs`: it writes a line each
     second; `what`: the collective it is in instead of its peers'; `elsewhere`: it waits for others, but not in theirs;
-    `starved`: the share of time in which it could run and may not; `others_act`: a thread beside may enter collectives."""
+    `starved`: the share of time in which it could run and may not; `others_act`: a thread beside may enter collectives;
+    `raised`: the exception that it handles."""
 
     activity: observations.Activity
     where: str
     why: str = ""
-    proven: bool = False
     ends_at: float | None = None
     phase: str = "train"
     cpu: float = 0.0
@@ -34,6 +34,7 @@ class Stance:
     elsewhere: bool = False
     others_act: bool = False
     starved: float = 0.0
+    raised: observations.Failure | None = None
     since_s: float = 0.0
 
 
@@ -46,19 +47,13 @@ class Eyes:
     def look(self, rank: Rank) -> observations.RankInspection:
         """Look at a rank, and compare with the look before."""
         found = _found(rank)
-        same = dataclasses.replace(
-            found, ends_s=None, collectives=tuple(_ageless(one) for one in found.collectives)
-        )
+        same = dataclasses.replace(found, collectives=tuple(_ageless(one) for one in found.collectives))
         key, now_s = (rank.pid, rank.gang.count, same), rank.gang.world.now
         known = self.before.get(rank.number)
         if known is None or known[0] != key or found.activity is observations.Activity.PROGRESSING:
             self.before[rank.number] = (key, now_s)
             first = known is None or found.activity is not observations.Activity.PROGRESSING
-            return (
-                dataclasses.replace(found, activity=observations.Activity.UNKNOWN, proven=False)
-                if first
-                else found
-            )
+            return dataclasses.replace(found, activity=observations.Activity.UNKNOWN) if first else found
         starved_s = rank.stance.starved * (now_s - known[1]) if rank.stance is not None else 0.0
         return dataclasses.replace(found, still_s=now_s - known[1], starved_s=starved_s)
 
@@ -80,19 +75,18 @@ def _found(rank: Rank) -> observations.RankInspection:
         number -= rank.number % 2  # the cut fell into a collective, which some have come through
     entered_s = max(0.0, world.now - max(gang.stepped_s, rank.ready_s))
     one = observations.Collective(
-        "0", "default group", members, number, stance.what or "all_reduce", "float32[10]", entered_s
-    )
+        "0", "default group", members, number, stance.what or "all_reduce", "float32[10]", entered_s, limit_s=world.night.limit_s
+    )  # fmt: skip
     if rank.number == world.night.hidden_rank and world.now < world.night.hidden_s:
         return observations.RankInspection(
-            rank.number, rank.pid, rank.state, observations.Activity.UNKNOWN, 0.0, "", "it did not answer", False, None, "",
+            rank.number, rank.pid, rank.state, observations.Activity.UNKNOWN, 0.0, "", "it did not answer", False, "",
             (), (), (), (), (),
         )  # fmt: skip
-    ends_s = None if stance.ends_at is None else stance.ends_at - world.now
     there = world.now >= rank.ready_s and not rank.is_silent
     return observations.RankInspection(
-        rank.number, rank.pid, rank.state, stance.activity, 0.0, stance.where, stance.why, stance.proven, ends_s,
+        rank.number, rank.pid, rank.state, stance.activity, 0.0, stance.where, stance.why, stance.ends_at is not None,
         stance.phase, (stance.where,), (one,) if there else (), counts.GROUPS if rank.counted.odd else (), counts.history(rank), (),
-        stance.others_act, mixed=(counts.MAIN,) if world.night.sends else (),
+        stance.others_act, mixed=(counts.MAIN,) if world.night.sends else (), raised=stance.raised,
     )  # fmt: skip
 
 
@@ -100,7 +94,7 @@ def _plain(rank: Rank) -> Stance:
     """Return what a rank does that nothing has befallen: it imports, trains, or waits for others."""
     gang = rank.gang
     if rank.state == "T":
-        return Stance(observations.Activity.STOPPED, "train.py:9 step", "stopped by a signal", proven=True)
+        return Stance(observations.Activity.STOPPED, "train.py:9 step", "stopped by a signal")
     if gang.world.now < rank.ready_s:
         return Stance(observations.Activity.PROGRESSING, "train.py:1 <module>", phase="import")
     if not gang.count and any(one.ready_s > gang.world.now for one in gang.ranks.values()):

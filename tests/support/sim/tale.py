@@ -9,6 +9,7 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model.facts import News
 from orchestrator.core.checkpoints.choice import Passed
 from orchestrator.core.checkpoints.save import Save
+from orchestrator.core.planned import PlannedNode
 
 from .world import World
 
@@ -53,12 +54,23 @@ def _value(value: object) -> str:
     if isinstance(value, d.Verdict):
         ranks = ",".join(map(str, value.ranks)) or "-"
         evidence = "".join(f"\n{'':13}{line}" for text in value.evidence for line in text.splitlines())
+        known = value.signature
+        signature = " ".join((known.kind.value, known.cause.value, *known.place))
         return (
             f"{value.kind.value} ranks {ranks} node {value.node or '-'} step {value.step} since {value.since_s:.2f} "
-            f"retry {value.retry} [{value.signature}]: {value.summary}{evidence}"
+            f"retry {value.retry} [{signature}]: {value.summary}{evidence}"
         )
     if isinstance(value, float):
         return f"{value:.2f}"
+    if isinstance(value, PlannedNode):
+        return _value((value.name, value.ranks))
+    if (
+        isinstance(value, tuple)
+        and len(value) == 2
+        and isinstance(value[0], str)
+        and isinstance(value[1], tuple)
+    ):
+        return f"{value[0]}/{_value(value[1])}"
     if isinstance(value, tuple):
         return "(" + ",".join(_value(item) for item in value) + ")"
     if dataclasses.is_dataclass(value):

@@ -25,7 +25,7 @@ class Try:
     ok: list[int] = field(default_factory=list)
 
 
-def fault(attempt: Try) -> tuple[str, int] | None:
+def fault(attempt: Try) -> tuple[d.Signature, int] | None:
     """Name an attempt's own failure, None if it had none: what happened, and after how many of its steps."""
     verdict = attempt.verdict
     own = (d.Kind.CRASH, d.Kind.OOM, d.Kind.NO_PROGRESS)

@@ -15,9 +15,10 @@ from typing import Any, assert_never
 
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
-from orchestrator.brain.model.events import NodePlan, Planned
+from orchestrator.brain.model.events import Planned
 from orchestrator.core.checkpoints.save import SaveState
 from orchestrator.core.observations import Activity
+from orchestrator.core.planned import PlannedNode
 
 from .boss import Boss, Killed
 from .gang import Gang, Rank, harm_rank
@@ -38,7 +39,7 @@ LINGER_S = 8.0
 
 _RANK_HARMS = (
     Harm.CRASH, Harm.SIGNAL, Harm.OOM, Harm.EXIT_EARLY, Harm.STOPPED, Harm.HANG, Harm.IMMORTAL, Harm.STARVES, *ENDLESS, *INNOCENT,
-    *OUT_OF_STEP,
+    *OUT_OF_STEP, Harm.FAULTS, Harm.RAISES,
 )  # fmt: skip
 
 
@@ -92,7 +93,7 @@ class World:
     def host(self, name: str) -> Host:
         return self.hosts[int(name[1:])]
 
-    def plan(self) -> tuple[NodePlan, ...]:
+    def plan(self) -> tuple[PlannedNode, ...]:
         return self.slurm.plan() if self.slurm is not None else self.night.plan_of(self.nodes)
 
     def planned(self) -> Planned:
@@ -149,7 +150,7 @@ class World:
 
     # The night
 
-    def play(self) -> None:
+    def play(self, events_max: int = EVENTS_MAX) -> None:
         """Live through the night. Raises Violation."""
         for fault in self.night.faults:
             if not fault.step:
@@ -164,7 +165,7 @@ class World:
             self.slurm.submit()
         else:
             self._guarded(self.boss.start, ())
-        for _ in range(EVENTS_MAX):
+        for _ in range(events_max):
             if not self.heap or self._over():
                 self.ledger.morning()
                 return
@@ -175,7 +176,7 @@ class World:
                     return  # where no steps are, lines of log are all that one has: it is the user who ends that
                 raise Violation(f"the job has not ended after {self.now:.0f} s")
             self._guarded(act, args)
-        raise Violation(f"more than {EVENTS_MAX} events in one night")
+        raise Violation(f"more than {events_max} events in one night")
 
     def _over(self) -> bool:
         if self.slurm is not None and self.slurm.pending:
@@ -348,7 +349,7 @@ class World:
 
 def _is_busy(rank: Rank) -> bool:
     """Tell whether a rank computes or sleeps for as long as it likes, and waits for no other."""
-    free = rank.gang.world.night.limits.hang_s_max == 0
+    free = rank.gang.world.night.limits.hang_timeout_s == 0
     return free and rank.stance is not None and rank.stance.activity in (Activity.SPINNING, Activity.SLEEPING)
 
 

@@ -10,6 +10,7 @@ from orchestrator.brain.model import events as e
 from orchestrator.brain.model.decisions import Topic
 from orchestrator.core.checkpoints.save import SaveState, StepSource
 from orchestrator.core.observations import Framework
+from orchestrator.core.wire.messages import RankHeartbeat
 from tests.support.brain_story import Story, only, save
 
 TORCH = Framework.TORCH
@@ -26,7 +27,7 @@ def beats(story: Story, *ranks: tuple[int, Framework | None]) -> list[d.Notice]:
     story.now_s += 1.0
     said = []
     for rank, (steps, alone) in enumerate(ranks):
-        beat = e.RankHeartbeat(rank, steps, "S", 0, 0.0, optimizer_steps=steps, alone=alone)
+        beat = RankHeartbeat(rank, steps, "S", 0, 0.0, optimizer_steps=steps, alone=alone)
         said += story.hear(e.Heartbeat(0.0, f"n{rank}", 1, (beat,)))
     return [one for one in said if isinstance(one, d.Notice)]
 
@@ -36,10 +37,9 @@ def test_ranks_that_train_alone_are_named_once_with_the_line_that_mends_it() -> 
     assert not beats(story, (29, TORCH), (40, TORCH))
     (notice,) = beats(story, (30, TORCH), (41, TORCH))
     assert notice.topic is Topic.ALONE
-    assert notice.why == (
-        "2 ranks train alone: none has formed a process group after 30 steps; fix: if they are to train together, "
-        "torch.distributed.init_process_group() and DistributedDataParallel(model)"
-    )
+    assert notice.why == "2 ranks train alone: none has formed a process group after 30 steps"
+    together = "torch.distributed.init_process_group() and DistributedDataParallel(model)"
+    assert notice.fix == f"if they are to train together, {together}"
     assert not beats(story, (60, TORCH), (61, TORCH))
 
 
@@ -52,7 +52,7 @@ def test_ranks_that_train_alone_are_named_once_with_the_line_that_mends_it() -> 
 )
 def test_the_mending_line_is_that_of_the_framework(framework: Framework, words: str) -> None:
     (notice,) = beats(running(), (30, framework), (30, framework))
-    assert words in notice.why
+    assert words in notice.fix
 
 
 @pytest.mark.parametrize(

@@ -188,7 +188,7 @@ def test_a_starter_file_is_a_spec_as_soon_as_its_script_is_there(orch: Type) -> 
     said = orch("check", "job.yaml")
     assert (said.code, said.out[:15]) == (0, "ok    spec     ")
     Path("train.py").unlink()
-    assert "job.yaml:10: entrypoint: no file train.py" in orch("check", "job.yaml").err
+    assert "job.yaml:11: entrypoint: no file train.py" in orch("check", "job.yaml").err
 
 
 @pytest.mark.parametrize(
@@ -290,7 +290,7 @@ def test_a_damaged_job_folder_is_told_about_and_never_a_traceback(
 ) -> None:
     DAMAGES[damage](_broken(home))
     for words in (
-        "status broken", "logs broken", "why broken", "checkpoints broken", "collect broken --to ../c", "clean",
+        "status broken", "logs broken", "why broken", "goodput broken", "checkpoints broken", "collect broken --to ../c", "clean",
         "checkpoints broken --adopt 1", "cancel broken", "resume broken --set restart.max=1 --from nonsense",
     ):  # fmt: skip
         said = orch(*words.split())
@@ -316,7 +316,7 @@ def test_a_home_that_is_none_is_told_about(
         assert "Traceback" not in said.err
 
 
-VOCABULARY = ["run", "submit", "status", "logs", "why", "cancel", "resume", "checkpoints", "collect", "check", "render", "init", "schema", "clean", "nodes", "--systemd", "--from-command", "--from-command", "--json", "--all", "--watch", "--ranks", "--rank", "--node", "--attempt", "--tail", "--since", "--grep", "--follow", "-f", "--set", "--backend", "--from", "--to", "--wait", "--no-wait", "--verify", "--adopt", "--older-than", "--yes", "--help", "-h", "--", "-", "=", "0", "1", "-1", "99999999999999999999", "1e9", "nan", "10m", "node-0", "done", "broken", "good.yaml", "bad.yaml", "train.py", "nodes=2", "nodes=0", "name=x", "a=b", "..", ".", "/", "~", "*", "(", "[", "é", "\x1b[2J", "\n", "None", "local", "ssh", "slurm", "/dev/null", "/no/such"]  # fmt: skip
+VOCABULARY = ["run", "submit", "status", "logs", "why", "goodput", "--by", "cause", "cancel", "resume", "checkpoints", "collect", "check", "render", "init", "schema", "clean", "nodes", "--systemd", "--from-command", "--from-command", "--json", "--all", "--watch", "--ranks", "--rank", "--node", "--attempt", "--tail", "--since", "--grep", "--follow", "-f", "--set", "--backend", "--from", "--to", "--wait", "--no-wait", "--verify", "--adopt", "--older-than", "--yes", "--help", "-h", "--", "-", "=", "0", "1", "-1", "99999999999999999999", "1e9", "nan", "10m", "node-0", "done", "broken", "good.yaml", "bad.yaml", "train.py", "nodes=2", "nodes=0", "name=x", "a=b", "..", ".", "/", "~", "*", "(", "[", "é", "\x1b[2J", "\n", "None", "local", "ssh", "slurm", "/dev/null", "/no/such"]  # fmt: skip
 
 
 def test_no_words_make_a_traceback(orch: Type) -> None:

@@ -7,6 +7,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from orchestrator.cli import live
 from orchestrator.client.job import Job
 from orchestrator.core.jobdir.durable import replace_text
 from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.jobdir.status_file import iso
 from tests.support import folders, jobs
 
 RUNNING = [*jobs.submitted(), *jobs.running(1, 1.0, 7)]
@@ -22,10 +24,12 @@ STATUS_S = 0.02
 SHOWN_S = 0.2
 """Each status stays for so long: many looks of whoever watches."""
 
+ALONE = {"notices": ["4 ranks train alone; fix: form one"]}
+STOPPED = {"what": "", "ranks": [2], "node": "node-1", "follows": "ends", "spare": ""}
 STAGES = (
-    {"suspicion": None},
-    {"suspicion": "rank 2 on node-1 is stopped (state T) for 1 s"},
-    {"suspicion": "rank 2 on node-1 is stopped (state T) for 3 s"},
+    {"suspicion": None, **ALONE},
+    {"suspicion": "rank 2 is stopped for 1 s", "suspected": {**STOPPED, "for_s": 1.0, "in_s": 4.0}, **ALONE},
+    {"suspicion": "rank 2 is stopped for 3 s", "suspected": {**STOPPED, "for_s": 3.0, "in_s": 2.0}, **ALONE},
     {"suspicion": None},
     {"suspicion": None, "state": "SUCCEEDED"},
 )
@@ -35,7 +39,7 @@ def _play(job: JobDir) -> None:
     """Hold the job's lock as a supervisor does, and write one status after the other."""
     known = json.loads(job.state.read_text())
     for stage in STAGES:
-        replace_text(job.state, json.dumps({**known, **stage}))
+        replace_text(job.state, json.dumps({**known, "written_at": iso(time.time()), **stage}))
         time.sleep(SHOWN_S)
 
 
@@ -60,9 +64,14 @@ def test_a_suspicion_is_told_once_and_so_is_its_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = _watched(tmp_path, live.watch, capsys)
+    told = [line for line in lines if not line.startswith("── ")]
+    assert told == ["notice      4 ranks train alone", "            fix: form one"]
+    lines = [line for line in lines if line.startswith("── ")]
     said = [line.rpartition("  ")[2] for line in lines]
     assert len(lines) == 4
-    assert said[1] == "rank 2 on node-1 is stopped (state T) for 1 s"
+    assert (
+        said[1].startswith("rank 2 is stopped for 1 s; ended after ") and "; now: orch restart gpt" in said[1]
+    )
     assert said[2] == "it goes on"
     assert "SUCCEEDED" in lines[3]
 
@@ -76,16 +85,15 @@ def test_programs_get_a_line_of_json_for_each_change_of_suspicion(
 
 
 def test_why_an_attempt_ended_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    known = jobs.status(RUNNING)
-    known["dir"] = ""
+    known = replace(jobs.status(RUNNING), dir="")
     end = f"crash: rank 1 on node-0: RuntimeError: loss is NaN at {jobs.ROOT}/code/train.py:10 inner"
     job = Job(folders.make(tmp_path, jobs.crashed_once()))
-    tell = live._Changes(with_end=False)
+    tell = live._Changes("gpt", with_end=False)
     assert live._transition(job, 2, tell.told) == f"from {jobs.CKPT}; attempt 1 ended: {end}"
-    tell({**known, "state": "RESTARTING", "reason": end})
-    tell({**known, "state": "RESTARTING", "attempt": 2, "reason": f"restarting after {end}"})
+    tell(replace(known, state="RESTARTING", reason=end))
+    tell(replace(known, state="RESTARTING", attempt=2, reason=f"restarting after {end}"))
     assert live._transition(job, 2, tell.told) == f"from {jobs.CKPT}"
-    tell({**known, "state": "STOPPING", "attempt": 2, "reason": end})  # the end tells it
+    tell(replace(known, state="STOPPING", attempt=2, reason=end))  # the end tells it
     first, second, third = capsys.readouterr().out.splitlines()
     assert first.endswith(end)
     assert "attempt 2" in second and "loss" not in second

@@ -31,7 +31,7 @@ def test_the_panel_shows_how_a_job_ended_and_what_rank_0_said_last(tmp_path: Pat
     assert "─ broken-" in text
     assert "FAILED  attempt" in text
     assert "rank 0 logs in with ***" in text
-    assert "see why: !orch why broken-" in text
+    assert "see why: !orch why broken" in text
 
 
 def test_a_job_that_runs_is_left_running_by_the_stop_button(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_a_job_that_runs_is_left_running_by_the_stop_button(tmp_path: Path) -> N
 
 
 def test_the_panel_is_something_that_jupyter_can_show(tmp_path: Path) -> None:
-    status = Job(folders.succeeded(tmp_path, "done", jobs.BEGAN_S)).last_status()
+    status = Job(folders.succeeded(tmp_path, "done", jobs.BEGAN_S)).source.status()
     panel = notebook.panel(status, ["\x1b[31mred\x1b[0m line", "x" * 999], "")
     bundle = panel._repr_mimebundle_((), ())  # type: ignore[union-attr]
     assert "SUCCEEDED" in bundle["text/html"] and "red" in bundle["text/html"]

@@ -25,11 +25,11 @@ def test_a_checkpoint_is_adopted_once_and_has_a_number_to_begin_from(
     job: JobDir, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert app.run(["checkpoints"]) == 0
-    assert f"      orch checkpoints {job.id} --adopt mine.pt\n" in capsys.readouterr().out
+    assert "      orch checkpoints gpt --adopt mine.pt\n" in capsys.readouterr().out
     for done in ("was read, and is in the ledger now", "is in the ledger already"):
         assert app.run(["checkpoints", "--adopt", "mine.pt"]) == 0
         said = capsys.readouterr().out
-        assert said == f"save 1, mine.pt, {done}\n  go on   orch resume {job.id} --from 1\n"
+        assert said == f"save 1, mine.pt, {done}\n  go on   orch resume gpt --from 1\n"
     assert app.run(["checkpoints"]) == 0
     assert "→  1   7" in capsys.readouterr().out
 
@@ -51,8 +51,40 @@ def test_why_says_what_a_resume_would_begin_from_as_files_are_now(
     assert "orch checkpoints shows 1 file that it could begin from\n" in capsys.readouterr().out
     app.run(["checkpoints", "--adopt", "mine.pt"])
     assert app.run(["why"]) == 0
-    assert "a restart begins at step 7 (mine.pt)" in capsys.readouterr().out
+    assert "orch resume would begin at step 7 (mine.pt)" in capsys.readouterr().out
     (job.checkpoints / "mine.pt").unlink()
     assert app.run(["why", "--json"]) == 0
     why = json.loads(capsys.readouterr().out)
     assert (why["checkpoint"], why["passed"][0]["why"]) == (None, "gone: mine.pt is gone")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "text"),
+    [
+        ("gpt", 0, "WHAT IT IS"),
+        ("--all --by job --since 99999d", 0, "2 jobs  goodput"),
+        ("gpt --by host", 0, "node-0"),
+        ("done --by cause", 0, "no failure has cost anything"),
+        ("--by rank", 2, "is not one of"),
+        ("--all done", 2, "leave out JOB, or --all"),
+    ],
+)
+def test_goodput_is_told_of_one_job_or_of_all(
+    job: JobDir, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: str, code: int, text: str
+) -> None:
+    folders.succeeded(tmp_path, "done")
+    assert app.run(["goodput", *words.split()]) == code
+    said = capsys.readouterr()
+    assert text in said.out + said.err
+
+
+def test_a_job_that_cannot_be_read_does_not_hide_the_goodput_of_others(
+    job: JobDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders.succeeded(tmp_path, "done")
+    job.journal.write_text("garbage\n")
+    job.facts.unlink(missing_ok=True)
+    assert app.run(["goodput", "--all", "--json"]) == 0
+    said = capsys.readouterr()
+    assert str(job.journal) in said.err
+    assert [one["id"][:4] for one in json.loads(said.out)["jobs"]] == ["done"]

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.agent import keeper
+from orchestrator.agent.process import keeper
 from orchestrator.client import cleanup, collect, saves
 from orchestrator.client.collect import HostFile
 from orchestrator.client.job import Job
 from orchestrator.core.checkpoints.save import Save, SaveState
 from orchestrator.core.errors import ClusterError, UserError
+from orchestrator.core.host import process_tags
 from orchestrator.core.jobdir import locks
 from tests.support import folders, jobs
 from tests.support.saved_files import write
@@ -150,7 +151,7 @@ def test_tidy_clears_run_files_of_ended_jobs_and_old_drafts_only(tmp_path: Path)
         draft.mkdir()
     os.utime(old, (1e9, 1e9))
     said = cleanup.clean_local([Job(ended), Job(running)])
-    assert said == ("cleaned up 1 ended job, removed 1 cut off submit", {})
+    assert said == (f"cleaned up 1 ended job ({ended.id}), removed 1 cut off submit (.old-draft)", {})
     assert not (ended.root / "nodes").exists() and (running.root / "nodes").exists()
     assert not old.exists() and new.exists() and ended.rank_log(1, 1).exists()
 
@@ -177,7 +178,7 @@ def test_a_process_that_cannot_be_ended_keeps_its_run_files(
 ) -> None:
     job = folders.failed(tmp_path)
     (job.root / "nodes" / "node-0").mkdir(parents=True)
-    monkeypatch.setattr(keeper, "clean_up_processes", lambda job, node: [4711])
+    monkeypatch.setattr(keeper, "clean_up_processes", lambda tag: [4711])
     said, left = cleanup.clean_local([Job(job)])
     assert said == "" and "process 4711" in left[job.id].lines()[0]
     assert (job.root / "nodes" / "node-0").exists()
@@ -187,7 +188,7 @@ def test_a_process_that_cannot_be_ended_keeps_its_run_files(
 def test_a_cleanup_ends_what_the_job_left_and_nothing_else_that_it_has_started(tmp_path: Path) -> None:
     job = folders.failed(tmp_path)
     (job.root / "nodes" / "node-0").mkdir(parents=True)
-    left = {**os.environ, keeper.TAG: f"{job.id}/node-0"}
+    left = {**os.environ, process_tags.NAME: process_tags.of(job.root, "node-0")}
     with (
         subprocess.Popen(["sleep", "60"]) as other,  # such as the supervisor of another job, revived just now
         subprocess.Popen(["sleep", "60"], env=left) as its_own,

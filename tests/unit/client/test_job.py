@@ -6,8 +6,8 @@ import dataclasses
 import fcntl
 import json
 import os
-import signal
-import subprocess
+import shutil
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,8 +19,9 @@ from orchestrator import find
 from orchestrator.client.job import Job
 from orchestrator.core import codec
 from orchestrator.core.errors import ClusterError, UserError
+from orchestrator.core.jobdir import home, requests, status_file
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.submission.supervisor_process import BEGIN_S_MAX, STOPPED_S_MAX, revive
+from orchestrator.submission.supervisor_process import BEGIN_S_MAX, revive
 from tests.support import folders, jobs
 from tests.support.fake_slurm import SUPERVISOR
 
@@ -43,6 +44,22 @@ def test_the_status_is_what_the_supervisor_wrote_with_its_folder(tmp_path: Path)
     assert (status["id"], status["state"], status["dir"]) == (job.id, "SUCCEEDED", str(job.folder.root))
     assert job.wait(0.0)["state"] == "SUCCEEDED"
     assert repr(job) == f"<Job {job.id} SUCCEEDED>"
+
+
+def test_a_status_that_is_replaced_while_it_is_watched_is_not_old_whatever_the_clocks_say(
+    tmp_path: Path,
+) -> None:
+    job = Job(folders.make(tmp_path, RUNNING))
+    status = codec.loads(status_file.Status, job.folder.state.read_bytes())
+    old, new = (
+        dataclasses.replace(status, written_at=status_file.iso(time.time() - at_s)) for at_s in (60, 59)
+    )
+    status_file.write(job.folder, old, durable=False)
+    assert job.source.written_status().is_late, "its supervisor has stopped"
+    writer = threading.Timer(0.1, status_file.write, (job.folder, new), {"durable": False})
+    writer.start()
+    assert not job.source.written_status().is_late
+    writer.join()
 
 
 def test_a_job_is_found_as_the_command_line_finds_it(tmp_path: Path) -> None:
@@ -87,21 +104,21 @@ def test_a_supervisor_that_cannot_write_its_status_is_known_by_its_full_disk(
     assert Job(running).last_status()["full_disk"] == str(running.root)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("silent_s", "goes_on"), [(STOPPED_S_MAX + 1, True), (STOPPED_S_MAX - 5, False)])
-def test_a_supervisor_that_has_long_been_stopped_is_let_go_on(
-    tmp_path: Path, silent_s: float, goes_on: bool
-) -> None:
-    running = folders.make(tmp_path, RUNNING)
-    os.utime(running.state, (time.time() - silent_s,) * 2)
-    with subprocess.Popen(["sleep", "60"]) as sleeper, _supervised(running):
-        running.lock.write_text(f"{sleeper.pid} {os.uname().nodename}\n")
-        os.kill(sleeper.pid, signal.SIGSTOP)
-        os.waitid(os.P_PID, sleeper.pid, os.WSTOPPED)
-        assert ("it goes on" in revive(running)) is goes_on
-        found = os.waitid(os.P_PID, sleeper.pid, os.WCONTINUED | os.WNOHANG)
-        assert (found is not None) is goes_on
-        sleeper.kill()
+def test_a_copy_shows_of_what_it_is_one_and_begins_a_job_of_its_own_when_asked_to(tmp_path: Path) -> None:
+    job = folders.failed(tmp_path / "a")
+    home.note_origin(job, job.root)
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    copy = Job(JobDir(tmp_path / "b" / "jobs" / job.id))
+    assert copy.status()["copy_of"] == str(job.root) and "copy_of" not in Job(job).status()
+    for act in (copy.resume, lambda: requests.ask(copy.folder.requests, "cancel")):
+        with pytest.raises(UserError, match="it is a copy of"):
+            act()
+    own = copy.as_new()
+    assert (own.folder.root.parent, own.name) == (copy.folder.root.parent, "gpt")
+    assert own.id != job.id and {own.id} == {own.plan().id, own.status()["id"]}
+    assert not copy.folder.root.exists() and "copy_of" not in own.status()
+    with pytest.raises(UserError, match="is no copy"):
+        own.as_new()
 
 
 def test_a_folder_that_is_no_job_is_not_revived(tmp_path: Path) -> None:
@@ -129,7 +146,13 @@ def test_a_damaged_status_file_is_said_to_be_damaged(tmp_path: Path, text: str) 
 def test_statuses_with_torn_nodes_or_ranks_are_damaged(tmp_path: Path) -> None:
     folder = folders.succeeded(tmp_path)
     whole = json.loads(folder.state.read_text())
-    torns: list[dict[str, object]] = [{"nodes": [{}]}, {"ranks": [1]}, {"ranks": None}]
+    torns: list[dict[str, object]] = [
+        {"nodes": [{}]},
+        {"ranks": [1]},
+        {"ranks": None},
+        {"started_at": "noon"},
+        {"written_at": None},
+    ]
     for torn in torns:
         folder.state.write_text(json.dumps({**whole, **torn}))
         with pytest.raises(ClusterError, match="damaged"):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.client.checks.result import Finding
+from orchestrator.brain.checks.finding import Finding
 from orchestrator.client.preflight import check
 from orchestrator.spec.yaml_document import SpecError
 from tests.support import fake_sbatch

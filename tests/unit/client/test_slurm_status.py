@@ -15,8 +15,6 @@ from orchestrator.client import slurm_status
 from orchestrator.client.job import Job
 from orchestrator.core.errors import ClusterError, UserError
 from orchestrator.submission.supervisor_process import revive
-from orchestrator.views import cells
-from orchestrator.views import status as status_view
 from tests.support.fake_slurm import (
     CANCELLED,
     COMPLETING,
@@ -29,6 +27,7 @@ from tests.support.fake_slurm import (
     FakeSlurm,
     asked,
     job,
+    shown,
     tell,
 )
 from tests.support.jobs import BEGAN_S
@@ -57,14 +56,14 @@ def test_the_queue_line_says_when_it_will_start_and_how_to_let_it_go(
 ) -> None:
     folder = job(tmp_path, "7")
     slurm.queue(PENDING)
-    assert cells.plain(status_view.job(Job(folder).status())).splitlines() == [
+    assert shown(folder).splitlines() == [
         f"{folder.id}  4 ranks, slurm",
         "QUEUED  attempt 1",
         ("queue       Slurm job 7 waits in the queue: Resources, expected to start at 2026-11-21 06:26 UTC"),
     ]
     slurm.queue(HELD)
     slurm_status.QUEUE.expect_news()
-    assert "            fix: scontrol release 7" in cells.plain(status_view.job(Job(folder).status()))
+    assert "            fix: scontrol release 7" in shown(folder)
 
 
 def test_a_job_with_nodes_and_no_word_of_its_supervisor_is_starting(slurm: FakeSlurm, tmp_path: Path) -> None:
@@ -98,17 +97,15 @@ def test_why_a_requeued_job_waits_again_is_still_told(slurm: FakeSlurm, tmp_path
     slurm.queue(PENDING.replace("Resources", "BeginTime"))
     folder = job(tmp_path, "7")
     tell(folder, "QUEUED", reason="waiting in the queue for nodes again; preempted")
-    status = Job(folder).status()
-    assert status["reason"] == "waiting in the queue for nodes again; preempted"
-    assert "BeginTime" in cells.plain(status_view.job(status))
+    assert Job(folder).status()["reason"] == "waiting in the queue for nodes again; preempted"
+    assert "BeginTime" in shown(folder)
 
 
 def test_a_slurm_that_is_down_is_said_and_ends_nothing(slurm: FakeSlurm, tmp_path: Path) -> None:
     slurm.down()
     folder = job(tmp_path, "7")
-    status = Job(folder).status()
-    assert status["state"] == "QUEUED"
-    assert "no answer now: slurm_load_jobs error: Unable to contact" in cells.plain(status_view.job(status))
+    text = shown(folder)
+    assert "\nQUEUED " in text and "no answer now: slurm_load_jobs error: Unable to contact" in text
     tell(folder, "RUNNING")
     assert Job(folder).status()["state"] == "RUNNING"
     assert asked(folder) == []
@@ -347,7 +344,7 @@ def test_a_resumed_job_waits_and_its_last_end_does_not_show(slurm: FakeSlurm, tm
     folder = job(tmp_path, "7")
     tell(folder, "FAILED", attempt=3, step=40, ended_at="2026-11-21T06:21:01.000Z")
     folder.ended.touch()
-    before = Job(folder).status()
+    before = Job(folder).source.settled_status()
     folder.slurm.write_text('["7", "9"]')
     folder.ended.unlink()
     slurm_status.requeue_status(folder, before)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,38 +10,33 @@ import pytest
 from orchestrator.client import slurm_status
 from orchestrator.client.job import Job
 from orchestrator.core.jobdir import requests
-from orchestrator.core.jobdir.status_file import Status
-from orchestrator.core.slurm.queue import SlurmQueue
+from orchestrator.core.jobdir.locks import Holder
 from orchestrator.views import cells, post_mortem
 from orchestrator.views import status as status_view
-from tests.support.fake_slurm import PENDING, RUNNING, FakeSlurm, job, tell
+from tests.support.fake_slurm import RUNNING, FakeSlurm, job, tell
 
 pytestmark = pytest.mark.slow
 
 
-def test_while_slurm_is_silent_its_last_word_stands_also_for_other_commands(
-    slurm: FakeSlurm, tmp_path: Path
-) -> None:
+def test_while_slurm_is_silent_its_last_word_stands_with_its_age(slurm: FakeSlurm, tmp_path: Path) -> None:
     folder = job(tmp_path, "7")
     slurm.queue(RUNNING)
     Job(folder).status()
     slurm.down()
-    slurm_status.QUEUE = SlurmQueue(lambda: os.environ)  # as another command begins
-    os.utime(folder.queue_said, (time.time() - 90.0,) * 2)
+    slurm_status.QUEUE.expect_news()
     told = Job(folder).status()["queue"]
     assert (told["state"], told["nodes"]) == ("RUNNING", "node[1-2]")
-    assert told["silent"] and 85.0 < told["heard_s"] < 100.0
+    assert told["silent"] and told["heard_s"] < 60.0
 
 
-def test_a_supervisors_later_word_counts_more_than_what_slurm_said_before_it_fell_silent(
+def test_a_command_that_slurm_has_never_answered_shows_what_the_supervisor_wrote(
     slurm: FakeSlurm, tmp_path: Path
 ) -> None:
     folder = job(tmp_path, "7")
-    slurm.queue(PENDING)
-    assert Job(folder).status()["state"] == "QUEUED"
     slurm.down()
-    slurm_status.QUEUE = SlurmQueue(lambda: os.environ)
-    os.utime(folder.queue_said, (time.time() - 90.0,) * 2)
+    status = Job(folder).status()
+    assert (status["state"], status["reason"]) == ("QUEUED", "Slurm has told nothing of its job 7 yet")
+    assert status["queue"]["state"] == "UNKNOWN" and status["queue"]["silent"]
     tell(folder, "RUNNING", step=12)
     assert Job(folder).status()["state"] == "RUNNING"
 
@@ -62,18 +56,18 @@ def test_the_post_mortem_of_a_queued_job_says_what_it_waits_for(slurm: FakeSlurm
 def test_a_supervisor_whose_node_is_lost_is_not_said_to_come_back(slurm: FakeSlurm, tmp_path: Path) -> None:
     slurm.queue(RUNNING)
     folder = job(tmp_path, "7")
-    known: Status = {**Job(folder).status(), "written_s": 70.0}
+    known = replace(Job(folder).source.settled_status(), written_s=70.0)
     for host, said in (
         ("node1", "its batch script starts it again"),
         ("node3", "that node is lost, and Slurm"),
     ):
-        assert said in status_view.outdated({**known, "supervisor": {"pid": 8, "host": host}})
+        assert said in status_view.outdated(replace(known, supervisor=Holder(8, host)))
 
 
 def test_a_suspended_job_is_not_said_to_be_started_again(slurm: FakeSlurm, tmp_path: Path) -> None:
     slurm.queue(RUNNING.replace("RUNNING", "SUSPENDED"))
-    holder = {"pid": 8, "host": "node1"}
-    known: Status = {**Job(job(tmp_path, "7")).status(), "written_s": 20.0, "supervisor": holder}
+    status = Job(job(tmp_path, "7")).source.settled_status()
+    known = replace(status, written_s=20.0, supervisor=Holder(8, "node1"))
     assert status_view.outdated(known).endswith("; Slurm has suspended it")
     assert cells.plain(status_view.queue(known)).splitlines() == [
         "queue       Slurm has suspended its job 7 on node[1-2]",

@@ -22,7 +22,7 @@ from orchestrator.core import observations
 from orchestrator.core.errors import ClusterError, UserError
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.status_file import Status
-from orchestrator.supervisor.journal.journal_file import Journal, read, tail
+from orchestrator.journal.journal_file import Journal, read, tail
 from orchestrator.supervisor.request_inbox import RequestInbox
 from orchestrator.views import cells
 from orchestrator.views import stacks as stack_view
@@ -42,7 +42,7 @@ Answer = Callable[[int, int], list[News]]
 def _look(rank: int, activity: observations.Activity, **more: Any) -> observations.RankInspection:
     plain: dict[str, Any] = {
         "rank": rank, "pid": 5000 + rank, "state": "S", "activity": activity, "still_s": 3.04, "where": "train.py:97 train_step",
-        "why": "in all_reduce #9,655 (default group)", "proven": False, "ends_s": None, "phase": "train", "stack": WAITS,
+        "why": "in all_reduce #9,655 (default group)", "has_limit": False, "phase": "train", "stack": WAITS,
         "collectives": (GROUP,), "groups": (), "collective_counts": (), "unavailable": ("py-spy is not installed: no native frames",),
     }  # fmt: skip
     return observations.RankInspection(**{**plain, **more})
@@ -50,7 +50,7 @@ def _look(rank: int, activity: observations.Activity, **more: Any) -> observatio
 
 READER = _look(
     2, observations.Activity.BLOCKED, where="train.py:88 load_batch", why="in read() of data/shard-17.bin, a FIFO that nobody writes",
-    proven=True, stack=READS, collectives=(),
+    stack=READS, collectives=(), line="return shard.read(BLOCK)",
 )  # fmt: skip
 
 
@@ -91,7 +91,7 @@ def _supervised(job: JobDir, answer: Answer) -> Iterator[list[int]]:
 
 
 def _status(job: JobDir) -> Status:
-    return Job(job).last_status()
+    return Job(job).source.status()
 
 
 def test_the_answers_of_all_nodes_are_one_object_with_the_ranks_in_order(tmp_path: Path) -> None:
@@ -207,17 +207,17 @@ def test_stacks_of_many_ranks_are_folded_as_they_were_looked_at() -> None:
 def test_the_users_frame_comes_first_even_where_the_stack_was_cut_off_before_it() -> None:
     deep = tuple(f"lazy.py:{number} load" for number in range(40))
     look = _look(0, observations.Activity.PROGRESSING, where="train.py:3 <module>", stack=deep)
-    assert hang_report.frames(look) == ("train.py:3 <module>", *deep)
+    assert hang_report.frames(look) == ("train.py:3 <module>", "…", deep[1], deep[0])
     text = cells.plain(stack_view.stacks({**_taken(), "ranks": [stacks.rank_json(look, "gpu00")]}))
-    assert "\n  train.py:3 <module>\n  inside: lazy.py:0 load < lazy.py:1 load" in text
+    assert "\n  train.py:3 <module>\n  inside: … > lazy.py:11 load > lazy.py:10 load" in text
 
 
 def test_a_remark_on_the_users_frame_does_not_show_it_twice() -> None:
     where = f"{READS[1]} (DataLoader of the main thread)"
     assert hang_report.frames(_look(0, observations.Activity.PROGRESSING, where=where, stack=READS)) == (
+        READS[2],
         where,
         READS[0],
-        READS[2],
     )
 
 

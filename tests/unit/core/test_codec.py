@@ -56,6 +56,26 @@ WHOLE = Outer(
 KINDS: Mapping[str, type[Any]] = codec.by_kind(Inner | Other)
 
 
+class Loss(float):
+    """A number that need not be finite."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    loss: Loss | None
+
+
+@pytest.mark.parametrize("text", ["1.5", "nan", "inf", "-inf"])
+def test_only_a_subclass_of_float_comes_back_where_it_is_not_finite(text: str) -> None:
+    packed = codec.dumps(Lost(Loss(text)))
+    assert packed == ('{"loss":1.5}' if text == "1.5" else f'{{"loss":"{text}"}}')
+    assert codec.dumps(codec.loads(Lost, packed)) == packed
+    with pytest.raises(CodecError):
+        codec.loads(Lost, '{"loss":"1.5"}')
+    with pytest.raises(CodecError):
+        codec.unpack(tuple[float, ...], [text if text != "1.5" else "x"])
+
+
 def test_a_value_comes_back_as_it_went() -> None:
     text = codec.dumps(WHOLE)
     assert "\n" not in text

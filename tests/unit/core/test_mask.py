@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.agent.rank import hook
-from orchestrator.client import secret_mask
+from orchestrator.agent.ranks.hook import errors
+from orchestrator.client.logs import secret_mask
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.mask import CUT_CHARS_MIN, HIDDEN, LEFT_OUT, Mask
 
@@ -52,7 +52,7 @@ def test_what_a_mask_may_change_is_found_in_many_lines_at_once(seed: int) -> Non
 
 
 def test_the_hook_marks_its_cut_as_the_mask_knows_it() -> None:
-    assert LEFT_OUT in hook.cut_middle("x" * 30_000)
+    assert LEFT_OUT in errors.cut_middle("x" * 30_000)
 
 
 @pytest.mark.parametrize("at", range(20, 20 + len(SECRET)))

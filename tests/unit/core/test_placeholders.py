@@ -23,6 +23,13 @@ def test_only_names_of_orch_are_filled_in(text: str, filled: str) -> None:
     assert placeholders.fill(text, VALUES) == filled
 
 
+def test_what_is_filled_in_is_shown_in_braces_and_without_quotes() -> None:
+    words = ("train.py", "--out", "$ORCH_CHECKPOINT_DIR/x", "${ORCH_ATTEMPT}", "a b{resume_from}", "$HOME")
+    assert (
+        placeholders.shown(words) == "train.py --out {checkpoint_dir}/x {attempt} 'a b{resume_from}' '$HOME'"
+    )
+
+
 @pytest.mark.parametrize(
     ("text", "meant"),
     [

@@ -14,9 +14,9 @@ __all__ = ["folder"]
 
 
 def test_hang_timeout_is_auto_or_the_users_time_and_the_plan_knows_which(folder: Path) -> None:
-    assert jobs.plan().limits.hang_s_max == 0.0
-    assert jobs.plan(monitor={"hang_timeout": "10m"}).limits.hang_s_max == 600.0
-    assert jobs.plan(monitor={"hang_timeout": "off"}).limits.hang_s_max is None
+    assert jobs.plan().limits.hang_timeout_s == 0.0
+    assert jobs.plan(monitor={"hang_timeout": "10m"}).limits.hang_timeout_s == 600.0
+    assert jobs.plan(monitor={"hang_timeout": "off"}).limits.hang_timeout_s is None
     assert loaded(folder, f"{HEAD}monitor: {{hang_timeout: auto}}\n").spec.monitor.hang_timeout == "auto"
 
 

@@ -67,9 +67,15 @@ def test_a_fault_names_the_option(path: Path) -> None:
     assert "did you mean train.py?" in faults
 
 
-def test_a_shell_script_is_a_command(path: Path) -> None:
-    entry = job_file(RunLine(("bash", "run.sh", "a b")), path, (), _spell).spec.entry
-    assert (entry.kind, entry.args) == ("command", ("bash", "run.sh", "a b"))
+@pytest.mark.parametrize(
+    "line",
+    ["bash run.sh a", "uv run train.py", "uv run --with torch pkg/train.py", "pixi run python train.py"],
+)
+def test_a_shell_script_and_a_program_with_an_environment_of_its_own_are_commands(
+    path: Path, line: str
+) -> None:
+    entry = job_file(RunLine(tuple(line.split())), path, (), _spell).spec.entry
+    assert (entry.kind, " ".join(entry.args) or entry.target) == ("command", line)
 
 
 @pytest.mark.parametrize(

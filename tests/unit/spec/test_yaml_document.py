@@ -117,6 +117,7 @@ def laughs(levels: int) -> str:
     return "\n".join(rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [
@@ -296,6 +297,7 @@ def test_random_data_is_answered(fuzzed: Path, data: dict[str, object]) -> None:
         pass
 
 
+@pytest.mark.slow
 @given(data=st.data())
 @fuzz
 def test_a_mutated_good_file_is_answered(fuzzed: Path, data: st.DataObject) -> None:

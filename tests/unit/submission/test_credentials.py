@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator import __main__ as entry
-from orchestrator.agent import keeper
 from orchestrator.agent.bootstrap import job_folder
+from orchestrator.agent.process import keeper
 from orchestrator.core import codec
 from orchestrator.core.errors import ClusterError
 from orchestrator.core.jobdir import durable
@@ -93,7 +93,7 @@ def test_no_agent_works_with_a_token_that_is_empty_or_torn(
     config = fake_host.config(root=str(tmp_path), token=token)
     line = io.TextIOWrapper(io.BytesIO(codec.dumps(config).encode() + b"\n"))
     monkeypatch.setattr(sys, "stdin", line)
-    assert keeper.main(lambda _: pytest.fail("an agent was started"), is_launched=True) == 1
+    assert keeper.main(lambda _, pulse: pytest.fail("an agent was started"), is_launched=True) == 1
     assert "the token that it was given is empty or torn" in capfd.readouterr().out
     job = JobDir(tmp_path)
     job.secrets.mkdir()

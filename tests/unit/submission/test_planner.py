@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import zlib
 from typing import Any
 
 import pytest
@@ -11,8 +12,9 @@ import pytest
 from orchestrator.core import codec
 from orchestrator.core.errors import UserError
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.core.jobdir.plan import Plan, PlannedNode, PlannedPool, PlannedSsh
+from orchestrator.core.jobdir.plan import Plan, PlannedSsh
 from orchestrator.core.jobdir.rank_env import node_env
+from orchestrator.core.planned import PlannedNode, PlannedPool, QueueTerms
 from orchestrator.spec.hosts import Host
 from orchestrator.spec.load import JobSpec, SpecFile
 from orchestrator.submission import planner
@@ -21,6 +23,7 @@ from tests.support import jobs
 
 JOB = JobDir.at(jobs.ROOT)
 PYTHON = "/opt/venv/bin/python"
+SEED = zlib.crc32(jobs.ID.encode())
 LAB = (Host("gpu1", 8, None, "10.0.0.1"), Host("gpu2", 8), Host("gpu3", 4), Host("cpu1", None, 16))
 
 
@@ -42,16 +45,25 @@ def test_hosts_come_in_the_users_order_without_ranks_or_gpus() -> None:
         PlannedNode("gpu1", "gpu1", "10.0.0.1", (), (), 0), PlannedNode("gpu2", "gpu2", "", (), (), 0),
         PlannedNode("gpu3", "gpu3", "", (), (), 0), PlannedNode("cpu1", "cpu1", "", (), (), 16),
     )  # fmt: skip
-    assert plan.pool == PlannedPool(nodes=2, ranks_each=2, gpus_each=0, spares=0)
+    assert plan.pool == PlannedPool(nodes=2, ranks_each=2, gpus_each=0, spares=0, seed=SEED)
     assert (plan.world_size, plan.size) == (4, "4 ranks on 2 nodes of 4 hosts, on CPUs")
 
 
 def test_hosts_that_are_known_to_be_too_small_are_left_out() -> None:
     plan = _plan(procs_per_node=None, gpus_per_node=8, spares=1)
     assert [node.name for node in plan.nodes] == ["gpu1", "gpu2", "cpu1"]
-    assert plan.pool == PlannedPool(nodes=2, ranks_each=8, gpus_each=8, spares=1)
+    assert plan.pool == PlannedPool(nodes=2, ranks_each=8, gpus_each=8, spares=1, seed=SEED)
     assert plan.size == "16 ranks on 2 nodes and 1 to spare of 3 hosts, on 16 GPUs"
     assert [node.name for node in _plan(procs_per_node=17).nodes] == ["gpu1", "gpu2", "gpu3"]
+
+
+def test_hosts_that_failed_lately_come_last_where_there_are_enough_others() -> None:
+    there = Inventory("laptop", (), PYTHON, failed={"gpu1": "2 h ago", "elsewhere": "1 h ago"})
+    plan = planner.plan(_file(), there, jobs.ID, jobs.BEGAN_S)
+    assert [node.name for node in plan.nodes] == ["gpu2", "gpu3", "cpu1", "gpu1"]
+    assert plan.set_aside == {"gpu1": "2 h ago"}
+    plan = planner.plan(_file(nodes=4), there, jobs.ID, jobs.BEGAN_S)
+    assert [node.name for node in plan.nodes] == ["gpu1", "gpu2", "gpu3", "cpu1"] and not plan.set_aside
 
 
 def test_too_few_hosts_are_told_with_their_numbers() -> None:
@@ -88,13 +100,13 @@ def test_auto_asks_when_one_host_says_nothing() -> None:
     file = _file(procs_per_node=None, gpus_per_node="auto")
     assert planner.asks_hosts(file) and not planner.asks_hosts(_file())
     plan = _plan(asked=4, procs_per_node=None, gpus_per_node="auto")
-    assert plan.pool == PlannedPool(2, 4, 4, 0) and len(plan.nodes) == 4
+    assert plan.pool == PlannedPool(2, 4, 4, 0, seed=SEED) and len(plan.nodes) == 4
 
 
 @pytest.mark.parametrize(("procs", "ranks"), [(None, 1), (3, 3)])
 def test_auto_on_hosts_without_gpus_means_cpu_ranks(procs: int | None, ranks: int) -> None:
     plan = _plan(asked=0, procs_per_node=procs, gpus_per_node="auto")
-    assert plan.pool == PlannedPool(2, ranks, 0, 0)
+    assert plan.pool == PlannedPool(2, ranks, 0, 0, seed=SEED)
 
 
 @pytest.mark.parametrize(
@@ -139,9 +151,11 @@ def test_a_local_plan_has_no_pool() -> None:
 
 def test_a_job_for_slurm_is_a_pool_without_hosts() -> None:
     plan = jobs.plan(backend="slurm", spares=1, time_limit="2h", procs_per_node=None, gpus_per_node=4)
-    assert plan.nodes == () and plan.pool == PlannedPool(nodes=2, ranks_each=4, gpus_each=4, spares=1)
+    assert plan.nodes == () and plan.pool == PlannedPool(
+        nodes=2, ranks_each=4, gpus_each=4, spares=1, seed=SEED, queue=QueueTerms(False, 60.0)
+    )
     assert (plan.world_size, plan.size) == (8, "8 ranks on 2 nodes and 1 to spare, on 8 GPUs")
-    assert plan.limits.time_s_max is None, "Slurm keeps that limit"
+    assert plan.limits.time_limit_s is None, "Slurm keeps that limit"
     assert codec.loads(Plan, codec.dumps(plan)) == plan
     assert jobs.plan(backend="slurm").size == "4 ranks on 2 nodes, on CPUs"
 
@@ -149,7 +163,10 @@ def test_a_job_for_slurm_is_a_pool_without_hosts() -> None:
 def test_on_slurm_ranks_have_the_submitters_environment_but_for_his_gpus() -> None:
     node = PlannedNode("n1", "n1", "", (), ())
     outer = {"HF_HOME": "/data", "CUDA_VISIBLE_DEVICES": "7", "ROCR_VISIBLE_DEVICES": "7"}
-    assert node_env(jobs.plan(backend="slurm"), JOB, node, outer, {}) == {"HF_HOME": "/data"}
+    assert node_env(jobs.plan(backend="slurm"), JOB, node, outer, {}) == {
+        "HF_HOME": "/data",
+        "ORCH_HOME": str(JOB.root.parent.parent),
+    }
 
 
 def test_accelerates_environment_is_the_last_setup_line_by_the_jobs_python() -> None:
@@ -160,6 +177,7 @@ def test_accelerates_environment_is_the_last_setup_line_by_the_jobs_python() -> 
         secrets=["A"],
         nccl={"debug": "INFO"},
     )
+    assert plan.pool is not None and not plan.pool.readies_spares
     first, _, run, last = plan.setup
     assert (first, last) == ("module load cuda", 'eval "$orch_env"')
     assert f"$(command -v {PYTHON} || command -v python3 ||" in run

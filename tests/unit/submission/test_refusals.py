@@ -32,6 +32,22 @@ def _submit(tmp_path: Path, *overrides: str, entry: str = "entrypoint: train.py"
         assert not home.exists()
 
 
+def test_more_ranks_than_this_machine_can_start_need_a_word(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"8192 ranks in 4096 agents on the \d+ cores? of this") as told:
+        _submit(tmp_path, "nodes=4096")
+    assert told.value.where == "--set nodes=4096" and "--oversubscribe" in told.value.fix
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["rendezvous.interface=^docker0", "env.GLOO_SOCKET_IFNAME=^docker0,lo", "rendezvous.interface==eth0"],
+)
+def test_an_interface_in_nccls_own_syntax_is_none_of_gloos(tmp_path: Path, override: str) -> None:
+    with pytest.raises(UserError, match="gloo knows no") as told:
+        _submit(tmp_path, override)
+    assert told.value.where == f"--set {override}" and told.value.fix
+
+
 @pytest.mark.parametrize(
     ("config", "overrides", "said"),
     [

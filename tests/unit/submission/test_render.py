@@ -17,7 +17,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.core.jobdir.plan import Plan, PlannedPool, PlannedSsh
+from orchestrator.core.jobdir.plan import Plan, PlannedSsh
+from orchestrator.core.planned import PlannedPool
 from orchestrator.submission.render import render, systemd_unit
 from tests.support import fake_host, golden, jobs
 
@@ -152,7 +153,8 @@ def test_no_text_of_a_spec_runs_or_breaks_a_line(
             jobs.plan(), id=text, nodes=(node,), setup=tuple(setup), argv=tuple(argv), env={"A": text}
         )
         script = _script(plan, job, str(interpreter))
-        assert _argv_seen(script, Path(place), end=0) == [
+        job.scripts.mkdir()
+        assert _argv_seen(script, Path(place), end=0, file=job.scripts / "node-0.sh") == [
             str(interpreter),
             "-I",
             "-S",
@@ -175,9 +177,9 @@ def _ssh() -> PlannedSsh:
     return ssh
 
 
-def _argv_seen(script: str, place: Path, end: int) -> list[str]:
-    """Run a script in `place`; return the words that the fake python, which ends with `end`, was started with."""
-    file = place / "script"
+def _argv_seen(script: str, place: Path, end: int, file: Path | None = None) -> list[str]:
+    """Run a script in `place`, as this file; return the words that the fake python, which ends with `end`, was started with."""
+    file = file or place / "script"
     file.write_text(script, newline="")
     env = {"PATH": os.environ["PATH"], "SAW": str(place / "saw"), "END": str(end)}
     done = subprocess.run(
@@ -207,7 +209,8 @@ def test_what_a_node_lacks_is_said_in_a_line(missing: str, code: int, tmp_path: 
     job = JobDir(tmp_path)
     if missing != "bundle":
         job.bundle.touch()
-    script = tmp_path / "script"
+    script = job.scripts / "node-0.sh"
+    job.scripts.mkdir()
     script.write_text(_script(jobs.plan(), job, "/no/such/python" if missing == "python" else "/bin/true"))
     done = subprocess.run(["sh", script], capture_output=True, text=True, timeout=RUN_S_MAX, check=False)
     assert done.returncode == code

@@ -13,8 +13,8 @@ from orchestrator.client.job import Job
 from orchestrator.core.errors import ClusterError, OrchError, UserError
 from orchestrator.core.jobdir import locks, requests
 from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.journal.journal_file import Journal
 from orchestrator.submission import resume as resume_module
-from orchestrator.supervisor.journal.journal_file import Journal
 from tests.support import folders
 from tests.support.fake_slurm import FakeSlurm, installed, job, tell
 

@@ -71,25 +71,11 @@ def test_a_submit_from_within_a_job_says_nothing_of_that_job(tmp_path: Path, slu
     assert json.loads((job.secrets / "environment.json").read_text())["HF_HOME"] == "/data/hf"
 
 
-@pytest.mark.parametrize(
-    ("said", "where"),
-    [
-        ("Batch job submission failed: Invalid partition name specified", "7: slurm.partition"),
-        ("Batch job submission failed: Invalid account or account/partition combination specified", "8: slurm.account"),
-        ("Batch job submission failed: Invalid node name specified", "9: slurm.nodelist"),
-        ("Batch job submission failed: Invalid license specification", "10: slurm.extra"),
-        ("Invalid --licenses specification", "10: slurm.extra"),
-        ("Batch job submission failed: Node count specification invalid", "3: nodes"),
-        ("Batch job submission failed: Requested node configuration is not available", "6: slurm"),
-        ("Batch job submission failed: Job violates accounting/QOS policy", "6: slurm"),
-    ],
-)  # fmt: skip
-def test_what_sbatch_refuses_is_the_users_error_at_its_line(
-    tmp_path: Path, slurm: FakeSbatch, said: str, where: str
-) -> None:
+def test_what_sbatch_refuses_is_the_users_error_in_its_own_words(tmp_path: Path, slurm: FakeSbatch) -> None:
+    said = "Batch job submission failed: Invalid partition name specified"
     err = _refusal(tmp_path, slurm, said)
-    assert isinstance(err, UserError) and err.where.endswith(f"job.yaml:{where}")
-    assert said in err.what and err.fix
+    assert isinstance(err, UserError) and err.where.endswith("job.yaml:6: slurm")
+    assert err.what == f"sbatch refuses the job: {said}" and err.fix
     assert slurm.calls == 1
 
 
@@ -170,14 +156,11 @@ def test_a_resume_that_sbatch_refuses_changes_nothing(tmp_path: Path, slurm: Fak
     assert after == before
 
 
-def test_a_refused_check_is_told_as_a_refused_submit_with_what_shows_the_choices(slurm: FakeSbatch) -> None:
+def test_a_refused_check_is_told_as_a_refused_submit(slurm: FakeSbatch) -> None:
     slurm.answer("", "allocation failure: Memory specification can not be satisfied", 1)
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError, match="Memory specification can not be satisfied") as told:
         sbatch.test("#!/bin/sh\n#SBATCH --mem=900G\n", slurm.environ, lambda key: f"job.yaml:1: {key}")
-    assert (told.value.where, told.value.fix) == (
-        "job.yaml:1: slurm.mem",
-        "see what there is with: sinfo -o '%20N %m'",
-    )
+    assert told.value.where == "job.yaml:1: slurm" and "sinfo" in told.value.fix
 
 
 def test_a_check_says_what_sbatch_thinks_of_the_job(tmp_path: Path, slurm: FakeSbatch) -> None:

@@ -49,7 +49,7 @@ def repo(tmp_path: Path) -> Path:
 
 def _taken(root: Path, to: Path, leave_out: Path = NOWHERE) -> dict[str, str]:
     """Take a snapshot; return its files with their texts, and its links with an arrow and where they lead."""
-    snapshot.take(snapshot.survey(root, LIMIT_MB, leave_out), to)
+    snapshot.copy_files(snapshot.survey(root, LIMIT_MB, leave_out), to)
     found = {}
     for folder, folders, files in os.walk(to):
         for name in [*files, *folders]:
@@ -199,7 +199,7 @@ def test_a_file_that_vanishes_between_survey_and_copy_is_named(tmp_path: Path) -
     survey = snapshot.survey(root, LIMIT_MB, NOWHERE)
     (root / "a.py").unlink()
     with pytest.raises(UserError) as told:
-        snapshot.take(survey, tmp_path / "to")
+        snapshot.copy_files(survey, tmp_path / "to")
     assert told.value.where.endswith("a.py")
 
 
@@ -235,7 +235,7 @@ def _packed(root: Path, to: Path, *sync: str, limit_mb: int = 1) -> Path:
     """Pack the snapshot of `root` and what is synced into `to/code.tar.gz`."""
     taken = snapshot.with_sync(snapshot.survey(root, limit_mb, to), sync, limit_mb, to)
     to.mkdir()
-    snapshot.take(taken, to / "code")
+    snapshot.copy_files(taken, to / "code")
     snapshot.pack(taken, to / "code", to / "code.tar.gz")
     return to / "code.tar.gz"
 

@@ -275,7 +275,7 @@ def test_a_job_whose_supervisor_does_not_come_up_is_none_and_that_one_got_no_mor
     monkeypatch.setenv("HF_TOKEN", "hf_0123456789abcdef")
     with pytest.raises(ClusterError, match="the supervisor did not come up: ") as told:
         submission._begin(job)
-    assert set(told.value.what.split()[6:]) <= {*supervisor_process.SUPERVISOR_ENV, "LC_CTYPE"}
+    assert set(told.value.what.split()[6:]) <= {*supervisor_process.SUPERVISOR_ENV, "ORCH_TAG", "LC_CTYPE"}
     assert not job.root.exists() and Path(told.value.where).exists()
 
 

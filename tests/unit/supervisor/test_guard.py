@@ -56,17 +56,17 @@ def test_one_that_finds_the_folder_unfit_is_not_followed(job: JobDir) -> None:
     assert (lives.keep(), lives.starts) == (1, 2)
 
 
-def test_one_that_dies_again_and_again_is_given_up_in_the_last_line_of_its_log(
+def test_one_that_dies_again_and_again_is_given_up_until_another_guard_begins(
     job: JobDir, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lives = Lives(job, *[KILLED] * guard.DEATHS_MAX)
     assert (lives.keep(), lives.starts) == (1, guard.DEATHS_MAX)
     assert lives.pauses_s == sorted(lives.pauses_s) and sum(lives.pauses_s) < guard.DEATHS_S / 4
-    job.supervisor_log.write_text(capsys.readouterr().err)
-    assert guard.last_words(job) == "the supervisor was killed by signal 9, death 5 within 60 s: given up"
-    with job.supervisor_log.open("a") as log:
-        log.write("supervisor 7 listens\n")
-    assert guard.last_words(job) == ""
+    why = "the supervisor was killed by signal 9, death 5 within 60 s: given up"
+    assert capsys.readouterr().err.endswith(f" guard: {why}\n")
+    assert guard.why_given_up(job) == why
+    assert Lives(job, DONE).keep() == 0
+    assert guard.why_given_up(job) == ""
 
 
 def test_one_that_dies_now_and_then_is_never_given_up(job: JobDir) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 
-from orchestrator.supervisor.heartbeat_tracker import Share
+from orchestrator.supervisor.heartbeat_tracker import WorkShare
 
 
 def test_work_is_put_off_until_it_takes_only_its_share() -> None:
-    share = Share(0.05, 0.5)
+    share = WorkShare(0.05, 0.5)
     assert share.pause_s == 0.0
     with share:
         pass

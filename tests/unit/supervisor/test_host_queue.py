@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.supervisor.host_queue import LOOK_S, HostQueue
+from orchestrator.supervisor.host_queue import POLL_S, HostQueue
 
 
 class Waiting:
@@ -21,7 +21,7 @@ class Waiting:
 
     def ahead(self) -> tuple[str, ...]:
         """Return who is before it now."""
-        self.now_s += LOOK_S
+        self.now_s += POLL_S
         return self.queue.ahead(self.now_s)
 
     def die(self) -> None:
@@ -62,8 +62,8 @@ def test_a_dead_supervisor_is_not_waited_for_and_gets_its_place_back_with_other_
 def test_the_queue_is_looked_at_once_a_second(tmp_path: Path) -> None:
     second = Waiting(tmp_path, "second", "a", 2.0)
     Waiting(tmp_path, "first", "a", 1.0)
-    assert second.queue.ahead(second.now_s + LOOK_S / 2) == ()
-    assert second.queue.ahead(second.now_s + LOOK_S) == ("first",)
+    assert second.queue.ahead(second.now_s + POLL_S / 2) == ()
+    assert second.queue.ahead(second.now_s + POLL_S) == ("first",)
 
 
 def test_a_queue_that_cannot_be_kept_holds_no_job_up(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,10 +15,17 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import Facts, News
 from orchestrator.brain.model.node_facts import AgentState
+from orchestrator.brain.scheduling import fence
+from orchestrator.core.checkpoints.choice import Passed
+from orchestrator.core.codec import Json
 from orchestrator.core.jobdir import status_file
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.jobdir.locks import Holder
+from orchestrator.core.jobdir.status_file import time_of_day
+from orchestrator.core.observations import Follows, Measured, Suspicion, Training, Usage
+from orchestrator.core.wire.messages import RankHeartbeat
 from orchestrator.supervisor import status as status_object
-from orchestrator.supervisor.journal.planned import planned
-from tests.support import jobs
+from tests.support import golden, jobs
 
 NUMBER = (int, float)
 MAYBE = type(None)
@@ -25,11 +33,15 @@ STATUS: dict[str, Any] = {
     "id": str, "name": str, "backend": str, "state": str, "attempt": int, "restarts": int, "step": (int, MAYBE),
     "steps_per_s": (float, MAYBE), "world_size": int, "reason": str, "created_at": str, "started_at": (str, MAYBE),
     "ended_at": (str, MAYBE), "checkpoint": (dict, MAYBE), "nodes": list, "ranks": list,
+    **dict.fromkeys(("loss", "learning_rate"), (float, str, MAYBE)), **dict.fromkeys(("percent", "eta_s"), (*NUMBER, MAYBE)),
 }  # fmt: skip
 NODE: dict[str, Any] = {"name": str, "host": str, "state": str, "seen_s": (*NUMBER, MAYBE)}
 RANK: dict[str, Any] = {
     "rank": int, "local_rank": int, "node": str, "pid": (int, MAYBE), "state": str, "step": (int, MAYBE),
     "beat_s": (*NUMBER, MAYBE), "exit": (int, MAYBE),
+    **dict.fromkeys(("loss", "learning_rate"), (float, str, MAYBE)), "total_steps": (int, MAYBE),
+    **dict.fromkeys(("percent", "eta_s", "cpu_share", "gpu_share"), (*NUMBER, MAYBE)),
+    **dict.fromkeys(("memory_bytes", "gpu_memory_bytes"), (int, MAYBE)),
 }  # fmt: skip
 WHY: dict[str, Any] = {"id": str, "state": str, "attempts": list}
 ATTEMPT: dict[str, Any] = {
@@ -57,11 +69,15 @@ TALES: dict[str, list[News]] = {
 }
 
 
-def _status(news: list[News], at: float = 10.0, rates: dict[int, float] | None = None) -> status_file.Status:
+def _typed(news: list[News], at: float = 10.0) -> status_file.Status:
     facts = Facts()
     for one in news:
         fold(facts, one)
-    return status_object.status(jobs.plan(total_steps=100), facts, jobs.moment(at), rates or {})
+    return status_object.status(jobs.plan(total_steps=100), facts, jobs.moment(at))
+
+
+def _status(news: list[News], at: float = 10.0) -> Json:
+    return status_file.as_json(_typed(news, at))
 
 
 def _has(value: Mapping[str, Any], contract: dict[str, Any]) -> None:
@@ -106,24 +122,65 @@ def test_a_job_of_which_nothing_was_heard_is_starting() -> None:
 
 def test_a_node_that_has_never_spoken_was_never_seen() -> None:
     assert [node["seen_s"] for node in _status(TALES["STARTING"])["nodes"]] == [None, None]
-    assert _status(TALES["STARTING"])["reason"] == "waiting for node-0 (absent), node-1 (absent)"
+    assert (
+        _status(TALES["STARTING"])["reason"]
+        == "waiting for node-0 (not started yet), node-1 (not started yet)"
+    )
 
 
 def test_a_running_job_tells_steps_pace_pids_and_ages() -> None:
-    status = _status(TALES["RUNNING"], at=6.5, rates={0: 2.5, 1: 2.4, 2: 2.5, 3: 2.6})
+    rates = (2.5, 2.4, 2.5, 2.6)
+    beats = [
+        RankHeartbeat(rank, 7, "S", 100, 1.0, rate_per_s=rate_per_s) for rank, rate_per_s in enumerate(rates)
+    ]
+    heard = [e.Heartbeat(4.0, f"node-{beat.rank // 2}", 1, (beat,)) for beat in beats]
+    status = _status([*TALES["RUNNING"], *heard], at=6.5)
     assert (status["step"], status["steps_per_s"], status["total_steps"]) == (7, 2.4, 100)
     rank = status["ranks"][3]
     assert (rank["pid"], rank["state"], rank["step"], rank["beat_s"]) == (5003, "running", 7, 2.5)
     told = {"name": "node-0", "host": "host-1", "state": "up", "seen_s": 2.5}
-    assert status["nodes"][0] == {**told, "role": "placed", "ranks": [0, 1], "note": ""}
+    assert status["nodes"][0] == {**told, "role": "placed", "ranks": [0, 1], "note": "", "fix": ""}
     assert status["created_at"] == "2026-11-18T11:06:40.000Z"
     assert status["started_at"] == "2026-11-18T11:06:40.100Z"
+
+
+FOR_THE_BRAIN = {
+    "log_bytes", "cpu_s", "io_bytes", "median_step_s", "own_work_s", "exiting", "groups", "collective_counts",
+    "optimizer_steps", "alone", "seen",
+}  # fmt: skip
+"""Fields of a heartbeat from which the brain judges; what it finds is shown, and not the field."""
+
+
+OTHER: dict[str, Any] = {
+    "rank": 1, "steps": 8, "state": "T", "progress": "37/1200 (tqdm)", "rate_per_s": 2.0, "usage": Usage(1.5), "training": Training(Measured(1.25)),
+}  # fmt: skip
+
+
+def test_each_field_of_a_heartbeat_is_shown_or_is_for_the_brain_alone() -> None:
+    fields = {field.name for field in dataclasses.fields(RankHeartbeat)}
+    assert fields == FOR_THE_BRAIN | OTHER.keys(), (
+        "show it in RankStatus and add it to OTHER, or to FOR_THE_BRAIN"
+    )
+    plain = RankHeartbeat(0, 7, "S", 100, 1.0)
+
+    def shown(beat: RankHeartbeat) -> object:
+        return _status([*TALES["RUNNING"], e.Heartbeat(4.5, "node-0", 1, (beat,))], at=6.5)["ranks"]
+
+    for name, value in OTHER.items():
+        assert shown(dataclasses.replace(plain, **{name: value})) != shown(plain), name
 
 
 def test_steps_go_on_from_the_checkpoint_after_a_restart() -> None:
     status = _status(jobs.crashed_once(), at=12.0)
     assert (status["state"], status["attempt"], status["restarts"], status["step"]) == ("RUNNING", 2, 1, 25)
     assert status["checkpoint"] == {"path": jobs.CKPT, "step": 20}
+
+
+def test_a_resume_is_no_restart() -> None:
+    ended = jobs.end(1, 7.0, d.JobEnd.CANCELLED, "cancelled by the user")
+    news = [*TALES["RUNNING"], e.CancelRequested(6.0, 1), ended, e.ResumeRequested(8.0, 2)]
+    status = _status([*news, jobs.again(2, 9.0, d.Checkpoint(jobs.CKPT, 20))], at=9.5)
+    assert (status["attempt"], status["restarts"]) == (2, 0)
 
 
 def test_the_exit_of_a_rank_is_its_code_or_its_signal_below_zero() -> None:
@@ -135,9 +192,7 @@ def test_the_exit_of_a_rank_is_its_code_or_its_signal_below_zero() -> None:
 
 
 def test_a_stopped_rank_is_named_as_the_reason() -> None:
-    beat = e.Heartbeat(
-        6.0, "node-0", 1, (e.RankHeartbeat(0, 7, "S", 1, 1.0), e.RankHeartbeat(1, 7, "T", 1, 1.0))
-    )
+    beat = e.Heartbeat(6.0, "node-0", 1, (RankHeartbeat(0, 7, "S", 1, 1.0), RankHeartbeat(1, 7, "T", 1, 1.0)))
     status = _status([*TALES["RUNNING"], beat])
     assert status["ranks"][1]["state"] == "stopped"
     assert status["reason"] == "rank 1 stands still (state T or Z)"
@@ -147,15 +202,26 @@ def test_what_a_restart_waits_for_when_a_node_is_silent_is_said() -> None:
     facts = Facts()
     for one in CRASHED[:-1]:  # nothing was heard of what is left on node-1
         fold(facts, one)
-    assert "none is started" not in status_object.reason(facts)
+    assert "waiting for the end" not in status_object.reason(facts)
     facts.nodes["node-1"].agent_state = AgentState.SILENT
-    assert status_object.reason(facts).endswith("; until no rank is left on node-1, none is started")
+    assert status_object.reason(facts).endswith("; waiting for the end of ranks on node-1")
     assert facts.limits is not None
     facts.limits = dataclasses.replace(facts.limits, fence_s=36.0)
     facts.nodes["node-1"].fence_s = 72.0
-    assert status_object.reason(facts).endswith(
-        "; until ranks left on node-1 have surely ended, up to 120 s, none is started"
-    )
+    now = jobs.moment(6.0)
+    assert facts.attempt is not None
+    due = time_of_day(now.iso(fence.clear_at(facts, facts.attempt, facts.nodes["node-1"], 6.0)) or "")
+    said = status_object.reason(facts, now)
+    assert said.endswith(f"; waiting for the end of ranks on node-1, until {due} at the latest")
+
+
+def test_what_an_attempt_passed_over_and_a_script_that_ignores_its_save_are_notices() -> None:
+    torn = Passed(3, "step-22.pt", 22, "torn: the attempt ended while it was written")
+    begin = d.BeginAttempt(7.0, "why", 2, d.Checkpoint(jobs.CKPT, 20, 1), (torn,))
+    news = [*CRASHED, begin, *jobs.running(2, 7.1, 5), e.BeganElsewhere(12.0, 2, 0, "step-5.pt", 5)]
+    ignored, passed = _status(news)["notices"]
+    assert "begin anew" in ignored and "ORCH_RESUME_FROM" in ignored
+    assert passed == f"attempt 2 did not begin from step-22.pt (step 22): {torn.why}"
 
 
 def test_what_is_read_before_a_restart_is_said() -> None:
@@ -166,9 +232,9 @@ def test_what_is_read_before_a_restart_is_said() -> None:
 def test_many_missing_nodes_are_counted_and_not_all_named() -> None:
     plan = jobs.plan(nodes=9)
     facts = Facts()
-    for one in (planned(plan, 0.0), d.BeginAttempt(0.1, "submitted", 1, None)):
+    for one in (jobs.planned(plan), d.BeginAttempt(0.1, "submitted", 1, None)):
         fold(facts, one)
-    assert status_object.reason(facts).endswith("node-3 (absent) and 5 more")
+    assert status_object.reason(facts).endswith("node-3 (not started yet) and 5 more")
 
 
 def test_the_post_mortem_tells_what_a_crash_cost() -> None:
@@ -191,8 +257,10 @@ def test_a_job_without_steps_restarts_when_its_ranks_run() -> None:
 
 
 def test_a_suspicion_that_nothing_was_done_about_is_told() -> None:
-    verdict = d.Verdict(d.Kind.HANG, (), "", "no progress for 60 s", (), "hang", 7, 4.0, True)
-    told = jobs.told([*TALES["RUNNING"], d.Alert(64.0, "hang", 1, verdict)])
+    verdict = d.Verdict(
+        d.Kind.HANG, (), "", "no progress for 60 s", (), d.Signature(d.Kind.HANG), 7, 4.0, True
+    )
+    told = jobs.told([*TALES["RUNNING"], d.Notice(64.0, "hang", 1, d.Topic.HANG, verdict=verdict)])
     assert told["attempts"][0]["notices"] == ["no progress for 60 s"]
 
 
@@ -200,23 +268,21 @@ def test_ranks_that_are_slow_by_themselves_are_told_while_they_run() -> None:
     facts = Facts()
     for one in [*jobs.submitted(), *jobs.running(1, 1.0, 20)]:
         fold(facts, one)
-    assert status_object.status(jobs.plan(), facts, jobs.moment(5.0), {})["stragglers"] == []
+    assert status_object.status(jobs.plan(), facts, jobs.moment(5.0)).stragglers == ()
     for number in range(1, 5):
         for node in (0, 1):
             beats = tuple(
-                e.RankHeartbeat(
+                RankHeartbeat(
                     r, 20 + number, "S", 0, 0.0, own_work_s=(0.18 if r == 3 else 0.1) + number * 1e-6
                 )
                 for r in (2 * node, 2 * node + 1)
             )
             fold(facts, e.Heartbeat(10.0 * number, f"node-{node}", 1, beats))
-    slow = status_object.status(jobs.plan(), facts, jobs.moment(41.0), {})["stragglers"]
-    assert [(one["rank"], one["node"], one["factor"], one["since_step"]) for one in slow] == [
-        (3, "node-1", 1.8, 21)
-    ]
-    assert (slow[0]["own_s"], slow[0]["peers_s"]) == (0.18, 0.1)
+    slow = status_object.status(jobs.plan(), facts, jobs.moment(41.0)).stragglers
+    assert [(one.rank, one.node, one.factor, one.since_step) for one in slow] == [(3, "node-1", 1.8, 21)]
+    assert (slow[0].own_s, slow[0].peers_s) == (0.18, 0.1)
     fold(facts, jobs.end(1, 42.0, d.JobEnd.SUCCEEDED, "every rank exited with code 0"))
-    assert status_object.status(jobs.plan(), facts, jobs.moment(43.0), {})["stragglers"] == []
+    assert status_object.status(jobs.plan(), facts, jobs.moment(43.0)).stragglers == ()
 
 
 @pytest.mark.parametrize("wall_s", [0.0, 1_795_000_000.123, 4_000_000_000.999])
@@ -226,16 +292,64 @@ def test_times_of_day_are_read_as_they_are_written(wall_s: float) -> None:
 
 def test_ages_grow_while_nobody_writes_and_stand_still_when_the_job_is_over() -> None:
     now_s = jobs.BEGAN_S + 10.0
-    running = status_file.refreshed(_status(TALES["RUNNING"], at=10.0), now_s + 7)
-    assert (running["nodes"][0]["seen_s"], running["ranks"][0]["beat_s"], running["written_s"]) == (
-        13.0,
-        13.0,
-        7.0,
-    )
-    ended = _status(TALES["FAILED"], at=10.0)
+    running = status_file.refreshed(_typed(TALES["RUNNING"], at=10.0), now_s + 7)
+    assert (running.nodes[0].seen_s, running.ranks[0].beat_s, running.written_s) == (13.0, 13.0, 7.0)
+    ended = _typed(TALES["FAILED"], at=10.0)
     assert status_file.refreshed(ended, now_s + 7) == ended
+    here = status_file.stamped(_typed(TALES["RUNNING"], at=10.0), "a boot")
+    assert status_file.refreshed(here, now_s + 3600.0, "a boot").written_s == pytest.approx(0.0, abs=1.0), (
+        "the clock was set"
+    )
 
 
 def test_a_clock_that_was_set_back_makes_no_age_negative() -> None:
-    status = _status(TALES["RUNNING"], at=10.0)
-    assert status_file.refreshed(status, jobs.BEGAN_S - 5000)["nodes"] == status["nodes"]
+    status = _typed(TALES["RUNNING"], at=10.0)
+    assert status_file.refreshed(status, jobs.BEGAN_S - 5000).nodes == status.nodes
+
+
+def _in_full() -> status_file.Status:
+    """Return a status that has every key."""
+    beats = (RankHeartbeat(0, 7, "S", 100, 1.0, progress="37/1200 (tqdm)", rate_per_s=2.5),)
+    notice = d.Notice(4.6, "4 ranks train alone", 1, d.Topic.ALONE, fix="form one")
+    known = _typed([*TALES["RUNNING"], e.Heartbeat(4.5, "node-0", 1, beats), jobs.saved(4.6), notice], at=6.5)
+    return dataclasses.replace(
+        status_file.refreshed(known, jobs.BEGAN_S + 26.5),
+        nodes=known.nodes[:1],
+        ranks=known.ranks[:2],
+        stragglers=(status_file.StragglerStatus(1, "node-0", 1.8, 0.18, 0.1, 21),),
+        suspected=Suspicion("rank 1 is stopped", [1], "node-0", 2.0, Follows.ENDS, 3.0, "node-1"),
+        travels=(status_file.TransferStatus("step-20.pt", "node-0", "fetch", 40, None),),
+        effective_batch=64,
+        supervisor=Holder(4711, "gpu-03"),
+        full_disk=jobs.ROOT,
+        queue=status_file.QueueStatus("7", "RUNNING", "", None, "node[1-2]", "", "it runs", "", 0.5),
+        dir=jobs.ROOT,
+    )
+
+
+def test_the_keys_of_a_status_and_their_order_are_those_that_were_looked_at() -> None:
+    full = status_file.as_json(_in_full())
+    golden.check("status-object.json", json.dumps(full, indent=1) + "\n")
+
+
+def test_all_ranks_of_a_node_are_listed_however_many_they_are() -> None:
+    full = _in_full()
+    many = dataclasses.replace(full.nodes[0], ranks=list(range(1000)))
+    told = status_file.as_json(dataclasses.replace(full, nodes=(many,)))
+    assert told["nodes"][0]["ranks"] == list(range(1000))
+
+
+def test_a_key_that_a_job_has_nothing_for_is_left_out_and_a_late_supervisor_is_null_where_unknown() -> None:
+    full = _in_full()
+    only_some = {"suspected", "effective_batch", "written_s", "supervisor", "full_disk", "queue", "dir"}
+    assert status_file.as_json(full).keys() - _status(TALES["RUNNING"]).keys() == only_some
+    assert status_file.as_json(dataclasses.replace(full, supervisor=None))["supervisor"] is None
+    fresh = dataclasses.replace(full, supervisor=None, written_s=0.0)
+    assert "supervisor" not in status_file.as_json(fresh) and "written_s" in status_file.as_json(fresh)
+
+
+def test_a_status_is_read_as_it_was_written_with_its_folder(tmp_path: Path) -> None:
+    job = JobDir(tmp_path)
+    ended = dataclasses.replace(_typed(TALES["FAILED"]), effective_batch=64)
+    status_file.write(job, ended, durable=False)
+    assert status_file.read(job, 0.0) == dataclasses.replace(ended, dir=str(tmp_path))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import cast
+from dataclasses import replace
 
-from orchestrator.core.jobdir.status_file import Status
 from orchestrator.views import cells
 from orchestrator.views import status as status_view
 from tests.support import golden, jobs
@@ -12,14 +11,13 @@ from tests.support import golden, jobs
 
 def test_ranks_and_nodes_of_a_large_job_are_counted_by_their_state_unless_all_are_wanted() -> None:
     one = jobs.status([*jobs.submitted(), *jobs.running(1, 1.0, 20)])
-    ranks = [{**one["ranks"][0], "rank": rank, "step": 20 + rank % 2} for rank in range(1000)]
-    ranks[7] = {**ranks[7], "state": "exited", "exit": -9, "steps_per_s": None, "beat_s": None}
+    ranks = [replace(one.ranks[0], rank=rank, step=20 + rank % 2) for rank in range(1000)]
+    ranks[7] = replace(ranks[7], state="exited", exit=-9, steps_per_s=None, beat_s=None)
     nodes = [
-        {**one["nodes"][0], "name": f"n{node}", "ranks": [node], "seen_s": 1.0 + node / 100}
-        for node in range(100)
+        replace(one.nodes[0], name=f"n{node}", ranks=[node], seen_s=1.0 + node / 100) for node in range(100)
     ]
-    nodes[5] = {**nodes[5], "state": "silent"}
-    many = cast(Status, {**one, "nodes": nodes, "ranks": ranks})
+    nodes[5] = replace(nodes[5], state="silent")
+    many = replace(one, nodes=tuple(nodes), ranks=tuple(ranks))
     golden.check("status-large.txt", cells.plain(status_view.job(many)))
     every = cells.plain(status_view.job(many, every_rank=True))
     assert len(every.splitlines()) > 1100 and "--ranks" not in every

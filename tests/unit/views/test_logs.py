@@ -278,7 +278,7 @@ def test_a_secret_broken_up_by_escapes_stays_hidden() -> None:
         assert "***" in "".join(LogView(BARE, Mask(secrets)).add([block]))
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(30))
 def test_lines_in_blocks_look_as_they_do_one_by_one(seed: int) -> None:
     dice = random.Random(seed)
     secrets = ["hunter2/t\u00f6ken?", "s\x07cret22", "two\nlines-of-it", "0123456789abcdef"]
@@ -293,7 +293,7 @@ def test_lines_in_blocks_look_as_they_do_one_by_one(seed: int) -> None:
         ]
         parts += [base64.b64encode(b"me:hunter2/t\xc3\xb6ken?")]
     blocks, attempt = [], 1
-    for _ in range(dice.choice((1, 20, 300))):
+    for _ in range(dice.choice((1, 20, 90))):
         rank = dice.choice((0, 0, 1, None))
         attempt += dice.random() < 0.05
         data = b"".join(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from orchestrator.client.outline.outline import NodeOutline, Outline
-from orchestrator.core.settings.rank_settings import Environments, RankRequest, SetBy, Setting, settings
+from orchestrator.core.settings.rank_settings import Layers, RankRequest, SetBy, Setting, settings
 from orchestrator.views import cells
 from orchestrator.views import outline as outline_view
 from tests.support import golden
@@ -14,7 +14,7 @@ from tests.unit.core.settings.test_rank_settings import DGX, EIGHT, LAPTOP
 EVIDENCE = "{job_dir}/evidence/attempt-{attempt}"
 
 
-def _node(name: str, first: int, request: RankRequest, given: Environments) -> NodeOutline:
+def _node(name: str, first: int, request: RankRequest, given: Layers) -> NodeOutline:
     ranks = tuple(range(first, first + 8))
     return NodeOutline(name, name, ranks, "8 GPUs", facts=DGX, settings=settings(DGX, request, given))
 
@@ -25,8 +25,8 @@ def _outline() -> Outline:
         chosen={"NCCL_DEBUG": "job.yaml:12: env.NCCL_DEBUG"},
     )  # fmt: skip
     added = {"NCCL_DEBUG": "INFO"}
-    given = Environments({}, added, added)
-    other = Environments({"OMP_NUM_THREADS": "4"}, added, {"OMP_NUM_THREADS": "4", **added})
+    given = Layers({}, added, added)
+    other = Layers({"OMP_NUM_THREADS": "4"}, added, {"OMP_NUM_THREADS": "4", **added})
     fault = NodeOutline(
         "gpu3", "gpu3", (), "", "connect: no answer within 15 s", "look at the host, or try again"
     )
@@ -47,7 +47,7 @@ def test_the_outline_on_slurm_names_its_nodes_once() -> None:
     request = RankRequest(
         "slurm", nodes=64, ranks=8, ranks_on_host=8, gpus=8, interface=None, evidence=EVIDENCE
     )
-    decided = settings(None, request, Environments({}, {}, {}))
+    decided = settings(None, request, Layers({}, {}, {}))
     nodes = tuple(
         NodeOutline(f"node {index}", "", tuple(range(8 * index, 8 * index + 8)), "8 GPUs", settings=decided)
         for index in range(64)
@@ -59,7 +59,7 @@ def test_the_outline_on_slurm_names_its_nodes_once() -> None:
 
 
 def test_on_one_machine_the_environment_is_printed_once() -> None:
-    decided = settings(LAPTOP, RankRequest(interface="lo"), Environments({}, {}, {}))
+    decided = settings(LAPTOP, RankRequest(interface="lo"), Layers({}, {}, {}))
     nodes = tuple(
         NodeOutline(f"node-{index}", "laptop", (index,), "CPU", facts=LAPTOP, settings=decided)
         for index in range(2)

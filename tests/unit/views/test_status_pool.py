@@ -2,38 +2,43 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from orchestrator.core.jobdir.status_file import Status
+from orchestrator.core.jobdir import status_file
+from orchestrator.core.jobdir.status_file import NodeStatus, RankStatus, Status, TransferStatus
 from orchestrator.core.text import ranks_text
 from orchestrator.views import cells, status
 from tests.support import golden, jobs
 
 
-def _host(name: str, state: str, role: str, ranks: tuple[int, ...] = (), note: str = "") -> dict[str, Any]:
+def _host(
+    name: str, state: str, role: str, ranks: tuple[int, ...] = (), note: str = "", fix: str = ""
+) -> NodeStatus:
     seen_s = 0.8 if state in ("up", "silent") else None
-    return {
-        "name": name, "host": name, "state": state, "seen_s": seen_s, "role": role, "ranks": list(ranks), "note": note,
-    }  # fmt: skip
+    return NodeStatus(name, name, state, seen_s, role, list(ranks), note, fix)
 
 
-def _rank(rank: int, node: str) -> dict[str, Any]:
-    return {
-        "rank": rank, "local_rank": rank % 2, "node": node, "pid": 5000 + rank, "state": "running", "step": 20,
-        "steps_per_s": 2.5, "beat_s": 0.8, "exit": None,
-    }  # fmt: skip
+def _rank(rank: int, node: str) -> RankStatus:
+    return RankStatus(rank, rank % 2, node, 5000 + rank, "running", 20, 2.5, 0.8, None, None)
 
 
-def _status(nodes: list[dict[str, Any]], **fields: Any) -> Status:
-    known = {
-        "id": jobs.ID, "name": "gpt", "backend": "ssh", "state": "RUNNING", "attempt": 2, "restarts": 1, "step": 20,
-        "steps_per_s": 2.5, "total_steps": None, "world_size": 4, "reason": "", "created_at": None, "started_at": None,
-        "ended_at": None, "checkpoint": None, "nodes": nodes, "ranks": [], "written_at": None, "dir": jobs.ROOT, "suspicion": None, "stragglers": [], "travels": [],
-        **fields,
-    }  # fmt: skip
-    return cast(Status, known)
+def _status(nodes: Sequence[NodeStatus], **fields: Any) -> Status:
+    known = status_file.unknown(jobs.plan(), "RUNNING", "", jobs.BEGAN_S)
+    of_pool = replace(
+        known,
+        backend="ssh",
+        attempt=2,
+        restarts=1,
+        step=20,
+        steps_per_s=2.5,
+        nodes=tuple(nodes),
+        dir=jobs.ROOT,
+    )
+    return replace(of_pool, **fields)
 
 
 KEY = "host key: its ED25519 key SHA256:abc is not in known_hosts"
@@ -51,7 +56,7 @@ QUEUED = [
     _host("gpu02.lab", "absent", "idle"),
 ]
 POOLS = {
-    "running": _status(HOSTS, ranks=[_rank(0, "gpu01.lab"), _rank(2, "gpu03.lab")]),
+    "running": _status(HOSTS, ranks=(_rank(0, "gpu01.lab"), _rank(2, "gpu03.lab"))),
     "queued": _status(
         QUEUED, state="QUEUED", step=None, steps_per_s=None, reason="waiting for gpu01.lab (busy)"
     ),
@@ -66,7 +71,7 @@ def test_the_status_of_a_pool_is_the_one_that_was_looked_at(name: str) -> None:
 
 def test_a_host_of_which_there_is_something_to_say_is_never_hidden() -> None:
     text = cells.plain(status.job(POOLS["running"]))
-    assert all(host["name"] in text for host in HOSTS[:6]) and KEY in text
+    assert all(host.name in text for host in HOSTS[:6]) and KEY in text
     assert "gpu12.lab" not in text and "6 hosts not used: gpu07.lab" in text
 
 
@@ -85,12 +90,12 @@ def test_ranks_in_a_row_are_said_as_a_span(numbers: tuple[int, ...], said: str) 
     assert ranks_text(numbers) == said
 
 
-FIXED = "lease: 2 GPUs wanted, the host has 1; fix: lower gpus_per_node"
+SHORT, MEND = "lease: 2 GPUs wanted, the host has 1", "lower gpus_per_node"
 
 
 def test_what_is_the_matter_alike_with_several_hosts_is_said_once_and_whole() -> None:
-    hosts = [_host(f"n{number}", "excluded", "idle", note=FIXED) for number in range(6)]
-    why = f"launch: 2 hosts are needed, and 0 of 6 can be used; n0: {FIXED}"
+    hosts = [_host(f"n{number}", "excluded", "idle", note=SHORT, fix=MEND) for number in range(6)]
+    why = f"launch: 2 hosts are needed, and 0 of 6 can be used; n0: {SHORT}; fix: {MEND}"
     lines = cells.plain(status.job(_status(hosts, state="FAILED", reason=why))).splitlines()
     assert "launch: 2 hosts are needed, and 0 of 6 can be used" in lines
     assert lines[-2:] == [
@@ -111,34 +116,28 @@ def test_a_queued_job_says_whom_it_waits_for_once() -> None:
     [
         ("absent", "connect: refused", None, "failed"),
         ("absent", "no word for 11 s", 30.0, "lost"),
-        ("absent", "busy: 2 slots wanted", None, "busy"),
+        ("busy", "busy: 2 slots wanted", None, "busy"),
         ("up", "", 0.4, "ready"),
     ],
 )
 def test_a_host_is_called_what_it_is_before_any_is_chosen(
     state: str, note: str, seen_s: float | None, said: str
 ) -> None:
-    node = {**_host("n0", state, "spare" if state == "up" else "idle", note=note), "seen_s": seen_s}
+    node = replace(_host("n0", state, "spare" if state == "up" else "idle", note=note), seen_s=seen_s)
     text = cells.plain(status.job(_status([node, _host("n1", "launching", "idle")], state="STARTING")))
     assert f"\nn0    {said} " in text
 
 
 def test_ranks_that_have_no_host_yet_are_not_listed() -> None:
-    ranks = [{**_rank(0, ""), "pid": None}]
+    ranks = (replace(_rank(0, ""), pid=None),)
     text = cells.plain(status.job(_status(HOSTS[6:], state="STARTING", ranks=ranks)))
     assert "RANK" not in text and "on none of 6 hosts" in text and "6 hosts to choose from: gpu07.lab" in text
 
 
 def test_what_is_being_copied_is_shown_with_how_far_it_has_come() -> None:
-    one = {
-        "name": "step-20.pt",
-        "node": "gpu01.lab",
-        "direction": "fetch",
-        "bytes": 40_000_000,
-        "done_bytes": 8_000_000,
-    }
-    other = {**one, "direction": "send", "node": "gpu03.lab", "done_bytes": None}
-    text = cells.plain(status.job(_status(HOSTS, travels=[one, other])))
+    one = TransferStatus("step-20.pt", "gpu01.lab", "fetch", 40_000_000, 8_000_000)
+    other = replace(one, direction="send", node="gpu03.lab", done_bytes=None)
+    text = cells.plain(status.job(_status(HOSTS, travels=(one, other))))
     assert "copying     step-20.pt from gpu01.lab, 8.0 MB of 40.0 MB\n" in text
     assert "copying     step-20.pt to gpu03.lab, 40.0 MB\n" in text
-    assert "copying" not in cells.plain(status.job(_status(HOSTS, state="FAILED", travels=[one])))
+    assert "copying" not in cells.plain(status.job(_status(HOSTS, state="FAILED", travels=(one,))))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import secrets
-import shutil
 import socket
 import threading
 from collections.abc import Callable
@@ -21,8 +20,8 @@ import paramiko
 from orchestrator.backends.api import LaunchError
 from orchestrator.backends.ssh.connect import known_hosts
 from orchestrator.backends.ssh.connect.auth import authenticate
-from orchestrator.backends.ssh.connect.dial import CONNECT_S_MAX, Proxy, dial, shake_hands, where
-from orchestrator.backends.ssh.connect.known_hosts import HostKey, Policy
+from orchestrator.backends.ssh.connect.dial import Proxy, dial, shake_hands, where
+from orchestrator.backends.ssh.connect.known_hosts import Policy
 from orchestrator.backends.ssh.connect.remote_command import RemoteCommand
 from orchestrator.backends.ssh.connect.ssh_config import Target, has_own_home, home
 from orchestrator.core.observations import Retryable
@@ -76,8 +75,7 @@ class Connection:
         try:
             _prefer(transport, known_hosts.known_kinds(target))
             shake_hands(transport, target, proxy)
-            key = transport.get_remote_server_key()
-            known_hosts.check(target, HostKey(key.get_name(), key.asbytes()), host_keys)
+            known_hosts.check(target, transport.get_remote_server_key(), host_keys)
             authenticate(transport, target)
             line.settimeout(IDLE_CHECK_S)
         except BaseException as err:
@@ -160,10 +158,10 @@ class Connection:
     def openssh(self) -> tuple[str, ...] | None:
         """Return an OpenSSH client's argv, to be followed by `target.host`, that reaches the same host.
 
-        None where ssh is missing, or would look for the bastion's keys in another home folder.
+        None where ssh would look for the bastion's keys in another home folder.
         """
         target = self.target
-        if shutil.which("ssh") is None or (has_own_home() and target.jump is not None):
+        if has_own_home() and target.jump is not None:
             return None
         options = [
             "BatchMode=yes",
@@ -173,7 +171,7 @@ class Connection:
             "ControlPath=none",  # a master that has lost its network would hold up every copy
         ]
         options += [
-            f"ConnectTimeout={int(target.connect_s_max or CONNECT_S_MAX)}",
+            f"ConnectTimeout={int(target.connect_s_max)}",
             f"Ciphers={_FAST_CIPHERS}",
         ]
         argv = ["ssh", "-T", "-x", "-a", "-p", str(target.port), "-l", target.user]
@@ -255,11 +253,10 @@ class Jumps:
 
     def reach(self, target: Target, jump: Target, host_keys: Policy) -> paramiko.Channel:
         """Open a channel to `target` from the bastion `jump`. Raises LaunchError about the one that fails."""
-        s_max = target.connect_s_max or CONNECT_S_MAX
         for again in (False, True):
             bastion = self._bastion(jump, host_keys)
             try:
-                return bastion.reach(target.hostname, target.port, s_max)
+                return bastion.reach(target.hostname, target.port, target.connect_s_max)
             except paramiko.ChannelException as err:
                 raise _not_reached(target, jump, err) from err
             except (paramiko.SSHException, EOFError, OSError) as err:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-import os
 import socket
 import subprocess
+import tempfile
 import threading
-import time
 
 import paramiko
 from paramiko.ssh_exception import IncompatiblePeer
@@ -16,10 +15,9 @@ from orchestrator.backends.api import LaunchError
 from orchestrator.backends.ssh.connect.ssh_config import Target
 from orchestrator.core.observations import Retryable
 
-CONNECT_S_MAX = 10.0
 HANDSHAKE_S_MAX = 15.0
 PROXY_END_S_MAX = 2.0
-PROXY_WORDS_BYTES_MAX = 4096
+WORDS_BYTES_MAX = 4096
 
 _log = logging.getLogger("paramiko")
 _log.addHandler(logging.NullHandler())
@@ -34,30 +32,20 @@ def where(target: Target) -> str:
 
 def dial(target: Target) -> socket.socket:
     """Connect by TCP. Raises LaunchError("connect")."""
-    s_max = target.connect_s_max or CONNECT_S_MAX
-    deadline = time.monotonic() + s_max
     try:
-        places = socket.getaddrinfo(target.hostname, target.port, type=socket.SOCK_STREAM)
+        line = socket.create_connection((target.hostname, target.port), target.connect_s_max)
     except (socket.gaierror, UnicodeError) as err:
         fix = f"check the name: `getent hosts {target.hostname}`; `HostName` for {target.host} in ~/.ssh/config gives it one"
         why_not = getattr(err, "strerror", None) or str(err)
         raise LaunchError("connect", f"no address is known for {target.hostname}: {why_not}", fix) from err
-    why: OSError = TimeoutError()
-    for tried, (family, kind, protocol, _, address) in enumerate(places):
-        line = socket.socket(family, kind, protocol)
-        try:
-            left_s = (deadline - time.monotonic()) / (len(places) - tried)  # one may lead nowhere
-            line.settimeout(max(0.1, left_s))
-            line.connect(address)
-            line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return line
-        except OSError as err:
-            line.close()
-            why = err
-    fix = f"is it up, and does sshd listen there? `ssh -v {target.port_option}{target.host} true`"
-    if isinstance(why, TimeoutError):
-        raise LaunchError("connect", f"{where(target)} did not answer within {s_max:g} s", fix) from why
-    raise LaunchError("connect", f"{where(target)}: {why.strerror or why}", fix) from why
+    except OSError as err:
+        fix = f"is it up, and does sshd listen there? `ssh -v {target.port_option}{target.host} true`"
+        if isinstance(err, TimeoutError):
+            why = f"{where(target)} did not answer within {target.connect_s_max:g} s"
+            raise LaunchError("connect", why, fix) from err
+        raise LaunchError("connect", f"{where(target)}: {err.strerror or err}", fix) from err
+    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return line
 
 
 class Proxy:
@@ -67,49 +55,33 @@ class Proxy:
     """
 
     def __init__(self, command: str) -> None:
-        ours, theirs = socket.socketpair()
-        self._words, words = os.pipe()
-        os.set_blocking(words, False)  # a full pipe must not stop the program
-        os.set_blocking(self._words, False)
-        try:
+        self.line, theirs = socket.socketpair()
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 -- it lives as long as the program
+        with theirs:
             self._process = subprocess.Popen(
                 ["/bin/sh", "-c", f"exec {command}"],
                 stdin=theirs.fileno(),
                 stdout=theirs.fileno(),
-                stderr=words,
+                stderr=self._errors,
                 start_new_session=True,  # Ctrl-C must reach this process alone
             )
-        except BaseException:
-            os.close(self._words)
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-            os.close(words)
-        self.line = ours
-        self._closed = False
 
     def words(self) -> str:
         """Return the last line that the program wrote to standard error."""
-        try:
-            text = os.read(self._words, PROXY_WORDS_BYTES_MAX).decode(errors="replace").strip()
-        except OSError:
-            return ""
+        self._errors.seek(0)
+        text = self._errors.read(WORDS_BYTES_MAX).decode(errors="replace").strip()
         return text.splitlines()[-1] if text else ""
 
     def close(self) -> None:
         """End the program."""
-        if self._closed:
-            return
-        self._closed = True
         self.line.close()
+        self._errors.close()
         self._process.terminate()
         try:
             self._process.wait(PROXY_END_S_MAX)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        os.close(self._words)
 
 
 def shake_hands(transport: paramiko.Transport, target: Target, proxy: Proxy | None) -> None:

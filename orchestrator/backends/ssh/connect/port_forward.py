@@ -20,7 +20,8 @@ DIAL_S_MAX = 10.0
 READ_BYTES = 64 * 1024
 
 FORWARDS_MAX = 16
-"""How many connections one host may have: its agent has one, but any process there can reach the port."""
+"""How many connections one host may have: its agent has one, but any process there can reach the port. The supervisor
+cuts off strangers after seconds."""
 
 LINGER_S = 10.0
 """How long the host's side may take to end after the supervisor's side did."""
@@ -35,18 +36,8 @@ class Forward:
         self._channel = channel
         self._address = address
         self._ended = ended
-        self._local: socket.socket | None = None
-        self._is_stopped = False
         self.is_over = False
-        self.outward_bytes = 0
-        """Bytes from the supervisor: few to a stranger, more and more to an agent."""
         threading.Thread(target=self._run, name=f"forward to {address[1]}", daemon=True).start()
-
-    def stop(self) -> None:
-        """End the connection, from any thread and without waiting."""
-        self._is_stopped = True
-        if self._local is not None:
-            _shut(self._local)
 
     def _run(self) -> None:
         """Run the thread. A break of one side ends both: the agent dials again, and reports what is missing."""
@@ -54,16 +45,13 @@ class Forward:
             with socket.create_connection(self._address, timeout=DIAL_S_MAX) as local:
                 local.settimeout(None)
                 local.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                self._local = local
-                if self._is_stopped:
-                    return
                 inward = threading.Thread(
                     target=self._inward, args=(local,), name=f"forward from {self._address[1]}", daemon=True
                 )
                 inward.start()
                 try:
                     self._outward(local)
-                    inward.join(0.0 if self._is_stopped else LINGER_S)
+                    inward.join(LINGER_S)
                 finally:
                     _shut(local)
         except (OSError, EOFError, paramiko.SSHException):
@@ -78,7 +66,6 @@ class Forward:
         """Copy bytes from the supervisor to the host, until the supervisor shuts down its side."""
         while data := local.recv(READ_BYTES):
             self._channel.sendall(data)
-            self.outward_bytes += len(data)
         self._channel.shutdown_write()
 
     def _inward(self, local: socket.socket) -> None:
@@ -92,17 +79,6 @@ class Forward:
         except (OSError, EOFError, paramiko.SSHException):
             pass
         _shut(local)
-
-
-def admit(forwards: list[Forward], new: Forward) -> list[Forward]:
-    """Return a host's forwards with a new one. If they are too many, stop the one to which the supervisor has sent least,
-    the oldest of several: so an agent keeps its connection whatever else dials there, and can open a new one."""
-    open_forwards = [forward for forward in forwards if not forward.is_over]
-    if len(open_forwards) >= FORWARDS_MAX:
-        least = min(open_forwards, key=lambda forward: forward.outward_bytes)
-        least.stop()
-        open_forwards.remove(least)
-    return [*open_forwards, new]
 
 
 def _shut(local: socket.socket) -> None:

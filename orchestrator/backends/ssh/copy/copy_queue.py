@@ -20,6 +20,7 @@ from orchestrator.backends.api import Copied, Copy, Direction, LaunchError, Wake
 from orchestrator.backends.ssh.connect.connection import Connection
 from orchestrator.backends.ssh.copy import rsync, sftp
 from orchestrator.backends.ssh.copy.copy_task import Broken, CopyTask, Failed, GivenUp, Unfit, fits, mark
+from orchestrator.core.backoff import Backoff
 from orchestrator.core.checkpoints import disk
 from orchestrator.core.checkpoints.save import Piece
 from orchestrator.core.jobdir.durable import sync_folder
@@ -31,9 +32,8 @@ COPIES_MAX = 4
 THREADS_MAX = 16
 """How many copies may be in hand at once, including those that wait for a connection."""
 
-RETRY_S = 1.0
-RETRY_S_MAX = 30.0
-"""Between tries: doubling from the one to the other."""
+RETRIES = Backoff(first_s=1.0, factor=2.0, max_s=30.0)
+"""Between tries."""
 
 TRIES_MAX = 8
 """A copy from a reachable host is given up after this many broken tries in a row without progress."""
@@ -227,8 +227,7 @@ class CopyQueue:
     def _put_back(self, queued: _QueuedCopy) -> None:
         with self._changed:
             if not self._closing and not queued.task.is_given_up:
-                pause_s = min(RETRY_S_MAX, RETRY_S * 2 ** max(0, queued.tries - 1))
-                queued.due_s = time.monotonic() + pause_s
+                queued.due_s = time.monotonic() + RETRIES.pause_s(max(1, queued.tries))
                 self._waiting.insert(0, queued)
 
     def _copy(self, queued: _QueuedCopy, connection: Connection) -> None:

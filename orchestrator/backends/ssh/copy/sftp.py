@@ -7,20 +7,20 @@ temporary name and renamed when it is whole. A file that is already here as expe
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import os
 import secrets
 import stat
-from collections.abc import Callable, Iterator
-from pathlib import Path, PurePath, PurePosixPath
-from typing import IO, TypeVar
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import IO
 
 import paramiko
 
 from orchestrator.backends.api import Direction
 from orchestrator.backends.ssh.connect.connection import Connection, RemoteCommand
 from orchestrator.backends.ssh.copy.copy_task import STALL_S_MAX, Broken, CopyTask, Failed, fits, mark
+from orchestrator.core.jobdir.durable import installed
 
 REQUEST_BYTES = 32_768
 """What any server takes at once."""
@@ -30,8 +30,6 @@ READ_BYTES = 1 << 20
 # Quoted as a launch's command is. The place to begin and the path come on standard input, a line each: no shell reads
 # them, and `%b` turns what stands for a line break in the path into one.
 _TAIL = """/bin/sh -c 'read -r n; IFS= read -r p; echo {mark}; exec tail -c "+$n" <"$(printf %b "$p")"'"""
-
-P = TypeVar("P", bound=PurePath)
 
 
 def copy(task: CopyTask, connection: Connection) -> None:
@@ -93,7 +91,7 @@ def _fetch(task: CopyTask, connection: Connection, sftp: paramiko.SFTPClient, na
         raise Failed(f"{name} was written again on {copy.node} before it was copied")
     with _local(copy.local_dir):
         target.parent.mkdir(parents=True, exist_ok=True)
-    with _part_of(target, Path.replace, Path.unlink) as part:
+    with installed(target, durable=False) as part:
         digest = _receive(task, connection, path, part, size_bytes)
         if expected is not None and expected.sha256 != digest:
             again = sftp.stat(os.fsencode(path))
@@ -136,8 +134,7 @@ def _send(task: CopyTask, sftp: paramiko.SFTPClient, name: str) -> None:
             return
         try:
             _make_folders(sftp, path.parent)
-            rename = functools.partial(_rename, sftp)
-            with _part_of(path, rename, lambda part: sftp.remove(os.fsencode(part))) as part:
+            with _part_of(sftp, path) as part:
                 _upload(task, sftp, source, part)
         except OSError as err:
             raise _refused(err, sftp, str(path), copy.node) from err
@@ -165,15 +162,15 @@ def _upload(task: CopyTask, sftp: paramiko.SFTPClient, source: IO[bytes], part: 
 
 
 @contextlib.contextmanager
-def _part_of(path: P, rename: Callable[[P, P], object], remove: Callable[[P], object]) -> Iterator[P]:
+def _part_of(sftp: paramiko.SFTPClient, path: PurePosixPath) -> Iterator[PurePosixPath]:
     """Yield the path of a part file next to `path`; at the end rename it to `path`, or remove it where that fails."""
     part = path.with_name(f".orch-{secrets.token_hex(6)}.part")
     try:
         yield part
-        rename(part, path)
+        _rename(sftp, part, path)
     except BaseException:
         with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
-            remove(part)
+            sftp.remove(os.fsencode(part))
         raise
 
 

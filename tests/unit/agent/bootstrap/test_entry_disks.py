@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -66,17 +65,6 @@ def test_a_disk_that_fills_during_the_copy_is_named_and_no_part_of_it_stays(
         filler.unlink()
         host.before_send = len
         assert not launch_agent(host, fake_host.launch(code, fake_host.config(root=str(job.root)))).was_up
-
-
-def test_noexec_is_noted_where_a_program_of_the_snapshot_is_to_run(
-    host: FakeHost, code: Code, tmp_path: Path
-) -> None:
-    with fake_host.disk(tmp_path / "small", "size=60m,noexec") as small:
-        told = fake_host.config(root=f"{small}/jobs/{jobs.ID}")
-        launched = launch_agent(host, replace(fake_host.launch(code, told), executes=True))
-        assert any("noexec" in note for note in launched.notes)
-        fake_host.end_all(small)
-        assert launch_agent(host, fake_host.launch(code, told)).notes == ()
 
 
 def test_a_place_where_no_folder_can_be_made_is_named(host: FakeHost, code: Code) -> None:

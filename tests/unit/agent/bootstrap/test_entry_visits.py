@@ -14,7 +14,7 @@ import pytest
 from orchestrator.agent.bootstrap import job_folder
 from orchestrator.backends.api import LaunchError
 from orchestrator.backends.ssh.launch import Code, clean_up, launch_agent, reach, survey, visiting
-from orchestrator.core.host import procfs
+from orchestrator.core.host import process_tags, procfs
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.wire import bootstrap as w
 from tests.support import fake_host, jobs
@@ -90,7 +90,9 @@ def test_sweeping_ends_what_runs_and_removes_the_folder(host: FakeHost, code: Co
 
 def test_sweeping_kills_what_an_agent_left(host: FakeHost, code: Code) -> None:
     host.job.node("node-0").mkdir(parents=True)
-    orphan = subprocess.Popen(["sleep", "600"], env={"ORCH_TAG": f"{jobs.ID}/node-0"})
+    orphan = subprocess.Popen(
+        ["sleep", "600"], env={process_tags.NAME: process_tags.of(host.job.root, "node-0")}
+    )
     clean_up(host, fake_host.launcher(), fake_host.config().root, jobs.ID)
     assert orphan.wait(fake_host.GONE_S_MAX) == -9
 

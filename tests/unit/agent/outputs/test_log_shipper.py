@@ -213,7 +213,7 @@ def test_nothing_is_sent_twice_or_left_out_over_breaks(ship: Ship, tmp_path: Pat
             for chunk, raw in arrived[
                 : len(arrived) - round_ % 3
             ]:  # what was on its way is lost with the line
-                intake.take(NODE, chunk, raw)
+                intake.receive(NODE, chunk, raw)
             if len(arrived) - round_ % 3 < len(arrived):
                 break
             for _, got in intake.owed():
@@ -224,7 +224,7 @@ def test_nothing_is_sent_twice_or_left_out_over_breaks(ship: Ship, tmp_path: Pat
             break
         arrived, ship.sent = ship.sent, []
         for chunk, raw in arrived:
-            intake.take(NODE, chunk, raw)
+            intake.receive(NODE, chunk, raw)
         for _, got in intake.owed():
             shipper.acknowledge(got)
     assert shipper.has_arrived((1,))

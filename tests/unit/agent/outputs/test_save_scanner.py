@@ -18,9 +18,9 @@ import pytest
 from orchestrator.agent.outputs import save_scanner
 from orchestrator.agent.outputs.save_scanner import (
     IDLE_NICENESS,
-    LAST_LOOK_S_MAX,
+    LAST_SCAN_S_MAX,
     LOCK_FILE,
-    LOOK_SHARE_MAX,
+    SCAN_SHARE_MAX,
     GivenUp,
     Hasher,
 )
@@ -83,7 +83,7 @@ def test_looks_are_rarer_where_they_take_long(tmp_path: Path) -> None:
             bench.scanner.scan(bench.ranks, bench.now_s + 11.0)  # it has taken 10 s
             if bench.scanner._looking is not None:
                 await bench.wake.wait()
-        for after_s, is_due in ((11.0 + 9.9 / LOOK_SHARE_MAX, False), (11.0 + 10.1 / LOOK_SHARE_MAX, True)):
+        for after_s, is_due in ((11.0 + 9.9 / SCAN_SHARE_MAX, False), (11.0 + 10.1 / SCAN_SHARE_MAX, True)):
             bench.scanner.scan(bench.ranks, bench.now_s + after_s)
             assert (bench.scanner._looking is not None) == is_due
 
@@ -191,7 +191,7 @@ def test_what_a_dead_agent_had_not_reported_the_next_one_reports(tmp_path: Path)
         dead.save("step_6.pt", 40.0)
         os.close(dead.scanner._lock_fd)  # type: ignore[arg-type] # as the kernel does
         later = bench(tmp_path)
-        later.scanner.recover()
+        await later.scanner.recover()
         assert [(one.attempt, one.main, one.part.closed_by) for one in later.seen] == [
             (1, "step_6.pt", Closing.NONE)
         ]
@@ -213,7 +213,7 @@ def test_whatever_a_dead_agent_has_left_the_next_one_begins(tmp_path: Path, left
     async def act(bench: Bench) -> None:
         bench.scanner._release()
         (tmp_path / LOCK_FILE).write_bytes(left)
-        bench.scanner.recover()
+        await bench.scanner.recover()
         bench.scanner.begin(1)
         await bench.look()
         bench.save("step_5.pt", 20.0)
@@ -269,8 +269,8 @@ def test_a_disk_that_does_not_answer_holds_up_neither_the_loop_nor_for_ever_the_
         bench.save("step_5.pt", 20.0)
         assert bench.reports == [] and bench.scanner.looks == 0
         assert not bench.scanner.finish(bench.ranks, bench.now_s)
-        assert not bench.scanner.finish(bench.ranks, bench.now_s + LAST_LOOK_S_MAX - 1.0)
-        assert bench.scanner.finish(bench.ranks, bench.now_s + LAST_LOOK_S_MAX)
+        assert not bench.scanner.finish(bench.ranks, bench.now_s + LAST_SCAN_S_MAX - 1.0)
+        assert bench.scanner.finish(bench.ranks, bench.now_s + LAST_SCAN_S_MAX)
         assert bench.notes == ["the disk of the checkpoints did not answer for 600 s"]
         answers.set()
 
@@ -378,6 +378,6 @@ def test_a_hundred_thousand_small_files_do_not_hold_up_the_loop(tmp_path: Path) 
         await bench.look(2)
         beating.cancel()
         assert bench.mains == ["run/step_5.pt"] and len(gaps_s) > 10
-        assert max(gaps_s) < 2.0, f"{max(gaps_s):.2f} s"
+        assert max(gaps_s) < sum(gaps_s) / 4, f"{max(gaps_s):.2f} s of {sum(gaps_s):.2f} s"
 
     play(tmp_path, act)

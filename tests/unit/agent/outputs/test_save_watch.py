@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from orchestrator.agent.outputs import save_watch
 from orchestrator.agent.outputs.save_watch import SILENT_S, UNFINISHED_S_MAX, Change, Clock, SaveWatch
-from orchestrator.agent.rank.step_counter import MTIME_LAG_NS
+from orchestrator.agent.ranks.step_counter import MTIME_LAG_NS
 from orchestrator.core.checkpoints.save import Closing, Piece
 from tests.support.saved_files import SAVED_NS, Model, S, adam, distributed, torch_save, write, write_all
 from tests.support.unprivileged import unprivileged
@@ -248,6 +249,18 @@ def test_a_link_to_a_save_is_no_second_one(place: Place) -> None:
 
 
 # What disks and scripts do
+
+
+def test_of_many_saves_at_once_the_newest_of_like_names_count_and_the_others_are_said_to_be_left_out(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(save_watch, "ALIKE_DONE_MAX", 2)
+    place.write("model_7.ckpt", at_ns=SAVED_NS - 9)
+    for number in range(1, 6):
+        place.write(f"step_{number}.pt", at_ns=SAVED_NS - 8 + number)
+    assert place.looks() == ["model_7.ckpt", "step_4.pt", "step_5.pt"]
+    assert place.watch.cut == "3 of 6 saves that were written at once are left out, the oldest"
+    assert place.looks() == [], "for good"
 
 
 def test_what_vanishes_or_becomes_another_thing_is_no_change(place: Place) -> None:

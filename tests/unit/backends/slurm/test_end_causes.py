@@ -104,7 +104,9 @@ NEVER = float("inf")
 def test_the_signal_before_the_time_limit_says_how_long_is_left() -> None:
     ending = end_causes.of_limit(job(), NEVER)
     assert ending is not None and ending.left_s == 86_400 + 120 - 90
-    assert end_causes.of_limit(None, 90.0) == Ending(Cause.TIME_LIMIT, "its time limit is near", None)
+    assert end_causes.of_limit(None, 90.0) == Ending(
+        Cause.TIME_LIMIT, "Slurm has sent the signal that announces it", None
+    )
 
 
 def test_a_signal_long_before_the_time_limit_is_somebody_elses() -> None:

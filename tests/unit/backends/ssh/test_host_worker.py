@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import cast
 
+import paramiko
 import pytest
 
 from orchestrator.backends.api import LaunchError
 from orchestrator.backends.ssh import host_worker as w
 from orchestrator.backends.ssh import retry_schedule
+from orchestrator.backends.ssh.connect.port_forward import FORWARDS_MAX
 from orchestrator.core.observations import Retryable
 from tests.support.fake_session import CONFIG, REST_S_MAX, World
 
@@ -274,3 +278,14 @@ def test_a_launch_that_is_not_wanted_any_more_gives_up_its_place(world: World) -
     for worker in workers:
         worker.join(REST_S_MAX)
     assert world.host.calls.count("open") == 2
+
+
+def test_a_connection_too_many_is_closed(world: World) -> None:
+    world.launched()
+    for _ in range(FORWARDS_MAX - 1):
+        world.dial()
+    closed, taker = threading.Event(), world.host.sessions[-1].taker
+    assert taker is not None
+    taker(cast(paramiko.Channel, SimpleNamespace(close=closed.set)))
+    assert closed.wait(REST_S_MAX)
+    assert len(world.forwards) == FORWARDS_MAX

@@ -21,7 +21,7 @@ from orchestrator.backends.api import LaunchError
 from orchestrator.backends.ssh import conversation
 from orchestrator.backends.ssh.conversation import Clocks
 from orchestrator.backends.ssh.launch import Code, Launch, LaunchedAgent, Launcher, launch_agent
-from orchestrator.backends.ssh.session import Unwanted
+from orchestrator.backends.ssh.session import NotWantedAnyMore
 from orchestrator.core import codec
 from orchestrator.core.observations import Retryable
 from orchestrator.core.wire import bootstrap as w
@@ -178,7 +178,7 @@ class FakeHost:
 
 
 def _land(host: FakeHost, code: Code) -> LaunchedAgent | LaunchError:
-    told = Launch(Launcher("exit 0", BUNDLE), code, False, fake_host.config())
+    told = Launch(Launcher("exit 0", BUNDLE), code, fake_host.config())
     clocks = Clocks(monotonic=lambda: host.now_s, wall=lambda: host.now_s)
     try:
         return launch_agent(host, told, clocks=clocks)
@@ -188,8 +188,8 @@ def _land(host: FakeHost, code: Code) -> LaunchedAgent | LaunchError:
 
 def test_an_agent_that_is_not_wanted_any_more_is_not_started(code: Code) -> None:
     host = FakeHost(steps(True, True, was_up=False), None, [])
-    with pytest.raises(Unwanted):
-        launch_agent(host, Launch(Launcher("exit 0", BUNDLE), code, False, fake_host.config()), lambda: False)
+    with pytest.raises(NotWantedAnyMore):
+        launch_agent(host, Launch(Launcher("exit 0", BUNDLE), code, fake_host.config()), lambda: False)
     assert host.closed and host.keeper is KeeperState.ENDED
 
 
@@ -315,4 +315,4 @@ def test_a_command_without_a_channel_is_the_connection_s_own_error(code: Code) -
             self.run = run
 
     with pytest.raises(LaunchError, match="opens no session"):
-        launch_agent(Refusing(), Launch(Launcher("", b""), code, False, fake_host.config()))
+        launch_agent(Refusing(), Launch(Launcher("", b""), code, fake_host.config()))

@@ -9,6 +9,7 @@ from typing import Any
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.core import observations
+from orchestrator.core.wire.messages import RankHeartbeat
 from tests.support.brain_story import Story, at, look, none_of, only
 
 GROUP = "00c0ffee"
@@ -35,7 +36,7 @@ def train(
                 observations.CollectiveCounts(step, 0, step, tuple(counts(rank, step) for _ in groups))
                 for step in steps
             )
-            beat = e.RankHeartbeat(
+            beat = RankHeartbeat(
                 rank, steps[-1], "S", 0, 0.0, groups=groups, collective_counts=collective_counts
             )
             said += story.hear(e.Heartbeat(0.0, f"n{rank}", 1, (beat,)))
@@ -141,7 +142,7 @@ def test_while_no_step_is_made_a_difference_cannot_pass_and_is_none() -> None:
     train(story, 2, 204, a_thread_lags)
     assert story.brain.facts.odd_at
     for rank in range(4):
-        beat = e.RankHeartbeat(rank, 204, "S", 0, 0.0, median_step_s=0.1, groups=(GROUP,))
+        beat = RankHeartbeat(rank, 204, "S", 0, 0.0, median_step_s=0.1, groups=(GROUP,))
         story.hear(e.Heartbeat(0.0, f"n{rank}", 1, (beat,)))
     story.now_s += 25.0  # an evaluation, for instance
     assert not train(story, 206, 400, a_thread_lags)
@@ -161,7 +162,7 @@ def test_only_members_of_a_group_are_compared() -> None:
                 observations.CollectiveCounts(step, 0, step, (3 * step, (rank // 2 + 1) * step))
                 for step in range(begin, begin + 8, 2)
             )
-            beat = e.RankHeartbeat(
+            beat = RankHeartbeat(
                 rank,
                 begin + 6,
                 "S",
@@ -176,7 +177,8 @@ def test_only_members_of_a_group_are_compared() -> None:
 def test_on_desync_notify_says_it_once_and_lets_the_job_go_on() -> None:
     story = running(on_desync="notify")
     train(story, 2, 64, skips)
-    assert only(looked(story, began=41), d.Alert).verdict.kind is d.Kind.DESYNC
+    verdict = only(looked(story, began=41), d.Notice).verdict
+    assert verdict is not None and verdict.kind is d.Kind.DESYNC
     assert not train(story, 66, 120, skips)
 
 
@@ -185,12 +187,22 @@ def test_a_hang_that_was_noticed_is_taken_back_though_a_desync_is_said_meanwhile
     train(story, 2, 64, skips)
     looked(story, began=41)
     facts = story.brain.facts
-    assert facts.attempt is not None and facts.attempt.desynced is not None
-    hang = d.Verdict(d.Kind.HANG, (), "", "no step for 60 s", (), "hang network", 64, story.now_s, True)
-    story.brain.learn(d.Alert(story.now_s, "hang", 1, hang))
+    assert facts.attempt is not None and facts.attempt.noticed(d.Topic.DESYNC)
+    hang = d.Verdict(
+        d.Kind.HANG,
+        (),
+        "",
+        "no step for 60 s",
+        (),
+        d.Signature(d.Kind.HANG, d.FailureCause.NETWORK),
+        64,
+        story.now_s,
+        True,
+    )
+    story.brain.learn(d.Notice(story.now_s, "hang", 1, d.Topic.HANG, verdict=hang))
     said = train(story, 66, 120, skips)
-    assert [type(one) for one in said] == [d.ResolveAlert]
-    assert facts.attempt.alert is None and facts.attempt.desynced is not None
+    assert only(said, d.Notice).withdrawn and len(said) == 1
+    assert facts.attempt.standing(d.Topic.HANG) is None and facts.attempt.standing(d.Topic.DESYNC)
 
 
 def test_a_save_written_after_it_began_is_given_up() -> None:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import pytest
+
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.core import observations
+from orchestrator.core.wire.messages import RankHeartbeat
 from tests.support.brain_story import VICTIM, Story, none_of, only
 
 
@@ -24,7 +29,20 @@ def test_a_victim_waits_a_moment_for_its_culprit() -> None:
     story = _running()
     assert not story.hear(story.exited(0, failure=VICTIM))
     verdict = only(story.hear(story.exited(1)), d.Judge).verdict
-    assert verdict.ranks == (1,) and "after it ended badly: rank 0" in verdict.evidence
+    assert verdict.ranks == (1,) and "after it ended badly: rank 0 at train.py:50" in verdict.evidence
+
+
+def test_a_rank_that_a_mismatch_has_aborted_is_named_with_its_peer_and_both_places() -> None:
+    story = _running()
+    aborted = observations.Failure(
+        "", "op.preamble.length <= op.nbytes. 8 vs 4", "stacks", "train.py:7 reduce"
+    )
+    assert not story.hear(story.exited(0, None, failure=aborted, signal=6))
+    assert none_of(story.wait(2.0), d.Judge)
+    peer = story.exited(1, failure=dataclasses.replace(VICTIM, where="train.py:9 gather"))
+    verdict = only(story.hear(peer), d.Judge).verdict
+    assert verdict.summary == "rank 0 on n0: was killed by SIGABRT (6) at train.py:7 reduce"
+    assert "after it ended badly: rank 1 at train.py:9 gather" in verdict.evidence
 
 
 def test_a_victim_without_a_culprit_is_judged_after_the_moment() -> None:
@@ -41,10 +59,27 @@ def test_victims_of_a_node_that_fell_silent_wait_for_it_and_name_it() -> None:
     assert (verdict.kind, verdict.node) == (d.Kind.NODE_LOST, "n1")
 
 
-def test_sigkill_beside_the_oom_killer_is_oom() -> None:
+@pytest.mark.parametrize(
+    ("oom", "kind", "was"), [(True, d.Kind.OOM, "was"), (False, d.Kind.CRASH, "was not")]
+)
+def test_sigkill_beside_the_oom_killer_is_oom(oom: bool, kind: d.Kind, was: str) -> None:
     story = _running()
-    judge = only(story.hear(story.exited(0, None, None, signal=9, oom=True)), d.Judge)
-    assert judge.verdict.kind is d.Kind.OOM
+    verdict = only(story.hear(story.exited(0, None, None, signal=9, oom=oom)), d.Judge).verdict
+    assert verdict.kind is kind
+    assert verdict.evidence[-1] == f"the kernel's OOM killer {was} at work on n0 during this attempt"
+
+
+@pytest.mark.parametrize(("where", "is_again"), [("train.py:3 step", True), ("", False)])
+def test_a_fault_at_the_same_line_before_any_step_is_the_same_failure(where: str, is_again: bool) -> None:
+    story = Story(1)
+    failure = observations.Failure("", "", "a stack", where) if where else None
+    for attempt in (1, 2):
+        story.run(attempt)
+        told = story.hear(story.exited(0, None, failure, signal=11, attempt=attempt))
+        kind = only(told, d.Judge).verdict.kind
+        story.stop_all(attempt)
+        story.wait(5.0)
+    assert kind is (d.Kind.NO_PROGRESS if is_again else d.Kind.CRASH)
 
 
 def test_a_syntax_error_before_the_first_step_is_not_tried_again() -> None:
@@ -71,6 +106,25 @@ def test_a_taken_port_before_the_first_step_is_a_rendezvous_failure() -> None:
     assert only(story.hear(story.exited(0, failure=failure)), d.Judge).verdict.kind is d.Kind.RENDEZVOUS
 
 
+def test_the_rank_that_could_not_use_its_address_is_named_whoever_gave_up_first() -> None:
+    """As torch 2.13 says it when the host of one of three ranks does not resolve."""
+    waited = "wait timeout after 8000ms, keys: /default_pg/0//cpu//0/0"
+    few = "Timed out after 9 seconds waiting for clients. 2/3 clients joined."
+    unresolved = "The client socket has timed out after 8000ms while trying to connect to (n7.lan, 29500)."
+    said = {
+        2: observations.Failure("torch.distributed.DistStoreError", waited, "", "train.py:5"),
+        0: observations.Failure("torch.distributed.DistStoreError", few, "", "train.py:5"),
+        1: observations.Failure("torch.distributed.DistNetworkError", unresolved, "", "train.py:5"),
+    }
+    story = _running(3)
+    for rank, failure in said.items():
+        assert none_of(story.wait(0.6), d.Judge)
+        story.hear(story.exited(rank, failure=failure))
+    verdict = only(story.said, d.Judge).verdict
+    assert (verdict.kind, verdict.ranks) == (d.Kind.RENDEZVOUS, (1,))
+    assert any("no store at n7.lan, port 29500" in line for line in verdict.evidence)
+
+
 def test_ranks_that_fence_themselves_are_not_a_success() -> None:
     story = _running(1)
     story.hear(story.exited(0, None, None, signal=9, ordered=True))
@@ -93,7 +147,7 @@ def test_a_silent_node_is_no_matter_while_the_gang_makes_steps() -> None:
     story.hear(e.AgentDisconnected(0.0, "n1"))
     for count in range(1, 20):
         story.now_s += 5.0
-        assert not story.hear(story.beat(0, count))
+        assert none_of(story.hear(story.beat(0, count)), d.Judge)
 
 
 def test_log_lines_do_not_speak_for_a_silent_node() -> None:
@@ -102,7 +156,7 @@ def test_log_lines_do_not_speak_for_a_silent_node() -> None:
     decided: list[d.Decision] = []
     for count in range(1, 6):
         story.now_s += 5.0
-        decided += story.hear(e.Heartbeat(0.0, "n0", 1, (e.RankHeartbeat(0, 0, "S", count * 10, 0.0),)))
+        decided += story.hear(e.Heartbeat(0.0, "n0", 1, (RankHeartbeat(0, 0, "S", count * 10, 0.0),)))
     assert only(decided, d.Judge).verdict.node == "n1"
 
 

@@ -28,7 +28,7 @@ def test_where_ranks_wait_for_single_others_nobody_knows_that_nobody_is_missing(
     assert none_of(silence(gang_of(), *in_recv, for_s=500.0), d.Judge)
     waits = [entered(rank, 7, why="in wait() of a collective", mixed=("k",)) for rank in ALL]
     assert none_of(silence(gang_of(), *waits, for_s=50.0), d.Judge)
-    asleep = entered(3, 7, activity=SLEEPS, proven=True, ends_s=20.0)
+    asleep = entered(3, 7, activity=SLEEPS)
     three = [entered(rank, 7) for rank in (0, 1, 2)]
     assert none_of(silence(gang_of(), *three, asleep, for_s=15.0), d.Judge)
 
@@ -44,3 +44,11 @@ def test_a_rank_without_steps_that_is_missed_in_a_collective_has_patience_as_any
     waiting = [entered(rank, 7) for rank in (0, 1, 2)]
     assert none_of(silence(served(), *waiting, late, for_s=280.0), d.Judge)
     assert judged(served(), *waiting, late, for_s=340.0).ranks == (3,)
+
+
+def test_a_rank_that_waits_after_an_exception_is_named_with_it_whoever_is_in_the_minority() -> None:
+    raised = observations.Failure("ValueError", "bad batch", "", "train.py:4 load")
+    sides = [entered(rank, 10, "broadcast") for rank in (0, 1)] + [entered(2, 10)]
+    verdict = judged(gang_of(), *sides, entered(3, 10, raised=raised))
+    assert verdict.ranks == (3,)
+    assert "raised ValueError: bad batch at train.py:4 load, then in all_reduce #10" in verdict.culprit

@@ -11,17 +11,18 @@ from orchestrator.brain.model.facts import JobGoal
 from orchestrator.brain.scheduling import allocation
 from orchestrator.core import observations
 from orchestrator.core.end_cause import Cause
+from orchestrator.core.planned import QueueTerms
+from orchestrator.journal.journal_file import Entry
 from orchestrator.supervisor import executor, status
-from orchestrator.supervisor.journal.journal_file import Entry
 from tests.support import jobs
-from tests.support.brain_story import OWN, Story, names, none_of, only
+from tests.support.brain_story import OWN, Story, names, none_of, only, planned_node
 
 SIGTERM = 15
 
 
 def _running(*, requeues: bool = True, restarts_max: int = 3) -> Story:
     """Return a job of two nodes that runs in allocation 7.0 on n0 and n1."""
-    job = Story(hosts=2, queue=e.QueueTerms(requeues, 30.0), restarts_max=restarts_max)
+    job = Story(hosts=2, queue=QueueTerms(requeues, 30.0), restarts_max=restarts_max)
     job.hear(*(job.up(node) for node in range(2)))
     job.run_on(0, 1)
     return job
@@ -50,7 +51,7 @@ def test_a_preempted_gang_saves_itself_and_goes_back_to_the_queue_at_no_cost(cau
         ("n1", 30.0, True),
     ]
     back = only(_stop(job), d.Requeue)
-    assert back.avoid == {} and "no cost" in back.why
+    assert back.avoid == {} and "not counted" in back.why
     only(job.lent("7.1", 0, 1), d.BeginAttempt)
     assert job.brain.facts.spent == 0
 
@@ -106,7 +107,7 @@ def test_a_crash_is_judged_at_once_in_a_queue_too() -> None:
 
 
 def test_too_few_usable_nodes_are_a_requeue_that_names_them_and_costs_budget() -> None:
-    job = Story(hosts=2, queue=e.QueueTerms(True, 30.0), restarts_max=1)
+    job = Story(hosts=2, queue=QueueTerms(True, 30.0), restarts_max=1)
     job.hear(job.up(0), job.refused(1, observations.Retryable.PERMANENT, "no python"))
     assert only(job.said, d.Requeue).avoid == {"n1": "stage: no python"}
     job.said.clear()
@@ -125,13 +126,13 @@ def test_a_lost_node_without_a_spare_costs_one_restart_together_with_the_way_to_
     assert only(job.wait(allocation.TERM_S + 1.0), d.Judge).verdict.node == "n1"
     job.hear(job.stopped(0))
     job.hear(job.refused(1, observations.Retryable.PERMANENT, "srun: not in this allocation"))
-    job.wait(job.limits.node_silent_s_max + 5.0)  # until its ranks must be gone
+    job.wait(job.limits.node_timeout_s + 5.0)  # until its ranks must be gone
     assert none_of(job.said, d.Requeue) != is_requeued
     assert none_of(job.said, d.EndJob) == is_requeued
 
 
 def test_an_agent_that_was_lost_before_it_had_ranks_is_launched_again_and_the_allocation_kept() -> None:
-    job = Story(hosts=2, queue=e.QueueTerms(True, 30.0))
+    job = Story(hosts=2, queue=QueueTerms(True, 30.0))
     job.hear(job.up(0), job.up(1))
     job.hear(e.AgentDisconnected(0.0, "n1"), e.AgentDied(0.0, "n1", "killed"))
     assert only(job.said, d.Judge).verdict.kind is d.Kind.NODE_LOST
@@ -163,9 +164,9 @@ def test_an_old_agent_that_comes_back_is_stopped_without_the_grace_of_a_whole_ga
 
 def test_who_cancels_in_the_queue_cancels_the_job() -> None:
     job = _running()
-    assert "cancelled from outside" in only(job.hear(_ending(Cause.CANCELLED)), d.Finish).why
+    assert "cancelled, not by orch" in only(job.hear(_ending(Cause.CANCELLED)), d.Finish).why
     end = only(_stop(job), d.EndJob)
-    assert (end.end, end.why) == (d.JobEnd.CANCELLED, "cancelled from outside: says Slurm")
+    assert (end.end, end.why) == (d.JobEnd.CANCELLED, "cancelled, not by orch: says Slurm")
 
 
 def test_a_cancel_while_the_allocation_ends_is_a_cancel() -> None:
@@ -250,14 +251,15 @@ def test_the_post_mortem_tells_how_much_of_a_restart_was_spent_in_the_queue() ->
 def test_a_stopped_rank_on_a_node_that_the_next_allocation_lacks_is_no_suspicion() -> None:
     job = _running()
     job.hear(job.beat(1, 9, "T"))
-    assert suspects.text(job.brain.facts, job.now_s)
-    there = (e.NodePlan("n0", ()), e.NodePlan("n2", ()))
-    pool = e.Pool(2, 1, 0, 0, job.queue)
+    assert suspects.suspicion_now(job.brain.facts, job.now_s)
+    there = (planned_node("n0"), planned_node("n2"))
     job.brain.learn(e.AllocationBegan(job.now_s, "7.1"))
-    job.brain.learn(e.Planned(job.now_s, there, job.limits, pool))
-    assert suspects.text(job.brain.facts, job.now_s) == ""  # status is shown before anything is decided
+    job.brain.learn(e.Planned(job.now_s, there, job.limits, job.pool(2)))
+    assert (
+        suspects.suspicion_now(job.brain.facts, job.now_s) is None
+    )  # status is shown before anything is decided
 
 
 def _planned() -> list[e.Event]:
-    first = Story(hosts=2, queue=e.QueueTerms(True, 30.0))
+    first = Story(hosts=2, queue=QueueTerms(True, 30.0))
     return [e.AllocationBegan(0.0, "7.0"), first.planned(2), first.up(0), first.up(1)]

@@ -489,7 +489,7 @@ def test_what_an_attempt_saved_since_its_ranks_were_out_of_step_is_given_up_also
     story.run()
     story.hear(story.saved(30), story.saved(39), story.saved(40, stated=40, step_source=StepSource.STATED))
     story.hear(story.saved(41, stated=41, step_source=StepSource.STATED))
-    verdict = d.Verdict(d.Kind.DESYNC, (1,), "n1", "rank 1", (), "desync ranks 1", 41, 0.0, False)
+    verdict = d.Verdict(d.Kind.DESYNC, (1,), "n1", "rank 1", (), d.Signature(d.Kind.DESYNC), 41, 0.0, False)
     story.hear(story.beat(0, 50), story.beat(1, 50))
     story.brain.learn(d.Judge(story.now_s, "", 1, verdict))
     states = [_state(story, step) for step in (30, 39, 40, 41)]

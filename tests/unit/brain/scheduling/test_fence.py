@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
+from orchestrator.brain.scheduling import fence
 from orchestrator.brain.scheduling.fence import ALONE_S_MAX, QUIET_S_MAX
+from orchestrator.core.observations import Framework
+from orchestrator.core.wire.messages import RankHeartbeat
 from tests.support.brain_story import Story, none_of
 
 BASE_S, SILENT_S = 12.0, 20.0
@@ -14,7 +18,7 @@ BASE_S, SILENT_S = 12.0, 20.0
 
 
 def _running(**limits: Any) -> Story:
-    story = Story(2, hang_s_max=None, **limits)
+    story = Story(2, hang_timeout_s=None, **limits)
     story.run()
     return story
 
@@ -31,7 +35,7 @@ def _step(story: Story, count: int, after_s: float) -> list[d.Decision]:
 
 def _print(story: Story, log_bytes: int, after_s: float, count: int = 0) -> list[d.Decision]:
     story.now_s += after_s
-    beats = [e.RankHeartbeat(rank, count, "S", log_bytes, 0.0) for rank in range(2)]
+    beats = [RankHeartbeat(rank, count, "S", log_bytes, 0.0) for rank in range(2)]
     return story.hear(*(e.Heartbeat(0.0, f"n{beat.rank}", 1, (beat,)) for beat in beats))
 
 
@@ -47,10 +51,10 @@ def _begins(decided: list[d.Decision]) -> bool:
     return any(isinstance(one, d.BeginAttempt) for one in decided)
 
 
-def test_a_long_pause_is_told_to_both_agents_once_as_twice_as_long() -> None:
+def test_a_long_pause_is_told_to_both_agents_once_as_three_times_as_long() -> None:
     story = _running()
     _step(story, 1, 1.0)
-    assert _fences(_step(story, 2, 50.0)) == [("n0", 100.0, 0.0), ("n1", 100.0, 0.0)]
+    assert _fences(_step(story, 2, 50.0)) == [("n0", 150.0, 0.0), ("n1", 150.0, 0.0)]
     assert none_of(_step(story, 3, 50.0), d.Fence)
     assert none_of(_step(story, 4, 55.0), d.Fence)
     assert _fences(_step(story, 5, 5000.0))[0][1] == QUIET_S_MAX
@@ -61,7 +65,7 @@ def test_the_next_attempt_waits_longer_than_the_longest_time_that_an_agent_was_t
     _step(story, 1, 1.0)
     _step(story, 2, 60.0)
     _breaks(story, 1.0)
-    longest_s = 120.0 / BASE_S * SILENT_S
+    longest_s = 1.25 * (3 * 60.0 + 60.0)
     assert not _begins(story.wait(longest_s - 2.0))
     assert _begins(story.wait(4.0))
 
@@ -73,7 +77,7 @@ def test_what_an_agent_was_told_is_waited_for_even_if_nothing_shows_that_it_was_
     story.hear(story.beat(0, 2), story.beat(1, 2))
     story.hear(e.SupervisorStarted(0.0, 2))
     _breaks(story, 1.0)
-    assert not _begins(story.wait(2 * 60.0 + 5.0))
+    assert not _begins(story.wait(3 * 60.0 + 5.0))
 
 
 def test_a_time_that_was_told_is_told_again_over_a_new_line() -> None:
@@ -81,7 +85,7 @@ def test_a_time_that_was_told_is_told_again_over_a_new_line() -> None:
     _step(story, 1, 1.0)
     _step(story, 2, 50.0)
     story.hear(e.AgentDisconnected(0.0, "n1"))
-    assert _fences(story.hear(story.up(1, running=1))) == [("n1", 100.0, 0.0)]
+    assert _fences(story.hear(story.up(1, running=1))) == [("n1", 150.0, 0.0)]
 
 
 def test_a_silent_node_is_not_given_up_within_a_pause_that_the_job_has_shown() -> None:
@@ -90,7 +94,72 @@ def test_a_silent_node_is_not_given_up_within_a_pause_that_the_job_has_shown() -
     _step(story, 2, 50.0)
     story.hear(e.AgentDisconnected(0.0, "n1"))
     assert none_of(story.wait(100.0), d.Judge)
-    assert any(isinstance(one, d.Judge) for one in story.wait(100.0))
+    assert any(isinstance(one, d.Judge) for one in story.wait(200.0))
+
+
+SEEN = {"node_timeout_s": 60.0, "fence_s": 16.0, "away_fence_s": 48.0}
+"""What `monitor.node_timeout: auto` is for several nodes."""
+
+
+def _judged_s(story: Story, heard: tuple[int, ...] = (0,), for_s: int = 200) -> float | None:
+    """Return how long it takes to judge while these nodes are heard each second whose ranks make no step."""
+    since_s = story.now_s
+    for _ in range(for_s):
+        story.now_s += 1.0
+        beats = [story.beat(node, story.brain.facts.ranks[node].steps) for node in heard]
+        if any(isinstance(one, d.Judge) for one in story.hear(*beats)):
+            return story.now_s - since_s
+    return None
+
+
+def _cut_off(**limits: Any) -> Story:
+    """Two steps in a second each, then nothing more is heard of n1."""
+    story = _running(**{**SEEN, **limits})
+    _step(story, 1, 1.0)
+    _step(story, 2, 1.0)
+    story.hear(e.AgentDisconnected(0.0, "n1"))
+    return story
+
+
+def test_a_silent_node_is_lost_at_once_when_its_ranks_must_have_ended_and_others_are_seen_to_stand_still() -> (
+    None
+):
+    story = _cut_off()
+    facts = story.brain.facts
+    assert fence.expected_over_at(facts, facts.nodes["n1"]) - story.now_s == 21.25
+    assert _judged_s(story) == 22.0  # (16 s + a pause of 1 s) * 1.25
+    assert _begins(story.hear(story.exited(0), story.stopped(0)) or story.wait(1.0)), (
+        "not counted from the verdict"
+    )
+
+
+def test_a_silent_node_has_the_longer_time_where_the_gang_may_make_steps_unseen() -> None:
+    assert _judged_s(_cut_off(), heard=()) == 62.0
+    back = _cut_off()
+    back.hear(e.AgentDisconnected(0.0, "n0"))
+    back.now_s += 30.0
+    assert none_of(back.hear(back.up(0, running=1)), d.Judge), "its ranks may have made steps meanwhile"
+    alone = _cut_off()
+    alone.brain.facts.ranks[1].beat = dataclasses.replace(
+        alone.brain.facts.ranks[1].beat, alone=Framework.TORCH
+    )
+    assert _judged_s(alone) == 62.0
+    done = _running(**SEEN)
+    _step(done, 1, 1.0)
+    done.hear(done.exited(0, 0, None), e.AgentDisconnected(0.0, "n1"))
+    assert _judged_s(done, heard=()) is not None and done.now_s > 60.0
+
+
+def test_an_agent_that_has_long_had_no_supervisor_has_the_longer_time() -> None:
+    story = _cut_off()
+    for count in range(3, 10):  # the gang goes on, and only then it is cut off
+        story.now_s += 1.0
+        story.hear(story.beat(0, count))
+    assert _judged_s(story) == 62.0
+    other = _cut_off()
+    other.hear(e.SupervisorStarted(0.0, 2))
+    other.hear(other.up(0, running=1))
+    assert _judged_s(other) == 62.0
 
 
 def test_ranks_that_work_without_steps_earn_time_until_their_first_one() -> None:

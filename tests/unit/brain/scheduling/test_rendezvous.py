@@ -56,14 +56,14 @@ def test_a_node_that_cannot_reach_the_first_is_done_without_where_there_are_othe
     story.hear(story.prepared(0, 1, LAN))
     assert names(story.hear(story.probed(1)), d.Launch) == ["n2"]
     place = only(story.hear(story.up(2)), d.Place)
-    assert [plan.name for plan in place.nodes] == ["n0", "n2"]
+    assert [name for name, _ in place.nodes] == ["n0", "n2"]
 
 
 def test_without_others_a_node_that_cannot_reach_the_first_is_tried_again() -> None:
     story = _prepared(hosts=2)
     story.hear(story.prepared(0, 1, LAN))
     place = only(story.hear(story.probed(1)), d.Place)
-    assert (place.attempt, [plan.name for plan in place.nodes]) == (2, ["n0", "n1"])
+    assert (place.attempt, [name for name, _ in place.nodes]) == (2, ["n0", "n1"])
 
 
 def test_a_first_node_that_nobody_reaches_is_itself_the_one_apart() -> None:
@@ -71,7 +71,7 @@ def test_a_first_node_that_nobody_reaches_is_itself_the_one_apart() -> None:
     story.hear(story.prepared(0, 1, LAN), story.probed(1))
     decided = story.hear(story.probed(2))
     assert only(decided, d.Judge).verdict.node == "n0"
-    assert [plan.name for plan in only(story.hear(story.up(3)), d.Place).nodes] == ["n3", "n1", "n2"]
+    assert [name for name, _ in only(story.hear(story.up(3)), d.Place).nodes] == ["n3", "n1", "n2"]
 
 
 def test_a_first_node_that_one_after_the_other_cannot_reach_is_the_one_apart_and_the_accused_is_forgiven() -> (
@@ -82,7 +82,7 @@ def test_a_first_node_that_one_after_the_other_cannot_reach_is_the_one_apart_and
     story.hear(story.prepared(0, 2, LAN), story.prepared(2, 2))
     decided = [*story.hear(story.probed(2, attempt=2)), *story.wait(5.0)]
     assert only(decided, d.Judge).verdict.node == "n0"
-    assert [plan.name for plan in only(decided, d.Place).nodes] == ["n1", "n2"]
+    assert [name for name, _ in only(decided, d.Place).nodes] == ["n1", "n2"]
 
 
 def test_nodes_that_reach_different_addresses_have_no_place_to_meet() -> None:

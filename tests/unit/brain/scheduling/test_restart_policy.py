@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
+from orchestrator.core.observations import Failure
+from orchestrator.core.wire.messages import RankHeartbeat
 from tests.support.brain_story import Story, none_of, only
 
 
@@ -99,6 +101,17 @@ def test_the_same_failure_at_the_same_step_again_is_no_progress() -> None:
     assert story.brain.facts.attempt.verdict.kind is d.Kind.NO_PROGRESS
 
 
+def test_a_fatal_signal_at_the_same_place_again_is_no_progress_on_any_rank_before_any_step() -> None:
+    story = Story(2)
+    where = Failure("", "", "stacks", "train.py:3 read")
+    for attempt, rank in ((1, 0), (2, 1)):
+        story.run(attempt)
+        story.hear(story.exited(rank, None, where, attempt=attempt, signal=11))
+        story.stop_all(attempt)
+    assert story.brain.facts.attempt is not None and story.brain.facts.attempt.verdict is not None
+    assert story.brain.facts.attempt.verdict.kind is d.Kind.NO_PROGRESS
+
+
 def test_only_attempts_without_progress_spend_the_budget() -> None:
     story = Story(1, restarts_max=1)
     for attempt in range(1, 6):
@@ -122,7 +135,7 @@ def test_a_cancel_gives_a_whole_gang_its_grace() -> None:
 
 
 def test_a_cancel_during_backoff_ends_the_job_at_once() -> None:
-    story = Story(1, backoff_s=100.0, backoff_s_max=100.0)
+    story = Story(1, backoff_s=100.0, backoff_max_s=100.0)
     for attempt in (1, 2):
         story.run(attempt)
         story.hear(story.exited(0, None, None, signal=attempt + 9, attempt=attempt))
@@ -145,7 +158,7 @@ def test_beats_folded_for_the_journal_replay_to_the_same_facts() -> None:
     live.brain.beats()
     for count in (1, 2, 2, 2):
         live.now_s += 1.0
-        live.brain.learn(e.Heartbeat(live.now_s, "n0", 1, (e.RankHeartbeat(0, count, "S", 0, 0.0),)))
+        live.brain.learn(e.Heartbeat(live.now_s, "n0", 1, (RankHeartbeat(0, count, "S", 0, 0.0),)))
     for beat in live.brain.beats():
         replayed.brain.learn(beat)
     assert replayed.brain.facts == live.brain.facts

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from orchestrator.client.checks import sources
+from orchestrator.core.errors import UserError
 from orchestrator.spec.load import load
 
 
@@ -37,6 +40,33 @@ def test_a_module_begins_with_its_main(tmp_path: Path) -> None:
 
 def test_code_that_this_python_cannot_parse_still_goes_along(tmp_path: Path) -> None:
     assert found(tmp_path, "entrypoint: train.py", {"train.py": "x = (\n"})[0] == ["train.py"]
+
+
+@pytest.mark.parametrize("backend", ["local", "slurm", "ssh"])
+def test_a_file_that_does_not_compile_is_refused_with_its_caret(tmp_path: Path, backend: str) -> None:
+    (tmp_path / "job.yaml").write_text(
+        f"name: a\nbackend: {backend}\nprocs_per_node: 1\nentrypoint: train.py\nssh: {{hosts: a}}\n"
+    )
+    (tmp_path / "train.py").write_text("import model\n")
+    (tmp_path / "model.py").write_text("def f():\n    return 1 +\n")
+    file = load(tmp_path / "job.yaml")
+    if backend == "ssh":  # the hosts' Python judges
+        sources.refuse_uncompiled(file, {})
+        return
+    with pytest.raises(UserError) as caught:
+        sources.refuse_uncompiled(file, {})
+    assert caught.value.where == "model.py:2"
+    assert caught.value.what == "SyntaxError: invalid syntax\n    return 1 +\n              ^"
+
+
+@pytest.mark.slow
+def test_the_ranks_own_python_judges_what_this_one_cannot_compile(tmp_path: Path) -> None:
+    newer = tmp_path / "python3"
+    newer.write_text("#!/bin/sh\nprintf '%s' '{}'\n")
+    newer.chmod(0o755)
+    (tmp_path / "job.yaml").write_text(f"name: a\nprocs_per_node: 1\npython: {newer}\nentrypoint: train.py\n")
+    (tmp_path / "train.py").write_text("x = (\n")
+    sources.refuse_uncompiled(load(tmp_path / "job.yaml"), {})
 
 
 def test_a_command_has_no_sources(tmp_path: Path) -> None:

@@ -251,6 +251,12 @@ def test_a_progress_bar_is_what_is_seen_at_its_end(job: Job, written: str, seen:
     assert job.texts() == [seen]
 
 
+def test_what_was_printed_behind_an_unfinished_bar_is_a_line_of_its_own(job: Job) -> None:
+    bar = "  5%|# | 1/20 [00:00<00:13, 75 rows/s]"
+    job.write(0, f'\r{bar}{{"saved": [1]}}\n\r{bar} \n')
+    assert job.texts() == [bar, '{"saved": [1]}', bar]
+
+
 def test_a_progress_bar_of_any_length_is_one_line(job: Job) -> None:
     bar = "".join(f"\r{step:6d}/99999 |███   |" for step in range(20_000))
     job.write(0, f"before\n{bar}\nafter\n")

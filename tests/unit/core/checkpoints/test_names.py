@@ -192,6 +192,7 @@ def are_files(found: list[str]) -> bool:
     return not folders & set(found) and all(str(PurePosixPath(name)) == name for name in found)
 
 
+@pytest.mark.slow
 @given(st.lists(FILES, unique=True, max_size=8).filter(are_files), st.randoms())
 @settings(max_examples=300, database=None)
 def test_groups_are_disjoint_leave_out_only_what_is_no_part_of_a_save_and_do_not_depend_on_order(

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.core.checkpoints.save import Save, StepSource
-from orchestrator.core.checkpoints.steps import APART_STEPS, NEAR_STEPS, beginning, is_misstated, job_step
+from orchestrator.core.checkpoints.steps import FAR_STEPS, NEAR_STEPS, beginning, is_misstated, job_step
 from tests.support.saved_files import saved
 
 
@@ -129,4 +129,4 @@ def test_a_step_is_near_what_was_stated_or_counted_and_a_beginning_is_an_earlier
     begun = beginning(save, base, others, misstated=False)
     if begun is not None:
         assert begun < base and begun in {0, *(other.step for other in others if other.attempt < attempt)}
-        assert stated is None or abs(stated - steps - begun) <= APART_STEPS
+        assert stated is None or abs(stated - steps - begun) <= FAR_STEPS

@@ -130,6 +130,17 @@ def test_a_look_stops_at_its_limits_and_says_so(tmp_path: Path, monkeypatch: pyt
         write(tmp_path / f"many/{number:02}.pt")
     found = tree.look(tmp_path)
     assert len(found.files) <= 20 and found.cut == "more than 20 entries"
+    write(tmp_path / "a.pt")
+    monkeypatch.setattr(tree, "FOLDER_ENTRIES_MAX", 10)
+    monkeypatch.setattr(tree, "DEPTH_MAX", 16)
+    found = tree.look(tmp_path)
+    assert (sorted(found.files), found.cut) == (
+        ["a.pt", "a/b/c/d/e/deep.pt"],
+        "many has more than 10 entries",
+    )
+    monkeypatch.setattr(tree, "LOOK_S_MAX", -1.0)
+    found = tree.look(tmp_path)
+    assert (list(found.files), found.cut) == ([], "not all within -1 s")
 
 
 def test_any_number_of_hidden_entries_hides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.core.host import hardware
-from orchestrator.core.settings.hardware_facts import GpuPlace, NumaNode, RdmaPort
+from orchestrator.core.settings.hardware_facts import RdmaPort
 
 MATRIX = """\t\x1b[4mGPU0\tGPU1\tGPU2\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m
 GPU0\t X \tNV18\tNV18\tPXB\t0-47,96-143\t0\t\tN/A
@@ -30,31 +30,24 @@ def _write(root: Path, files: dict[str, str]) -> Path:
     return root
 
 
-def test_gpus_ports_and_numa_nodes_are_found(tmp_path: Path) -> None:
-    cpu = min(os.sched_getaffinity(0))
+def test_gpus_and_ports_are_found(tmp_path: Path) -> None:
     ib = "sys/class/infiniband"
     root = _write(tmp_path, {
         "proc/driver/nvidia/gpus/0000:1B:00.0/information": "Model: H100\n",
         "proc/driver/nvidia/gpus/0000:43:00.0/information": "Model: H100\n",
-        "sys/bus/pci/devices/0000:1b:00.0/numa_node": "0\n",
-        "sys/bus/pci/devices/0000:43:00.0/numa_node": "-1\n",
         f"{ib}/mlx5_0/ports/1/state": "4: ACTIVE\n",
         f"{ib}/mlx5_0/ports/1/rate": "400 Gb/sec (4X NDR)\n",
         f"{ib}/mlx5_0/ports/1/link_layer": "InfiniBand\n",
         f"{ib}/mlx5_bond_0/ports/1/state": "1: DOWN\n",
         f"{ib}/mlx5_bond_0/ports/1/rate": "100 Gb/sec (2X HDR)\n",
         f"{ib}/mlx5_bond_0/ports/1/link_layer": "Ethernet\n",
-        "sys/devices/system/node/node0/cpulist": f"{cpu}\n",
-        "sys/devices/system/node/node1/cpulist": "3000-3007\n",
-        "sys/devices/system/node/possible": "0-1\n",
     })  # fmt: skip
     facts = hardware.gather_all({"NCCL_DEBUG": "INFO", "PATH": "/bin", "SLURM_CPUS_ON_NODE": "16"}, root=root)
-    assert facts.gpus == (GpuPlace("0000:1B:00.0", 0), GpuPlace("0000:43:00.0", None))
+    assert facts.gpus == ("0000:1B:00.0", "0000:43:00.0")
     assert facts.rdma == (
         RdmaPort("mlx5_0", 1, "ACTIVE", "400 Gb/sec (4X NDR)", False),
         RdmaPort("mlx5_bond_0", 1, "DOWN", "100 Gb/sec (2X HDR)", True),
     )
-    assert facts.numa == (NumaNode(0, str(cpu)),), "a node whose CPUs are not ours to use is left out"
     assert (facts.environ, facts.slurm_cpus) == ({"NCCL_DEBUG": "INFO"}, 16)
 
 
@@ -62,7 +55,7 @@ def test_a_host_that_shows_nothing_has_its_cpus(tmp_path: Path) -> None:
     facts = hardware.gather_all({}, root=tmp_path)
     count = len(os.sched_getaffinity(0))
     assert (facts.cpus, facts.cores, facts.quota_cpus, facts.slurm_cpus) == (count, count, None, None)
-    assert (facts.gpus, facts.rdma, facts.numa) == ((), (), ())
+    assert (facts.gpus, facts.rdma) == ((), ())
 
 
 def test_threads_of_one_core_are_one_core(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -59,6 +60,25 @@ def test_a_zombie_is_not_alive_and_a_reaped_process_is_gone() -> None:
     assert procfs.stat(process.pid) is None
     assert procfs.wchan(process.pid) == ""
     assert not procfs.catches(process.pid, signal.SIGTERM)
+
+
+def test_a_process_whose_main_thread_has_ended_is_as_its_other_threads_are() -> None:
+    script = (
+        "import ctypes, threading, time\nthreading.Thread(target=time.sleep, args=(60,)).start()\n"
+        "print(1, flush=True)\nctypes.CDLL(None).pthread_exit(None)"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline()
+            until_s = time.monotonic() + 10.0
+            seen = ("", "")
+            while seen != ("Z", "S") and time.monotonic() < until_s:  # both take a moment
+                time.sleep(0.01)
+                stat = procfs.stat(process.pid)
+                seen = (stat.state if stat else "", procfs.state_of_threads(process.pid))
+            assert seen == ("Z", "S")
+        finally:
+            process.kill()
 
 
 @pytest.fixture

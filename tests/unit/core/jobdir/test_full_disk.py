@@ -70,8 +70,8 @@ def test_an_error_that_no_room_would_mend_is_raised() -> None:
     os.close(writing)
 
 
-def test_a_deed_is_tried_until_there_is_room_and_other_errors_are_raised(
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_deed_is_tried_until_there_is_room_which_is_said_once_and_other_errors_are_raised(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(full_disk, "RETRY_S", 0.0)
     refusals = [errno.ENOSPC, errno.EDQUOT]
@@ -81,7 +81,9 @@ def test_a_deed_is_tried_until_there_is_room_and_other_errors_are_raised(
             raise OSError(refusals.pop(), "no room")
         return "done"
 
-    assert full_disk.wait_for(deed) == "done"
+    assert full_disk.wait_for(deed) == full_disk.wait_for(deed) == "done"
+    said = capsys.readouterr().err
+    assert said.count("the disk is full") == said.count("there is room on the disk again") == 1
     refusals.append(errno.EACCES)
     with pytest.raises(OSError, match="no room"):
         full_disk.wait_for(deed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,10 @@ from hypothesis import strategies as st
 
 from orchestrator.core.errors import ClusterError, UserError
 from orchestrator.core.jobdir import home
+from orchestrator.core.jobdir.layout import JobDir
 
 T = 1_795_000_000.0
+JOB = home.new_id("gpt", T)
 
 
 def _home(tmp_path: Path, *ids: str) -> Path:
@@ -52,6 +55,35 @@ def test_two_submits_within_a_second_sort_by_the_millisecond(tmp_path: Path) -> 
     assert home.ids(_home(tmp_path, *reversed(made))) == made
 
 
+def _placed(folder: Path) -> JobDir:
+    job = JobDir(_home(folder, JOB) / "jobs" / JOB)
+    job.plan.write_text("{}")
+    home.note_origin(job, job.root)
+    return job
+
+
+def test_a_copy_is_known_by_its_original_while_that_is_there(tmp_path: Path) -> None:
+    job = _placed(tmp_path / "a")
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    copy = JobDir(tmp_path / "b" / "jobs" / JOB)
+    assert (home.original_of(job), home.original_of(copy)) == (None, job.root)
+    assert home.is_ours(job) and not home.is_ours(copy)
+    with pytest.raises(UserError, match=f"it is a copy of {job.root}"):
+        home.require_ours(copy)
+    shutil.rmtree(tmp_path / "a")
+    home.require_ours(copy)
+
+
+@pytest.mark.parametrize("is_linked", [False, True])
+def test_a_home_that_has_moved_is_no_copy(tmp_path: Path, is_linked: bool) -> None:
+    _placed(tmp_path / "a")
+    (tmp_path / "a").rename(tmp_path / "b")
+    if is_linked:
+        (tmp_path / "a").symlink_to(tmp_path / "b")
+    job = JobDir(tmp_path / "b" / "jobs" / JOB)
+    home.require_ours(job)
+
+
 def test_what_is_no_job_is_no_job(tmp_path: Path) -> None:
     good = home.new_id("gpt", T)
     folder = _home(tmp_path, good, f".{good}", "lost+found", "gpt", "gpt-20261120", "-20261120-224605123-k3")
@@ -80,6 +112,12 @@ def test_a_job_is_found_by_id_by_name_by_a_part_and_by_nothing(tmp_path: Path) -
     assert home.find(folder, "gpt").id == second
     assert home.find(folder, None).id == other
     assert home.find(folder, "bert").id == home.find(folder, other[-9:]).id == other
+
+
+def test_commands_call_a_job_by_its_name_where_no_other_has_it(tmp_path: Path) -> None:
+    twins, alone = [home.new_id("gpt", T), home.new_id("gpt", T + 1)], home.new_id("gpt-2", T)
+    folder = _home(tmp_path, *twins, alone)
+    assert {home.called(job) for job in home.jobs(folder)} == {*twins, "gpt-2"}
 
 
 def test_a_name_that_is_part_of_another_name_means_itself(tmp_path: Path) -> None:

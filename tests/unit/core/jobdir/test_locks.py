@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.agent import keeper
+from orchestrator.agent.process import keeper
 from orchestrator.client.job import Job
 from orchestrator.core.jobdir import locks
 from orchestrator.core.jobdir.layout import JobDir

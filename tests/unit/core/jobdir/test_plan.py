@@ -10,8 +10,8 @@ from orchestrator.core import codec
 from orchestrator.core.errors import UserError
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
-from orchestrator.core.jobdir.rank_env import RankSlot, arguments, node_env, outer_env, rank_env
-from orchestrator.submission import planner
+from orchestrator.core.jobdir.rank_env import RankSlot, arguments, inherited, node_env, outer_env, rank_env
+from orchestrator.spec.limits import BREAK_GRACE_S_MAX
 from tests.support import jobs
 
 JOB = JobDir.at(jobs.ROOT)
@@ -36,9 +36,8 @@ def test_each_rank_gets_every_variable_of_the_contract(rank: int) -> None:
     env = _env(
         jobs.plan(nodes=2, procs_per_node=3, restart={"max": 5}), rank, attempt=3, resume="/c/step-9.pt"
     )
-    assert env.keys() == CONTRACT | {"ORCH_TAG"}
+    assert env.keys() == CONTRACT
     node = rank // 3
-    assert env["ORCH_TAG"] == f"{jobs.ID}/node-{node}"
     assert {name: env[name] for name in sorted(CONTRACT) if name != "TORCHELASTIC_ERROR_FILE"} == {
         "RANK": str(rank), "WORLD_SIZE": "6", "LOCAL_RANK": str(rank % 3), "LOCAL_WORLD_SIZE": "3",
         "GROUP_RANK": str(node), "GROUP_WORLD_SIZE": "2", "NODE_RANK": str(node), "ROLE_RANK": str(rank),
@@ -139,6 +138,22 @@ def test_ranks_inherit_nothing_of_another_launcher_and_no_secret_by_the_way() ->
     assert outer_env(outer, ("HF_TOKEN",)) == {"PATH": "/bin", "LANG": "C", "RANKING": "kept"}
 
 
+def test_ranks_of_a_job_that_a_rank_submitted_have_no_hook_no_evidence_files_and_no_endpoint_of_the_outer_one() -> (
+    None
+):
+    outer = {
+        "ORCH_RANK_DIR": "/j/nodes/n/attempt-001/rank-00000", "PYTHONPATH": "/j/nodes/n/hook:/j/code/src:",
+        "NCCL_DEBUG_FILE": "/j/evidence/attempt-001/x", "WEIGHTS": "/j/checkpoints/step-1.pt",
+    }  # fmt: skip
+    kept = {"PYTHONPATH": "/j/code/src:", "WEIGHTS": "/j/checkpoints/step-1.pt"}
+    url, token = "KUBEFLOW_TRAINER_SERVER_URL", "KUBEFLOW_TRAINER_SERVER_TOKEN"
+    assert (
+        outer_env({**outer, url: "http://127.0.0.1:1/ranks/0", token: "/j/nodes/n/trainer-token"}, ()) == kept
+    )
+    theirs = {url: "https://trainer", token: "/var/run/token"}
+    assert outer_env({**outer, **theirs}, ()) == {**kept, **theirs}
+
+
 @pytest.mark.parametrize(
     ("fields", "argv", "shell"),
     [
@@ -207,17 +222,31 @@ def test_variables_of_the_user_are_filled_in_and_those_of_an_attempt_only_for_it
         env={"HYDRA_OUT": "{job_dir}/h", "RUN": "{attempt}-$ORCH_JOB_NAME", "RAW": "${x} {epoch}"}
     )
     env = node_env(plan, JOB, plan.nodes[0], {}, {})
-    assert env == {"HYDRA_OUT": f"{jobs.ROOT}/h", "RAW": "${x} {epoch}"}
+    home = str(JOB.root.parent.parent)
+    assert env == {"HYDRA_OUT": f"{jobs.ROOT}/h", "RAW": "${x} {epoch}", "ORCH_HOME": home}
     assert _env(plan, 0, attempt=3)["RUN"] == "3-gpt"
 
 
 def test_the_fence_falls_before_the_supervisor_gives_a_node_up() -> None:
+    for nodes, heartbeat_s, times in (
+        (2, 1, (60.0, 16.0, 48.0)),
+        (1, 1, (60.0, 48.0, 48.0)),
+        (2, 20, (100.0, 80.0, 80.0)),
+    ):
+        auto = jobs.plan(backend="slurm", nodes=nodes, monitor={"heartbeat_s": heartbeat_s}).limits
+        assert (auto.node_timeout_s, auto.fence_s, auto.away_fence_s) == times
     limits = jobs.plan(backend="slurm", monitor={"node_timeout": "50s"}).limits
-    assert limits.fence_s is not None and limits.fence_s < limits.node_silent_s_max == 50.0
+    assert limits.fence_s is not None and limits.fence_s < limits.node_timeout_s == 50.0
     assert jobs.plan().limits.fence_s is None, "on this machine locks tell of agents"
-    assert limits.break_grace_s <= planner.BREAK_GRACE_S_MAX
+    assert limits.break_grace_s <= BREAK_GRACE_S_MAX
 
 
 def test_a_plan_survives_its_file() -> None:
     plan = jobs.plan(env={"A": 'é "$(x)\n'}, secrets=["HF_TOKEN"], time_limit="2h", total_steps=10)
     assert codec.loads(Plan, codec.dumps(plan)) == plan
+
+
+def test_an_active_environment_of_conda_does_not_keep_setup_lines_from_activating_theirs() -> None:
+    outer = {"CONDA_PREFIX": "/a", "CONDA_SHLVL": "1", "CONDA_EXE": "/conda", "PATH": "/a/bin"}
+    for setup, names in (("conda activate a", {"CONDA_EXE", "PATH"}), ("ulimit -n 9", outer.keys())):
+        assert inherited(jobs.plan(setup=[setup]), outer).keys() == names

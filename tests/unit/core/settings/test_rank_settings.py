@@ -8,14 +8,12 @@ from typing import Any
 import pytest
 
 from orchestrator.core.settings.hardware_facts import (
-    GpuPlace,
     HardwareFacts,
     NetInterface,
-    NumaNode,
     RdmaPort,
 )
 from orchestrator.core.settings.rank_settings import (
-    Environments,
+    Layers,
     RankRequest,
     SetBy,
     Setting,
@@ -25,24 +23,22 @@ from orchestrator.core.settings.rank_settings import (
 )
 
 LAPTOP = HardwareFacts(cpus=8, cores=4, interfaces=(NetInterface("wlan0", "192.168.1.7", 0),))
-GPUS = tuple(GpuPlace(f"0000:{bus:02x}:00.0", bus // 4) for bus in range(8))
+GPUS = tuple(f"0000:{bus:02x}:00.0" for bus in range(8))
 PORTS = tuple(RdmaPort(f"mlx5_{number}", 1, "ACTIVE", "400 Gb/sec (4X NDR)", False) for number in range(4))
 DOWN = RdmaPort("mlx5_4", 1, "DOWN", "10 Gb/sec (4X SDR)", False)
 DGX = HardwareFacts(
-    cpus=192, cores=96, numa=(NumaNode(0, "0-47,96-143"), NumaNode(1, "48-95,144-191")), gpus=GPUS,
+    cpus=192, cores=96, gpus=GPUS,
     gpu_links="NV18 between all 8 GPUs", rdma=(*PORTS, DOWN), interfaces=(NetInterface("eth0", "10.0.0.1", 25_000),),
 )  # fmt: skip
-ROCE = dataclasses.replace(DGX, rdma=(RdmaPort("mlx5_0", 1, "ACTIVE", "100 Gb/sec (4X EDR)", True),))
-SLURM = dataclasses.replace(DGX, cpus=32, cores=32, slurm_cpus=32)
 EIGHT = RankRequest(
     "ssh", nodes=2, ranks=8, ranks_on_host=8, gpus=8, interface="eth0", evidence="/job/evidence"
 )
 FOUR_CPU = RankRequest("local", nodes=2, ranks=2, ranks_on_host=4, interface="lo", evidence="/job/evidence")
-NOTHING = Environments({}, {}, {})
+NOTHING = Layers({}, {}, {})
 
 
 def _by_name(
-    facts: HardwareFacts | None, request: RankRequest, given: Environments = NOTHING
+    facts: HardwareFacts | None, request: RankRequest, given: Layers = NOTHING
 ) -> dict[str, Setting]:
     decided = settings(facts, request, given)
     names = [one.name for one in decided]
@@ -51,8 +47,8 @@ def _by_name(
     return {one.name: one for one in decided}
 
 
-def _given(**values: str) -> Environments:
-    return Environments({}, values, values)
+def _given(**values: str) -> Layers:
+    return Layers({}, values, values)
 
 
 def test_a_laptop_gets_its_loopback_and_no_word_about_gpus() -> None:
@@ -86,7 +82,7 @@ def test_a_laptop_gets_its_loopback_and_no_word_about_gpus() -> None:
         # Parts of one GPU
         (dataclasses.replace(DGX, gpus=GPUS[:1]), {"backend": "ssh", "ranks_on_host": 4, "gpus": 4}, "24", "96 cores shared by 4 ranks of the job here"),
         # What Slurm gives is the job's alone
-        (SLURM, {"backend": "slurm", "ranks_on_host": 2, "gpus": 2}, "16", "32 CPUs from Slurm shared by 2 ranks of the job here"),
+        (dataclasses.replace(DGX, cpus=32, cores=32, slurm_cpus=32), {"backend": "slurm", "ranks_on_host": 2, "gpus": 2}, "16", "32 CPUs from Slurm shared by 2 ranks of the job here"),
         (dataclasses.replace(DGX, slurm_cpus=16), {"backend": "slurm", "ranks_on_host": 2, "gpus": 2}, "8", "16 CPUs from Slurm shared by 2 ranks of the job here"),
     ],
 )  # fmt: skip
@@ -97,40 +93,11 @@ def test_a_rank_gets_its_share_of_the_cores(
     assert (decided.value, decided.reason) == (threads, reason)
 
 
-def test_nccl_is_left_to_find_infiniband_and_nvlink_and_what_it_finds_is_named() -> None:
-    decided = _by_name(DGX, EIGHT)
-    alone = {name: one.reason for name, one in decided.items() if one.set_by is SetBy.LIBRARY}
-    assert list(alone) == ["NCCL_IB_HCA", "NCCL_P2P_LEVEL", "CPU affinity"]
-    assert "mlx5_3 InfiniBand 400 Gb/s; it passes over the others (mlx5_4 is DOWN)" in alone["NCCL_IB_HCA"]
-    assert alone["NCCL_P2P_LEVEL"].endswith("(NV18 between all 8 GPUs)")
-    assert "4 GPUs near CPUs 0-47,96-143; 4 GPUs near CPUs 48-95,144-191" in alone["CPU affinity"]
-    assert not to_set(tuple(decided.values()), 0).keys() & alone.keys()
-
-
 def test_the_interface_that_reaches_the_others_is_named_whole_to_nccl() -> None:
     decided = _by_name(DGX, EIGHT)
     assert (decided["GLOO_SOCKET_IFNAME"].value, decided["NCCL_SOCKET_IFNAME"].value) == ("eth0", "=eth0")
     unknown = _by_name(DGX, dataclasses.replace(EIGHT, interface=""))
     assert not {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"} & unknown.keys()
-
-
-def test_the_gid_of_roce_is_left_to_nccl() -> None:
-    decided = _by_name(ROCE, EIGHT)
-    assert decided["NCCL_IB_HCA"].reason.endswith("mlx5_0 RoCE 100 Gb/s")
-    assert (decided["NCCL_IB_GID_INDEX"].value, decided["NCCL_IB_GID_INDEX"].set_by) == (None, SetBy.LIBRARY)
-
-
-def test_without_an_active_port_it_is_said_that_nccl_uses_sockets() -> None:
-    decided = _by_name(dataclasses.replace(DGX, rdma=(DOWN,)), EIGHT)
-    assert "no InfiniBand or RoCE port is active (mlx5_4 is DOWN)" in decided["NCCL_IB_DISABLE"].reason
-    assert "NCCL_IB_HCA" not in decided
-    one_node = _by_name(DGX, dataclasses.replace(EIGHT, nodes=1))
-    assert not [name for name in one_node if name.startswith("NCCL_IB")]
-
-
-def test_slurms_binding_is_named_where_ranks_are_not_bound() -> None:
-    request = dataclasses.replace(EIGHT, backend="slurm")
-    assert _by_name(SLURM, request)["CPU affinity"].reason.endswith("and Slurm binds the node's task")
 
 
 def test_what_is_set_already_stands_and_is_named_with_who_set_it() -> None:
@@ -141,7 +108,7 @@ def test_what_is_set_already_stands_and_is_named_with_who_set_it() -> None:
         "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "9",
         "HF_TOKEN": "x",
     }
-    given = Environments(host, added, {**host, **added, "GLOO_SOCKET_IFNAME": "ib0"})
+    given = Layers(host, added, {**host, **added, "GLOO_SOCKET_IFNAME": "ib0"})
     request = dataclasses.replace(
         EIGHT, chosen={"NCCL_DEBUG": "job.yaml:12: env.NCCL_DEBUG", "NCCL_IB_HCA": "job.yaml:3: nccl.ib_hca"}
     )
@@ -158,7 +125,7 @@ def test_what_is_set_already_stands_and_is_named_with_who_set_it() -> None:
     }  # fmt: skip
     assert not {"PATH", "HF_TOKEN"} & decided.keys(), "the others are not the business of NCCL and torch"
     added_by_orch = to_set(tuple(decided.values()), 3)
-    assert not added_by_orch.keys() & given.sum.keys()
+    assert not added_by_orch.keys() & given.given.keys()
 
 
 def test_what_nccl_prints_goes_where_the_user_expects_it_once_he_has_asked_for_it() -> None:
@@ -196,6 +163,15 @@ def test_each_rank_has_a_file_of_its_own_for_the_words_of_nccl() -> None:
     decided = settings(LAPTOP, FOUR_CPU, NOTHING)
     files = [to_set(decided, rank)["NCCL_DEBUG_FILE"] for rank in (0, 12)]
     assert files == ["/job/evidence/rank-00000-nccl.log", "/job/evidence/rank-00012-nccl.log"]
+
+
+@pytest.mark.parametrize("mine", ["WANDB_RUN_ID", "WANDB_RESUME"])
+def test_a_tracker_knows_a_rank_again_unless_the_user_has_said_how(mine: str) -> None:
+    request = dataclasses.replace(FOUR_CPU, job="gpt-1")
+    ours = to_set(settings(LAPTOP, request, NOTHING), 3)
+    assert (ours["WANDB_RUN_ID"], ours["WANDB_RESUME"]) == ("gpt-1-00003", "allow")
+    theirs = to_set(settings(LAPTOP, request, _given(**{mine: "x"})), 3)
+    assert not {"WANDB_RUN_ID", "WANDB_RESUME"} & theirs.keys() and theirs["MLFLOW_RUN_NAME"] == "gpt-1"
 
 
 def test_a_setting_is_one_line_of_a_log_whatever_its_value() -> None:

@@ -12,6 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from orchestrator.core.jobdir.plan import PlannedSlurm
+from orchestrator.core.planned import QueueTerms
 from orchestrator.core.slurm import sbatch_options
 from orchestrator.submission import planner
 from tests.support import jobs
@@ -75,9 +76,13 @@ def test_cores_are_not_counted_for_whoever_asks_for_them_otherwise(slurm: dict[s
 
 
 def test_the_ranks_signal_and_the_action_at_the_limit_are_in_the_plan() -> None:
-    told = _slurm(time_limit_action="requeue", checkpoint={"on_preempt": {"signal": "USR1", "grace": 5}})
-    assert (told.signal, told.grace_s, told.requeues_at_time_limit) == ("USR1", 5.0, True)
-    assert (_slurm().signal, _slurm().grace_s, _slurm().requeues_at_time_limit) == ("TERM", 60.0, False)
+    warned: dict[str, Any] = {"on_preempt": {"signal": "USR1", "grace": 5}}
+    told = jobs.plan(backend="slurm", time_limit_action="requeue", checkpoint=warned)
+    assert told.slurm is not None and told.slurm.signal == "USR1"
+    assert told.pool is not None and told.pool.queue == QueueTerms(True, 5.0)
+    plain = jobs.plan(backend="slurm")
+    assert plain.slurm is not None and plain.slurm.signal == "TERM"
+    assert plain.pool is not None and plain.pool.queue == QueueTerms(False, 60.0)
 
 
 def test_what_a_user_sets_for_all_jobs_counts_where_the_spec_says_nothing() -> None:

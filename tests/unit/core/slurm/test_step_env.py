@@ -65,6 +65,8 @@ def test_the_processors_of_the_task_come_past_srun() -> None:
 
 
 def test_the_processors_of_the_task_are_divided_among_the_ranks() -> None:
-    assert step_env.share({"SLURM_CPUS_PER_TASK": "8"}, 4) == {"SLURM_CPUS_PER_TASK": "2"}
-    assert step_env.share({"SLURM_CPUS_PER_TASK": "1"}, 4) == {"SLURM_CPUS_PER_TASK": "1"}
-    assert step_env.share({}, 4) == {}
+    own = step_env.of_a_rank(0, 0, [("n1", range(4))])
+    assert step_env.share({"SLURM_CPUS_PER_TASK": "8"}, own) == {"SLURM_CPUS_PER_TASK": "2"}
+    assert step_env.share({"SLURM_CPUS_PER_TASK": "1"}, own) == {"SLURM_CPUS_PER_TASK": "1"}
+    assert step_env.share({}, own) == {}
+    assert step_env.share({"SLURM_CPUS_PER_TASK": "8"}, {}) == {}, "the template is of no rank"

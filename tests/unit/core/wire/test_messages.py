@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import typing
 from typing import Any, get_args
-
-import pytest
 
 from orchestrator.brain.model import events as e
 from orchestrator.core import codec, observations
@@ -19,26 +16,6 @@ REPORTS = codec.by_kind(m.ReliableReport)
 
 def _fields(cls: type[Any]) -> list[str]:
     return [field.name for field in dataclasses.fields(cls)]
-
-
-OF_SAVES = ("SaveSeen", "SaveHashed")
-"""Reports that the ledger of saves takes: what the brain learns of them is `SaveChanged`."""
-
-
-@pytest.mark.parametrize("name", [name for name in REPORTS if name not in OF_SAVES])
-def test_a_kept_report_and_the_event_of_its_name_have_the_same_fields(name: str) -> None:
-    """The supervisor adds when it heard it and from whom, first."""
-    assert _fields(EVENTS[name]) == ["at", "node", *_fields(REPORTS[name])]
-    types = {name: str(hint) for name, hint in typing.get_type_hints(REPORTS[name]).items()}
-    for field, hint in typing.get_type_hints(EVENTS[name]).items():
-        if field in types:
-            assert str(hint) == types[field]
-
-
-def test_a_beat_carries_what_the_brain_needs_and_a_rate_to_show() -> None:
-    assert [name for name in _fields(m.RankHeartbeat) if name != "rate_per_s"] == [
-        name for name in _fields(e.RankHeartbeat) if name != "seen"
-    ]
 
 
 def test_every_order_and_kept_report_names_its_attempt() -> None:

@@ -24,7 +24,7 @@ from orchestrator.core.checkpoints.save import (
 from orchestrator.core.wire import messages as m
 from orchestrator.supervisor.executor import save_gang
 from orchestrator.supervisor.transfers import closing
-from orchestrator.supervisor.transfers.closing import LOOKS_KEPT, Beats, Found, Gang, Watch
+from orchestrator.supervisor.transfers.closing import SCANS_KEPT, Beats, Found, Gang, Watch
 from tests.support import jobs
 
 SHOWN = GroupReading(Format.TORCH, Content.STATE, True, is_proved=True)
@@ -68,7 +68,7 @@ def watch(*gone_on: str) -> Watch:
 
 
 def beat(looks: int, *steps: int, has_unfinished: bool = False) -> m.Heartbeat:
-    ranks = tuple(m.RankHeartbeat(rank, count, "S", 0, 0.0, None) for rank, count in enumerate(steps))
+    ranks = tuple(m.RankHeartbeat(rank, count, "S", 0, 0.0) for rank, count in enumerate(steps))
     return m.Heartbeat(1, 1, ranks, looks, has_unfinished)
 
 
@@ -207,8 +207,8 @@ def test_earlier_beats_do_not_count_of_ranks_that_count_other_steps_or_of_anothe
 
 
 def test_only_the_last_looks_of_a_node_are_remembered() -> None:
-    known = beats(*(beat(looks, looks) for looks in range(1, 3 * LOOKS_KEPT)))["n1"]
-    assert len(known.steps) == LOOKS_KEPT
+    known = beats(*(beat(looks, looks) for looks in range(1, 3 * SCANS_KEPT)))["n1"]
+    assert len(known.steps) == SCANS_KEPT
 
 
 def test_ranks_without_steps_and_nodes_whose_ranks_have_ended_go_on_by_looks() -> None:

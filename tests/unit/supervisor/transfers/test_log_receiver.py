@@ -11,6 +11,7 @@ from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.wire import messages as m
 from orchestrator.supervisor.transfers import log_receiver as intake_module
 from orchestrator.supervisor.transfers.log_receiver import LogReceiveError, LogReceiver
+from tests.support.fake_disk import FakeDisk
 
 LOG = "logs/attempt-001/rank-00002.log"
 
@@ -27,8 +28,8 @@ def _text(job: JobDir, path: str) -> bytes:
 def test_chunks_are_joined_and_confirmed(job: JobDir) -> None:
     intake = LogReceiver(job)
     assert intake.have("n0") == m.ResumeOffsets({})
-    intake.take("n0", m.Chunk(LOG, 0), b"one ")
-    intake.take("n0", m.Chunk(LOG, 4), b"two")
+    intake.receive("n0", m.Chunk(LOG, 0), b"one ")
+    intake.receive("n0", m.Chunk(LOG, 4), b"two")
     assert _text(job, LOG) == b"one two"
     assert intake.owed() == [("n0", m.ChunkAck(7))]
     assert intake.owed() == []
@@ -36,9 +37,9 @@ def test_chunks_are_joined_and_confirmed(job: JobDir) -> None:
 
 def test_what_is_there_is_never_written_again(job: JobDir) -> None:
     intake = LogReceiver(job)
-    intake.take("n0", m.Chunk(LOG, 0), b"0123456789")
-    intake.take("n0", m.Chunk(LOG, 2), b"XX")
-    intake.take("n1", m.Chunk(LOG, 8), b"XXab")
+    intake.receive("n0", m.Chunk(LOG, 0), b"0123456789")
+    intake.receive("n0", m.Chunk(LOG, 2), b"XX")
+    intake.receive("n1", m.Chunk(LOG, 8), b"XXab")
     assert _text(job, LOG) == b"0123456789ab"
     assert intake.owed() == [("n0", m.ChunkAck(12)), ("n1", m.ChunkAck(4))]
 
@@ -53,10 +54,10 @@ def test_a_new_home_knows_whose_file_is_whose(job: JobDir) -> None:
         f"{pages}/rank-00002-flight.jsonl",
         f"{pages}/node-n0-gpus.txt",
     ):
-        first.take("n0", m.Chunk(path, 0), b"12345678")
-    first.take("n0", m.Chunk("logs/attempt-001/node-n0.log", 0), b"note")
-    first.take("n0", m.Chunk("nodes/n0/agent.log", 0), b"word")
-    first.take("n1", m.Chunk("logs/attempt-001/rank-00003.log", 0), b"1")
+        first.receive("n0", m.Chunk(path, 0), b"12345678")
+    first.receive("n0", m.Chunk("logs/attempt-001/node-n0.log", 0), b"note")
+    first.receive("n0", m.Chunk("nodes/n0/agent.log", 0), b"word")
+    first.receive("n1", m.Chunk("logs/attempt-001/rank-00003.log", 0), b"1")
     first.close()
     second = LogReceiver(job)
     assert second.have("n0") == m.ResumeOffsets(
@@ -76,9 +77,9 @@ def test_a_new_home_knows_whose_file_is_whose(job: JobDir) -> None:
 
 def test_a_new_connection_counts_from_zero(job: JobDir) -> None:
     intake = LogReceiver(job)
-    intake.take("n0", m.Chunk(LOG, 0), b"1234")
+    intake.receive("n0", m.Chunk(LOG, 0), b"1234")
     assert intake.have("n0") == m.ResumeOffsets({LOG: 4})
-    intake.take("n0", m.Chunk(LOG, 4), b"5")
+    intake.receive("n0", m.Chunk(LOG, 4), b"5")
     assert intake.owed() == [("n0", m.ChunkAck(1))]
 
 
@@ -110,7 +111,7 @@ def test_a_file_that_is_not_the_nodes_is_refused_and_told_once(
 ) -> None:
     intake = LogReceiver(job)
     for _ in range(3):
-        intake.take("n0", m.Chunk(path, 0), b"evil")
+        intake.receive("n0", m.Chunk(path, 0), b"evil")
     assert list(job.root.iterdir()) == []
     assert capsys.readouterr().out.count("refused") == 1
     assert intake.owed() == [("n0", m.ChunkAck(12))]
@@ -118,31 +119,31 @@ def test_a_file_that_is_not_the_nodes_is_refused_and_told_once(
 
 def test_a_node_whose_name_is_a_pattern_means_only_itself(job: JobDir) -> None:
     intake = LogReceiver(job)
-    intake.take("n.0", m.Chunk("nodes/nx0/agent.log", 0), b"evil")
+    intake.receive("n.0", m.Chunk("nodes/nx0/agent.log", 0), b"evil")
     assert not (job.root / "nodes").exists()
-    intake.take("n.0", m.Chunk("nodes/n.0/agent.log", 0), b"good")
+    intake.receive("n.0", m.Chunk("nodes/n.0/agent.log", 0), b"good")
     assert _text(job, "nodes/n.0/agent.log") == b"good"
 
 
 def test_a_gap_asks_for_a_new_beginning(job: JobDir) -> None:
     intake = LogReceiver(job)
-    intake.take("n0", m.Chunk(LOG, 0), b"1234")
+    intake.receive("n0", m.Chunk(LOG, 0), b"1234")
     with pytest.raises(LogReceiveError, match="has 4 bytes here, and bytes from 6 on came"):
-        intake.take("n0", m.Chunk(LOG, 6), b"78")
+        intake.receive("n0", m.Chunk(LOG, 6), b"78")
     os.truncate(job.root / LOG, 2)
     with pytest.raises(LogReceiveError, match="has 2 bytes here"):
-        intake.take("n0", m.Chunk(LOG, 4), b"56")
+        intake.receive("n0", m.Chunk(LOG, 4), b"56")
     assert intake.have("n0") == m.ResumeOffsets({LOG: 2})
 
 
 def test_a_log_that_was_deleted_here_comes_again_from_its_start(job: JobDir) -> None:
     intake = LogReceiver(job)
-    intake.take("n0", m.Chunk(LOG, 0), b"1234")
+    intake.receive("n0", m.Chunk(LOG, 0), b"1234")
     (job.root / LOG).unlink()
     with pytest.raises(LogReceiveError, match="was deleted here"):
-        intake.take("n0", m.Chunk(LOG, 4), b"56")
+        intake.receive("n0", m.Chunk(LOG, 4), b"56")
     assert intake.have("n0") == m.ResumeOffsets({})
-    intake.take("n0", m.Chunk(LOG, 0), b"123456")
+    intake.receive("n0", m.Chunk(LOG, 0), b"123456")
     assert _text(job, LOG) == b"123456"
 
 
@@ -152,9 +153,8 @@ def test_a_link_in_the_way_is_not_followed(job: JobDir, tmp_path_factory: pytest
     (job.root / LOG).parent.mkdir(parents=True)
     (job.root / LOG).symlink_to(victim)
     intake = LogReceiver(job)
-    intake.take("n0", m.Chunk(LOG, 0), b"evil")
+    intake.receive("n0", m.Chunk(LOG, 0), b"evil")
     assert victim.read_bytes() == b""
-    assert not intake.is_full
 
 
 def test_few_files_are_open_however_many_are_written(job: JobDir, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,58 +163,20 @@ def test_few_files_are_open_however_many_are_written(job: JobDir, monkeypatch: p
     before = len(list(Path("/proc/self/fd").iterdir()))
     for turn in range(3):
         for rank in range(20):
-            intake.take("n0", m.Chunk(f"logs/attempt-001/rank-{rank:05d}.log", turn), b"x")
+            intake.receive("n0", m.Chunk(f"logs/attempt-001/rank-{rank:05d}.log", turn), b"x")
     assert len(list(Path("/proc/self/fd").iterdir())) == before + 4
     intake.close()
     assert len(list(Path("/proc/self/fd").iterdir())) == before
     assert all(len(_text(job, f"logs/attempt-001/rank-{rank:05d}.log")) == 3 for rank in range(20))
 
 
-def test_a_full_disk_costs_time_and_nothing_else(
-    job: JobDir, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    room = [6]
-    write = os.pwrite
-
-    def pwrite(fd: int, data: memoryview, offset: int) -> int:
-        if not room[0]:
-            raise OSError(28, "No space left on device")
-        data = data[: room[0]]
-        room[0] -= len(data)
-        return write(fd, data, offset)
-
-    monkeypatch.setattr(os, "pwrite", pwrite)
-    monkeypatch.setattr(intake_module, "RETRY_S", 0.0)
+def test_a_full_disk_costs_time_and_nothing_else(job: JobDir, disk: FakeDisk) -> None:
+    disk.room_bytes = 6
+    seen: list[bytes] = []
+    disk.at_wait = lambda: seen.append(_text(job, LOG))
     intake = LogReceiver(job)
     for offset in range(0, 20, 4):
-        intake.take("n0", m.Chunk(LOG, offset), b"0123")
-    assert intake.is_full
-    assert intake.owed() == [("n0", m.ChunkAck(4))]
-    assert _text(job, LOG) == b"012301"
-    assert intake.owed() == []
-    room[0] = 100
+        intake.receive("n0", m.Chunk(LOG, offset), b"0123")
+    assert seen == [b"012301"] * 2
     assert intake.owed() == [("n0", m.ChunkAck(20))]
-    assert not intake.is_full
     assert _text(job, LOG) == b"0123" * 5
-    out = capsys.readouterr().out
-    assert out.count("logs from the nodes wait") == out.count("room on the disk again") == 1
-
-
-def test_what_waits_for_room_is_bounded_and_forgotten_with_its_connection(
-    job: JobDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def pwrite(fd: int, data: memoryview, offset: int) -> int:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "pwrite", pwrite)
-    monkeypatch.setattr(intake_module, "WAITING_BYTES_MAX", 8)
-    intake = LogReceiver(job)
-    intake.take("n0", m.Chunk(LOG, 0), b"0123")
-    intake.take("n0", m.Chunk(LOG, 4), b"0123")
-    with pytest.raises(LogReceiveError, match="wait for room"):
-        intake.take("n0", m.Chunk(LOG, 8), b"0")
-    monkeypatch.undo()
-    assert intake.have("n0") == m.ResumeOffsets({})
-    intake.retry()
-    assert _text(job, LOG) == b""
-    assert not intake.is_full

@@ -11,6 +11,7 @@ import pytest
 from orchestrator.backends.api import Direction
 from orchestrator.core.checkpoints.save import Content, Format, Piece, Place, Save, SaveState
 from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.jobdir.status_file import TransferStatus
 from orchestrator.supervisor.transfers import save_copies
 from orchestrator.supervisor.transfers.save_copies import COMING_MAX, SaveCopies
 from tests.support.fake_copier import FakeCopier
@@ -296,9 +297,9 @@ def test_what_travels_is_told_with_how_far_it_is(quay: Quay) -> None:
     quay.copies.send(save, "n1", "/far/n1")
     quay.copies.fetch(quay.save(2, "s", n0={"s/a.pt": b"123"}, n1={"s/b.pt": b"1"}))
     assert quay.copies.travels() == [
-        {"name": "s", "node": "n0", "direction": "fetch", "bytes": 3, "done_bytes": 1},
-        {"name": "s", "node": "n1", "direction": "fetch", "bytes": 1, "done_bytes": 1},
-        {"name": "a.pt", "node": "n1", "direction": "send", "bytes": 5, "done_bytes": 1},
+        TransferStatus("s", "n0", "fetch", bytes=3, done_bytes=1),
+        TransferStatus("s", "n1", "fetch", bytes=1, done_bytes=1),
+        TransferStatus("a.pt", "n1", "send", bytes=5, done_bytes=1),
     ]
 
 

@@ -1,1 +1,0 @@
-"""Evidence of a hang: all ranks of a node sampled, compared, and described."""

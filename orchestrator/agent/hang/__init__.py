@@ -1,0 +1,1 @@
+"""Hangs: all ranks of a node sampled, compared, and described."""

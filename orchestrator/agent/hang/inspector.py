@@ -1,0 +1,357 @@
+"""Inspector of a node's ranks: samples all ranks at once and classifies each rank in a thread of its own.
+
+The agent's loop calls `begin`, then `gather` until that returns an answer. If a thread hangs (a file system that does
+not answer), its rank misses this inspection and the next ones; no other rank is affected. Evidence files are written
+before the answer, so that what an answer points to is on the disk before anything is killed. The files only grow, so
+that they can be shipped from hosts that do not see the job folder (`core/wire/shipped_files`):
+`rank-00002-stacks.txt`; `rank-00002-flight.jsonl`, one line per inspection with torch's own trace;
+`node-NODE-gpus.txt`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from orchestrator.agent.hang import classify, python_stacks, sample, stack_frames
+from orchestrator.agent.hang.classify import PreviousSample, SampleContext
+from orchestrator.agent.numbers import gpu_use
+from orchestrator.agent.ranks import failure, flight_recorder
+from orchestrator.agent.ranks.hook.layout import RING_STEPS
+from orchestrator.agent.ranks.processes import STACK_SIGNAL, NodeRanks, RankProcess
+from orchestrator.core import observations
+from orchestrator.core.host import procfs
+from orchestrator.core.jobdir import ownership
+from orchestrator.core.jobdir.layout import rank_name
+from orchestrator.core.wire import messages as m
+
+STACKS_S_MAX = 2.0
+"""How long the ranks of a node may take to answer; a rank that has not by then is described from /proc."""
+
+INSPECTION_S_MAX = 4.0
+"""How long an inspection may take in all: the stacks, then what torch says and who holds Python's lock."""
+
+EVIDENCE_BYTES_MAX = 16 << 20
+"""How much is written to one evidence file in one attempt; later inspections are not written down."""
+
+TRACE_SHARE = 4
+"""A trace may use this part of the room left in its evidence file, so that the last inspection still finds some."""
+
+POLL_S = 0.01
+_TOO_LONG = f"the inspection took longer than {INSPECTION_S_MAX:g} s: a file system that does not answer?"
+
+
+@dataclass(slots=True)
+class _WatchedRank:
+    """One rank, from inspection to inspection."""
+
+    process: RankProcess
+    client: flight_recorder.WorkerServerClient
+    previous: PreviousSample | None = None
+    # The thread that inspects it.
+    thread: threading.Thread | None = None
+    # The digest of the last trace in its evidence file.
+    trace_digest: bytes = b""
+
+    @property
+    def is_busy(self) -> bool:
+        return self.thread is not None and self.thread.is_alive()
+
+
+@dataclass(slots=True)
+class _RankJob:
+    """One rank in one inspection: the requests sent to it, then its stacks, then the result of its thread."""
+
+    rank: _WatchedRank
+    before: sample.ResourceUse
+    pending_stacks: python_stacks.PendingStacks
+    flight_query: flight_recorder.PendingQuery
+    stacks: list[python_stacks.RankStack] | None = None
+    result: observations.RankInspection | None = None
+
+
+@dataclass(slots=True)
+class _GpuQuery:
+    """What nvidia-smi says in one inspection, once it has answered."""
+
+    use: gpu_use.GpuUse | None = None
+
+
+@dataclass(slots=True)
+class Inspector:
+    """Inspects the ranks of one attempt on this node; `env`: the environment of one of them."""
+
+    ranks: NodeRanks
+    env: Mapping[str, str]
+    _watched: dict[int, _WatchedRank] = field(default_factory=dict)
+    _waiting: list[_WatchedRank] = field(default_factory=list)
+    _jobs: list[_RankJob] = field(default_factory=list)
+    _gpus: _GpuQuery = field(default_factory=_GpuQuery)
+    _number: int | None = None
+    _began_s: float = 0.0
+
+    def begin(self, number: int) -> None:
+        """Request the stacks of all living ranks; an inspection that is still under way is given up."""
+        self._number, self._began_s = number, time.monotonic()
+        alive = self.ranks.alive
+        for process in alive:
+            if process.rank not in self._watched:
+                client = flight_recorder.WorkerServerClient(process.folder)
+                self._watched[process.rank] = _WatchedRank(process, client)
+        self._waiting = [self._watched[process.rank] for process in alive]
+        self._jobs = []
+        self._begin_ranks()
+        self._gpus = _GpuQuery()
+        with contextlib.suppress(RuntimeError):  # the limit of processes is reached
+            threading.Thread(target=self._note_gpus, args=(self._gpus,), daemon=True).start()
+
+    @property
+    def is_inspecting(self) -> bool:
+        """Tell whether `gather` has something to wait for."""
+        return self._number is not None
+
+    def gather(self) -> m.Inspected | None:
+        """Return the results, once the evidence files are written; None while a rank's result is missing."""
+        number = self._number
+        if number is None:
+            return None
+        past_s = time.monotonic() - self._began_s
+        self._begin_ranks()
+        for job in self._jobs:
+            if job.stacks is None:
+                self._take_stacks(job, past_s > STACKS_S_MAX)
+        missing = self._waiting or any(job.result is None for job in self._jobs)
+        if missing and past_s <= INSPECTION_S_MAX:
+            return None
+        self._number = None
+        results = [job.result or _from_stacks(job) for job in self._jobs]
+        results += [_unanswered(rank.process) for rank in self._waiting]
+        return m.Inspected(self.ranks.attempt, number, tuple(sorted(results, key=lambda result: result.rank)))
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._number, self._waiting, self._jobs = None, [], []
+        for rank in self._watched.values():
+            rank.client.close()
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the evidence files."""
+        return self.ranks.job.evidence(self.ranks.attempt)
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks of the attempt on all nodes; 0 where the environment does not say it."""
+        text = self.env.get("WORLD_SIZE", "")
+        return int(text) if text.isdigit() else 0
+
+    def _begin_rank(self, rank: _WatchedRank, tree: Mapping[int, list[int]]) -> _RankJob:
+        pids = python_stacks.processes(rank.process.pid, tree)
+        previous = rank.previous
+        own, tid = (previous.sample.pid, previous.sample.tid) if previous is not None else (pids[0], 0)
+        # Measured before any request: what the answers cost is not the rank's own doing.
+        before = sample.measure(tuple(dict.fromkeys((own, *pids))), tid)
+        last = rank.process.counter.read()
+        stacks = python_stacks.ask(pids, rank.process.folder, int(STACK_SIGNAL), (last.pid, last.tid))
+        query = rank.client.start_query(last.pid or (previous.sample.pid if previous is not None else 0))
+        return _RankJob(rank, before, stacks, query)
+
+    def _begin_ranks(self) -> None:
+        """Begin all ranks that are free: one that the previous inspection is still busy with has to wait."""
+        free = [rank for rank in self._waiting if not rank.is_busy]
+        self._waiting = [rank for rank in self._waiting if rank not in free]
+        if free:
+            tree = procfs.children()
+            self._jobs += [self._begin_rank(rank, tree) for rank in free]
+
+    def _take_stacks(self, job: _RankJob, is_due: bool) -> None:
+        """Start a rank's thread as soon as its stacks have arrived."""
+        stacks = python_stacks.answer(job.pending_stacks)
+        if stacks is None and is_due:
+            stacks = python_stacks.last_answer(job.pending_stacks)
+        if stacks is None:
+            return
+        until_s = self._began_s + INSPECTION_S_MAX - 2 * POLL_S
+        thread = threading.Thread(target=self._inspect, args=(job, stacks, until_s), daemon=True)
+        with contextlib.suppress(RuntimeError):  # the limit of processes is reached: it is tried again
+            thread.start()
+            job.stacks, job.rank.thread = stacks, thread
+
+    def _inspect(self, job: _RankJob, stacks: list[python_stacks.RankStack], until_s: float) -> None:
+        """Inspect one rank, in a thread of its own."""
+        rank = job.rank
+        if not stacks:
+            job.result = _gone(rank.process.rank)
+            return
+        last = rank.process.counter.read()
+        port = self.env.get("MASTER_PORT", "")
+        now = sample.sample_rank(rank.process.rank, stacks, job.before, (last.pid, last.tid), port)
+        while (record := job.flight_query.answer()) is None and time.monotonic() < until_s:
+            time.sleep(POLL_S)
+        threads = record.threads if record is not None and record.threads_of == now.pid else ""
+        now = sample.with_threads(now, threads)
+        context = self._context(job, now, record)
+        if now.gpu:
+            context = self._with_gpu(context, now.pid, until_s)
+        result, rank.previous = classify.classify(now, context, rank.previous)
+        with contextlib.suppress(OSError):  # a full disk costs the evidence files, not their summary
+            self._append(job, _evidence_text(result, stacks, threads))
+        job.result = result
+
+    def _context(
+        self, job: _RankJob, now: sample.RankSample, record: flight_recorder.FlightRecord | None
+    ) -> SampleContext:
+        counter = job.rank.process.counter
+        groups = counter.groups()
+        raised = failure.raised(job.rank.process.folder, now.pid)
+        is_exiting = counter.exiting_pid() in (now.pid, job.rank.process.pid)
+        keys, counts = tuple(group.key for group in groups), counter.history()
+        if record is None:
+            reason = f"torch's flight recorder took longer than {INSPECTION_S_MAX:g} s"
+            return SampleContext(
+                is_exiting, groups=keys, collective_counts=counts, unavailable=(reason,), raised=raised
+            )
+        with contextlib.suppress(OSError):
+            if record.trace:
+                self._append_trace(job, record.trace)
+        last = {entry.group: entry for entry in record.entries if not entry.is_p2p}
+        return SampleContext(
+            is_exiting=is_exiting,
+            gil_held=record.gil_held if record.threads_of == now.pid else None,
+            raised=raised or (record.raised if record.threads_of == now.pid else None),
+            collectives=record.collectives(groups, self.world_size, time.time_ns()),
+            on_device=any(not entry.done for entry in last.values()),
+            groups=keys,
+            collective_counts=counts,
+            mixed=flight_recorder.mixed(counter.step_ends(RING_STEPS), groups, record.entries),
+            unavailable=(record.unavailable,) if record.unavailable else (),
+        )
+
+    def _with_gpu(self, context: SampleContext, pid: int, until_s: float) -> SampleContext:
+        gpus = self._gpus
+        while gpus.use is None and time.monotonic() < until_s:
+            time.sleep(POLL_S)
+        late = None, f"nvidia-smi took longer than {INSPECTION_S_MAX:g} s"
+        share, reason = gpus.use.share(pid) if gpus.use is not None else late
+        unavailable = (*context.unavailable, reason) if reason else context.unavailable
+        return dataclasses.replace(context, gpu_use=share, unavailable=unavailable)
+
+    def _evidence_file(self, job: _RankJob, name: str) -> Path:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        return self.folder / f"{rank_name(job.rank.process.rank)}-{name}"
+
+    def _append(self, job: _RankJob, text: str) -> None:
+        """Add to the rank's evidence file of stacks."""
+        with ownership.growing_file(self._evidence_file(job, "stacks.txt")) as file:
+            if file.tell() < EVIDENCE_BYTES_MAX:
+                file.write(text.encode(errors="replace"))
+                file.flush()
+                os.fsync(file.fileno())
+
+    def _append_trace(self, job: _RankJob, trace: bytes) -> None:
+        """Add torch's trace to the rank's evidence file of traces, or that it is unchanged."""
+        digest = hashlib.sha256(trace).digest()
+        with ownership.growing_file(self._evidence_file(job, "flight.jsonl")) as file:
+            free_bytes = EVIDENCE_BYTES_MAX - file.tell()
+            if free_bytes <= 0:
+                return
+            if digest == job.rank.trace_digest:
+                content = b'"unchanged": true'
+            else:
+                content = b'"trace": ' + _shortened(trace, free_bytes // TRACE_SHARE).replace(b"\n", b" ")
+            looked_at = time.strftime("%Y-%m-%dT%H:%M:%S%z").encode()
+            file.write(b'{"looked_at": "%b", %b}\n' % (looked_at, content))
+        job.rank.trace_digest = digest
+
+    def _note_gpus(self, query: _GpuQuery) -> None:
+        query.use = gpu_use.gpu_use()
+        if not query.use.text:
+            return
+        text = f"{time.strftime('%H:%M:%S')}\n{query.use.text}\n"
+        with contextlib.suppress(OSError):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with ownership.growing_file(self.folder / f"node-{self.ranks.node}-gpus.txt") as file:
+                if file.tell() < EVIDENCE_BYTES_MAX:
+                    file.write(text.encode(errors="replace"))
+
+
+def _shortened(trace: bytes, bytes_max: int) -> bytes:
+    """Return a trace with only its newest entries, where it would use much more than `bytes_max`."""
+    if len(trace) <= bytes_max:
+        return trace
+    record = json.loads(trace)
+    entries = record.get("entries", [])
+    left_out = len(entries) - len(entries) * bytes_max // len(trace)
+    return json.dumps({**record, "entries": entries[left_out:], "entries_left_out": left_out}).encode()
+
+
+def _evidence_text(
+    result: observations.RankInspection, stacks: list[python_stacks.RankStack], threads: str
+) -> str:
+    place = f", {result.where}" if result.where else ""
+    head = f"{time.strftime('%H:%M:%S')} {result.activity.text}, still for {result.still_s:g} s: {result.why}{place}\n"
+    reasons = "".join(f"lacking: {reason}\n" for reason in result.unavailable)
+    bodies = (
+        f"pid {stack.pid}  state {stack.state}  sleeps in {stack.wchan or 'nothing'}\n{_in_order(stack.pid, stack.text)}"
+        for stack in stacks
+    )
+    others = (
+        f"\nall Python threads of pid {result.pid}, by torch\n{_in_order(result.pid, threads)}"
+        if threads
+        else ""
+    )
+    return head + reasons + "\n" + "\n".join(bodies) + others + "\n"
+
+
+def _in_order(pid: int, text: str) -> str:
+    began_s = sample.started_s(pid)
+    return stack_frames.in_order(
+        text, lambda frame: sample.line_at(pid, frame, began_s) if frame.is_users else ""
+    )
+
+
+def _gone(rank: int) -> observations.RankInspection:
+    return _unknown(rank, 0, "X", "gone")
+
+
+def _from_stacks(job: _RankJob) -> observations.RankInspection:
+    """Describe a rank that could not be inspected in time by its stacks alone."""
+    process = job.rank.process
+    stacks = job.stacks or python_stacks.last_answer(job.pending_stacks)
+    if not stacks:
+        return _gone(process.rank)
+    first = stacks[0]
+    main = stack_frames.own_stack(first.text)
+    frames = main.frames if main is not None else ()
+    return _unknown(process.rank, first.pid, first.state, _TOO_LONG, frames, (_TOO_LONG,))
+
+
+def _unanswered(process: RankProcess) -> observations.RankInspection:
+    """Describe a rank that the previous inspection is still busy with."""
+    stat = procfs.stat(process.pid)
+    if stat is None:
+        return _gone(process.rank)
+    return _unknown(process.rank, process.pid, stat.state, _TOO_LONG, (), (_TOO_LONG,))
+
+
+def _unknown(
+    rank: int,
+    pid: int,
+    state: str,
+    why: str,
+    frames: tuple[stack_frames.Frame, ...] = (),
+    unavailable: tuple[str, ...] = (),
+) -> observations.RankInspection:
+    """Return the inspection of a rank of which only its frames, if any, are known."""
+    return observations.RankInspection(
+        rank, pid, state, observations.Activity.UNKNOWN, 0.0, stack_frames.place(frames), why, False,
+        stack_frames.phase(frames), classify.texts(frames), (), (), (), unavailable,
+    )  # fmt: skip

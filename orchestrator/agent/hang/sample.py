@@ -1,0 +1,345 @@
+"""Sample of a rank at one moment: its stacks, its waits in the kernel, its resource use, its children.
+
+This module only reads; `classify` judges. Reading may take long on a sick host, so it runs in a thread of its own. The
+judged thread is the one that makes the optimizer steps; before the first step, and without steps, the main thread.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from orchestrator.agent.hang import kernel_wait, open_files, stack_frames
+from orchestrator.agent.hang.kernel_wait import NO_WAIT, Wait
+from orchestrator.agent.hang.python_stacks import RankStack
+from orchestrator.agent.hang.stack_frames import Frame, Thread
+from orchestrator.agent.ranks import io_counter, processes
+from orchestrator.core.host import procfs
+from orchestrator.core.jobdir import ownership
+
+CHILDREN_MAX = 64
+THREADS_MAX = 512
+PTHREAD_BYTES = 1536
+"""How far into glibc's `struct pthread` the thread's id is searched: it is at 720 on x86_64, earlier elsewhere."""
+
+_SERVANTS = (
+    b"multiprocessing.resource_tracker",
+    b"torch/_inductor/compile_worker",
+    b"multiprocessing.forkserver",
+)
+"""Children that wait for a rank, and for which a rank never waits."""
+
+_LOADERS_NAME = "pt_data_worker"
+"""torch's name for the process of a DataLoader's worker; a stopped one shows no stack."""
+
+_WATCHES = ("/tqdm/_monitor.py", "/torch/_inductor/", "/torch/utils/_cpp_extension_versioner.py")
+"""Files of Python threads that only watch: no other thread waits for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceUse:
+    """The resources that a rank has used until `at_s` (monotonic)."""
+
+    at_s: float
+    # The judged thread: on a processor or waiting for one; and waiting for one alone.
+    main_s: float
+    queue_s: float
+    # All threads of the rank's own process on processors.
+    process_s: float
+    # By child: the greater of both.
+    children_s: Mapping[int, float]
+    # Read and written by all of its processes.
+    io_bytes: int
+    # How often each thread of the rank's own process, and the main thread of each child, had to wait and went on.
+    wakes: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """A descendant of a rank's process, such as a DataLoader worker."""
+
+    pid: int
+    ppid: int
+    # The name of its program.
+    name: str
+    state: str
+    # The frames and the wait of its main thread.
+    frames: tuple[Frame, ...]
+    wait: Wait
+
+    @property
+    def chain(self) -> tuple[tuple[str, int, str], ...]:
+        """File, line and function of each frame."""
+        return tuple((frame.file, frame.line, frame.function) for frame in self.frames)
+
+    @property
+    def is_loaders(self) -> bool:
+        """Tell whether it is a worker of a DataLoader."""
+        return self.name == _LOADERS_NAME or stack_frames.is_worker_of_loader(self.frames)
+
+
+@dataclass(frozen=True, slots=True)
+class SideThread:
+    """A Python thread other than the judged one. `tid`: its id in the kernel, 0 where that is not known."""
+
+    tid: int
+    stack: Thread
+    wait: Wait
+    line: str
+
+    @property
+    def watches(self) -> bool:
+        """Tell whether the thread only watches: no other thread waits for it."""
+        return any(watch in frame.file for frame in self.stack.frames for watch in _WATCHES)
+
+
+@dataclass(frozen=True, slots=True)
+class RankSample:
+    """One rank at one moment."""
+
+    rank: int
+    # The process that trains, and the judged thread of it.
+    pid: int
+    tid: int
+    state: str
+    # The judged thread's stack; `why_no_stack` is empty when there is one.
+    main: Thread | None
+    # The other Python threads, and whether these are all.
+    others: tuple[SideThread, ...]
+    knows_others: bool
+    why_no_stack: str
+    # The source of the innermost frame, empty unless it is the user's.
+    line: str
+    # The source of the user's innermost frame, empty where it cannot be read.
+    users_line: str
+    wait: Wait
+    children: tuple[Child, ...]
+    # It waits for the rendezvous's store.
+    at_store: bool
+    gpu: bool
+    # Measured before the signal for the stacks, and after the answer.
+    before: ResourceUse
+    after: ResourceUse
+    unavailable: tuple[str, ...]
+
+    @property
+    def stack(self) -> tuple[Frame, ...]:
+        """The frames of the judged thread, innermost first; none where it shows no stack."""
+        return self.main.frames if self.main is not None else ()
+
+
+def measure(pids: tuple[int, ...], tid: int = 0) -> ResourceUse:
+    """Return what a rank's processes have used so far; the first of them is the rank's own. `tid`: its judged thread, 0
+    for the main one."""
+    at_s, first = time.monotonic(), pids[0]
+    others = {pid: stat.cpu_s for pid in pids[1:CHILDREN_MAX] if (stat := procfs.stat(pid)) is not None}
+    children_s = {pid: max(cpu_s, _main_s(pid, cpu_s)) for pid, cpu_s in others.items()}
+    io_bytes = sum(io_counter.io_bytes(pid) or 0 for pid in pids[:CHILDREN_MAX])
+    stat = procfs.stat(first)
+    process_s = stat.cpu_s if stat is not None else 0.0
+    run_s, queue_s = kernel_wait.scheduled_s(first, tid or first)
+    wakes = {tid: kernel_wait.wakes(first, tid) for tid in _tids(first)}
+    wakes |= {pid: kernel_wait.wakes(pid, pid) for pid in others}
+    return ResourceUse(at_s, run_s + queue_s or process_s, queue_s, process_s, children_s, io_bytes, wakes)
+
+
+def sample_rank(
+    rank: int, stacks: list[RankStack], before: ResourceUse, trainer: tuple[int, int], port: str
+) -> RankSample:
+    """Return the sample of a rank whose stacks have been taken. `trainer`: the process and the thread that have made
+    its steps; zeros before the first step. `port`: that of the rendezvous's store."""
+    own = _trainer(stacks, trainer[0])
+    tid = own.tid
+    if trainer[0] == own.pid and procfs.has_thread(*trainer) and stack_frames.own_stack(own.text) is None:
+        tid = trainer[1]
+    main = stack_frames.own_stack(own.text)
+    wait = kernel_wait.wait_of(own.pid, tid)
+    after = measure(tuple(dict.fromkeys((own.pid, *(stack.pid for stack in stacks)))), tid)
+    return RankSample(
+        rank,
+        own.pid,
+        tid,
+        own.state,
+        main,
+        (),
+        len(_tids(own.pid)) == 1,
+        "" if main is not None else (own.text.strip().splitlines() or ["gone"])[0][:200],
+        _line(own.pid, main, started_s(own.pid)),
+        users_line(own.pid, main, started_s(own.pid)),
+        wait,
+        tuple(_child(stack) for stack in _children(stacks, own.pid)),
+        _is_at_store(wait, port),
+        open_files.uses_gpu(own.pid),
+        before,
+        after,
+        (wait.unavailable,) if wait.unavailable else (),
+    )
+
+
+def with_threads(sample: RankSample, dump: str) -> RankSample:
+    """Add the other Python threads, from torch's dump of all threads; and the judged thread's stack, where no signal
+    could be sent for it."""
+    threads = [thread for thread in stack_frames.parse(dump) if not thread.current][:THREADS_MAX]
+    if not threads:
+        return sample
+    began_s = started_s(sample.pid)
+    is_cut = dump.rstrip().endswith(stack_frames.CUT)
+    sides = [_side(sample.pid, thread, began_s) for thread in threads]
+    if not is_cut and not any(side.tid == sample.pid for side in sides):
+        # Its memory cannot be read, but the oldest is the main one.
+        sides[-1] = replace(sides[-1], tid=sample.pid)
+    judged = next((side for side in sides if side.tid == sample.tid), None)
+    others = tuple(side for side in sides if side is not judged)
+    sample = replace(sample, others=others, knows_others=judged is not None and not is_cut)
+    if sample.main is not None or judged is None:
+        return sample
+    wait = kernel_wait.wait_of(sample.pid, sample.tid)
+    line = users_line(sample.pid, judged.stack, began_s)
+    return replace(sample, main=judged.stack, why_no_stack="", line=judged.line, users_line=line, wait=wait)
+
+
+def _side(pid: int, thread: Thread, began_s: float) -> SideThread:
+    tid = _tid(pid, thread.ident) or 0
+    wait = kernel_wait.wait_of(pid, tid) if tid else NO_WAIT
+    return SideThread(tid, thread, wait, _line(pid, thread, began_s))
+
+
+def _line(pid: int, thread: Thread | None, began_s: float) -> str:
+    """Return the source of the innermost frame if it is the user's."""
+    if thread is None or not thread.frames or not thread.frames[0].is_users:
+        return ""
+    return line_at(pid, thread.frames[0], began_s)
+
+
+def users_line(pid: int, thread: Thread | None, began_s: float) -> str:
+    """Return the source of the user's innermost frame."""
+    frame = stack_frames.users_frame(thread.frames) if thread is not None else None
+    return line_at(pid, frame, began_s) if frame is not None else ""
+
+
+def _trainer(stacks: list[RankStack], trainer_pid: int) -> RankStack:
+    """Return the process that is the rank: the one that made steps; else, of a chain of processes that each wait for
+    the next, the last with a Python stack.
+
+    An entry point may be a shell script or a launcher: then the rank is the child that it waits for.
+    """
+    for stack in stacks:
+        if stack.pid == trainer_pid:
+            return stack
+    chosen, stack, rest = stacks[0], stacks[0], stacks[1:]
+    while True:
+        main = stack_frames.own_stack(stack.text)
+        chosen = chosen if main is None else stack
+        if main is not None and not any(frame.file.endswith("/subprocess.py") for frame in main.frames[:3]):
+            return chosen
+        if main is None and stack.state not in "TtZX" and procfs.catches(stack.pid, processes.STACK_SIGNAL):
+            return stack  # not a shell, but a Python that the stack signal would have disturbed
+        child = kernel_wait.wait_of(stack.pid, stack.pid).child
+        programs = (other for other in rest if _is_program_of(stack.pid, other))
+        below = [other for other in programs if child in (other.pid, 0, None)]
+        if not below:
+            return chosen
+        stack, rest = below[0], rest[rest.index(below[0]) + 1 :]
+
+
+def _is_program_of(pid: int, stack: RankStack) -> bool:
+    """Tell whether a process is a child of `pid` that runs a program of its own, and no fork of multiprocessing."""
+    stat, main = procfs.stat(stack.pid), stack_frames.own_stack(stack.text)
+    forked = main is not None and any(
+        frame.file.endswith("/multiprocessing/process.py") for frame in main.frames
+    )
+    return stat is not None and stat.ppid == pid and not forked
+
+
+def _children(stacks: list[RankStack], own_pid: int) -> list[RankStack]:
+    """Return the descendants of the rank's own process, without those that only serve it."""
+    below = {own_pid}
+    for stack in stacks:  # parents come before their children
+        stat = procfs.stat(stack.pid)
+        if stat is not None and stat.ppid in below:
+            below.add(stack.pid)
+    below.discard(own_pid)
+    return [stack for stack in stacks if stack.pid in below and not _is_servant(stack.pid)][:CHILDREN_MAX]
+
+
+def _is_servant(pid: int) -> bool:
+    try:
+        argv = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+    return any(word in argv for word in _SERVANTS)
+
+
+def _child(stack: RankStack) -> Child:
+    main, stat = stack_frames.own_stack(stack.text), procfs.stat(stack.pid)
+    ppid = stat.ppid if stat is not None else 0
+    wait = kernel_wait.wait_of(stack.pid, stack.pid)
+    return Child(stack.pid, ppid, _name(stack.pid), stack.state, main.frames if main else (), wait)
+
+
+def _is_at_store(wait: Wait, port: str) -> bool:
+    return wait.target.startswith("the connection to ") and bool(port) and wait.target.endswith(f":{port}")
+
+
+def _tids(pid: int) -> list[int]:
+    try:
+        return sorted(int(name) for name in os.listdir(f"/proc/{pid}/task"))[:THREADS_MAX]  # noqa: PTH208
+    except OSError:
+        return []
+
+
+def _tid(pid: int, ident: int) -> int | None:
+    """Return the kernel's id of a pthread: the first number in its struct that is a thread id of the process."""
+    tids = set(_tids(pid))
+    raw = kernel_wait.ProcessMemory(pid).read(ident, PTHREAD_BYTES)
+    numbers = struct.unpack(f"<{len(raw) // 4}i", raw[: len(raw) // 4 * 4])
+    return next((number for number in numbers if number in tids), None)
+
+
+def _main_s(pid: int, process_s: float) -> float:
+    """Return the main thread's time on a processor and in its queue; all threads' time without schedstats."""
+    return sum(kernel_wait.scheduled_s(pid, pid)) or process_s
+
+
+def _name(pid: int) -> str:
+    """Return the name of a process's program, without its arguments, which may hold secrets."""
+    return procfs.text(Path(f"/proc/{pid}/comm")).strip()
+
+
+def started_s(pid: int) -> float:
+    """Return the start time of a process, as Unix time."""
+    stat = procfs.stat(pid)
+    if stat is None:
+        return 0.0
+    ticks_per_s = os.sysconf("SC_CLK_TCK")
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + stat.start_ticks / ticks_per_s
+
+
+SOURCE_BYTES_MAX = 2 << 20
+LINE_CHARS_MAX = 300
+START_SLACK_S = 2.0
+"""A file this much younger than its process is still read: the kernel's and the file system's clocks are coarse, and a
+script may be written at the moment it is started."""
+
+
+def line_at(pid: int, frame: Frame, began_s: float) -> str:
+    """Return the line of a frame of process `pid`, which began at `began_s` (Unix time); empty if unreadable."""
+    lines = _source(pid, frame.file, began_s).splitlines()
+    return lines[frame.line - 1].strip()[:LINE_CHARS_MAX] if 0 < frame.line <= len(lines) else ""
+
+
+def _source(pid: int, file: str, began_s: float) -> str:
+    path = Path(file)
+    try:
+        if not path.is_absolute():
+            path = Path(f"/proc/{pid}/cwd").readlink() / path
+        stat = path.stat()
+        if stat.st_mtime > began_s + START_SLACK_S or stat.st_size > SOURCE_BYTES_MAX:
+            return ""
+        return ownership.read_regular(path).decode(errors="replace")
+    except (OSError, ValueError):
+        return ""

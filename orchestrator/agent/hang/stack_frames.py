@@ -1,0 +1,340 @@
+"""Stack frames of Python threads: parser of `faulthandler` dumps, and the meaning of places in a stack.
+
+Places are recognised by file and function of the frames between the innermost one and the user's own: what the user's
+code has called. `faulthandler` writes dumps without locks, so every line may be torn: a line that cannot be parsed is
+passed over.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from orchestrator.agent.ranks.failure import LIBRARY, ORCHS
+
+FRAMES_MAX = 100
+"""Frames kept of one thread; `faulthandler` itself writes at most as many."""
+
+_HEAD = re.compile(
+    r"(Current thread|Thread|Stack)(?: 0x([0-9a-f]+))?(?: \[(.*)\])? \(most recent call first\)"
+)
+_FRAME = re.compile(r'\s+File "(.*)", line (\d+|\?+)(?: in (.*))?')
+CUT = "..."
+"""The last line of a dump with more than 100 threads, which shows the youngest of them."""
+
+_PYTHONS_OWN = re.compile(r"/lib(64)?/python3[^/]*/(?!(site|dist)-packages/)|^<")
+
+_DISTRIBUTED = re.compile(r"/torch/(distributed/|nn/parallel/distributed\.py|_C/_distributed)")
+_NO_WAIT = re.compile(r"/torch/distributed/(elastic/|launcher/|run\.py|launch\.py|checkpoint/)")
+_BACKWARD = re.compile(r"/torch/(autograd/|_tensor\.py$)")
+_DEVICE = re.compile(r"/torch/(cuda|xpu|accelerator|mps)/")
+_DEVICE_LINE = re.compile(r"\.(item|cpu|tolist|numpy|synchronize|to|cuda|wait_event|query)\(")
+_WAIT_LINE = re.compile(r"\.wait\(")
+_STORE_LINE = re.compile(r"(?i)store\w*(\(\))?\.(get|wait|check|multi_get)\(")
+_LOADER = re.compile(r"/torch/utils/data/(dataloader|_utils/(fetch|worker|pin_memory))\.py$")
+_WORKER = re.compile(r"/(torch/utils/data/_utils/worker|multiprocessing/(pool|process|popen_fork))\.py$")
+_CHILDREN = re.compile(r"/(multiprocessing/(?!dummy)\w+|subprocess|concurrent/futures/(_base|process))\.py$")
+_TAKES_TASKS = frozenset({"worker", "_worker_loop", "_process_worker"})
+"""The function that each process of multiprocessing's Pool, torch's DataLoader and concurrent.futures runs."""
+
+_POOLS_OWN = frozenset({"_handle_workers", "_handle_tasks", "_handle_results"})
+_POOLS_CALLS = frozenset({"_guarded_task_generation", "_set"})
+"""Where a thread of a Pool runs the user's code: an iterable, a callback."""
+
+_PROMPT = re.compile(r"/(pdb|bdb|cmd|code|_pyrepl/\w+|IPython/.+|torch/distributed/_pdb)\.py$")
+_ATTACH = re.compile(r"/(debugpy|pydevd|_pydevd_bundle|ptvsd)/")
+_IMPORT = re.compile(r"^<frozen importlib")
+_LOCK = re.compile(
+    r"/(threading|queue|multiprocessing/(synchronize|queues|pool)|concurrent/futures/(_base|thread))\.py$"
+)
+_LOCK_LINE = re.compile(
+    r"\.acquire\(|^\s*with\b.*(?i:lock|mutex|sem|cond)|^\s*with\s+[\w.\[\]]+\s*:|\.join\(|\.get\("
+)
+STORE = "the store"
+
+_LOCK_TEXTS = {
+    ("queue.py", "get"): "in get() of a queue that stays empty",
+    ("queue.py", "put"): "in put() of a queue that stays full",
+    ("queue.py", "join"): "in join() of a queue whose work is not done",
+    ("threading.py", "join"): "in join() of another thread, which does not end",
+    ("_base.py", "result"): "in result() of a future, which does not come",
+    ("<frozen importlib._bootstrap>", "acquire"): "on the lock of a module that another thread imports",
+}
+
+_RENDEZVOUS = re.compile(r"(?i)^_?(init_process_group|.*rendezvous.*|_store_based_barrier|_env_rendezvous)")
+_EVALUATE = re.compile(r"(?i)eval|valid|(^|_)(test|infer|predict)")
+_SAVE = re.compile(r"(?i)(^|_)(save|checkpoint|ckpt|dump)")
+_EXIT = re.compile(r"(?i)^(_?exit|.*_atexit|_shutdown|_python_exit|_run_exitfuncs|destroy_process_group)")
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One frame: `line` is 0 where it is not known."""
+
+    file: str
+    line: int
+    function: str
+
+    @property
+    def is_users(self) -> bool:
+        """Tell whether it is the user's code, not a package's or Python's own."""
+        return LIBRARY.search(self.file) is None
+
+    def __str__(self) -> str:
+        return f"{PurePosixPath(self.file).name}:{self.line} {self.function}"
+
+
+@dataclass(frozen=True, slots=True)
+class Thread:
+    """A thread with a Python stack, innermost frame first."""
+
+    # Its pthread, 0 where it has dumped only itself.
+    ident: int
+    # Empty before Python 3.14.
+    name: str
+    current: bool
+    frames: tuple[Frame, ...]
+
+    @property
+    def chain(self) -> tuple[tuple[str, str], ...]:
+        """File and function of each frame: while this is the same, no call has been made or has returned."""
+        return tuple((frame.file, frame.function) for frame in self.frames)
+
+    @property
+    def callers(self) -> tuple[tuple[str, int], ...]:
+        """File and line of all frames but the innermost: these stand still during one call."""
+        return tuple((frame.file, frame.line) for frame in self.frames[1:])
+
+
+def parse(text: str) -> tuple[Thread, ...]:
+    """Return the threads of a dump, in its order: the oldest, which is the main one, comes last."""
+    threads: list[Thread] = []
+    frames: list[Frame] = []
+    for line in text.splitlines():
+        head = _HEAD.match(line)
+        if head is not None:
+            frames = []
+            current = head[1] == "Current thread"
+            threads.append(Thread(int(head[2] or "0", 16), (head[3] or "").strip(), current, ()))
+        frame = _FRAME.match(line)
+        if frame is not None and threads and len(frames) < FRAMES_MAX and not ORCHS.search(frame[1]):
+            number = int(frame[2]) if frame[2].isdigit() else 0
+            frames.append(Frame(frame[1], number, frame[3] or "?"))
+            last = threads[-1]
+            threads[-1] = Thread(last.ident, last.name, last.current, tuple(frames))
+    return tuple(threads)
+
+
+def in_order(text: str, source: Callable[[Frame], str]) -> str:
+    """Return a dump as Python prints a traceback, outermost frame first, with the user's source; a text without a stack as
+    it is."""
+    threads = [thread for thread in parse(text) if thread.frames]
+    if not threads:
+        return text
+    lines = []
+    for thread in threads:
+        whose = " ".join(
+            filter(None, (f"Thread 0x{thread.ident:x}" if thread.ident else "Stack", thread.name))
+        )
+        lines.append(f"{whose} (most recent call last):")
+        for frame in reversed(thread.frames):
+            lines.append(f'  File "{frame.file}", line {frame.line}, in {frame.function}')
+            lines += [f"    {line}" for line in (source(frame),) if line]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def own_stack(text: str) -> Thread | None:
+    """Return the thread that has dumped itself, None where there is no stack in `text`."""
+    threads = parse(text)
+    return threads[-1] if threads else None
+
+
+def users_frame(frames: tuple[Frame, ...]) -> Frame | None:
+    """Return the innermost frame of the user's own code."""
+    return next((frame for frame in frames if frame.is_users), None)
+
+
+def called(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
+    """Return the frames inside the user's innermost one, innermost first: what their code has called."""
+    return tuple(itertools.takewhile(lambda frame: not frame.is_users, frames))
+
+
+def without_imports(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
+    """Return the frames without those of Python's import machinery, or all when there are no others."""
+    return tuple(frame for frame in frames if not _IMPORT.search(frame.file)) or frames
+
+
+def place(frames: tuple[Frame, ...]) -> str:
+    """Return the user's innermost frame in words; without one, the innermost frame; empty without frames."""
+    users = users_frame(frames)
+    if users is None:
+        return str(without_imports(frames)[0]) if frames else ""
+    outside = frames[frames.index(users) + 1 :]
+    inside_loader = any(_LOADER.search(frame.file) for frame in outside)
+    inside_loader = inside_loader and not any(frame.file.endswith("/worker.py") for frame in outside)
+    return f"{users} (DataLoader of the main thread)" if inside_loader else str(users)
+
+
+def awaits_ranks(frames: tuple[Frame, ...], line: str) -> str:
+    """Return the call in which other ranks are waited for, or an empty text. `line`: the source of the innermost
+    frame, if known.
+
+    C code has no frame: `work.wait()` and `store.get()` are recognised by the user's line alone.
+    """
+    inner = called(frames)
+    if not inner:
+        if _STORE_LINE.search(line):
+            return STORE
+        return "wait() of a collective" if _WAIT_LINE.search(line) else ""
+    if "/torch/" not in inner[0].file:
+        return ""
+    waits = [frame for frame in inner if _DISTRIBUTED.search(frame.file) and not _NO_WAIT.search(frame.file)]
+    if waits:
+        return _collective_name(waits)
+    if _BACKWARD.search(inner[0].file):
+        return "backward, for the gradients"
+    return ""
+
+
+def is_collective(frames: tuple[Frame, ...]) -> bool:
+    """Tell whether the call is a collective or the rendezvous itself, not a computation that ends in one."""
+    return any(
+        "/torch/distributed/" in frame.file and not _NO_WAIT.search(frame.file) for frame in called(frames)
+    )
+
+
+def awaits_device(frames: tuple[Frame, ...], line: str) -> bool:
+    """Tell whether the rank is in a call that waits for its GPU to finish."""
+    inner = called(frames)
+    return bool(inner and _DEVICE.search(inner[0].file)) or bool(not inner and _DEVICE_LINE.search(line))
+
+
+def awaits_loader(frames: tuple[Frame, ...]) -> bool:
+    """Tell whether the rank waits for the workers of a DataLoader."""
+    names = {frame.function for frame in called(frames) if _LOADER.search(frame.file)}
+    return bool(names & {"_try_get_data", "_get_data", "_shutdown_workers"})
+
+
+def is_with_child(frames: tuple[Frame, ...]) -> bool:
+    """Tell whether the user has called what works by child processes."""
+    return any(_CHILDREN.search(frame.file) for frame in called(frames))
+
+
+def is_in_users_code(frames: tuple[Frame, ...]) -> bool:
+    """Tell whether a child runs the user's code; a forked child has the user's frames also while it is idle."""
+    idle = any(_WORKER.search(frame.file) for frame in called(frames))
+    return not idle and users_frame(frames) is not None
+
+
+def is_worker_of_loader(frames: tuple[Frame, ...]) -> bool:
+    """Tell whether a process is a worker of torch's DataLoader."""
+    return any(
+        frame.function == "_worker_loop" and frame.file.endswith("/data/_utils/worker.py") for frame in frames
+    )
+
+
+def awaits_task(frames: tuple[Frame, ...]) -> bool:
+    """Tell whether a worker process waits for its next task."""
+    inner = called(frames)
+    gets = any(frame.function == "get" and frame.file.endswith("/queues.py") for frame in inner)
+    return gets and any(frame.function in _TAKES_TASKS for frame in inner)
+
+
+def serves(frames: tuple[Frame, ...]) -> bool:
+    """Tell whether a thread only passes on what others give it, and does nothing by itself."""
+    if not frames or users_frame(frames) is not None:
+        return False
+    if frames[0].function == "_worker" and frames[0].file.endswith("/concurrent/futures/thread.py"):
+        return True  # it waits for its next task: in one, it would have frames inside
+    names = {frame.function for frame in frames if "/multiprocessing/" in frame.file}
+    carries = bool(names & {"_feed", "_serve"}) or bool(names & _POOLS_OWN and not names & _POOLS_CALLS)
+    return carries or any(frame.file.endswith("/data/_utils/pin_memory.py") for frame in frames)
+
+
+def awaits_threads(frames: tuple[Frame, ...]) -> bool:
+    """Tell whether the script has ended, and its other threads keep the process."""
+    return any(
+        frame.function == "_shutdown" and frame.file.endswith("/threading.py") for frame in called(frames)
+    )
+
+
+def asks_a_person(frames: tuple[Frame, ...], line: str) -> str:
+    """Return what waits for a person to type, such as `pdb` or `input()`; empty without one."""
+    prompts = [PurePosixPath(frame.file) for frame in called(frames) if _PROMPT.search(frame.file)]
+    names = [path.stem.lstrip("_") for path in prompts]
+    if names:
+        return "pdb" if "pdb" in names else names[-1]  # pdb reads its lines through cmd
+    asks = re.search(r"\b(input|breakpoint|getpass)\(", line)
+    return f"{asks[1]}()" if asks else ""
+
+
+def awaits_debugger(frames: tuple[Frame, ...]) -> bool:
+    """Tell whether the rank waits for a debugger to attach; not whether it runs under one."""
+    callers = (frame for frame in frames if not _PYTHONS_OWN.search(frame.file))
+    caller = next(callers, None)
+    return caller is not None and _ATTACH.search(caller.file) is not None
+
+
+def is_on_lock(frames: tuple[Frame, ...], line: str) -> bool:
+    """Tell whether a thread that stands still is in a call that waits for another thread of the same process."""
+    inner = called(frames)
+    if inner and _IMPORT.search(inner[0].file):
+        return inner[0].function == "acquire"
+    return bool(_LOCK.search(inner[0].file)) if inner else bool(_LOCK_LINE.search(line))
+
+
+def lock_text(frames: tuple[Frame, ...]) -> str:
+    """Say what a thread waits for that `is_on_lock`."""
+    for frame in reversed(called(frames)):  # what the user has called comes first
+        text = _LOCK_TEXTS.get((PurePosixPath(frame.file).name, frame.function))
+        if text:
+            return text
+    return "on a lock"
+
+
+def phase(frames: tuple[Frame, ...]) -> str:
+    """Return the phase of a rank by its main thread's frames: the innermost frame with a phase decides."""
+    phases = (_phase_of(frame) for frame in frames)
+    return next(filter(None, phases), "train" if frames else "")
+
+
+def _phase_of(frame: Frame) -> str:
+    if _IMPORT.search(frame.file):
+        return "import"
+    if _RENDEZVOUS.search(frame.function) and not frame.is_users:
+        return "rendezvous"
+    if "/torch/distributed/rendezvous.py" in frame.file:
+        return "rendezvous"
+    if _EXIT.search(frame.function) and not frame.is_users:
+        return "exit"
+    if frame.file.endswith(("/torch/serialization.py", "/safetensors/torch.py")) or (
+        "/torch/distributed/checkpoint/" in frame.file
+    ):
+        return "save" if "load" not in frame.function else ""
+    if frame.is_users and _SAVE.search(frame.function):
+        return "save"
+    if frame.is_users and _EVALUATE.search(frame.function):
+        return "evaluate"
+    return ""
+
+
+def _collective_name(waits: list[Frame]) -> str:
+    """Return what the user has called: the outermost frame of torch's own functions, without wrappers."""
+    names = list(_names(waits))
+    return names[-1] if names else waits[-1].function
+
+
+def _names(waits: list[Frame]) -> Iterator[str]:
+    for frame in waits:
+        if frame.file.endswith("/rendezvous.py"):
+            yield "the rendezvous"
+        elif frame.file.endswith("/nn/parallel/distributed.py"):
+            yield "DistributedDataParallel"
+        elif "/fsdp/" in frame.file or "/_composable/" in frame.file:
+            yield "FSDP"
+        elif frame.function not in ("wrapper", "inner"):
+            yield frame.function

@@ -1,0 +1,3 @@
+"""The host of a node: prepared for an attempt, and checked before a job."""
+
+__all__ = ("program", "program_probe", "rendezvous", "resources", "setup_script", "steps")

@@ -1,0 +1,272 @@
+"""Preparation of a node for an attempt: environment, setup lines (run once), program, resume checkpoint, port.
+
+Nothing here blocks: the report on setup lines follows when the agent reaps them, and a thread reads the checkpoint. A port
+that other nodes probe is held until the ranks start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from orchestrator.agent.host import rendezvous, setup_script
+from orchestrator.agent.host.node_log import NodeLog
+from orchestrator.agent.outputs.save_scanner import GivenUp, Hasher
+from orchestrator.agent.ranks import warm
+from orchestrator.agent.ranks.processes import rank_environment
+from orchestrator.core import observations
+from orchestrator.core.checkpoints import disk
+from orchestrator.core.checkpoints.save import Save
+from orchestrator.core.host import hardware, interfaces, process_tags, procfs
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.settings.rank_settings import (
+    Layers,
+    RankRequest,
+    Setting,
+    settings,
+)
+from orchestrator.core.wire import messages as m
+
+_GPUS = "CUDA_VISIBLE_DEVICES"
+
+
+class Preparation:
+    """State of one node's preparation: what is ready, and what is in progress."""
+
+    def __init__(
+        self,
+        config: m.AgentConfig,
+        incarnation: str,
+        environ: Mapping[str, str],
+        hasher: Hasher,
+        report: Callable[[m.ReliableReport], None],
+    ) -> None:
+        """`environ` is the agent's own environment, the base of the ranks' when the order says so."""
+        self._config = config
+        self._job = JobDir.at(config.root)
+        self._incarnation = incarnation
+        self._environ = environ
+        self._hasher = hasher
+        self._report = report
+        self._setup: setup_script.Setup | None = None
+        self._order: m.Prepare | None = None
+        # The environment that setup lines made, by the lines: of the last that ran.
+        self._made: dict[tuple[str, ...], dict[str, str]] = {}
+        # What the setup lines have left running, such as a mounted file system: it is there for all attempts.
+        self._daemons: tuple[procfs.Proc, ...] = ()
+        self._verifying: asyncio.Task[None] | None = None
+        self._listener: rendezvous.Listener | None = None
+        self._program = ""
+        self.starter = warm.Starter()
+        # All is ready but the template: the order, and the port that is held for it
+        self._held: tuple[m.Prepare, socket.socket | None] | None = None
+        self.layers = Layers({}, {}, {})
+        self.ready = m.Prepared(0, "", 0, ())
+
+    @property
+    def setup_pid(self) -> int | None:
+        """The pid of the setup lines' shell while it runs."""
+        return self._setup.pid if self._setup else None
+
+    @property
+    def is_importing(self) -> bool:
+        """Tell whether the node is ready but for the template that its ranks are forked from."""
+        return self._held is not None
+
+    @property
+    def pids(self) -> set[int]:
+        """The processes of the preparation that live on when ranks are stopped."""
+        daemons = [daemon.pid for daemon in self._daemons if procfs.alive(daemon)]
+        return {self.setup_pid or 0, self.starter.pid, *daemons}
+
+    def argv(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
+        """Return a rank's command with this node's program first."""
+        return (self._program or wanted[0], *wanted[1:])
+
+    def begin(self, order: m.Prepare) -> None:
+        """Prepare `order.attempt`; report `Prepared` or `PrepareFailed`, now or later."""
+        if self.ready.attempt == order.attempt:
+            self._report(self.ready)
+            return
+        if self._verifying is not None and self._order == order:
+            return  # the same order again, while the checkpoint is verified
+        if self._held is not None and self._held[0] == order:
+            return  # the same, while the template imports
+        self.let_go()
+        self._order = order
+        if not self._job.root.exists():
+            self._report(m.PrepareFailed(order.attempt, f"{self._job.root} does not exist any more", ""))
+            return
+        if self._setup is not None:
+            return  # setup lines of an earlier order still run: their end continues with this order
+        if not order.setup or order.setup in self._made:
+            self._check(order)
+        else:
+            self._run_setup(order)
+
+    def let_go(self) -> None:
+        """Release the held port, and stop verifying the checkpoint; what is ready stays ready."""
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+        if self._verifying is not None:
+            self._verifying.cancel()
+            self._verifying = None
+        if self._held is not None:
+            if self._held[1] is not None:
+                self._held[1].close()
+            self._held = None
+
+    def poll(self) -> None:
+        """Go on once the template has imported, or it is not to be waited for any longer."""
+        self.starter.poll()
+        if self._held is not None and not self.starter.is_importing:
+            (order, held), self._held = self._held, None
+            self._finish(order, held)
+
+    def ended(self, pid: int, status: int) -> bool:
+        """Take the wait status of a process that was reaped, if it is one of the preparation's own."""
+        if pid == self.setup_pid:
+            self.setup_ended(status)
+            return True
+        return self.starter.ended(pid)
+
+    def close(self) -> None:
+        """Release the port and end the template."""
+        self.let_go()
+        self.starter.close()
+
+    def _layers(self, order: m.Prepare) -> Layers:
+        """Return what ranks are given, after setup lines that have run; with the leased GPUs unless the user chose some."""
+        host = self._environ if order.own_env else {}
+        if order.setup in self._made:
+            return Layers(host, order.env, self._made[order.setup])
+        # The first marks the processes of this job on this node
+        node = {process_tags.NAME: self._config.tag}
+        if self._config.gpus and _GPUS not in order.env:
+            node[_GPUS] = ",".join(self._config.gpus)
+        layers = Layers.of(host, order.env, node)
+        path = setup_script.path_with(order.pythons, layers.given, self._job.code)
+        if path and order.sets_path:
+            said = f"PATH is that of env in the job file: {path.partition(os.pathsep)[0]} is not put first"
+            NodeLog(self._job, self._config.node).add(order.attempt, said)
+        elif path:
+            layers = Layers.of(host, order.env, {**node, "PATH": path})
+        return layers
+
+    def settings(self, request: RankRequest) -> tuple[Setting, ...]:
+        """Return the settings of this node's ranks, from what the host has now and from what else is set."""
+        return settings(hardware.gather(self.layers.given), request, self.layers)
+
+    def _run_setup(self, order: m.Prepare) -> None:
+        log = self._job.node_log(order.attempt, self._config.node)
+        folder = self._job.node(self._config.node)
+        try:
+            env = self._layers(order).given
+            self._setup = setup_script.Setup(order.setup, env, self._job.code, folder, log)
+        except setup_script.SetupError as err:
+            self._report(m.PrepareFailed(order.attempt, err.reason, err.tail))
+
+    def setup_ended(self, status: int) -> None:
+        """Take the wait status of the setup lines' process."""
+        setup, order = self._setup, self._order
+        assert setup is not None and order is not None
+        self._setup = None
+        try:
+            self._made = {order.setup: setup.result(status)}
+        except setup_script.SetupError as err:
+            self._report(m.PrepareFailed(order.attempt, err.reason, err.tail))
+            return
+        left = [(pid, procfs.stat(pid)) for pid in procfs.descendants(os.getpid())]
+        self._daemons = tuple(procfs.Proc(pid, stat.start_ticks) for pid, stat in left if stat is not None)
+        self._check(order)
+
+    def _check(self, order: m.Prepare) -> None:
+        """Move torn saves out of the way, and compare the save to resume from on this host; then finish."""
+        if order.resume is None and not order.torn:
+            self._make_ready(order)
+        else:
+            self._verifying = asyncio.get_running_loop().create_task(self._verify(order))
+
+    async def _verify(self, order: m.Prepare) -> None:
+        self._hasher.is_hurried = True
+        try:
+            fault = await asyncio.wrap_future(self._hasher.run(lambda pace: self._compare(order, pace)))
+        except GivenUp:
+            return
+        self._verifying = None
+        if fault:
+            reason = f"the checkpoint to start from is not whole on this host: {fault}"
+            is_copy = order.resume is not None and order.resume.places[0].host
+            number = order.resume.number if order.resume is not None and not is_copy else 0
+            self._report(m.PrepareFailed(order.attempt, reason, "", number))
+        else:
+            self._make_ready(order)
+
+    def _compare(self, order: m.Prepare, pace: disk.Pace) -> str:
+        """Return how the save to resume from differs here from the ledger; empty for nothing."""
+        for save in order.torn:
+            for name, to in disk.set_aside(Path(save.places[0].root), save):
+                text = f"{name} is torn ({save.why}): moved to {to}"
+                NodeLog(self._job, self._config.node).add(order.attempt, text)
+        if order.resume is None:
+            return ""
+        found = disk.compare(order.resume, deep=order.deep, pace=pace)
+        if found.fault and not found.is_unsure and order.resume.places[0].host:
+            self._forget_copies(order.resume, order, pace)
+        return found.fault
+
+    def _forget_copies(self, save: Save, order: m.Prepare, pace: disk.Pace) -> None:
+        """Delete what this host has of a save in other bytes than the job folder, so that it is brought here again."""
+        for piece in save.pieces:
+            found = disk.compare(replace(save, pieces=(piece,)), deep=order.deep, pace=pace)
+            path = Path(save.places[0].root) / piece.name
+            if found.fault and not found.is_unsure and path.exists():
+                with contextlib.suppress(OSError):
+                    path.unlink()
+                    text = f"deleted, to be brought here again: {found.fault}"
+                    NodeLog(self._job, self._config.node).add(order.attempt, text)
+
+    def _make_ready(self, order: m.Prepare) -> None:
+        """Find the program, begin its template, and hold the port."""
+        self.layers = self._layers(order)
+        try:
+            self._program = (
+                setup_script.first_program(order.programs, self.layers.given, self._job.code)
+                if order.programs
+                else ""
+            )
+            # Never the port of the previous attempt: another process may have it.
+            candidates = rendezvous.PORT_RANGE[order.attempt % 2 :: 2]
+            seed = f"{self._incarnation} {order.attempt}"
+            held = rendezvous.held_port(seed, order.port, candidates) if order.wants_port else None
+        except (setup_script.SetupError, rendezvous.PortError) as err:
+            self._report(m.PrepareFailed(order.attempt, str(err), ""))
+            return
+        if order.argv:
+            node = self._config.node
+            shared = rank_environment(self._job.node(node), self.layers, self.settings(order.request), {})
+            self.starter.prepare(self.argv(order.argv), shared, self._job, node)
+        self._held = order, held
+        self.poll()
+
+    def _finish(self, order: m.Prepare, held: socket.socket | None) -> None:
+        """Report that the node is ready."""
+        port = held.getsockname()[1] if held is not None else 0
+        self.ready = m.Prepared(order.attempt, "", port, self._listen(held, order))
+        self._report(self.ready)
+
+    def _listen(self, held: socket.socket | None, order: m.Prepare) -> tuple[observations.Address, ...]:
+        """Listen for probes on the port until the ranks start, if ordered; return the addresses to probe."""
+        if held is None:
+            return ()
+        if not order.wants_addresses:
+            held.close()
+            return ()
+        self._listener = rendezvous.Listener(held, self._config.token, order.attempt)
+        return interfaces.addresses()

@@ -1,0 +1,95 @@
+"""The ranks' Python on this node, asked by `program_probe`, and an all-reduce of it with other nodes, by `reduce_rank`."""
+
+from __future__ import annotations
+
+import json
+import os
+import pkgutil
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from orchestrator.core.host_facts import UNKNOWN, MissingImport, ProgramFacts
+from orchestrator.core.wire.bootstrap import GatherFacts
+
+PROBE_S_MAX = 90.0
+"""How long it may take; from a cold network disk `import torch` takes long."""
+
+REDUCE_S_MAX = 75.0
+"""How long one all-reduce may take, the import of torch included."""
+
+REDUCE_GROUP_S_MAX = 15.0
+"""How long its ranks wait for one another once each has torch."""
+
+WORDS_CHARS_MAX = 300
+_FOLDER = Path("/")
+
+
+def ask(step: GatherFacts, env: Mapping[str, str]) -> ProgramFacts:
+    """Return what the ranks' Python says; `env` is all of its environment."""
+    asked = {
+        "sources": [{"path": source.path, "text": source.text} for source in step.sources],
+        "own": list(step.own), "counts_gpus": step.counts_gpus,
+    }  # fmt: skip
+    done = _run(step.program, "program_probe", asked, env, PROBE_S_MAX)
+    if isinstance(done, str):
+        return ProgramFacts(fault=done)
+    missing = tuple(MissingImport(**one) for one in done.get("missing", []))
+    words = {name: str(done.get(name, "")) for name in _TEXTS}
+    return ProgramFacts(gpus=int(done.get("gpus", UNKNOWN)), missing=missing, **words)
+
+
+_TEXTS = ("python", "torch", "no_torch", "cuda", "nccl", "syntax", "changes_path")
+
+
+def all_reduce(program: str, env: Mapping[str, str], asked: Mapping[str, Any]) -> tuple[str, float]:
+    """Take part in an all-reduce as one rank; return why it failed, empty when it did not, and the seconds it took."""
+    began_s = time.monotonic()
+    done = _run(program, "reduce_rank", dict(asked), env, REDUCE_S_MAX)
+    fault = done if isinstance(done, str) else str(done.get("fault", ""))
+    return fault[:WORDS_CHARS_MAX], time.monotonic() - began_s
+
+
+def _run(
+    program: str, script: str, asked: dict[str, Any], env: Mapping[str, str], limit_s: float
+) -> dict[str, Any] | str:
+    """Run one of this room's scripts with a Python, and return the object in its last line, or why there is none.
+
+    It runs in a session of its own, so that all it starts ends with it.
+    """
+    found = shutil.which(str(Path(program).expanduser()), path=env.get("PATH"))
+    text = pkgutil.get_data(__package__ or "", f"{script}.py")
+    assert text is not None
+    if found is None:
+        return f"there is no {program}"
+    try:
+        child = subprocess.Popen(
+            [found, "-c", text.decode()], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            text=True, errors="replace", cwd=_FOLDER, env=dict(env), start_new_session=True,
+        )  # fmt: skip
+    except OSError as err:
+        return f"it cannot be run: {err.strerror}"
+    try:
+        output, errors = child.communicate(json.dumps(asked), timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        return f"no answer within {limit_s:g} s"
+    finally:
+        _end(child)
+    for line in reversed(output.splitlines()):
+        if line.startswith("{"):
+            try:
+                return dict(json.loads(line))
+            except ValueError:
+                break
+    words = errors.strip().splitlines()[-1:] or [f"it ended with code {child.returncode}"]
+    return words[0][:WORDS_CHARS_MAX]
+
+
+def _end(child: subprocess.Popen[str]) -> None:
+    if child.poll() is None:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.communicate()

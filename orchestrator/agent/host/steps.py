@@ -1,0 +1,93 @@
+"""Steps of a check on this node, one after another: the clock, the facts, ports, links, an all-reduce.
+
+What a step has opened is closed at the end of the check.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import socket
+import time
+from collections.abc import Mapping
+
+from orchestrator.agent.host import gpu_health, peers, program, rendezvous, resources
+from orchestrator.core.host import interfaces
+from orchestrator.core.host_facts import HostFacts
+from orchestrator.core.wire import bootstrap as w
+
+
+class Steps:
+    """A check in progress on one node; `environ` is the environment that ranks would have, without the job's own."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
+        self._listener: peers.PeerListener | None = None
+
+    def run(self, step: w.Step) -> w.Word:
+        """Do a step, and return what came of it."""
+        match step:
+            case w.ReadClock():
+                return w.ClockRead(time.time())
+            case w.GatherFacts():
+                return w.FactsGathered(self.facts(step))
+            case w.OpenPorts(token, port):
+                return self._open(token, port)
+            case w.MeasurePeer(addresses, ports, token, send_s):
+                return peers.measure(addresses, ports, token, send_s)
+            case w.ReduceAll():
+                return self._reduce(step)
+
+    def close(self) -> None:
+        """Close what the steps have opened."""
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+
+    def _open(self, token: str, port: int | None) -> w.PortsOpened:
+        self.close()
+        try:
+            self._listener = peers.PeerListener(token, port)
+        except rendezvous.PortError as err:
+            return w.PortsOpened((), (), str(err))
+        return w.PortsOpened(self._listener.ports, interfaces.addresses(), "")
+
+    def _reduce(self, step: w.ReduceAll) -> w.AllReduced:
+        self.close()  # rank 0 listens on the port that was held
+        asked = {
+            "rank": step.rank, "world": step.world, "address": step.address, "port": step.port,
+            "on_gpu": step.on_gpu, "group_s_max": program.REDUCE_GROUP_S_MAX,
+        }  # fmt: skip
+        fault, took_s = program.all_reduce(step.program, {**self._environ, **step.env}, asked)
+        return w.AllReduced(fault, took_s)
+
+    def facts(self, step: w.GatherFacts) -> HostFacts:
+        """Gather the node's facts."""
+        health = gpu_health.read()
+        shm_bytes, shm_free_bytes = resources.shm()
+        env = {**self._environ, **step.env}
+        return HostFacts(
+            hostname=socket.gethostname(),
+            kernel=platform.release(),
+            memory_bytes=resources.memory_bytes(),
+            cgroup_bytes=resources.cgroup_bytes(),
+            shm_bytes=shm_bytes,
+            shm_free_bytes=shm_free_bytes,
+            open_files_max=resources.soft_limit(resource.RLIMIT_NOFILE),
+            processes_max=resources.soft_limit(resource.RLIMIT_NPROC),
+            locked_bytes_max=resources.soft_limit(resource.RLIMIT_MEMLOCK),
+            has_infiniband=resources.has_infiniband(),
+            folders=tuple(resources.folder(path) for path in step.folders),
+            unresolved=resources.unresolved((socket.gethostname(), *step.names)),
+            gpus=health.gpus,
+            gpu_users=health.users,
+            gpu_fault=health.fault,
+            xids=health.xids,
+            program=program.ask(step, env) if step.program else None,
+        )
+
+
+def here() -> Steps:
+    """Return the steps of this process's own node."""
+    return Steps(dict(os.environ))

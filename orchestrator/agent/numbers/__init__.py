@@ -1,0 +1,1 @@
+"""Numbers of ranks: what they print, report and use."""

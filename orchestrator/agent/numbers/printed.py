@@ -1,0 +1,182 @@
+"""Numbers that a rank prints: progress bar, loss and learning rate, from the newest end of its log.
+
+Rules:
+1. At most `TAIL_BYTES` are read at a time, and only when the log has grown. What was found stands until more is found.
+2. tqdm rewrites a bar in its line after a carriage return, each time with its count:
+   ` 3%|▍ | 37/1200 [00:03<01:55, 10.1it/s]`, or `37it [00:03, 10.1it/s]` where its end is not known.
+3. A bar tells the share of all work only if it is of all work: not if its description says otherwise, not if there was
+   a longer one, and not if it has begun again, as one of an epoch does.
+4. A loss is the one that is trained on, not one of a validation: `loss 1.23`, `train_loss: 1.2e-3`, `{'loss': '1.23'}`.
+5. No pattern has a loop without a bound, so that no line takes long.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.core.jobdir import ownership
+from orchestrator.core.observations import Measured, Training
+
+TAIL_BYTES = 8192
+LINE_BYTES_MAX = 400
+"""How much of a line before a loss may say that it is another one."""
+
+NAME_BYTES_MAX = 24
+CANDIDATES_MAX = 64
+
+_BAR = re.compile(
+    rb"(?P<done>\d{1,18})/(?P<total>\d{1,18}) \[\d{1,9}:\d\d(?::\d\d)?<(?P<left>\d{1,9}(?::\d\d){1,2})?"
+    rb"|(?<![\w.])(?P<count>\d{1,18})it \[\d{1,9}:\d\d"
+)
+_OF_A_PART = re.compile(rb"epoch|eval|valid|test|sanity|load|fetch|shard|map|token", re.IGNORECASE)
+
+_NUMBER = (
+    rb"[ \t]{0,4}(?:tensor\()?[\[\"']?"
+    rb"(?P<number>[-+]?(?:(?:\d{1,20}(?:\.\d{0,20})?|\.\d{1,20})(?:e[-+]?\d{1,4})?|nan|inf(?:inity)?))"
+    rb"(?=[^\w.]|\.\s)"
+)
+_LOSS = re.compile(rb"loss(?:_step)?[\"']?[ \t]{0,4}[:=]?" + _NUMBER, re.IGNORECASE)
+_RATE = re.compile(rb"(?<![a-z])(?:lr|learning[_ ]rate)[\"']?[ \t]{0,4}[:=]?" + _NUMBER, re.IGNORECASE)
+
+_NAME = re.compile(rb"(?P<word>[a-z]{0,20})(?P<joint>[_/. -]{0,2})\Z", re.IGNORECASE)
+_TRAINED_ON = frozenset(b"train training total avg average mean running batch step lm".split())
+_OF_ANOTHER = re.compile(rb"\b(?:val|valid|validation|dev|eval|evaluation|test)\b", re.IGNORECASE)
+_SUMMARY = b"train_runtime"
+"""In the last line of the Trainer of Transformers, whose loss is the mean of all steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One progress bar as it was last drawn; `total` is 0 where its end is not known."""
+
+    done: int
+    total: int
+    left_s: float | None
+    # What stands before it in its line
+    label: bytes
+
+    @property
+    def text(self) -> str:
+        """The bar in a status."""
+        return f"{self.done}/{self.total} (tqdm)" if self.total else f"{self.done} (tqdm)"
+
+
+class PrintedNumbers:
+    """What one log tells, read when it has grown."""
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        self._size_bytes = 0
+        self._text = ""
+        # The end of the log in which no loss was looked for yet: bars are looked for more often
+        self._unread = b""
+        # The bar of all work, and whether it has begun again
+        self._whole: Bar | None = None
+        self._is_repeated = False
+        self._loss: Measured | None = None
+        self._learning_rate: Measured | None = None
+
+    def progress(self, optimizer_steps: int) -> str:
+        """Return the last bar of a rank without optimizer steps, such as `37/1200 (tqdm)`; empty where there is none."""
+        if optimizer_steps:
+            return ""
+        self._read()
+        return self._text
+
+    def training(self) -> Training:
+        """Return what the log tells of the training."""
+        self._read()
+        loss, learning_rate = last_loss(self._unread), last_learning_rate(self._unread)
+        self._unread = b""
+        self._loss = self._loss if loss is None else loss
+        self._learning_rate = self._learning_rate if learning_rate is None else learning_rate
+        whole = None if self._is_repeated else self._whole
+        return Training(
+            loss=self._loss,
+            learning_rate=self._learning_rate,
+            share=min(1.0, whole.done / whole.total) if whole else None,
+            remaining_s=whole.left_s if whole else None,
+            total_steps=whole.total if whole else None,
+        )
+
+    def _read(self) -> None:
+        try:
+            with ownership.regular_file(self._log) as file:
+                size_bytes = file.seek(0, os.SEEK_END)
+                if size_bytes == self._size_bytes:
+                    return
+                file.seek(max(0, size_bytes - TAIL_BYTES))
+                tail, self._size_bytes = file.read(TAIL_BYTES), size_bytes
+        except OSError:
+            return  # the log may be gone; what was seen last is still true
+        # Of the bars only the last: those before it may be in the tail for a second time.
+        if (bar := last_bar(tail)) is not None:
+            self._text = bar.text
+            self._note(bar)
+        self._unread = tail
+
+    def _note(self, bar: Bar) -> None:
+        """Note a bar that may be of all work."""
+        before = self._whole
+        if not bar.total or _OF_A_PART.search(bar.label) or (before and bar.total < before.total):
+            return
+        if before and bar.total == before.total and bar.done < before.done:
+            self._is_repeated = True
+        self._whole = bar
+
+
+def last_bar(tail: bytes) -> Bar | None:
+    """Return the last bar in the end of a log."""
+    all_found = list(_BAR.finditer(tail))
+    if not all_found:
+        return None
+    found = all_found[-1]
+    label = tail[_line_begin(tail, found.start()) : found.start()]
+    if found["count"]:
+        return Bar(int(found["count"]), 0, None, label)
+    left_s = _seconds(found["left"]) if found["left"] else None
+    return Bar(int(found["done"]), int(found["total"]), left_s, label)
+
+
+def last_loss(tail: bytes) -> Measured | None:
+    """Return the last loss of the training in the end of a log."""
+    for found in reversed(list(_LOSS.finditer(tail))[-CANDIDATES_MAX:]):
+        line = tail[_line_begin(tail, found.start()) : found.start()]
+        if _is_trained_on(line):
+            return Measured(found["number"])
+    return None
+
+
+def _is_trained_on(line: bytes) -> bool:
+    """Tell whether the loss after this begin of a line is the one that is trained on."""
+    name = _NAME.search(line[-NAME_BYTES_MAX:])
+    assert name is not None, "it matches nothing as well"
+    word, joint = name["word"].lower(), name["joint"]
+    if _SUMMARY in line:
+        return False
+    if word in _TRAINED_ON:
+        return True
+    # `aux_loss` and `gloss` are others; what stands apart, as in `lm loss`, is a word of the line.
+    is_other = bool(word) and not joint.isspace()
+    return not is_other and not _OF_ANOTHER.search(line)
+
+
+def last_learning_rate(tail: bytes) -> Measured | None:
+    """Return the last learning rate in the end of a log."""
+    found = list(_RATE.finditer(tail))
+    return Measured(found[-1]["number"]) if found else None
+
+
+def _line_begin(tail: bytes, at: int) -> int:
+    least = max(0, at - LINE_BYTES_MAX)
+    return max(tail.rfind(b"\n", least, at), tail.rfind(b"\r", least, at), least - 1) + 1
+
+
+def _seconds(text: bytes) -> float:
+    seconds = 0
+    for part in text.split(b":"):
+        seconds = seconds * 60 + int(part)
+    return float(seconds)

@@ -1,0 +1,74 @@
+"""Numbers of the ranks of a node, measured beside the heartbeats: what each uses, and what its script tells.
+
+Rules: they are told once in `TELL_S` and not with each heartbeat, so that heartbeats cost what they did. Nothing here
+waits: nvidia-smi and the trainers' reports have threads of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from orchestrator.agent.numbers.gpu_use import GpuWatch
+from orchestrator.agent.numbers.printed import PrintedNumbers
+from orchestrator.agent.numbers.trainer_reports import TrainerReports
+from orchestrator.core.host import procfs
+from orchestrator.core.observations import Training, Usage
+
+TELL_S = 5.0
+
+
+@dataclass(slots=True)
+class NodeNumbers:
+    """What the ranks of a node share."""
+
+    gpus: GpuWatch = field(default_factory=GpuWatch)
+    reports: TrainerReports = field(default_factory=TrainerReports)
+
+
+class RankNumbers:
+    """The numbers of one rank; `device`: its GPU as CUDA_VISIBLE_DEVICES names it, empty where that is not known."""
+
+    def __init__(self, node: NodeNumbers, rank: int, log: Path, device: str) -> None:
+        self.printed = PrintedNumbers(log)
+        self._node = node
+        self._rank = rank
+        self._device = device
+        self._due_s = 0.0
+        # Processor seconds of each process, when they were read
+        self._cpu_s: dict[int, float] = {}
+        self._read_s = 0.0
+
+    def told(self, pids: list[int], now_s: float) -> tuple[Usage | None, Training | None]:
+        """Return what the rank uses, whose processes are `pids`, and what its script tells; None while that is not due."""
+        if now_s < self._due_s:
+            return None, None
+        self._due_s = now_s + TELL_S
+        return self._usage(pids, now_s), self.training()
+
+    def training(self) -> Training | None:
+        """Return what the script tells: what it reports before what it prints; None for nothing."""
+        told = self._node.reports.of_rank(self._rank).completed_by(self.printed.training())
+        return told if told != Training() else None
+
+    def _usage(self, pids: list[int], now_s: float) -> Usage:
+        stats = {pid: stat for pid in pids if (stat := procfs.stat(pid)) is not None}
+        grown_s = sum(
+            max(0.0, stat.cpu_s - self._cpu_s[pid]) for pid, stat in stats.items() if pid in self._cpu_s
+        )
+        is_first, passed_s = not self._cpu_s, now_s - self._read_s
+        self._cpu_s, self._read_s = {pid: stat.cpu_s for pid, stat in stats.items()}, now_s
+        share, gpu_bytes = self._node.gpus.latest(now_s).of(pids, self._device)
+        return Usage(
+            cpu_share=None if is_first or passed_s <= 0 else round(grown_s / passed_s, 2),
+            memory_bytes=sum(stat.rss_bytes for stat in stats.values()) or None,
+            gpu_share=share,
+            gpu_memory_bytes=gpu_bytes,
+        )
+
+
+def device_of(env: Mapping[str, str], local_rank: int) -> str:
+    """Return the GPU of a rank as its environment names it; empty where it does not."""
+    devices = [name.strip() for name in env.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    return devices[local_rank] if local_rank < len(devices) else ""

@@ -1,1 +1,0 @@
-"""Probes of a process, one source of facts each: stacks, kernel waits, open files, GPU use, source lines."""

@@ -1,0 +1,3 @@
+"""Processes of a node: the agent and its keeper, their leases and their line to the supervisor."""
+
+__all__ = ("keeper",)

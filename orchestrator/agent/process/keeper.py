@@ -1,0 +1,382 @@
+"""Keeper of an agent: its parent process, which restarts it when it dies and kills its stray processes.
+
+The keeper is the agent's parent and the nearest subreaper above it. When the agent is killed, its processes become
+children of the keeper, which kills them and starts a new agent. When the keeper is killed, the kernel signals the agent
+(TERM), and the agent kills its ranks and leaves. When both are killed at once, the kernel kills the ranks, and the next
+keeper cleans up their descendants. So no rank outlives the pair.
+
+An agent that stands still can neither obey nor fence its ranks. Its keeper makes a stopped one continue, and replaces one
+whose loop has not gone round for `monitor.node_timeout`.
+
+Before its first agent the keeper leases what the agent needs of the host, and holds it to the end. A keeper launched
+over a connection that may break starts its agent only after the line `GO`. Slurm signals all processes when it takes a
+node away; there, TERM ends neither process: the agent reports it, and gets HUP when its keeper dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import mmap
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from orchestrator.agent.process import leases
+from orchestrator.agent.process.leases import LeaseError, Leases
+from orchestrator.agent.ranks import spawn
+from orchestrator.agent.ranks.failure import forget_errors
+from orchestrator.agent.ranks.template import die_with_parent
+from orchestrator.core import codec
+from orchestrator.core.host import gpus, process_tags, procfs
+from orchestrator.core.jobdir import full_disk, locks
+from orchestrator.core.jobdir.durable import replace_text
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.slurm import step_env
+from orchestrator.core.wire import bootstrap as w
+from orchestrator.core.wire.messages import AgentConfig
+from orchestrator.core.wire.tokens import is_token
+
+DEATHS_MAX = 10
+"""How often an agent may die before its keeper gives up."""
+
+CLEANUP_S_MAX = 20.0
+"""How long processes may take to vanish after SIGKILL."""
+
+CONFIG_BYTES_MAX = 1 << 20
+
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+LOCK_S_MAX = 0.3
+LOCK_POLL_S = 0.02
+STOPPED_S_MAX = 10.0
+STOPPED_SHARE_MAX = 0.3
+"""How long an agent may be stopped (state T), and for which share of the time after which its node counts as lost."""
+
+SILENT_S_MIN = 10.0
+"""How long an agent's loop may stand still whatever `monitor.node_timeout` is: a rank's start alone may take 5 s."""
+
+LOOKS = 10
+"""How often a keeper looks at a live agent in the time that its loop may stand still; every event wakes it at once."""
+
+
+class Pulse:
+    """Rounds of an agent's loop, counted in memory that it shares with its keeper."""
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, mmap.PAGESIZE)
+        self._words = memoryview(self._memory).cast("Q")
+
+    def beat(self) -> None:
+        """Count a round; called by the agent."""
+        self._words[0] += 1
+
+    @property
+    def beats(self) -> int:
+        return self._words[0]
+
+
+RunAgent = Callable[[AgentConfig, Callable[[], None]], int]
+"""Runs an agent, which calls the second argument in each round of its loop; returns its exit code."""
+
+
+def main(run_agent: RunAgent, *, is_launched: bool = False) -> int:
+    """Read an AgentConfig from the first line of standard input, keep an agent running, and return the exit code.
+
+    `is_launched`: replies go to standard output, and the agent starts after the line `GO`.
+    """
+    full_disk.print_patiently()
+    config = _with_node(codec.loads(AgentConfig, sys.stdin.buffer.readline(CONFIG_BYTES_MAX)))
+    folder = JobDir(Path(config.root)).node(config.node)
+    folder.mkdir(parents=True, exist_ok=True)
+    report = _reply if is_launched else _note
+    if not is_token(config.token):
+        reason = "the token that it was given is empty or torn"
+        report(w.Failed("agent", reason, "submit the job again", "permanent"))
+        return 1
+    if not _locks(folder / "agent.lock"):
+        _note(f"another agent of {config.node} is alive")
+        report(_already_up(folder))
+        return 0
+    spawn.name_process("orch-keeper")
+    spawn.adopt_orphans()
+    stock = leases.Stock(gpus.here, os.cpu_count() or 1)
+    try:
+        held = leases.acquire(config.needs, leases.me(config.job, config.node), stock)
+    except LeaseError as err:
+        report(w.Failed("lease", err.reason, err.fix, "busy" if err.is_busy else "permanent"))
+        return 1
+    if is_launched and not _wait_for_go(held):
+        return 1
+    if config.allocated:
+        _leave_srun(folder, config.node)
+    _record(folder, held)
+    tag = process_tags.of(Path(config.root), config.node)
+    return _keep(dataclasses.replace(config, gpus=held.gpus, tag=tag), run_agent, held)
+
+
+def _with_node(config: AgentConfig) -> AgentConfig:
+    """Return the configuration with the name of this node, if it was made for all nodes."""
+    if config.node:
+        return config
+    return dataclasses.replace(config, node=os.environ.get(step_env.NODE_NAME) or socket.gethostname())
+
+
+def _leave_srun(folder: Path, node: str) -> None:
+    """Print the line that tells srun's reader the agent is up; later output goes to the node's own log."""
+    print(*step_env.UP, node, flush=True)
+    log_fd = os.open(folder / "agent.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for fd in (1, 2):
+        os.dup2(log_fd, fd)
+    os.close(log_fd)
+
+
+def _locks(lock: Path) -> bool:
+    """Take the lock that an agent and its keeper hold while they live; False when another pair holds it."""
+    fd = locks.open_file(lock)  # never closed
+    if not locks.acquire(fd, LOCK_S_MAX, LOCK_POLL_S):
+        return False
+    locks.sign(fd)
+    return True
+
+
+def _note(text: object) -> None:
+    print(f"{time.strftime('%H:%M:%S')} keeper: {text}", file=sys.stderr, flush=True)
+
+
+def _reply(word: w.Word) -> None:
+    """Send a reply to the launcher; a launcher that is gone is noticed by its missing `GO`."""
+    try:
+        print(codec.dumps_kind(word), flush=True)
+    except BrokenPipeError:
+        nothing_fd = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing_fd, 1)  # the reply is still in Python's buffer, and is written again at exit
+        os.close(nothing_fd)
+
+
+def _wait_for_go(held: Leases) -> bool:
+    """Report the leases, wait for `GO`, and close the pipes; return False when the launcher is gone."""
+    _reply(w.Leased(held.gpus))
+    deadline_s = time.monotonic() + w.GO_S_MAX
+    while (left_s := deadline_s - time.monotonic()) > 0:
+        for fd in select.select([0, *held.fds], [], [], left_s)[0]:
+            if fd != 0:
+                held.answer(fd)
+            elif sys.stdin.buffer.readline(len(w.GO) + 1).strip() == w.GO:
+                _reply(w.KeeperUp(os.getpid()))
+                _close_pipes()
+                return True
+            else:
+                _note("the launcher has gone before the agent was started")
+                return False
+    _note(f"no leave to start the agent for {w.GO_S_MAX:.0f} s")
+    return False
+
+
+def _close_pipes() -> None:
+    """Close the pipes to the launcher: later output goes to the log."""
+    nothing_fd = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing_fd, 0)
+    os.close(nothing_fd)
+    os.dup2(2, 1)
+
+
+def _record(folder: Path, held: Leases) -> None:
+    """Write this keeper's record, with the start time that guards against a reused pid."""
+    stat = procfs.stat(os.getpid())
+    record = {
+        "pid": os.getpid(),
+        "start_ticks": stat.start_ticks if stat else 0,
+        "boot_id": procfs.boot_id(),
+        "gpus": held.gpus,
+    }
+    replace_text(folder / "agent.json", json.dumps(record))
+
+
+def _already_up(folder: Path) -> w.AlreadyUp:
+    """Return the record of the running keeper, with pid 0 when it has not written one yet."""
+    try:
+        record = codec.loads_plain((folder / "agent.json").read_bytes())
+        return w.AlreadyUp(int(record["pid"]), tuple(map(str, record["gpus"])))
+    except (OSError, codec.CodecError, KeyError, TypeError, ValueError):
+        return w.AlreadyUp(0, ())
+
+
+def _keep(config: AgentConfig, run_agent: RunAgent, held: Leases) -> int:
+    watch = _Watch(held, config.allocated, config.node_timeout_s)
+    watch.begin()
+    for deaths in range(DEATHS_MAX):
+        _clean_up(config)
+        time.sleep(min(deaths * 0.2, 2.0))
+        keeper_pid = os.getpid()
+        if watch.fork() == 0:
+            die_with_parent(keeper_pid, signal.SIGHUP if config.allocated else signal.SIGTERM)
+            os._exit(_run(config, run_agent, watch.pulse.beat))
+        status = watch.wait()
+        if status == 0 or watch.is_ended:
+            _clean_up(config)
+            return 0
+        _note(f"the agent of {config.node} died ({_how(status)})")
+    _clean_up(config)
+    return 1
+
+
+def _clean_up(config: AgentConfig) -> None:
+    """Kill the processes of an earlier agent, and delete the unmasked errors of its ranks."""
+    clean_up_processes(config.tag, is_keeper=True)
+    forget_errors(JobDir.at(config.root).node(config.node))
+
+
+def _run(config: AgentConfig, run_agent: RunAgent, beat: Callable[[], None]) -> int:
+    """Run the agent in the forked child; print an exception that escapes, and return the exit code."""
+    try:
+        return run_agent(config, beat)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        return 1
+
+
+@dataclass(slots=True)
+class _Watch:
+    """The watched agent, and the leases to answer for."""
+
+    held: Leases
+    allocated: bool
+    node_timeout_s: float
+    # 0 while no agent runs
+    agent_pid: int = 0
+    is_ended: bool = False
+    stopped_at: float | None = None
+    wakeup: tuple[int, int] = (-1, -1)
+    # The rounds of the agent's loop at the last look, and for how long there were no more
+    pulse: Pulse = field(default_factory=Pulse)
+    beats: int = 0
+    silent_s: float = 0.0
+
+    def begin(self) -> None:
+        """Let every signal wake this process."""
+        self.wakeup = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(self.wakeup[1], warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda signum, frame: None)  # an ignored signal would not wake
+        for signum in _ENDING:
+            signal.signal(signum, self.end)
+
+    def fork(self) -> int:
+        """Fork the agent, with default signal handlers; a signal that comes in the meantime is not lost."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+        self.silent_s = 0.0
+        self.agent_pid = os.fork()
+        if self.agent_pid == 0:
+            signal.set_wakeup_fd(-1)
+            for signum in (*_ENDING, signal.SIGCHLD):
+                signal.signal(signum, signal.SIG_DFL)
+            if self.allocated:
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)  # until the agent handles it
+            for fd in self.wakeup:
+                os.close(fd)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
+        return self.agent_pid
+
+    def wait(self) -> int:
+        """Reap all children until the agent itself ends, and return its wait status."""
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
+            if not pid:
+                self._wait_event()
+            elif pid == self.agent_pid and os.WIFSTOPPED(status):
+                self.stopped_at = time.monotonic()
+            elif pid == self.agent_pid and os.WIFCONTINUED(status):
+                self.stopped_at = None
+            elif pid == self.agent_pid:
+                self.agent_pid, self.stopped_at = 0, None
+                return status
+
+    def _wait_event(self) -> None:
+        """Wait for a signal or a question about a lease; continue an agent that was stopped for too long, and end one that
+        stands still."""
+        look_s = wait_s = self._silent_s_max / LOOKS
+        began_s = time.monotonic()
+        stopped_s_max = min(STOPPED_S_MAX, STOPPED_SHARE_MAX * self.node_timeout_s)
+        if self.stopped_at is not None:
+            wait_s = max(self.stopped_at + stopped_s_max - began_s, 0.0)
+        ready = select.select([self.wakeup[0], *self.held.fds], [], [], wait_s)[0]
+        for fd in ready:
+            if fd == self.wakeup[0]:
+                os.read(fd, 4096)
+            else:
+                self.held.answer(fd)
+        if self.stopped_at is not None and not ready:
+            self.stopped_at = None  # a further stop is noticed again
+            _note(f"the agent was stopped, by a signal, for {stopped_s_max:.0f} s: it is let go on")
+            os.kill(self.agent_pid, signal.SIGCONT)
+        # A keeper that was itself held up has seen no silence of its agent.
+        self._look(min(time.monotonic() - began_s, look_s))
+
+    @property
+    def _silent_s_max(self) -> float:
+        return max(self.node_timeout_s, SILENT_S_MIN)
+
+    def _look(self, waited_s: float) -> None:
+        """Kill an agent whose loop stands still, unless it waits for a disk: then it could not end."""
+        stat = procfs.stat(self.agent_pid)
+        if self.pulse.beats != self.beats or stat is None or stat.state == "D":
+            self.beats, self.silent_s = self.pulse.beats, 0.0
+            return
+        self.silent_s += waited_s
+        if self.silent_s >= self._silent_s_max:
+            _note(f"the agent's loop has stood still for {self.silent_s:.0f} s: it is replaced")
+            self.silent_s = 0.0
+            os.kill(self.agent_pid, signal.SIGKILL)
+
+    def end(self, signum: int, _frame: object) -> None:
+        """Forward a signal to the agent, which stops its ranks and leaves; without an agent, exit."""
+        if self.allocated and signum == signal.SIGTERM:
+            if self.agent_pid:
+                os.kill(self.agent_pid, signum)
+            return
+        # An agent without a handler dies of the signal, and is not restarted.
+        self.is_ended = True
+        if not self.agent_pid:
+            sys.exit(128 + signum)
+        os.kill(self.agent_pid, signum)
+
+
+def _how(status: int) -> str:
+    code = os.waitstatus_to_exitcode(status)
+    return f"signal {-code}" if code < 0 else f"code {code}"
+
+
+def clean_up_processes(tag: str, *, is_keeper: bool = False) -> list[int]:
+    """Kill all processes of earlier agents of a job's node, by their tag; return the pids that are still alive after
+    `CLEANUP_S_MAX`. To a keeper, which adopts what they leave, all its descendants are theirs but those of another job."""
+    deadline_s = time.monotonic() + CLEANUP_S_MAX
+    while True:
+        pids = _processes_of(tag, is_keeper)
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        if is_keeper:
+            _reap()
+        if not pids or time.monotonic() > deadline_s:
+            return pids
+        time.sleep(0.02)
+
+
+def _processes_of(tag: str, is_keeper: bool) -> list[int]:
+    ours = process_tags.descendants(os.getpid(), tag) if is_keeper else []
+    living = [pid for pid in dict.fromkeys(ours + process_tags.tagged(tag)) if pid != os.getpid()]
+    return [pid for pid in living if (stat := procfs.stat(pid)) is not None and stat.state not in "ZX"]
+
+
+def _reap() -> None:
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass

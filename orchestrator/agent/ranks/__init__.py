@@ -1,0 +1,1 @@
+"""Ranks of a node: how they begin, and what they tell."""

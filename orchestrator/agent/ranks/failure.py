@@ -1,0 +1,285 @@
+"""Failure of a rank: the uncaught exception that its hook noted, the stacks at a fatal signal, else the last traceback or
+the last line of its log."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import signal
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from orchestrator.agent.ranks.hook.layout import ERROR_FILE, STACKS_FILE
+from orchestrator.core import codec
+from orchestrator.core.jobdir import full_disk, ownership
+from orchestrator.core.jobdir.layout import TORCHELASTIC_ERROR_FILE
+from orchestrator.core.observations import LINE_CHARS_MAX, Failure
+
+
+@dataclass(frozen=True, slots=True)
+class RankError:
+    """The uncaught exception that ended a rank's process; its place is in the user's code if possible."""
+
+    type: str
+    message: str
+    traceback: str
+    file: str
+    line: int
+    function: str
+    loading: str = ""
+
+    @property
+    def where(self) -> str:
+        """Its place, `file:line function`; empty where it is not known."""
+        return f"{self.file}:{self.line} {self.function}".strip() if self.file else ""
+
+
+def of_exit(folder: Path, log: Path, pid: int, exit_code: int) -> Failure | None:
+    """Return why a rank died: the hook's error file, else the last traceback in its log, else the log's last line.
+
+    A script may have caught and logged exceptions, or its workers may have died of theirs: a rank that a signal killed
+    did not die of those, and an uncaught exception always exits with code 1. A shell tells the signal of its script by
+    its code.
+    """
+    own_file = folder / ERROR_FILE.format(pid)
+    signum = -exit_code if exit_code < 0 else exit_code - SHELLS_SIGNAL
+    if signum in FATAL_SIGNALS and not own_file.exists():
+        fatal = of_a_fatal_signal(folder, log, pid, signum)
+        if fatal is not None or exit_code < 0:
+            return fatal
+    if signum == signal.SIGINT and exit_code < 0:
+        return of_an_interrupt(log)
+    if exit_code == 0 or (exit_code < 0 and not own_file.exists()):
+        return None
+    error = error_of(folder, pid)
+    if error is None:
+        traceback = find(log) if exit_code == 1 else None
+        return traceback or (last_line(log) if exit_code > 0 else None)
+    return Failure(error.type, error.message, error.traceback, error.where, error.loading)
+
+
+def error_of(folder: Path, pid: int) -> RankError | None:
+    """Return the uncaught exception of the rank's first process, else the newest of any process of the rank."""
+    own = folder / ERROR_FILE.format(pid)
+    others = sorted(folder.glob(ERROR_FILE.format("*")), key=_mtime_ns, reverse=True)
+    for path in (own, *others):
+        error = _read_error(path)
+        if error is not None:
+            return error
+    return None
+
+
+def raised(folder: Path, pid: int) -> Failure | None:
+    """Return the uncaught exception that a process has noted and not yet died of."""
+    error = _read_error(folder / ERROR_FILE.format(pid))
+    return in_brief(error) if error is not None else None
+
+
+def in_brief(error: RankError) -> Failure:
+    """Return an exception without its traceback, with the name of its file alone."""
+    where = dataclasses.replace(error, file=PurePosixPath(error.file).name).where
+    return Failure(error.type, error.message[:LINE_CHARS_MAX], "", where)
+
+
+def _read_error(path: Path) -> RankError | None:
+    try:
+        return parse_error(ownership.read_regular(path))
+    except OSError:
+        return None
+
+
+def parse_error(text: bytes) -> RankError | None:
+    """Return an exception as the hook has written it, or None."""
+    try:
+        data = codec.loads_plain(text)
+        return RankError(
+            type=str(data["type"]),
+            message=str(data["message"]),
+            traceback=str(data["traceback"]),
+            file=str(data["file"]),
+            line=int(data["line"]),
+            function=str(data["function"]),
+            loading=str(data.get("loading", "")),
+        )
+    except (ValueError, KeyError, TypeError):
+        return None  # not of this hook: a script may write anything into the folder
+
+
+def _mtime_ns(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def forget_errors(node_folder: Path) -> None:
+    """Delete the error files of ranks: they hold secrets in full, and were reported with the secrets masked."""
+    for name in (ERROR_FILE.format("*"), TORCHELASTIC_ERROR_FILE):
+        for path in node_folder.glob(f"attempt-*/rank-*/{name}"):
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as err:  # some disks need room to delete: the next call does it
+                if not full_disk.is_full(err):
+                    raise
+
+
+TAIL_BYTES = 64 << 10
+TRACEBACK_CHARS_MAX = 20_000
+SOURCE_BYTES_MAX = 2 << 20
+MESSAGE_CHARS_MAX = 1_000
+
+_RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
+_WATCHDOG = re.compile(
+    r"Watchdog caught|op\.preamble\.length|heartbeat|Timed out waiting|CUDA error|NCCL error|ncclRemoteError"
+    r"|what\(\):|Assertion `|(malloc|free|realloc)\(\)|double free",
+    re.IGNORECASE,
+)
+_ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+_LIBRARY_WARNING = re.compile(r"\[W\d{3,}")
+"""The start of a warning of torch's C++ part, such as NCCL's at an exit without destroy_process_group."""
+
+LIBRARY = re.compile(
+    r"/site-packages/|/dist-packages/|/lib(64)?/python3[^/]*/|^<|/torch/(distributed|nn|autograd)/"
+)
+"""Files that are not the user's: installed packages, the standard library, frozen modules."""
+
+ORCHS = re.compile(r"/nodes/[^/]+/template/|/hook/(sitecustomize\.py$|_orch_hook/)")
+"""Files of orch in a rank, whose frames no person needs: the template that ranks are forked from, and the hook."""
+
+FATAL_SIGNALS = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT})
+SHELLS_SIGNAL = 128
+"""A shell's exit code is this and the number of the signal that ended its script."""
+
+_FATAL = "Fatal Python error: "
+_DUMPED_THREAD = re.compile(r"^((?:Current thread|Thread|Stack)\b(?!'s).*) \(most recent call first\)")
+_DUMPED_FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.*)')
+_LAST = re.compile(r"^([A-Za-z_][\w.]*)(?:: (.*))?$")
+_FRAME = re.compile(r'^\s+File "(.+?)", line (\d+)(?:, in (.+))?$', re.MULTILINE)
+
+
+def find(log: Path) -> Failure | None:
+    """Return the last uncaught exception printed in the last `TAIL_BYTES` of `log`, or None."""
+    return parse(_tail(log))
+
+
+def of_a_watchdog(log: Path) -> Failure | None:
+    """Return the line that the process wrote to `log` before it aborted, as a failure without a type, or None."""
+    lines = [
+        line.strip().removeprefix("what():").strip()
+        for line in _tail(log).splitlines()
+        if _WATCHDOG.search(line)
+    ]
+    return Failure("", lines[0][:MESSAGE_CHARS_MAX], "", "") if lines else None
+
+
+def of_a_fatal_signal(folder: Path, log: Path, pid: int, signum: int) -> Failure | None:
+    """Return where a fatal signal found the rank, as a failure without a type, or None.
+
+    The stacks are in the file that the hook has given to `faulthandler`; in the log where the user has enabled it.
+    """
+    said = of_a_watchdog(log) if signum == signal.SIGABRT else None
+    others = sorted(folder.glob(STACKS_FILE.format("*")), key=_mtime_ns, reverse=True)
+    for path in (folder / STACKS_FILE.format(pid), *others, log):
+        text = _tail(path)
+        if _FATAL in text:
+            traceback, where = _in_order(text[text.rindex(_FATAL) :])
+            return Failure("", said.message if said else "", traceback, where)
+    return said
+
+
+def _in_order(dump: str) -> tuple[str, str]:
+    """Return the stacks of a fatal signal as Python prints tracebacks, the thread that it hit last, and the user's place
+    there. A thread of C code has no stack: then the main thread, the last one of a dump, stands for it."""
+    threads: list[tuple[str, list[tuple[str, str, str]]]] = []
+    for line in dump.splitlines():
+        head, frame = _DUMPED_THREAD.match(line), _DUMPED_FRAME.match(line)
+        if head is not None:
+            threads.append((head[1], []))
+        elif frame is not None and threads and not ORCHS.search(frame[1]):
+            threads[-1][1].append((frame[1], frame[2], frame[3]))
+    threads = [thread for thread in threads if thread[1]]
+    threads.sort(key=lambda thread: thread[0].startswith("Current"))
+    lines = []
+    for whose, frames in threads:
+        lines.append(f"{whose} (most recent call last):")
+        for file, row, function in reversed(frames):
+            lines.append(f'  File "{file}", line {row}, in {function}')
+            lines += [f"    {source}" for source in (_source(file, int(row)),) if source]
+    return "\n".join(lines)[-TRACEBACK_CHARS_MAX:], _users_place(threads[-1][1][::-1]) if threads else ""
+
+
+def _source(file: str, row: int) -> str:
+    """Return a line of the user's code; empty where it cannot be read."""
+    path = Path(file)
+    try:
+        if LIBRARY.search(file) or not path.is_absolute() or path.stat().st_size > SOURCE_BYTES_MAX:
+            return ""
+        lines = ownership.read_regular(path).decode(errors="replace").splitlines()
+    except (OSError, ValueError):
+        return ""
+    return lines[row - 1].strip() if 0 < row <= len(lines) else ""
+
+
+def of_an_interrupt(log: Path) -> Failure | None:
+    """Return where Ctrl-C found the rank, by the traceback in its log, as a failure without a type, or None."""
+    found = find(log)
+    if found is None or found.type != "KeyboardInterrupt":
+        return None
+    return Failure("", "", found.traceback, found.where)
+
+
+def last_line(log: Path) -> Failure | None:
+    """Return the last line in `log` with text, as a failure without a type, or None.
+
+    Only lines after the last traceback count: its exception was caught, and a line above it is old.
+    """
+    text = _RANK_PREFIX.sub("", _ESCAPE.sub("", _tail(log)))
+    caught = parse(text)
+    rest = text.rpartition(caught.traceback)[2] if caught is not None else text
+    lines = ("".join(filter(str.isprintable, line)).strip() for line in rest.splitlines())
+    messages = [line for line in lines if line and not _LIBRARY_WARNING.match(line)]
+    return Failure("", messages[-1][:MESSAGE_CHARS_MAX], "", "") if messages else None
+
+
+def _tail(log: Path) -> str:
+    """Return the last lines, whole unless one is longer than all of it: the mask would not find half a secret."""
+    try:
+        with ownership.regular_file(log) as file:
+            begin = max(0, log.stat().st_size - TAIL_BYTES)
+            file.seek(begin)
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+    return text.partition("\n")[2] or text if begin else text
+
+
+def parse(text: str) -> Failure | None:
+    """Return the last traceback in `text` as a Failure, or None when there is none.
+
+    torch.distributed's own hook puts `[rank0]: ` before each line of it.
+    """
+    text = _RANK_PREFIX.sub("", text)
+    start = max(text.rfind("Traceback (most recent call last):"), _syntax_error_start(text))
+    if start < 0:
+        return None
+    lines = text[start:].splitlines()
+    for number, line in enumerate(lines[1:], start=1):
+        last = _LAST.match(line)
+        if last and not line.startswith(" "):
+            body = "\n".join(lines[: number + 1])
+            where = _users_place(_FRAME.findall(body))
+            return Failure(last.group(1), last.group(2) or "", body[-TRACEBACK_CHARS_MAX:], where)
+    return None
+
+
+def _users_place(frames: list[tuple[str, str, str]]) -> str:
+    """Return the innermost frame, the last one, of the user's own code, else the innermost of all."""
+    users = [frame for frame in frames if not LIBRARY.search(frame[0])]
+    file, row, function = (users or frames or [("", "", "")])[-1]
+    return f"{file}:{row} {function}".strip() if file else ""
+
+
+def _syntax_error_start(text: str) -> int:
+    """Return where a syntax error of the script itself begins, its `File` line: it is printed without `Traceback`."""
+    starts = [frame.start() for frame in re.finditer(r'^  File ".+", line \d+$', text, re.MULTILINE)]
+    return starts[-1] if starts and "Traceback" not in text[starts[-1] :] else -1

@@ -1,0 +1,192 @@
+"""Errors in a rank: the exception that ends its script, for the agent, and those of the hook itself."""
+
+# No pathlib: it would cost every interpreter start 5 ms.
+# ruff: noqa: PTH105, PTH118, PTH120, PTH123
+
+import _thread
+import os
+import sys
+
+from .layout import ERROR_FILE, NOTES_FILE
+
+TYPE_CHECKING = False  # typing's own costs 3 ms
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypeVar
+
+    T = TypeVar("T")
+
+_MAIN_THREAD = _thread.get_ident()  # Python's start imports this module
+MESSAGE_CHARS_MAX = 4_000
+TRACEBACK_CHARS_MAX = 20_000
+
+
+class HookNotes:
+    """Errors of the hook: one line for each place and process, in a file of the rank's folder."""
+
+    def __init__(self, folder: str) -> None:
+        self._path = os.path.join(folder, NOTES_FILE)
+        self._places: set[str] = set()
+
+    def guard(self, place: str, act: "Callable[[], T]") -> "T | None":
+        """Run `act`; an exception becomes a line of the hook notes."""
+        try:
+            return act()
+        except Exception as err:
+            self.add(place, err)
+            return None
+
+    def add(self, place: str, err: Exception) -> None:
+        """Note an error at a place, only the first of each place."""
+        if place in self._places:
+            return
+        self._places.add(place)
+        try:
+            with open(self._path, "a") as file:
+                file.write(f"pid {os.getpid()}: {place}: {type(err).__name__}: {str(err)[:500]}\n")
+        except Exception:
+            pass  # there is no other place to note it
+
+
+class Errors:
+    """Notes the exception that ends the main thread, whichever library owns `sys.excepthook` by then.
+
+    torch.distributed's hook calls the one before it, rich's does not, and both are installed after ours. So ours
+    wraps again once torch is imported and at the first step, and reads `sys.last_value` at exit.
+    """
+
+    def __init__(self, folder: str, notes: HookNotes) -> None:
+        self._folder = folder
+        self._notes = notes
+        self._pid = os.getpid()
+        self._last_written: BaseException | None = None
+        self._hook: object = None
+
+    def wrap(self) -> None:
+        """Install a hook before the present one, which still does all the printing."""
+        previous = sys.excepthook
+        if previous is self._hook:
+            return
+
+        def note_and_pass_on(kind: "type[BaseException]", value: BaseException, trace: object) -> None:
+            self.note(value)
+            previous(kind, value, trace)  # type: ignore[arg-type]
+
+        # A new function each time: the present hook may call our earlier one, which must not call back.
+        self._hook = sys.excepthook = note_and_pass_on
+
+    def at_exit(self) -> None:
+        """Note the exception that a hook in place of ours has printed."""
+        value = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+        if self._pid == os.getpid() and value is not None:
+            self.note(value)
+
+    def note(self, value: BaseException) -> None:
+        """Write the error file for `value`, once; not for Ctrl-C, which is not an error of the script.
+
+        Also, importing `traceback` evaluates text, after which CPython exits with 1 instead of dying of
+        SIGINT.
+        """
+        if value is self._last_written or isinstance(value, KeyboardInterrupt):
+            return
+        self._last_written = value
+        self._notes.guard("error file", lambda: write_error(self._folder, value))
+
+
+def write_error(folder: str, value: BaseException) -> None:
+    """Write `value` to this process's error file."""
+    path = os.path.join(folder, ERROR_FILE.format(os.getpid()))
+    with open(path + ".part", "w") as out:
+        out.write(record_of(value))
+    os.replace(path + ".part", path)
+
+
+def record_of(value: BaseException) -> str:
+    """Return `value`, its traceback and its place in the user's code as JSON."""
+    import json
+    import time
+    import traceback
+
+    kind = type(value)
+    module = "" if kind.__module__ in ("builtins", "__main__") else kind.__module__ + "."
+    file, line, function = place_of(value)
+    report = traceback.TracebackException(kind, value, value.__traceback__)  # copes with a str() that raises
+    record = {
+        "pid": os.getpid(),
+        "type": module + kind.__qualname__,
+        "message": str(report)[:MESSAGE_CHARS_MAX],
+        "traceback": cut_middle("".join(report.format())),
+        "file": file,
+        "line": line,
+        "function": function,
+        "loading": loaded_by(value),
+        "time_ns": time.time_ns(),
+    }
+    return json.dumps(record)
+
+
+def pending() -> "BaseException | None":
+    """Return the exception that the main thread is handling, in `except`, `finally` or `__exit__`; after its script the one
+    that has ended it."""
+    found = sys._current_exceptions().get(_MAIN_THREAD)  # before Python 3.12 as three values
+    value = found[1] if isinstance(found, tuple) else found
+    return value or getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+
+
+def cut_middle(text: str, chars_max: int = TRACEBACK_CHARS_MAX) -> str:
+    """Shorten `text` to `chars_max` by its middle: the ends of a traceback say where it began and what it was."""
+    mark = "\n... its middle is left out ...\n"
+    half = (chars_max - len(mark)) // 2
+    return text if len(text) <= chars_max else text[:half] + mark + text[-half:]
+
+
+def place_of(value: BaseException) -> "tuple[str, int, str]":
+    """Return file, line and function of the deepest frame in the user's own code, else of the deepest frame."""
+    if isinstance(value, SyntaxError) and value.filename:
+        return value.filename, value.lineno or 0, "<module>"
+    library = ("<frozen", os.path.dirname(os.__file__) + os.sep)
+    deepest, users_place = ("", 0, ""), None
+    trace = value.__traceback__
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        deepest = (file, trace.tb_lineno, trace.tb_frame.f_code.co_name)
+        if not file.startswith(library) and "/site-packages/" not in file and "/dist-packages/" not in file:
+            users_place = deepest
+        stopped = trace.tb_frame.f_locals.get("frame")  # the frame that pdb has stopped: it may have no entry
+        if type(value).__name__ == "BdbQuit" and stopped is not None and hasattr(stopped, "f_lineno"):
+            return stopped.f_code.co_filename, stopped.f_lineno, stopped.f_code.co_name
+        trace = trace.tb_next
+    return users_place or deepest
+
+
+LOADERS = (
+    "torch",
+    "safetensors",
+    "transformers",
+    "accelerate",
+    "lightning",
+    "pytorch_lightning",
+    "deepspeed",
+)
+"""Libraries whose functions load the state of a training."""
+
+
+def loaded_by(value: BaseException) -> str:
+    """Return the file of a checkpoint that a library was loading when `value` was raised; empty for none."""
+    places = [os.environ.get(name, "") for name in ("ORCH_RESUME_FROM", "ORCH_CHECKPOINT_DIR")]
+    tops = tuple(os.path.realpath(place) for place in places if place)
+    trace, found = value.__traceback__, ""
+    while trace is not None:
+        frame = trace.tb_frame
+        library = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if library in LOADERS and ("load" in frame.f_code.co_name or "read" in frame.f_code.co_name):
+            for held in list(frame.f_locals.values()):
+                path = getattr(held, "name", getattr(held, "path", held))
+                if isinstance(path, (str, os.PathLike)):
+                    real = os.path.realpath(os.fspath(path))
+                    if isinstance(real, str) and any(
+                        real == top or real.startswith(top + os.sep) for top in tops
+                    ):
+                        found = real
+        trace = trace.tb_next
+    return found

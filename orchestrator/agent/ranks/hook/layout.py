@@ -1,0 +1,41 @@
+"""Names that the hook and the agent share: the environment of a rank, the files of its folder, and the step file's layout."""
+
+# The environment that the agent sets for a rank.
+RANK_DIR_ENV = "ORCH_RANK_DIR"
+STACK_SIGNAL_ENV = "ORCH_STACK_SIGNAL"  # of two stack signals; the other is the next one, see `Stacks`
+SOCKET_ENV = "ORCH_SOCKET"  # not empty: start torch's worker server; the user may set it empty
+
+# The files in a rank's folder.
+STEP_FILE = "steps"
+STEP_CLAIM_FILE = "steps-claim-{}"
+STACKS_FILE = "stacks-{}.txt"
+STACKS_MEMFD = "stacks-{}"  # of a forked child, listed under /proc/<pid>/fd
+ERROR_FILE = "error-{}.json"
+NOTES_FILE = "hook-notes.txt"
+GROUPS_FILE = "groups.json"
+SOCKET_FILE = "torch-{}.socket"
+
+PENDING_HANDLER = "orch_pending"  # of torch's worker server: the exception that the main thread is handling
+
+# The step file is an array of little-endian u64: a header of 128 bytes, the time of step n at n % RING_STEPS, then a
+# row of ROW_WORDS words for each step. Here a step is one of any optimizer. A group's column holds one more than the
+# number of collectives that the group had entered by the end of that step, 0 where it is not known. OPTIMIZER_COLUMN
+# tells whose step it was: OPTIMIZERS_MAX * (the number of steps of that optimizer) + the optimizer's number, 0 where it
+# is not known. SCRIPT_STEP_COLUMN: the script's step, see `ScriptSteps`. GROUPS_FILE assigns the columns for the
+# generation in GROUPS_WORD, which is odd while columns change. EXITING_WORD: when the process EXITING_PID_WORD was about
+# to exit. THREAD_WORD: the kernel's id of the thread that made the last step. ALONE_WORD: one of ALONE_WITH, counted from
+# 1, where the process trains and has formed no process group with another one; else 0.
+STEP_FILE_MAGIC = 0x4843524F  # b"ORCH" read as u32; the version is the upper half of the same word
+STEP_FILE_VERSION = 5
+MAGIC_WORD, PID_WORD, STEP_WORD, TIME_WORD = range(4)
+EXITING_WORD, EXITING_PID_WORD, GROUPS_WORD, THREAD_WORD = range(4, 8)
+ALONE_WORD = 8
+RING_WORD = 16
+RING_STEPS = 1024
+GROUPS_MAX = 8
+OPTIMIZERS_MAX = 8
+OPTIMIZER_COLUMN, SCRIPT_STEP_COLUMN = GROUPS_MAX, GROUPS_MAX + 1
+ROW_WORDS = GROUPS_MAX + 2
+COUNTS_WORD = RING_WORD + RING_STEPS
+STEP_FILE_BYTES = 8 * (COUNTS_WORD + RING_STEPS * ROW_WORDS)
+ALONE_WITH = ("torch", "lightning", "accelerate")

@@ -1,0 +1,397 @@
+"""Rank processes of one attempt on this node: started, observed, stopped, with no process left behind.
+
+Times are this host's monotonic seconds. Nothing here blocks: the agent calls `push` until it returns that all are gone.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import os
+import pkgutil
+import signal
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import InitVar, dataclass, field
+from pathlib import Path
+
+from orchestrator.agent.numbers.rank_numbers import NodeNumbers, RankNumbers, device_of
+from orchestrator.agent.ranks import spawn, step_counter, warm
+from orchestrator.agent.ranks.failure import forget_errors
+from orchestrator.agent.ranks.flight_recorder import OwnWork, WorkerServerClient
+from orchestrator.agent.ranks.hook.layout import (
+    RANK_DIR_ENV,
+    SOCKET_ENV,
+    STACK_SIGNAL_ENV,
+    STEP_FILE,
+)
+from orchestrator.agent.ranks.io_counter import IoCounter
+from orchestrator.core.host import process_tags, procfs
+from orchestrator.core.jobdir import full_disk, ownership
+from orchestrator.core.jobdir.durable import replace_bytes
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.jobdir.log_index import LogIndex
+from orchestrator.core.observations import Failure
+from orchestrator.core.settings.rank_settings import Layers, Setting, to_set
+from orchestrator.core.slurm import step_env
+from orchestrator.core.wire import messages as m
+
+KILL_AGAIN_S = 0.5
+"""How long after a KILL the processes that still live get another one."""
+
+
+class RanksGoal(enum.Enum):
+    """The goal for the ranks, set by the agent."""
+
+    RUN = "run"
+    STOP = "stop"
+
+
+@dataclass(slots=True)
+class RankProcess:
+    """One rank's process and the files that belong to it."""
+
+    rank: int
+    local_rank: int
+    pid: int
+    folder: Path
+    log: Path
+    index: LogIndex
+    counter: step_counter.StepCounter
+    log_bytes: int = 0
+    steps: int = 0
+    # Steps of all its optimizers together, at the last heartbeat.
+    optimizer_steps: int = 0
+    # When a heartbeat last found more of them.
+    stepped_at: float = 0.0
+    exit_code: int | None = None
+    world_size: int = 0
+    device: str = ""
+    node_numbers: InitVar[NodeNumbers | None] = None
+    worker_server: WorkerServerClient = field(init=False)
+    own_work: OwnWork = field(init=False)
+    io_counter: IoCounter = field(init=False)
+    numbers: RankNumbers = field(init=False)
+
+    def __post_init__(self, node_numbers: NodeNumbers | None) -> None:
+        self.worker_server = WorkerServerClient(self.folder)
+        self.own_work = OwnWork(self.worker_server)
+        self.io_counter = IoCounter(self.pid)
+        self.numbers = RankNumbers(node_numbers or NodeNumbers(), self.rank, self.log, self.device)
+
+    @property
+    def exited(self) -> bool:
+        """Tell whether the process was reaped."""
+        return self.exit_code is not None
+
+    def is_exiting(self) -> bool:
+        """Tell whether the process that trains is exiting and has not yet ended."""
+        pid = self.counter.exiting_pid()
+        stat = procfs.stat(pid) if pid is not None else None
+        # The rank leads a session, so that a later process with the same pid is not taken for its own.
+        return stat is not None and stat.session == self.pid and (pid == self.pid or stat.state not in "ZX")
+
+    def close(self) -> None:
+        """Close the files."""
+        self.index.close()
+        self.counter.close()
+        self.worker_server.close()
+
+
+@dataclass(slots=True)
+class NodeRanks:
+    """The ranks of one attempt on this node."""
+
+    attempt: int
+    job: JobDir
+    node: str
+    processes: list[RankProcess] = field(default_factory=list)
+    starter: warm.Starter = field(default_factory=warm.Starter)
+    numbers: NodeNumbers = field(default_factory=NodeNumbers)
+    want: RanksGoal = RanksGoal.RUN
+    how: str = ""
+    kill_at: float = 0.0
+    # When the gang was last certainly whole. A step proves that all ranks had made the one before it, and no more: the last
+    # that a rank needs of its peers may have been on its way when they were cut off.
+    progress_at: float = 0.0
+    oom_kills: int = 0
+    stepped: bool = False
+    first_ns: int = 0
+    # The process groups that have until `kill_at`, and which processes were told to end.
+    graced: frozenset[int] = frozenset()
+    told: set[int] = field(default_factory=set)
+    signum: int = signal.SIGTERM
+    settings: tuple[Setting, ...] = ()
+    # By which its processes are known
+    tag: str = ""
+
+    def begin(self) -> None:
+        """Prepare for the first process of the attempt."""
+        self.progress_at = time.monotonic()
+        self.oom_kills = procfs.oom_kills()
+
+    def make_files(self, order: m.Start) -> None:
+        """Make the files of the ranks of the order, before any of them is started. Raises OSError."""
+        self.job.attempt_logs(self.attempt).mkdir(parents=True, exist_ok=True)
+        self.job.evidence(self.attempt).mkdir(parents=True, exist_ok=True)
+        for rank in order.ranks:
+            folder = self.job.rank_run(self.node, self.attempt, rank.rank)
+            folder.mkdir(parents=True, exist_ok=True)
+            step_counter.create(folder / STEP_FILE)
+            self.job.rank_log(self.attempt, rank.rank).open("ab").close()
+
+    def start(self, order: m.Start, layers: Layers) -> None:
+        """Start the ranks of the order. Raises OSError when a program cannot be executed, or the disk is full."""
+        for rank in order.ranks:
+            self.processes.append(self._start_one(order, rank, layers))
+
+    def _start_one(self, order: m.Start, rank: m.RankStart, layers: Layers) -> RankProcess:
+        folder = self.job.rank_run(self.node, self.attempt, rank.rank)
+        own = {**rank.env, RANK_DIR_ENV: str(folder), process_tags.NAME: self.tag}
+        env = rank_environment(self.job.node(self.node), layers, self.settings, own, rank.rank)
+        log = self.job.rank_log(self.attempt, rank.rank)
+        pid = self.starter.start(spawn.Program(order.argv, env, self.job.code, log))
+        index = LogIndex(self.job.rank_index(self.attempt, rank.rank))
+        size = env.get("WORLD_SIZE", "")
+        world_size = int(size) if size.isdecimal() else 0
+        counter = step_counter.StepCounter(folder / STEP_FILE)
+        return RankProcess(
+            rank.rank, rank.local_rank, pid, folder, log, index, counter, world_size=world_size,
+            device=device_of(env, rank.local_rank), node_numbers=self.numbers,
+        )  # fmt: skip
+
+    @property
+    def alive(self) -> list[RankProcess]:
+        """The ranks whose process has not been reaped."""
+        return [process for process in self.processes if not process.exited]
+
+    def of_pid(self, pid: int) -> RankProcess | None:
+        """Return the living rank with this pid."""
+        return next((process for process in self.alive if process.pid == pid), None)
+
+    def ended(self, process: RankProcess, exit_code: int, why: Failure | None) -> m.Exited:
+        """Note that a rank's process was reaped; return the report of its end. `exit_code`: negative for a signal."""
+        process.exit_code = exit_code
+        process.steps = max(process.steps, process.counter.read().step)
+        self.note_logs(time.time_ns())
+        code, signum = (exit_code, None) if exit_code >= 0 else (None, -exit_code)
+        oom = signum == signal.SIGKILL and procfs.oom_kills() > self.oom_kills
+        ordered = self.want is RanksGoal.STOP
+        return m.Exited(
+            self.attempt, process.rank, code, signum, process.steps, why, oom, ordered,
+            alone=process.counter.alone_with(),
+            progress=process.numbers.printed.progress(process.counter.read().rows), training=process.numbers.training(),
+        )  # fmt: skip
+
+    def heartbeats(self) -> tuple[m.RankHeartbeat, ...]:
+        """Return the heartbeats of the living ranks, and note when one made a step."""
+        return tuple(beat for process in self.alive if (beat := self._heartbeat(process)) is not None)
+
+    def _heartbeat(self, process: RankProcess) -> m.RankHeartbeat | None:
+        """Return one rank's heartbeat; None when it has ended and is about to be reaped."""
+        now_s = time.monotonic()
+        last, before = process.counter.read(), process.optimizer_steps
+        if last.rows != before:
+            is_next = last.rows == before + 1 > 1
+            self.progress_at = max(self.progress_at, process.stepped_at if is_next else now_s)
+            process.stepped_at = now_s
+        process.steps, process.optimizer_steps = max(process.steps, last.step), last.rows
+        stat = procfs.stat(process.pid)
+        state, cpu_s = (stat.state, stat.cpu_s) if stat else ("X", 0.0)
+        if stat is not None and state in "ZX":
+            if _is_reapable(process.pid):
+                return None
+            state = procfs.state_of_threads(process.pid)
+        counts = process.counter.collective_counts(before, last.rows)
+        io_bytes = process.io_counter.bytes(now_s)
+        usage, training = process.numbers.told(process.io_counter.pids, now_s)
+        return m.RankHeartbeat(
+            process.rank, last.step, state, process.log_bytes, cpu_s,
+            io_bytes=io_bytes, median_step_s=process.counter.median_step_s(),
+            own_work_s=process.own_work.poll(process.counter, now_s) if last.rows else None, exiting=process.is_exiting(),
+            groups=tuple(group.key for group in process.counter.groups()), collective_counts=counts,
+            optimizer_steps=last.rows, alone=process.counter.alone_with(), progress=process.numbers.printed.progress(last.rows),
+            rate_per_s=process.counter.rate_per_s(), usage=usage, training=training,
+        )  # fmt: skip
+
+    def note_logs(self, now_ns: int) -> None:
+        """Note the present size of each log in its index."""
+        for process in self.processes:
+            try:
+                size_bytes = process.log.stat().st_size
+            except OSError:
+                continue
+            if size_bytes != process.log_bytes:
+                process.log_bytes = size_bytes
+                process.index.note(now_ns, size_bytes)
+
+    def stop(self, grace_s: float, how: str, signum: int = signal.SIGTERM) -> None:
+        """Stop all ranks: a signal to their scripts now, KILL to all after `grace_s`. A later call can only shorten the
+        grace."""
+        now_s = time.monotonic()
+        kill_at = now_s + grace_s
+        if self.want is RanksGoal.STOP:
+            self.kill_at = min(self.kill_at, kill_at)
+            return
+        self.want, self.how, self.kill_at, self.signum = RanksGoal.STOP, how, kill_at, signum
+        self.graced = frozenset(process.pid for process in self.alive)
+        tree = procfs.children() if self.alive else {}
+        for process in self.alive:
+            self._tell(spawn.scripts_of(process.pid, process.counter.read().pid, tree, signum))
+            _signal_group(process.pid, signal.SIGCONT)  # a stopped process acts on it only when it goes on
+
+    def _tell(self, pids: Iterable[int]) -> None:
+        for pid in pids:
+            if pid not in self.told:
+                self.told.add(pid)
+                _signal(pid, self.signum)
+
+    def push(self, spared: set[int]) -> bool:
+        """Continue a stop; return True when no process of the attempt is left. `spared` pids are not killed.
+
+        What a rank and its scripts leave at their end is told to end then. A shell with a trap may end before its script.
+        """
+        now_s = time.monotonic()
+        below = process_tags.descendants(os.getpid(), self.tag)
+        remaining = {pid: group for pid, group in _living(below) if pid not in spared}
+        if not remaining and not self.alive:
+            return True
+        if now_s >= self.kill_at or not self.graced.intersection(remaining.values()):
+            for pid in remaining:
+                _signal(pid, signal.SIGKILL)
+            self.kill_at = now_s + KILL_AGAIN_S
+        else:
+            busy = {
+                group
+                for pid, group in remaining.items()
+                if pid in self.told or self.of_pid(group) is not None
+            }
+            self._tell(pid for pid, group in remaining.items() if group in self.graced - busy)
+        return False
+
+    def makes_first_step(self) -> bool:
+        """Return True once: when a rank has made its first optimizer step."""
+        if self.stepped or not self.last_step_ns():
+            return False
+        self.stepped = True
+        return True
+
+    def first_step_ns(self) -> int:
+        """Return when the first step of any rank here was made (wall clock), as far as it is remembered; 0 before it."""
+        times = [first for process in self.processes if (first := process.counter.first_ns())]
+        self.first_ns = min([*times, *([self.first_ns] if self.first_ns else [])], default=0)
+        return self.first_ns
+
+    def last_step_ns(self) -> int:
+        """Return the time of the latest optimizer step of any rank here (wall clock), 0 before the first."""
+        return max((process.counter.read().time_ns for process in self.processes), default=0)
+
+    def all_stepped_ns(self) -> int:
+        """Return a moment (wall clock) since which every rank here that makes steps has made one; 0 without steps."""
+        latest = (process.counter.read().time_ns for process in self.processes)
+        return min((time_ns for time_ns in latest if time_ns), default=0)
+
+    @property
+    def all_ended_well(self) -> bool:
+        """Tell whether every rank ended with code 0, and so had finished what it was writing."""
+        return all(process.exit_code == 0 for process in self.processes)
+
+    def step_at(self, time_ns: int) -> int:
+        """Return the number of steps made by a moment of this host's wall clock; 0 when it is not known."""
+        steps = (process.counter.step_at(time_ns) for process in self.processes)
+        return max((step for step in steps if step is not None), default=0)
+
+    def close(self) -> None:
+        """Close the files, and delete the error files of the ranks."""
+        for process in self.processes:
+            process.close()
+        forget_errors(self.job.node(self.node))
+
+
+def rank_environment(
+    node_folder: Path,
+    layers: Layers,
+    settings: tuple[Setting, ...],
+    own: Mapping[str, str],
+    rank: int = 0,
+) -> dict[str, str]:
+    """Return the environment of a rank: of two layers that set a variable the later one wins. Without variables of its `own`
+    it is that of the template that ranks are forked from.
+
+    | layer | whose it is |
+    |---|---|
+    | `settings` | orch decides them, where nothing else sets them |
+    | `layers.given` | the host, the job, the node, the setup lines |
+    | share | of the cores that Slurm has given the node |
+    | `own` | torchrun's contract, and orch's variables |
+    | hook | orch: in front of PYTHONPATH |
+    """
+    env = {
+        SOCKET_ENV: "1",
+        **to_set(settings, rank),
+        **layers.given,
+        **step_env.share(layers.given, own),
+        **own,
+        STACK_SIGNAL_ENV: str(int(STACK_SIGNAL)),
+    }
+    path = (str(node_folder / "hook"), env.get("PYTHONPATH", ""))
+    return {**env, "PYTHONPATH": os.pathsep.join(part for part in path if part)}
+
+
+HOOK_FILES = (
+    "sitecustomize.py",
+    *(
+        f"_orch_hook/{name}.py"
+        for name in ("__init__", "arm", "errors", "groups", "layout", "stacks", "steps", "worker_server")
+    ),
+)
+"""The hook as it lies in a node's folder; all but the first are a package, so that programs see one name of it."""
+
+
+def install_hook(node_folder: Path) -> None:
+    """Install the hook in the node's folder. An unchanged hook is not written again: the disk may be full by now."""
+    for name in HOOK_FILES:
+        source = pkgutil.get_data("orchestrator.agent.ranks.hook", Path(name).name)
+        assert source is not None
+        file = node_folder / "hook" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if not file.exists() or ownership.read_regular(file) != source:
+            full_disk.wait_for(functools.partial(replace_bytes, file, source, durable=False))
+
+
+def _is_reapable(pid: int) -> bool:
+    """Tell whether a child in state Z has ended and can be reaped.
+
+    A child whose main thread has ended while others run is in state Z, too, and cannot be reaped.
+    """
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return True
+
+
+def _living(pids: list[int]) -> Iterator[tuple[int, int]]:
+    """Yield the living ones of the processes, each with its process group."""
+    for pid in pids:
+        stat = procfs.stat(pid)
+        if stat is not None and stat.state not in "ZX":
+            yield pid, stat.pgrp
+
+
+def _signal_group(pid: int, signum: int) -> None:
+    try:
+        os.killpg(pid, signum)
+    except (ProcessLookupError, PermissionError):
+        return
+
+
+def _signal(pid: int, signum: int) -> None:
+    try:
+        os.kill(pid, signum)
+    except (ProcessLookupError, PermissionError):
+        return
+
+
+STACK_SIGNAL = signal.SIGRTMIN + 6
+"""Requests a process's stack from `faulthandler`, the next signal from Python (see `hook.Stacks`). USR1 and USR2 belong to
+NCCL, Lightning and submitit, so they are real-time signals."""

@@ -1,0 +1,300 @@
+"""Step counter of a rank: its steps with their times, its speed, and its collective counts at each step.
+
+A step is one of the script's loop, in which several optimizers may step (`hook.steps.ScriptSteps`). The file has a row for
+each step of any optimizer.
+
+Read from the step file, in which the rank's hook counts. The agent makes the file (`create`) before the rank starts;
+the hook writes it through a mapping, and `hook/layout.py` states its layout. Writer and reader share memory without a lock:
+the time of a step and its counts are in the ring before the step is counted, so what is counted can be read.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import mmap
+import struct
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.agent.ranks.hook.layout import (
+    ALONE_WITH,
+    ALONE_WORD,
+    COUNTS_WORD,
+    EXITING_PID_WORD,
+    EXITING_WORD,
+    GROUPS_FILE,
+    GROUPS_WORD,
+    OPTIMIZER_COLUMN,
+    OPTIMIZERS_MAX,
+    PID_WORD,
+    RING_STEPS,
+    RING_WORD,
+    ROW_WORDS,
+    SCRIPT_STEP_COLUMN,
+    STEP_FILE_BYTES,
+    STEP_FILE_MAGIC,
+    STEP_FILE_VERSION,
+    STEP_WORD,
+    THREAD_WORD,
+)
+from orchestrator.core import codec, observations
+from orchestrator.core.jobdir import ownership
+
+RATE_STEPS_MAX = 32
+RATE_WINDOW_NS = 10_000_000_000
+MEDIAN_STEPS_MAX = 128
+MEDIAN_STEPS_MIN = 3
+SHORT_SHARE = 0.25
+"""Steps shorter than this part of the long ones belong to the same iteration of the training loop: where several
+optimizers step one after the other, the median is that of the time between two iterations."""
+
+COUNTS_MAX = 4
+HISTORY_COUNTS_MAX = 64
+MTIME_LAG_NS = 10_000_000
+"""A file's mtime comes from the kernel's coarse clock, up to one tick (10 ms at 100 Hz) behind the clock of a step.
+Add it to an mtime before asking `step_at`."""
+
+_HEADER = struct.Struct("<8Q")
+_RING = struct.Struct(f"<{RING_STEPS}Q")
+_ROW = struct.Struct(f"<{ROW_WORDS}Q")
+
+
+@dataclass(frozen=True, slots=True)
+class LastStep:
+    """The last step that a rank has finished; all 0 before the first step."""
+
+    # Steps of that process: a script that restarts its trainer counts from 1 again.
+    step: int
+    # Wall clock of its node.
+    time_ns: int
+    # The process and the thread that made the step (the kernel's ids).
+    pid: int
+    tid: int = 0
+    # Rows of the file: steps of all its optimizers together.
+    rows: int = 0
+
+
+NO_STEP = LastStep(step=0, time_ns=0, pid=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One of torch's process groups: name and label (its purpose) as torch has them, global ranks, column."""
+
+    name: str
+    label: str
+    ranks: tuple[int, ...]
+    column: int
+
+    @property
+    def key(self) -> str:
+        """Return the group's key: the same on all its ranks, and different from any other group's of the job."""
+        return f"{zlib.crc32(f'{self.name} {self.ranks}'.encode()):08x}"
+
+
+@dataclass(frozen=True, slots=True)
+class StepEnd:
+    """The end of a step of any optimizer (wall clock) and how many collectives each group had entered by then; None:
+    not known."""
+
+    step: int
+    time_ns: int
+    counts: tuple[int, ...] | None
+
+    @property
+    def total(self) -> int | None:
+        """Return the sum of the counts."""
+        return None if self.counts is None else sum(self.counts)
+
+
+def create(path: Path) -> None:
+    """Make an empty step file. Its blocks are written, not left as a hole: storing into a hole on a full disk kills."""
+    path.write_bytes(bytes(STEP_FILE_BYTES))
+
+
+class StepCounter:
+    """One rank's step file, mapped for reading. Raises OSError or ValueError when it is missing or too short."""
+
+    def __init__(self, path: Path) -> None:
+        self._groups_file = path.with_name(GROUPS_FILE)
+        self._groups: tuple[Group, ...] = ()
+        self._generation = 0
+        with path.open("rb") as file:
+            self._map = mmap.mmap(file.fileno(), STEP_FILE_BYTES, access=mmap.ACCESS_READ)
+        self._words = memoryview(self._map).cast("Q")
+
+    def read(self) -> LastStep:
+        """Return the last step, `NO_STEP` before the first or in a file of another layout."""
+        words = _HEADER.unpack_from(self._map)
+        if words[0] != STEP_FILE_MAGIC | STEP_FILE_VERSION << 32 or words[STEP_WORD] == 0:
+            return NO_STEP
+        row = words[STEP_WORD]
+        # From the ring, not from the header: the header's time may already be that of the next step.
+        (time_ns,) = struct.unpack_from("<Q", self._map, 8 * (RING_WORD + row % RING_STEPS))
+        return LastStep(self._step_of(row), time_ns, words[PID_WORD], words[THREAD_WORD], row)
+
+    def first_ns(self) -> int:
+        """Return when the oldest step in the ring was made (wall clock), 0 before the first."""
+        last = self.read().rows
+        times_ns = self._times_ns(max(1, last - RING_STEPS + 2), last)
+        return next((time_ns for time_ns in times_ns if time_ns), 0)
+
+    def alone_with(self) -> observations.Framework | None:
+        """Return what is to form the rank's process group, where it trains and has formed none; None where it has, or
+        that is not known."""
+        number = self._words[ALONE_WORD]
+        return observations.Framework(ALONE_WITH[number - 1]) if 0 < number <= len(ALONE_WITH) else None
+
+    def exiting_pid(self) -> int | None:
+        """Return the process that is exiting: it has nothing left to do but to end. None while the rank runs."""
+        words = _HEADER.unpack_from(self._map)
+        return words[EXITING_PID_WORD] if words[EXITING_WORD] else None
+
+    def rate_per_s(self) -> float | None:
+        """Return steps per second over the last 32 steps, and no more than the last 10 s; None before two steps."""
+        last = self.read().rows
+        times_ns = self._times_ns(max(1, last - RATE_STEPS_MAX), last)
+        rate = None
+        for back in range(1, len(times_ns)):
+            before_ns = times_ns[-1 - back]
+            elapsed_ns = times_ns[-1] - before_ns
+            if before_ns == 0 or elapsed_ns <= 0:  # not this counter's step, or the clock was set back
+                break
+            if elapsed_ns > RATE_WINDOW_NS and rate is not None:
+                break
+            rate = (self._step_of(last) - self._step_of(last - back)) * 1e9 / elapsed_ns
+        return rate
+
+    def median_step_s(self) -> float | None:
+        """Return the median time between the last 128 steps, without an iteration's short ones; None before 3."""
+        last = self.read().rows
+        times_ns = [time_ns for time_ns in self._times_ns(max(1, last - MEDIAN_STEPS_MAX), last) if time_ns]
+        durations_ns = sorted(b - a for a, b in itertools.pairwise(times_ns) if b > a)
+        if len(durations_ns) < MEDIAN_STEPS_MIN:
+            return None
+        short_ns = SHORT_SHARE * durations_ns[len(durations_ns) * 9 // 10]
+        long_ns = durations_ns[bisect.bisect_left(durations_ns, short_ns) :]
+        return long_ns[len(long_ns) // 2] / 1e9
+
+    def step_at(self, time_ns: int) -> int | None:
+        """Return the last step finished by that moment of the node's wall clock.
+
+        None before the first step, and for a moment older than the ring of 1,024 steps.
+        """
+        last = self.read().rows
+        ring = _RING.unpack_from(self._map, 8 * RING_WORD)
+        for row in range(last, max(0, last - RING_STEPS), -1):
+            if 0 < ring[row % RING_STEPS] <= time_ns:
+                return self._step_of(row)
+        return None
+
+    def groups(self) -> tuple[Group, ...]:
+        """Return the rank's groups that are counted; none while they change, or before the first step."""
+        generation = _HEADER.unpack_from(self._map)[GROUPS_WORD]
+        if generation != self._generation:
+            groups = _read_groups(self._groups_file, generation)
+            if groups is None:
+                return ()
+            self._groups, self._generation = groups, generation
+        return self._groups
+
+    def collective_counts(self, since: int, last: int) -> tuple[observations.CollectiveCounts, ...]:
+        """Return the counts at up to 4 rows after `since` and up to `last`, chosen as all other ranks choose them.
+
+        The optimizer steps are multiples of a power of two, the largest with two multiples in the range: ranks that are
+        some steps apart, or send heartbeats at different moments, still choose steps in common.
+        """
+        since = since if since <= last else 0  # a trainer that was restarted
+        words, at = self._words, COUNTS_WORD + OPTIMIZER_COLUMN
+        steps = range(max(since, last - RING_STEPS + 1) + 1, last + 1)  # the oldest is being overwritten
+        pairs = [(words[at + step % RING_STEPS * ROW_WORDS] // OPTIMIZERS_MAX, step) for step in steps]
+        chosen, stride = [pair for pair in pairs if pair[0]], 1
+        while len(fewer := [pair for pair in chosen if pair[0] % (2 * stride) == 0]) >= 2:
+            chosen, stride = fewer, 2 * stride
+        return self._collective_counts([step for _, step in chosen[-COUNTS_MAX:]])
+
+    def history(self) -> tuple[observations.CollectiveCounts, ...]:
+        """Return the counts at the last steps, 64 at most, at which a count grew by a different number than at the
+        same optimizer's previous step; in addition, the counts at the oldest step in the ring and at the last
+        step."""
+        last = self.read().rows
+        first = max(1, last - RING_STEPS + 2)  # the oldest is being overwritten
+        entries = self._collective_counts(range(first, last + 1))
+        changes: set[observations.CollectiveCounts] = set()
+        for number in {entry.optimizer for entry in entries}:
+            own = [entry for entry in entries if entry.optimizer == number]
+            grown = [
+                [b - a for a, b in zip(before.counts, after.counts, strict=True)]
+                for before, after in itertools.pairwise(own)
+            ]
+            changes.update(
+                entry for entry, (a, b) in zip(own[2:], itertools.pairwise(grown), strict=True) if a != b
+            )
+        last_changes = [entry for entry in entries if entry in changes][-HISTORY_COUNTS_MAX:]
+        return tuple(dict.fromkeys((*entries[:1], *last_changes, *entries[-1:])))
+
+    def step_ends(self, steps_max: int) -> tuple[StepEnd, ...]:
+        """Return the last steps of any optimizer, oldest first."""
+        last = self.read().rows
+        columns = [group.column for group in self.groups()]
+        ends = []
+        for step in range(max(1, last - min(steps_max, RING_STEPS - 1) + 1), last + 1):
+            (time_ns,) = struct.unpack_from("<Q", self._map, 8 * (RING_WORD + step % RING_STEPS))
+            ends.append(StepEnd(step, time_ns, _counts(self._row(step), columns) or None))
+        return tuple(ends)
+
+    def close(self) -> None:
+        """Unmap the file."""
+        self._words.release()
+        self._map.close()
+
+    def _collective_counts(self, steps: Iterable[int]) -> tuple[observations.CollectiveCounts, ...]:
+        columns = [group.column for group in self.groups()]
+        if not columns:
+            return ()
+        rows = ((step, self._row(step)) for step in steps)
+        return tuple(
+            observations.CollectiveCounts(
+                row[SCRIPT_STEP_COLUMN] or number, own % OPTIMIZERS_MAX, own // OPTIMIZERS_MAX, counts
+            )
+            for number, row in rows
+            if (own := row[OPTIMIZER_COLUMN]) and (counts := _counts(row, columns)) is not None
+        )
+
+    def _step_of(self, row: int) -> int:
+        return self._words[COUNTS_WORD + row % RING_STEPS * ROW_WORDS + SCRIPT_STEP_COLUMN] or row
+
+    def _row(self, step: int) -> tuple[int, ...]:
+        return _ROW.unpack_from(self._map, 8 * (COUNTS_WORD + step % RING_STEPS * ROW_WORDS))
+
+    def _times_ns(self, first: int, last: int) -> list[int]:
+        """Return when each of these steps ended, 0 for a step of an earlier process; empty before the first step."""
+        begin, end = first % RING_STEPS, last % RING_STEPS + 1
+        spans = ((begin, end),) if begin < end else ((begin, RING_STEPS), (0, end))
+        times_ns: list[int] = []
+        for at, until in spans if last else ():
+            times_ns += struct.unpack_from(f"<{until - at}Q", self._map, 8 * (RING_WORD + at))
+        return times_ns
+
+
+def _counts(row: tuple[int, ...], columns: list[int]) -> tuple[int, ...] | None:
+    """Return a row's counts in these columns; None where a count is not known."""
+    counts = tuple(row[column] - 1 for column in columns)
+    return None if -1 in counts else counts
+
+
+def _read_groups(file: Path, generation: int) -> tuple[Group, ...] | None:
+    """Return the groups of that generation; None when the file is of another one, or cannot be read (yet)."""
+    try:
+        data = codec.loads_plain(ownership.read_regular(file))
+        if data["generation"] != generation:
+            return None
+        return tuple(
+            Group(str(item["name"]), str(item["label"]), tuple(map(int, item["ranks"])), int(item["column"]))
+            for item in data["groups"]
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

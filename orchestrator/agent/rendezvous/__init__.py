@@ -1,1 +1,0 @@
-"""Where ranks meet: free ports, and which addresses of the first node the others reach."""

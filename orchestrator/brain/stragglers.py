@@ -1,0 +1,85 @@
+"""Stragglers: ranks that do their own work slower than their peers, and so delay all.
+
+Only a rank's own work counts, without waiting for others, since the ranks of a gang step together. One slow report is
+chance, so a rank is named only after several in a row.
+"""
+
+from __future__ import annotations
+
+import statistics
+
+from orchestrator.brain.model import decisions as d
+from orchestrator.brain.model.deadlines import Deadlines
+from orchestrator.brain.model.decisions import Decision
+from orchestrator.brain.model.facts import AttemptFacts, Facts
+from orchestrator.brain.model.rank_facts import RankFacts, RankState, Straggler
+
+FACTOR_MIN = 1.3
+"""How many times the median of its peers' work is slow."""
+
+MORE_S_MIN = 0.005
+"""How much more than that median it must be: quick steps differ by chance."""
+
+TIMES_MIN = 3
+"""The number of reports in a row, each of many steps, after which a rank is named."""
+
+LASTS_S = 20.0
+"""How long a rank must have been slow as well."""
+
+PEERS_MAX = 128
+"""The largest number of ranks whose work is compared: those of a larger job are taken at equal distances, so that each
+comparison costs the same."""
+
+
+def note(facts: Facts, rank: RankFacts, at: float) -> None:
+    """Compare a rank's new time of its own work with those of its peers."""
+    numbers = range(0, len(facts.ranks), 1 + (len(facts.ranks) - 1) // PEERS_MAX)
+    peers = [
+        other.beat.own_work_s
+        for other in (facts.ranks[number] for number in numbers)
+        if other is not rank and other.beat.own_work_s is not None and other.rank_state is RankState.ALIVE
+    ]
+    own_s = rank.beat.own_work_s
+    if own_s is None or not peers:
+        return
+    peers_s = max(statistics.median(peers), 1e-6)
+    if own_s < max(FACTOR_MIN * peers_s, peers_s + MORE_S_MIN):
+        rank.straggler = None
+        return
+    before = rank.straggler
+    step, since_s, times = (before.step, before.at, before.times + 1) if before else (rank.steps, at, 1)
+    rank.straggler = Straggler(own_s, peers_s, step, since_s, times)
+
+
+def slow_ranks(facts: Facts) -> list[RankFacts]:
+    """Return the ranks that are certainly slow, the slowest first."""
+    slow = [
+        rank
+        for rank in facts.ranks.values()
+        if rank.rank_state is RankState.ALIVE
+        and rank.straggler is not None
+        and _is_sure(rank.straggler, rank.beat_at)
+    ]
+    return sorted(slow, key=lambda rank: (-rank.straggler.factor if rank.straggler else 0.0, rank.rank))
+
+
+def decide(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
+    """Report each slow rank once."""
+    return [
+        d.Notice(deadlines.now_s, f"slow: {text(facts, rank)}", attempt.number, d.Topic.SLOW, str(rank.rank))
+        for rank in slow_ranks(facts)
+        if attempt.noticed(d.Topic.SLOW, str(rank.rank)) is None
+    ]
+
+
+def text(facts: Facts, rank: RankFacts) -> str:
+    """Say in one line how slow a rank is, and since when."""
+    assert rank.straggler is not None and facts.attempt is not None
+    slow = rank.straggler
+    step = facts.attempt.base_step + slow.step
+    times = f"{slow.factor:.1f} x its peers"
+    return f"rank {rank.rank} on {rank.node}, {times} ({slow.own_work_s * 1000:.0f} ms a step) since step {step:,}"
+
+
+def _is_sure(slow: Straggler, now_s: float) -> bool:
+    return slow.times >= TIMES_MIN and now_s >= slow.at + LASTS_S

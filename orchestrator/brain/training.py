@@ -1,0 +1,53 @@
+"""Training of a job as far as its scripts tell: loss, share of the work, time left. Pure."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from orchestrator.brain.model.facts import Facts
+from orchestrator.core.observations import NOT_TOLD, Training
+
+TOLD_MAX = 16
+"""How many ranks are asked what the job's loss is."""
+
+LAG_SHARE, LAG_S = 0.05, 10.0
+"""How far what a script tells may be from the steps that were counted, to count steps as well: reports are seconds old."""
+
+
+def told(facts: Facts) -> Training:
+    """Return what the scripts tell of the training of the job: each number from the lowest rank that tells it."""
+    told = NOT_TOLD
+    for rank in islice((rank for rank in facts.ranks.values() if rank.training is not None), TOLD_MAX):
+        told = told.completed_by(rank.training or NOT_TOLD)
+    return told
+
+
+def rate_per_s(facts: Facts) -> float:
+    """Return the greatest pace that a rank has last told, also one that has ended."""
+    return max((rank.beat.rate_per_s or 0.0 for rank in facts.ranks.values()), default=0.0)
+
+
+def total_steps(step: int | None, rate_per_s: float | None, told: Training) -> int | None:
+    """Return the total of steps that a script tells, if it counts what orch counts: a bar may count batches or epochs."""
+    if told.total_steps is None or step is None or told.share is None:
+        return told.total_steps
+    off = abs(told.share * told.total_steps - step)
+    is_near = off <= max(2.0, LAG_SHARE * step, LAG_S * (rate_per_s or 0.0))
+    return told.total_steps if is_near and step <= told.total_steps else None
+
+
+def percent(step: int | None, total: int | None, told: Training) -> float | None:
+    """Return how much of the work is done: by steps where their total is known, else as the script tells."""
+    if step is not None and total:
+        return round(min(100.0, 100.0 * step / total), 1)
+    return None if told.share is None else round(100.0 * told.share, 1)
+
+
+def eta_s(step: int | None, total: int | None, rate_per_s: float | None, told: Training) -> float | None:
+    """Return the seconds that are left: by steps and pace where both are known, else as the script tells; None while no
+    step is made."""
+    if rate_per_s == 0:
+        return None
+    if step is not None and total and rate_per_s:
+        return round(max(0.0, (total - step) / rate_per_s), 1)
+    return told.remaining_s

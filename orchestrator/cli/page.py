@@ -1,0 +1,59 @@
+"""Verb that shows a job as a page: report."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from orchestrator.cli import terminal
+from orchestrator.cli.group import JOB, apply_slurm_end, find_job
+from orchestrator.cli.params import Count
+from orchestrator.core.errors import UserError
+from orchestrator.core.jobdir import home
+from orchestrator.core.jobdir.durable import replace_text
+
+
+@click.command()
+@JOB
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Where the page goes; by default JOB.html here.",
+)
+@click.option("--serve", is_flag=True, help="Show all jobs live in a browser of this machine, until Ctrl-C.")
+@click.option("--port", type=Count(0), metavar="N", help="Port of --serve; by default a free one.")
+def report(job: str | None, output: Path | None, serve: bool, port: int | None) -> int:
+    """Write a job as one HTML page: what happened, its timeline, curves, verdicts, logs and settings.
+
+    The page needs nothing but a browser, and no network.
+    """
+    if serve:
+        if job is not None or output is not None:
+            raise UserError(
+                "--serve shows all jobs, and writes no file", "--serve", "leave out JOB and -o, or --serve"
+            )
+        return _serve(port or 0)
+    if port is not None:
+        raise UserError("a file has no port", "--port", "add --serve, or leave it out")
+    from orchestrator.report import page
+
+    found = find_job(job)
+    apply_slurm_end(found)
+    place = output if output is not None else Path(f"{found.id}.html")
+    replace_text(place, page.page(found), durable=False)
+    terminal.say(f"{found.id}: the page is {place.absolute()}")
+    return 0
+
+
+def _serve(port: int) -> int:
+    try:
+        from orchestrator.report import live
+    except ImportError as err:
+        fix = "pip install 'torch-orch[serve]' where orch is; orch report -o FILE needs neither"
+        raise UserError(f"{err.name or err} is not installed", "--serve", fix) from err
+    live.serve(home.home(os.environ), port, lambda address: terminal.say(f"all jobs are at {address}"))
+    return 0

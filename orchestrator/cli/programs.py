@@ -1,0 +1,104 @@
+"""Verbs for programs: wait, metrics."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from pathlib import Path
+
+import click
+
+from orchestrator.cli import terminal
+from orchestrator.cli.group import (
+    AS_JSON,
+    JOB,
+    JOB_FAILED,
+    NEEDS_A_PERSON,
+    TIME_IS_OVER,
+    find_job,
+    print_json,
+)
+from orchestrator.cli.params import Ago
+from orchestrator.core.errors import ClusterError, UserError
+from orchestrator.core.jobdir import home
+from orchestrator.programs import outcome
+
+PORT = 9806
+TEXTFILE = "orch.prom"
+
+
+@click.command()
+@JOB
+@click.option(
+    "--timeout", type=Ago(), help="Return after 90s, 10m, 2h at the latest; by default there is no limit."
+)
+@AS_JSON
+def wait(job: str | None, timeout: float | None, as_json: bool) -> int:
+    """Wait until a job has ended or needs a person, and tell what to do then.
+
+    A person is needed for a hang that nothing ends soon, a queue that can never start the job, and a full disk. The exit code is 0 when the job succeeded, 1 when it failed or was cancelled, 4 when it needs a person, and 124 when the time is over.
+    """
+    told = outcome.outcome_of(find_job(job), timeout)
+    if as_json:
+        print_json(told)
+    else:
+        terminal.write(outcome.lines(told))
+    if told["ended"]:
+        return 0 if told["state"] == "SUCCEEDED" else JOB_FAILED
+    return NEEDS_A_PERSON if told["needs"] else TIME_IS_OVER
+
+
+@click.command()
+@click.option(
+    "--listen",
+    metavar="ADDR",
+    help=f"Serve them over HTTP until Ctrl-C, at PORT (of this machine alone) or HOST:PORT, such as {PORT}.",
+)
+@click.option(
+    "--textfile",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help=f"Write them to DIR/{TEXTFILE} for node-exporter's textfile collector.",
+)
+def metrics(listen: str | None, textfile: Path | None) -> int:
+    """Print the metrics of all jobs, as Prometheus reads them.
+
+    They are read from the job folders of this machine: nothing is asked of hosts. Jobs that ended more than a day ago are left out.
+    """
+    import prometheus_client
+
+    from orchestrator.programs.metrics import registry
+
+    if listen is not None and textfile is not None:
+        raise UserError("--listen serves, --textfile writes a file", "--listen", "leave one of them out")
+    jobs = registry(home.home(os.environ))
+    if textfile is not None:
+        path = textfile / TEXTFILE
+        try:
+            prometheus_client.write_to_textfile(str(path), jobs)
+            path.chmod(
+                stat.S_IRUSR | stat.S_IWUSR | stat.S_IRGRP | stat.S_IROTH
+            )  # node-exporter is another user
+        except OSError as err:
+            raise ClusterError(
+                f"cannot be written: {err.strerror}", str(path), "name a folder you can write to"
+            ) from err
+        return 0
+    if listen is None:
+        click.echo(prometheus_client.generate_latest(jobs).decode(), nl=False)
+        return 0
+    host, _, port = listen.rpartition(":")
+    if not port.isdigit() or not 0 < int(port) < 65_536:
+        raise UserError(
+            f"{listen!r} is no address", "--listen", f"write {PORT}, or 0.0.0.0:{PORT} for all interfaces"
+        )
+    try:
+        prometheus_client.start_http_server(int(port), host or "127.0.0.1", jobs)
+    except OSError as err:
+        raise ClusterError(
+            f"nothing can listen there: {err.strerror}", f"--listen {listen}", "choose another port"
+        ) from err
+    terminal.say(f"metrics are at http://{host or '127.0.0.1'}:{port}/metrics")
+    while True:
+        time.sleep(3600.0)

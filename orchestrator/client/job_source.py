@@ -1,0 +1,145 @@
+"""Source of a job's state, by its backend: who knows how it is, and who lets it end or go on.
+
+A local job and one over SSH have a supervisor on a submit machine, which writes all that is known into the job's folder.
+A job of Slurm is in Slurm's queue, too: see `slurm_status`.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from orchestrator.core import codec
+from orchestrator.core.codec import Json
+from orchestrator.core.errors import ClusterError
+from orchestrator.core.host import procfs
+from orchestrator.core.jobdir import full_disk, locks, ownership, requests, status_file
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.jobdir.status_file import Status
+from orchestrator.submission import supervisor_process
+
+if TYPE_CHECKING:
+    from orchestrator.core.jobdir.plan import Plan
+
+STATE_POLL_S = 0.02
+STATE_S_MAX = 10.0
+"""How long a new supervisor may take to write its first status."""
+
+REWRITE_S_MAX = 1.2
+"""How long a status that looks late is watched: a supervisor that lives replaces it twice a second."""
+
+RESUME_S_MAX = 30.0
+"""How long it may take until a resumed job has begun its next attempt."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobSource:
+    """Source of a job with a supervisor on a submit machine."""
+
+    folder: JobDir
+
+    def slurm_id(self) -> str | None:
+        """Return Slurm's id of the job, the latest; None for a job that Slurm was never given. Raises ClusterError."""
+        return None
+
+    def settle(self) -> None:
+        """Start the job's supervisor if it died; act on what Slurm says of a job. Raises ClusterError."""
+        supervisor_process.revive(self.folder)
+
+    def written_status(self) -> Status:
+        """Return the supervisor's status, with the supervisor's process if it is old. Raises FileNotFoundError."""
+        status = status_file.read(self.folder, time.time(), procfs.boot_id())
+        if not status.is_late:
+            return status
+        if not status.copy_of and (now := self._rewritten(status)) is not None:
+            return now
+        full = str(self.folder.root) if full_disk.is_used_up(self.folder.root) else ""
+        return replace(status, supervisor=locks.holder(self.folder.lock), full_disk=full)
+
+    def _rewritten(self, late: Status) -> Status | None:
+        """Return what a supervisor has written while its status was watched, which proves that only the clocks of two machines
+        differ; None where it writes no more. Raises FileNotFoundError."""
+        deadline_s = time.monotonic() + REWRITE_S_MAX
+        while time.monotonic() < deadline_s:
+            time.sleep(STATE_POLL_S)
+            now = status_file.read(self.folder, status_file.seconds(late.written_at))
+            if now.written_at != late.written_at:
+                return replace(now, written_s=0.0)
+        return None
+
+    def status(self) -> Status:
+        """Return the last status, joined with Slurm's state of a job in its queue; start nothing. Raises ClusterError."""
+        deadline_s = time.monotonic() + STATE_S_MAX
+        while True:
+            try:
+                return self.written_status()
+            except FileNotFoundError:
+                is_beginning = self.folder.plan.exists() and not self.folder.ended.exists()
+                if not is_beginning or time.monotonic() > deadline_s:
+                    raise _no_status(self.folder) from None
+                time.sleep(STATE_POLL_S)
+
+    def settled_status(self) -> Status:
+        """Return the status after `settle`. Raises ClusterError."""
+        self.settle()
+        return self.status()
+
+    def in_queue(self) -> Json:
+        """Return what a post-mortem adds of a job that goes on: what only Slurm's queue knows without a supervisor."""
+        return {}
+
+    def nodes(self) -> list[str]:
+        """Return the names of the job's nodes; of a job of Slurm those that have had any part in it yet.
+
+        Raises ClusterError when the plan is missing or damaged.
+        """
+        return [node.name for node in self.plan().nodes]
+
+    def batch_lines(self) -> list[str]:
+        """Return the last lines that a batch script of Slurm has printed, with the secrets masked."""
+        return []
+
+    def cancel(self) -> None:
+        """Request the job's end. Raises ClusterError when Slurm refuses it, or the request cannot be written."""
+        requests.ask(self.folder.requests, "cancel")
+
+    def await_resume(self, before: Status) -> None:
+        """Wait until the status shows a resume: before that a wait for the job's end would see the old end."""
+        deadline_s = time.monotonic() + RESUME_S_MAX
+        while _is_same_end(before, self.status()):
+            if time.monotonic() > deadline_s:
+                what = f"no new attempt was begun within {RESUME_S_MAX:g} s"
+                raise ClusterError(what, self.folder.id, f"see {self.folder.supervisor_log}")
+            time.sleep(STATE_POLL_S)
+
+    def plan(self) -> Plan:
+        """Return the plan made at submit. Raises ClusterError when the plan is missing or damaged."""
+        from orchestrator.core.jobdir.plan import Plan  # slow to load, and not needed for a status
+
+        fix = "the folder is not a whole job any more; submit the job again"
+        try:
+            return codec.loads(Plan, ownership.read_regular(self.folder.plan))
+        except OSError as err:
+            what = f"the job's plan cannot be read: {err.strerror}"
+            raise ClusterError(what, str(self.folder.plan), fix) from err
+        except codec.KeysError as err:
+            what = f"the job's plan is damaged, or another version of orch wrote it: {err}"
+            raise ClusterError(what, str(self.folder.plan), status_file.OTHER_VERSION) from err
+        except codec.CodecError as err:
+            raise ClusterError(f"the job's plan is damaged: {err}", str(self.folder.plan), fix) from err
+
+
+def _is_same_end(before: Status, now: Status) -> bool:
+    """Tell whether an ended job's status is still that of the same end; times jitter, so they are not compared."""
+    begun = before.started_at is None and now.started_at is not None
+    return now.state in status_file.ENDED and now.attempt == before.attempt and not begun
+
+
+def _no_status(job: JobDir) -> ClusterError:
+    if not job.plan.exists():
+        return ClusterError("this is not a whole job folder: it has no plan.json", str(job.root), "delete it")
+    if job.ended.exists():
+        return ClusterError("the status file is missing", str(job.state), "`orch why` reads the journal")
+    what = f"no status was written within {STATE_S_MAX:g} s"
+    return ClusterError(what, str(job.root), f"see {job.supervisor_log}")

@@ -1,0 +1,50 @@
+"""What hosts over SSH have to lease now, and who holds what, as `orch nodes --free` lists it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from orchestrator.backends.api import LaunchError
+from orchestrator.client.checks.seen_hosts import JOBS_MAX
+from orchestrator.client.job import Job
+from orchestrator.client.outline.ask_hosts import ask_hosts
+from orchestrator.core.errors import OrchError
+from orchestrator.core.jobdir import home
+from orchestrator.core.jobdir.plan import Plan
+from orchestrator.core.planned import PlannedNode
+from orchestrator.core.wire.bootstrap import HeldLeases, HostSurveyed
+
+
+@dataclass(frozen=True, slots=True)
+class Stock:
+    """What a host has to lease now, and who holds what; or why it did not tell."""
+
+    gpus: int = 0
+    slots: int = 0
+    held: tuple[HeldLeases, ...] = ()
+    fault: str = ""
+
+
+def ask(folder: Path, environ: Mapping[str, str]) -> dict[str, Stock]:
+    """Ask the hosts of the latest jobs over SSH, each as the last job that named it reaches it. Raises ClusterError."""
+    reached: dict[str, tuple[Plan, PlannedNode]] = {}
+    for job in home.jobs(folder)[-JOBS_MAX:]:
+        with contextlib.suppress(OSError, OrchError):
+            plan = Job(job).plan()
+            if plan.ssh is not None and home.is_ours(job):
+                reached |= {node.name: (plan, node) for node in plan.nodes}
+    stocks: dict[str, Stock] = {}
+    for plan in {plan.id: plan for plan, _ in reached.values()}.values():
+        nodes = tuple(node for last, node in reached.values() if last is plan)
+        answers = ask_hosts(replace(plan, nodes=nodes), environ)
+        stocks |= {node.name: _stock(node, answers[node.name]) for node in nodes}
+    return stocks
+
+
+def _stock(node: PlannedNode, seen: HostSurveyed | LaunchError) -> Stock:
+    if isinstance(seen, LaunchError):
+        return Stock(fault=str(seen))
+    return Stock(len(seen.gpus), node.slots or seen.cores, seen.held)

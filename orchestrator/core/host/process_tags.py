@@ -1,0 +1,43 @@
+"""Tags of a job's processes: an environment variable by which they are known, even when their parents are gone.
+
+A tag names job, node and the job's folder by device and inode: a copy of the folder is another one, and a folder that was
+renamed or mounted elsewhere is the same. What a supervisor starts without a tag of its own has the supervisor's, which
+names no node. By it a job that a rank has submitted is known for a job of its own.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from orchestrator.core.host import procfs
+
+NAME = "ORCH_TAG"
+
+
+def of(job: Path, node: str) -> str:
+    """Return the tag of a node's processes in the job folder `job`; without a node that of its supervisor. Raises OSError."""
+    about = job.stat()
+    return f"{job.name}/{node}@{about.st_dev}:{about.st_ino}"
+
+
+def tagged(tag: str) -> list[int]:
+    """Return the processes that were started with a tag."""
+    return [proc.pid for proc in procfs.with_env(f"{NAME}={tag}".encode())]
+
+
+def descendants(pid: int, tag: str) -> list[int]:
+    """Return the descendants of a process, without those of jobs that they have submitted. `tag`: one of the job's own."""
+    tree, below = procfs.children(), [pid]
+    for parent in below:  # grows while it is walked
+        below += [child for child in tree.get(parent, ()) if not _is_of_another(child, tag)]
+    return below[1:]
+
+
+def _is_of_another(pid: int, tag: str) -> bool:
+    """Tell whether a process has the tag of a job other than that of `tag`; one without a tag has not."""
+    other = procfs.environment(pid, NAME)
+    return bool(other) and _job(other) != _job(tag)
+
+
+def _job(tag: str) -> tuple[str, str]:
+    return tag.partition("/")[0], tag.rpartition("@")[2]

@@ -1,0 +1,122 @@
+"""The facts file of a job folder: the record at one place of the journal, so that only what follows is replayed.
+
+Rules: the supervisor alone writes it, whole and durably, and never of more than is on disk of the journal. It saves
+time and adds what heartbeats have reported since the journal's last line; without it the journal is replayed from the
+beginning. So a file that is damaged, of another version of orch, or does not fit its journal is ignored.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.core import codec
+from orchestrator.core.jobdir import ownership
+from orchestrator.core.jobdir.durable import replace_bytes
+from orchestrator.core.jobdir.layout import JobDir, attempt_of
+from orchestrator.core.version import VERSION
+from orchestrator.journal import journal_file
+from orchestrator.journal.job_record import Record
+from orchestrator.journal.journal_file import JournalError
+
+HEAD_BYTES_MAX = 1000
+BODY_BYTES_MAX = 256 << 20
+"""A larger file is not read: it would not fit into memory."""
+
+MARK_BYTES = 4096
+"""How much of the journal before its place is compared, to see whether it is the same journal."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """The first line of the file; sums are CRC-32."""
+
+    version: str
+    offset: int  # the place in the journal, in bytes
+    journal_sum: int  # of the journal's bytes before `offset`
+    body_sum: int  # of the second line
+
+
+def read(job: JobDir) -> Record:
+    """Return all that a job's journal comes to. Raises JournalError, naming the line, when it is damaged, and when the
+    folder shows later attempts."""
+    shown = attempt_shown(job)  # first, since a journal grows
+    record, offset = _kept(job) or (Record(), 0)
+    with journal_file.replayed(job.journal):
+        for entry in journal_file.read(job.journal, offset, record.last_n):
+            record.learn(entry)
+    known = record.attempts[-1].begun.attempt if record.attempts else 0
+    if known < shown:
+        raise JournalError(
+            job.journal,
+            f"the journal was cut: it tells of attempts up to {known}, and the folder shows {shown}",
+        )
+    return record
+
+
+def attempt_shown(job: JobDir) -> int:
+    """Return the last attempt that has left a folder; 0 without one."""
+    folders = (
+        path for pattern in ("logs/attempt-*", "evidence/attempt-*") for path in job.root.glob(pattern)
+    )
+    return max((number for path in folders if (number := attempt_of(path)) is not None), default=0)
+
+
+def place(job: JobDir) -> int:
+    """Return how long the journal was, in bytes, when the facts were written; 0 if unknown."""
+    try:
+        with os.fdopen(ownership.open_regular(job.facts), "rb") as file:
+            return codec.loads(_Head, file.readline(HEAD_BYTES_MAX)).offset
+    except (OSError, codec.CodecError):
+        return 0
+
+
+def write(job: JobDir, record: Record, offset: int) -> None:
+    """Write the record of a journal up to byte `offset`, which is on disk. Raises OSError."""
+    mark = _mark(job.journal, offset)
+    if mark is None:  # the journal was cut or deleted
+        return
+    body = packed(record).encode()
+    head = _Head(VERSION, offset, mark, zlib.crc32(body))
+    replace_bytes(job.facts, codec.dumps(head).encode() + b"\n" + body)
+
+
+def _kept(job: JobDir) -> tuple[Record, int] | None:
+    """Return the record that was written and its place in the journal; None if there is none to rely on."""
+    try:
+        with os.fdopen(ownership.open_regular(job.facts), "rb") as file:
+            head = codec.loads(_Head, file.readline(HEAD_BYTES_MAX))
+            if head.version != VERSION or head.journal_sum != _mark(job.journal, head.offset):
+                return None
+            body = file.read(BODY_BYTES_MAX)
+        if zlib.crc32(body) != head.body_sum:
+            return None
+        return unpacked(body), head.offset
+    except (OSError, ValueError, OverflowError, RecursionError):
+        return None
+
+
+def packed(record: Record) -> str:
+    """Return the record as one line of JSON."""
+    return codec.dumps(record)
+
+
+def unpacked(text: str | bytes) -> Record:
+    """Return the record that was packed. Raises CodecError."""
+    record = codec.loads(Record, text)
+    past, attempt = record.facts.past, record.facts.attempt
+    if past and attempt is not None and past[-1].number == attempt.number:
+        # The same object: it has ended, and later events may still be about it.
+        record.facts.attempt = past[-1].attempt
+    return record
+
+
+def _mark(path: Path, offset: int) -> int | None:
+    """Return the sum of the bytes before `offset`; None if no line ends there."""
+    begin = max(0, offset - MARK_BYTES)
+    with os.fdopen(ownership.open_regular(path), "rb") as file:
+        block = os.pread(file.fileno(), offset - begin, begin)
+    is_end = len(block) == offset - begin and block[-1:] in (b"\n", b"")
+    return zlib.crc32(block) if is_end else None

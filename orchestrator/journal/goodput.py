@@ -1,0 +1,334 @@
+"""Goodput: what each rank did with its time, from the journal alone, and what share of it made training go on.
+
+The words are those of Google's ml-goodput-measurement: goodput is the productive share, badput the rest by its kind.
+Pure, but for `read`: entries in, spans out. Rules, in the order of a job's way:
+
+1. A job waits in a queue from its submission to its first attempt, and whenever it has no machines.
+2. Its first attempt starts up until its first new step, and so does one after a queue or a resume. Any other recovers:
+   it and all since the verdict before it.
+3. From its first new step on an attempt works, until the last progress that its verdict names. The share of its steps that
+   no later attempt made again is productive, the rest is wasted: a restart loses the last ones.
+4. From the last progress to the verdict the failure is being detected.
+5. At the end of the job, and before a return to the queue, ranks are being stopped from the verdict on.
+6. The time between a job's end and its resume is no time of the job.
+7. What a failure cost is booked to its verdict: wasted and detecting, and all that follows up to the next new step.
+
+All ranks of an attempt share its time, and so their spans are the same. Spares are no ranks: their idle time is on top.
+"""
+
+from __future__ import annotations
+
+import bisect
+import enum
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from orchestrator.brain.model import decisions as d
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.journal import facts_file, journal_file
+from orchestrator.journal.job_record import AttemptHistory, Record, Rest, RestKind
+from orchestrator.journal.journal_file import Entry
+
+CANCEL, RESUME = "cancel", "resume"
+"""Causes of steps that were made again and of no other loss: a person wanted the end, or the work was done."""
+
+
+class TimeKind(str, enum.Enum):
+    """What a rank's time went to; as text its value."""
+
+    __str__ = str.__str__
+
+    QUEUED = "queued"  # waiting for machines
+    STARTUP = "startup"  # agents, setup, imports, rendezvous, up to the first new step
+    PRODUCTIVE = "productive"  # steps that were kept
+    WASTED = "wasted"  # steps that were repeated after a restart
+    CHECKPOINT = "checkpoint"  # saving, where it can be told
+    DETECTING = "detecting"  # from the last progress to the verdict
+    RECOVERING = "recovering"  # from the verdict to the first new step
+    STOPPING = "stopping"
+    IDLE = "idle"  # spares
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What ended an attempt, to which lost time is booked: the verdict's kind and its culprit's node, which is empty where
+    it is none or several; without a verdict `cancel`, `restart` or `resume`, and no node."""
+
+    attempt: int
+    cause: str
+    node: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A rank's time of one kind without a break. `attempt` is 0 before the first; times are seconds since 1970. Spares are
+    numbered after the ranks."""
+
+    rank: int
+    attempt: int
+    kind: TimeKind
+    begin_wall_s: float
+    end_wall_s: float
+    # The ranks from `rank` on that did the same
+    ranks: int = 1
+    loss: Loss | None = None
+
+    @property
+    def rank_s(self) -> float:
+        """Its seconds, of all its ranks together."""
+        return self.ranks * (self.end_wall_s - self.begin_wall_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Goodput:
+    """All spans of a job, by rank and time; those of a rank follow one another without gaps but for the time between the
+    job's end and a resume."""
+
+    spans: tuple[Span, ...]
+
+    def rank_seconds(self) -> dict[TimeKind, float]:
+        """Return the sum of all ranks' seconds by kind; every kind is there."""
+        sums = dict.fromkeys(TimeKind, 0.0)
+        for span in self.spans:
+            sums[span.kind] += span.rank_s
+        return sums
+
+    @property
+    def ratio(self) -> float | None:
+        """The productive share of all time, 0 to 1; None without any."""
+        sums = self.rank_seconds()
+        whole_s = sum(sums.values())
+        return sums[TimeKind.PRODUCTIVE] / whole_s if whole_s > 0 else None
+
+    def losses(self) -> dict[Loss, float]:
+        """Return the rank-seconds that each failure cost, in order."""
+        sums: dict[Loss, float] = {}
+        for span in self.spans:
+            if span.loss is not None:
+                sums[span.loss] = sums.get(span.loss, 0.0) + span.rank_s
+        return sums
+
+    def since(self, wall_s: float) -> Goodput:
+        """Return what was after a time."""
+        later = (span for span in self.spans if span.end_wall_s > wall_s)
+        return Goodput(tuple(replace(span, begin_wall_s=max(span.begin_wall_s, wall_s)) for span in later))
+
+    def each_rank(self) -> Goodput:
+        """Return the same with spans of one rank each."""
+        spans = (
+            replace(one, rank=rank, ranks=1)
+            for one in self.spans
+            for rank in range(one.rank, one.rank + one.ranks)
+        )
+        return Goodput(tuple(sorted(spans, key=lambda span: (span.rank, span.begin_wall_s))))
+
+
+def account(
+    entries: Iterable[Entry], until_wall_s: float | None = None, submitted_wall_s: float | None = None
+) -> Goodput:
+    """Return what each rank did with its time, from the entries of a journal in order. A job that still runs is counted until
+    `until_wall_s`, by default its last entry."""
+    record = Record()
+    for entry in entries:
+        record.learn(entry)
+    return of_record(record, until_wall_s, submitted_wall_s).each_rank()
+
+
+def read(job: JobDir, submitted_wall_s: float) -> Goodput:
+    """Return the same of a job's folder, ranks that did the same together; one that still runs is counted until the last that
+    its supervisor has written down. Raises JournalError when the journal is damaged."""
+    record = facts_file.read(job)
+    with journal_file.replayed(job.journal):
+        return of_record(record, None, submitted_wall_s)
+
+
+def of_record(
+    record: Record, until_wall_s: float | None = None, submitted_wall_s: float | None = None
+) -> Goodput:
+    """Return the same of a journal that was read, ranks that did the same together."""
+    if record.latest is None:
+        return Goodput(())
+    until_at = record.latest.at
+    if until_wall_s is not None:
+        until_at += max(0.0, until_wall_s - record.latest.wall_s)
+    if record.rests and record.rests[-1].kind is RestKind.OVER and record.rests[-1].until_at is None:
+        until_at = record.rests[-1].since_at
+    course = _Course(record, submitted_wall_s)
+    course.lay(TimeKind.QUEUED, record.attempts[0].begun.at if record.attempts else until_at)
+    kept_steps = _kept_steps(record.attempts)
+    for number, attempt in enumerate(record.attempts):
+        course.begin(attempt)
+        after = record.attempts[number + 1] if number + 1 < len(record.attempts) else None
+        next_at = after.begun.at if after is not None else until_at
+        _lay_work(course, attempt, next_at, _kept_share(record, number, kept_steps[number]))
+        _lay_end(course, attempt, next_at, goes_on=after is not None or record.facts.end is None)
+    return Goodput((*course.spans, *_idle(record, course.clock, until_at)))
+
+
+class _WallClock:
+    """The time of day at each time of the job clock: as it was when the attempt began, or at the end. Where the clock was set
+    back since the attempt before, the job clock counts."""
+
+    def __init__(self, record: Record) -> None:
+        assert record.latest is not None
+        self._ats: list[float] = []
+        self._walls_s: list[float] = []
+        for at, wall_s in [(attempt.begun.at, attempt.began_wall_s) for attempt in record.attempts]:
+            self._know(at, wall_s)
+        self._know(record.latest.at, record.latest.wall_s)
+
+    def _know(self, at: float, wall_s: float) -> None:
+        wall_s = max(wall_s, self.wall_s(at)) if self._ats else wall_s
+        self._ats.append(at)
+        self._walls_s.append(wall_s)
+
+    def wall_s(self, at: float) -> float:
+        """Return seconds since 1970."""
+        last = max(0, bisect.bisect_right(self._ats, at) - 1)
+        return self._walls_s[last] + at - self._ats[last]
+
+    def begin_at(self, submitted_wall_s: float | None) -> float:
+        """Return when (job clock) the job was submitted: before its supervisor began, where it came to a queue."""
+        if submitted_wall_s is None:
+            return 0.0
+        return min(0.0, self._ats[0] + submitted_wall_s - self._walls_s[0])
+
+
+class _Course:
+    """The spans of a job, laid one after another. `failure`: what the time up to the next new step is booked to."""
+
+    def __init__(self, record: Record, submitted_wall_s: float | None) -> None:
+        self.spans: list[Span] = []
+        self.clock = _WallClock(record)
+        self.rests = record.rests
+        self.failure: Loss | None = None
+        self.is_fresh = True
+        self._at = self.clock.begin_at(submitted_wall_s)
+        self._attempt = 0
+        self._ranks = record.attempts[0].ranks if record.attempts else len(record.facts.ranks)
+
+    def begin(self, attempt: AttemptHistory) -> None:
+        """Go on with an attempt."""
+        self._attempt, self._ranks = attempt.begun.attempt, attempt.ranks
+
+    def lay(self, kind: TimeKind, until_at: float, loss: Loss | None = None) -> None:
+        """Lay time of a kind, but for the job's rests, up to `until_at` (job clock)."""
+        for rest in self.rests:
+            if rest.since_at < until_at and rest.end_at > self._at:
+                self._add(kind, rest.since_at, loss)
+                self._add(
+                    None if rest.kind is RestKind.OVER else TimeKind.QUEUED, min(rest.end_at, until_at), loss
+                )
+        self._add(kind, until_at, loss)
+
+    def _add(self, kind: TimeKind | None, until_at: float, loss: Loss | None) -> None:
+        if until_at <= self._at:
+            return
+        begin_s, end_s = self.clock.wall_s(self._at), self.clock.wall_s(until_at)
+        if kind is not None and end_s > begin_s:  # seconds since 1970 have few digits behind the point
+            self.spans.append(Span(0, self._attempt, kind, begin_s, end_s, self._ranks, loss))
+        self._at = until_at
+
+
+def _lay_work(course: _Course, attempt: AttemptHistory, next_at: float, kept_share: float | None) -> None:
+    """Lay the time of an attempt up to its verdict, or its end without one."""
+    over_at, verdict = _over_at(attempt, next_at), _verdict(attempt)
+    broke_at = over_at if verdict is None else min(over_at, max(attempt.begun.at, verdict.since_s))
+    began_at = attempt.restart_at if kept_share is not None else None
+    first = TimeKind.STARTUP if course.is_fresh else TimeKind.RECOVERING
+    course.lay(first, broke_at if began_at is None else min(began_at, broke_at), course.failure)
+    if began_at is not None and kept_share is not None and began_at < broke_at:
+        course.lay(TimeKind.PRODUCTIVE, broke_at - (1.0 - kept_share) * (broke_at - began_at))
+        course.lay(TimeKind.WASTED, broke_at, _loss(attempt))
+    course.lay(TimeKind.DETECTING, over_at, _loss(attempt))
+
+
+def _lay_end(course: _Course, attempt: AttemptHistory, next_at: float, goes_on: bool) -> None:
+    """Lay the time from an attempt's verdict or end up to the next attempt, or the end of the job."""
+    loss = _loss(attempt)
+    course.failure = loss if loss.cause not in (CANCEL, RESUME) else None
+    rest = _rest_after(course.rests, attempt, next_at)
+    course.is_fresh = rest is not None
+    if rest is not None:
+        course.lay(TimeKind.STOPPING, rest.since_at, course.failure)
+        course.failure = None if rest.kind is RestKind.OVER else course.failure
+        course.lay(TimeKind.STARTUP, next_at, course.failure)
+    elif goes_on and course.failure is not None:
+        course.lay(TimeKind.RECOVERING, next_at, course.failure)
+    else:
+        course.lay(TimeKind.STOPPING, next_at, course.failure)
+
+
+def _over_at(attempt: AttemptHistory, next_at: float) -> float:
+    """Return when (job clock) it was decided that an attempt is over."""
+    ends = attempt.judged or attempt.finished or attempt.job_ended
+    return next_at if ends is None else ends.at
+
+
+def _verdict(attempt: AttemptHistory) -> d.Verdict | None:
+    """Return the verdict on an attempt; of one that a person has ended, the hang or desync that was noticed."""
+    if attempt.judged is not None:
+        return attempt.judged.verdict
+    noticed = [told.notice for told in attempt.told if told.notice.topic in (d.Topic.HANG, d.Topic.DESYNC)]
+    is_ended = attempt.finished is not None and attempt.finished.ending is not d.Ending.DONE
+    return noticed[-1].verdict if noticed and is_ended and not noticed[-1].withdrawn else None
+
+
+_CAUSES = {d.Ending.DONE: RESUME, d.Ending.CANCELLED: CANCEL, d.Ending.RESTART: "restart"}
+
+
+def _loss(attempt: AttemptHistory) -> Loss:
+    verdict = _verdict(attempt)
+    if verdict is not None:
+        return Loss(attempt.begun.attempt, verdict.kind.value, verdict.node)
+    ending = attempt.finished.ending if attempt.finished is not None else d.Ending.DONE
+    return Loss(attempt.begun.attempt, _CAUSES[ending])
+
+
+def _rest_after(rests: Sequence[Rest], attempt: AttemptHistory, next_at: float) -> Rest | None:
+    """Return the rest after which the attempt that follows starts on other machines, or by a resume."""
+    verdict = attempt.judged.verdict if attempt.judged is not None else None
+    broke_at = verdict.since_s if verdict is not None else _over_at(attempt, next_at)
+    since_at = max(attempt.begun.at, broke_at)
+    later = (rest for rest in rests if rest.kind is not RestKind.HOSTS and rest.end_at >= since_at)
+    return next((rest for rest in later if rest.since_at < next_at), None)
+
+
+def _kept_steps(attempts: Sequence[AttemptHistory]) -> list[float]:
+    """Return for each attempt the step up to which no later one has made its steps again. A save of an unknown step repeats
+    none, as far as can be told."""
+    kept, least = [], math.inf
+    for attempt in reversed(attempts):
+        kept.append(least)
+        resume = attempt.begun.resume
+        if resume is None or resume.step is not None or attempt.base_step:
+            least = min(least, attempt.base_step)
+    return kept[::-1]
+
+
+def _kept_share(record: Record, number: int, kept_step: float) -> float | None:
+    """Return which share of an attempt's steps was kept; None where it has made none.
+
+    A job without any step that ended well has worked since its ranks began; what it saved was kept.
+    """
+    attempt, after = record.attempts[number], record.attempts[number + 1 : number + 2]
+    if attempt.last_step is not None:
+        made = max(1, attempt.last_step - attempt.base_step)
+        return min(1.0, max(0.0, (kept_step - attempt.base_step) / made))
+    last = record.attempts[-1].finished
+    if last is None or last.ending is not d.Ending.DONE or any(one.last_step for one in record.attempts):
+        return None
+    return float(not after or after[0].begun.resume not in (None, attempt.begun.resume))
+
+
+def _idle(record: Record, clock: _WallClock, until_at: float) -> Iterator[Span]:
+    """Yield the time of spares."""
+    first = max((attempt.ranks for attempt in record.attempts), default=0)
+    begun = [attempt.begun.at for attempt in record.attempts]
+    for (at, slots), (end_at, _) in itertools.pairwise([*record.spares, (until_at, 0)]):
+        begin_s, end_s = clock.wall_s(at), clock.wall_s(end_at)
+        if slots and end_s > begin_s:
+            number = record.attempts[max(0, bisect.bisect_right(begun, at) - 1)].begun.attempt
+            yield Span(first, number, TimeKind.IDLE, begin_s, end_s, slots)

@@ -1,0 +1,238 @@
+"""The record of a job: all that its journal comes to, entry by entry. The facts, the history of each attempt, the
+reports received.
+
+Pure, and plain data: it can be written down at one place of the journal and taken up from there, see `facts_file`.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass, field
+
+from orchestrator.brain.fold_events import fold
+from orchestrator.brain.model import decisions as d
+from orchestrator.brain.model import events as e
+from orchestrator.brain.model.facts import Facts, News
+from orchestrator.brain.model.node_facts import AgentState
+from orchestrator.brain.scheduling import placement
+from orchestrator.journal.journal_file import Entry, Stamp
+
+OF_SPARES = (
+    e.AgentUp, e.AgentDied, e.AgentDisconnected, e.AllocationBegan, d.BeginAttempt, d.Place, d.Dismiss, d.EndJob,
+)  # fmt: skip
+"""News after which other nodes may be spares."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a person was told of an attempt while it ran."""
+
+    notice: d.Notice
+    wall_s: float
+
+
+class RestKind(enum.Enum):
+    """Why a job had no machines."""
+
+    HOSTS = "hosts"  # other jobs had them
+    QUEUE = "queue"  # between two allocations
+    OVER = "over"  # the job had ended, and was resumed later
+
+
+@dataclass(slots=True)
+class Rest:
+    """A time in which a job had no machines, by the job clock; `until_at` is None while it lasts."""
+
+    kind: RestKind
+    since_at: float
+    until_at: float | None = None
+
+    @property
+    def end_at(self) -> float:
+        """When it ended, infinite while it lasts."""
+        return math.inf if self.until_at is None else self.until_at
+
+
+@dataclass(slots=True)
+class AttemptHistory:
+    """One attempt as the post-mortem shows it: the decisions on it, and what was seen of it. `_wall_s`: seconds since 1970;
+    `_at`: job clock; steps are the job's."""
+
+    begun: d.BeginAttempt
+    began_wall_s: float
+    ranks: int = 0
+    # Less than the step of the checkpoint once its script is seen to begin at another one
+    base_step: int = 0
+    ended_wall_s: float | None = None
+    first_step_at: float | None = None
+    running_at: float | None = None
+    last_step: int | None = None
+    judged: d.Judge | None = None
+    finished: d.Finish | None = None  # without a verdict
+    job_ended: d.EndJob | None = None
+    requeued_at: float | None = None
+    queued_s: float | None = None  # how long the job then waited in the queue for other nodes
+    told: list[Told] = field(default_factory=list)
+    starts: list[str] = field(default_factory=list)  # the ways in which nodes have started their ranks
+    late: list[e.Exited] = field(
+        default_factory=list
+    )  # ended with a code other than 0 once they were told to end
+
+    def wall_s(self, at: float) -> float:
+        """Return a time (job clock) of the attempt in seconds since 1970."""
+        return self.began_wall_s + at - self.begun.at
+
+    @property
+    def restart_at(self) -> float | None:
+        """When the attempt began to work (job clock): at its first step, or at its ranks' start if it makes no
+        steps."""
+        return self.first_step_at if self.first_step_at is not None else self.running_at
+
+
+@dataclass(slots=True)
+class Record:
+    """What a journal comes to."""
+
+    facts: Facts = field(default_factory=Facts)
+    attempts: list[AttemptHistory] = field(default_factory=list)
+    rests: list[Rest] = field(default_factory=list)
+    # When the number of spare slots changed (job clock), and to how many: what spares could run in ranks
+    spares: list[tuple[float, int]] = field(default_factory=list)
+    beaten_at: dict[str, float] = field(default_factory=dict)  # see `Brain`
+    stopped: dict[str, int] = field(default_factory=dict)  # the last attempt that each node has stopped
+    requeue: d.Requeue | None = None  # was decided, and no allocation has begun since
+    received: dict[str, int] = field(default_factory=dict)  # the last reliable report, by incarnation
+    last_n: int = 0  # the number of the last entry
+    latest: Stamp | None = None
+
+    def learn(self, entry: Entry) -> None:
+        """Take in the next entry of the journal."""
+        before_at = self.facts.heard_at
+        self._note(entry)
+        _tell(self.attempts, entry)
+        fold(self.facts, entry.news)
+        self._note_rests(entry.news, before_at)
+        if isinstance(entry.news, OF_SPARES):
+            self._note_spares()
+        if isinstance(entry.news, d.BeginAttempt):
+            self.attempts[-1].ranks = len(self.facts.ranks)
+        # The facts may know all of several heartbeats before the first is entered: each counts for what it says.
+        if not isinstance(entry.news, e.Heartbeat) or any(rank.steps for rank in entry.news.ranks):
+            self.keep_up(entry.news.at)
+        ends = isinstance(entry.news, (e.Stopped, e.Exited, d.Judge, d.EndJob))
+        if ends and (attempt := self._current()) is not None:
+            attempt.ended_wall_s = entry.wall_s
+
+    def keep_up(self, at: float) -> None:
+        """Take the attempt's start and steps from the facts, as they are `at` (job clock)."""
+        attempt, current = self._current(), self.facts.attempt
+        if attempt is None or current is None:
+            return
+        attempt.running_at = current.running_at
+        # It changes once the script is seen to have started from scratch.
+        attempt.base_step = current.base_step
+        if self.facts.made:
+            attempt.last_step = attempt.base_step + self.facts.made
+            if attempt.first_step_at is None:
+                attempt.first_step_at = at
+
+    @property
+    def is_first_step(self) -> bool:
+        """Tell whether an attempt has made its first step and the journal does not say so yet: its time is to be
+        journaled."""
+        attempt = self._current()
+        if attempt is None or attempt.first_step_at is not None:
+            return False
+        return self.facts.made > 0
+
+    def _current(self) -> AttemptHistory | None:
+        current = self.facts.attempt
+        last = self.attempts[-1] if self.attempts else None
+        return (
+            last
+            if last is not None and current is not None and last.begun.attempt == current.number
+            else None
+        )
+
+    def _note_rests(self, news: News, before_at: float) -> None:
+        """Note whether the job has machines. `before_at`: when something was heard before; an allocation that was replaced
+        without a word was lost about then."""
+        facts, at = self.facts, self.facts.heard_at
+        last = self.rests[-1] if self.rests and self.rests[-1].until_at is None else None
+        kind = self._rest_kind()
+        if last is not None and last.kind is not kind:
+            last.until_at = at
+        if kind is not None and (last is None or last.kind is not kind):
+            self.rests.append(Rest(kind, at))
+        is_replaced = facts.attempt is not None and facts.attempt.allocation_lost_at == news.at
+        if last is None and isinstance(news, e.AllocationBegan) and is_replaced:
+            self.rests.append(Rest(RestKind.QUEUE, before_at, at))
+
+    def _rest_kind(self) -> RestKind | None:
+        if self.facts.end is not None:
+            return RestKind.OVER
+        if self.facts.requeued_at is not None:
+            return RestKind.QUEUE
+        return RestKind.HOSTS if placement.is_queued(self.facts) else None
+
+    def _note_spares(self) -> None:
+        """Note how many ranks the spares could run that are up."""
+        facts = self.facts
+        there = [] if facts.end is not None else facts.spares
+        up = sum(node.agent_state is AgentState.UP for node in there)
+        slots = up * facts.pool.ranks_each if facts.pool is not None else 0
+        if slots != (self.spares[-1][1] if self.spares else 0):
+            self.spares.append((facts.heard_at, slots))
+
+    def _note(self, entry: Entry) -> None:
+        news = entry.news
+        self.last_n = entry.n
+        if self.latest is None or news.at >= self.latest.at:  # heartbeats are written late
+            self.latest = Stamp(news.at, entry.wall_s, entry.mono_s, entry.machine)
+        match news:
+            case e.Heartbeat(node=node):
+                self.beaten_at.pop(node, None)
+            case e.Stopped(node=node, attempt=attempt):
+                self.stopped[node] = attempt
+            case d.Requeue():
+                self.requeue = news
+            case e.AllocationBegan():
+                self.requeue = None
+            case _:
+                pass
+        if entry.seq:
+            self.received[entry.incarnation] = entry.seq
+
+
+def _tell(attempts: list[AttemptHistory], entry: Entry) -> None:
+    """Begin the history of an attempt, or go on with the last."""
+    news = entry.news
+    if isinstance(news, d.BeginAttempt):
+        step = news.resume.step if news.resume else None
+        attempts.append(AttemptHistory(news, entry.wall_s, step or 0))
+    elif attempts:
+        _add(attempts[-1], entry)
+
+
+def _add(attempt: AttemptHistory, entry: Entry) -> None:
+    """Keep the decisions on an attempt, and what a person was told."""
+    match entry.news:
+        case d.Judge() as judged:
+            attempt.judged = judged
+        case d.Finish() as finished:
+            attempt.finished = finished
+        case d.EndJob() as ended:
+            attempt.job_ended = ended
+        case e.Started(how=how) if how and how not in attempt.starts:
+            attempt.starts.append(how)
+        case e.Exited(ordered=True) as exited if exited.code and exited.attempt == attempt.begun.attempt:
+            attempt.late.append(exited)
+        case d.Notice() as notice if notice.topic is not d.Topic.SUSPECT:  # long silences have many
+            attempt.told.append(Told(notice, entry.wall_s))
+        case d.Requeue(at=at):
+            attempt.requeued_at = at
+        case e.AllocationBegan(at=at) if attempt.requeued_at is not None:
+            attempt.queued_s = at - attempt.requeued_at
+        case _:
+            return

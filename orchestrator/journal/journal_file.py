@@ -1,0 +1,223 @@
+"""The journal: one line per event learned and decision made, in order, appended and never changed; and the job clock,
+which continues from it.
+
+Rules: a decision is on disk before it is carried out. Heartbeats are coalesced to one a node, see
+`Brain.beats_before`, so a replay knows what a decision knew without a line per second. A torn last line is tolerated,
+nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.brain.model import decisions as d
+from orchestrator.brain.model import events as e
+from orchestrator.brain.model.facts import News
+from orchestrator.core import codec
+from orchestrator.core.errors import ClusterError
+from orchestrator.core.jobdir import home, ownership
+from orchestrator.core.jobdir.durable import LineLog, read_lines
+
+FORMAT = 2
+"""Number of the format of a journal's lines; each line names it. Raise it when older lines can no longer be read."""
+
+_NEWS: dict[str, type[Any]] = {**codec.by_kind(e.Event), **codec.by_kind(d.Decision)}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One journaled event or decision."""
+
+    n: int
+    wall_s: float  # since 1970
+    mono_s: float
+    machine: str
+    incarnation: str  # the agent process whose reliable report it was; empty for none
+    seq: int  # the number of that report
+    news: News
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """A line but for its news; see `Entry`."""
+
+    n: int
+    wall: float
+    mono: float
+    on: str
+    format: int = 0
+    incarnation: str = ""
+    seq: int = 0
+
+
+class JournalError(ClusterError):
+    """The journal is damaged in a place that a crash cannot explain."""
+
+    def __init__(self, path: Path, what: str, line: int | None = None, first: str = "") -> None:
+        """`first`: what is to be done before anything else."""
+        where = f"{path}:{line}" if line is not None else str(path)
+        super().__init__(what, where, f"restore the file from a backup; or {first}{home.anew(path.parent)}")
+
+
+def read(path: Path, offset: int = 0, after_n: int = 0) -> Iterator[Entry]:
+    """Yield all entries, or those from byte `offset` on, which follow number `after_n`.
+
+    Raises JournalError, naming the line, when one cannot be read or lines before it are missing.
+    """
+    if not path.exists():
+        return
+    for number, text in enumerate(read_lines(path, offset), start=after_n + 1):
+        entry = _parsed(text, path, number)
+        if entry.n != number:
+            what = f"this is entry {entry.n} of the journal, and not {number}"
+            raise JournalError(path, what, number)
+        yield entry
+
+
+def read_only(path: Path, *kinds: type[News]) -> Iterator[News]:
+    """Yield the news of these kinds; other lines are not parsed. Raises JournalError."""
+    marks = [f'"kind":"{kind.__name__}"' for kind in kinds]
+    if not path.exists():
+        return
+    for number, text in enumerate(read_lines(path), start=1):
+        if any(mark in text for mark in marks):
+            news = _parsed(text, path, number).news
+            if isinstance(news, kinds):
+                yield news
+
+
+@contextlib.contextmanager
+def replayed(path: Path) -> Iterator[None]:
+    """Wrap a replay of the journal at `path`. Raises JournalError for errors of entries of the right types that cannot
+    have happened: only a damaged journal names a rank or an attempt that did not exist."""
+    try:
+        yield
+    except (AssertionError, LookupError, AttributeError, TypeError, ValueError, ArithmeticError) as err:
+        what = f"the journal is damaged: what it tells cannot have happened ({type(err).__name__}: {err})"
+        raise JournalError(path, what) from err
+
+
+def tail(path: Path, offset: int) -> tuple[list[Entry], int]:
+    """Return the entries of the whole lines from byte `offset` on, and the offset of what comes next. Raises
+    JournalError when one cannot be read."""
+    with os.fdopen(ownership.open_regular(path), "rb") as file:
+        file.seek(offset)
+        data = file.read()
+    whole = data[: data.rfind(b"\n") + 1]
+    lines = whole.decode("utf-8", "surrogateescape").split("\n")[:-1]
+    return [_parsed(text, path) for text in lines], offset + len(whole)
+
+
+def _parsed(text: str, path: Path, line: int | None = None) -> Entry:
+    try:
+        return _entry(codec.loads_plain(text))
+    except (codec.CodecError, KeyError) as err:
+        raise JournalError(path, f"this line of the journal is damaged: {err}", line) from err
+
+
+def _entry(data: dict[str, Any]) -> Entry:
+    if data.get("format") != FORMAT:
+        raise codec.CodecError(f"its format is {data.get('format')}, and this version of orch reads {FORMAT}")
+    news = codec.unpack_kind(_NEWS, data.pop("news"))
+    head = codec.unpack(_Head, data)
+    return Entry(head.n, head.wall, head.mono, head.on, head.incarnation, head.seq, news)
+
+
+class Journal:
+    """The journal as its one writer sees it."""
+
+    def __init__(self, path: Path, machine: str, last_n: int) -> None:
+        """`machine` names this boot of this machine, so that monotonic times can be compared with earlier ones."""
+        self._log = LineLog(path)
+        self._machine = machine
+        self._n = last_n
+
+    def write(self, news: News, incarnation: str = "", seq: int = 0) -> Entry:
+        """Append one event or decision, once the disk has room, and return its entry. `sync` makes it durable."""
+        self._n += 1
+        wall_s, mono_s = round(time.time(), 3), round(time.monotonic(), 3)
+        line: dict[str, Any] = {
+            "format": FORMAT,
+            "n": self._n,
+            "wall": wall_s,
+            "mono": mono_s,
+            "on": self._machine,
+            "news": codec.pack_kind(news),
+        }
+        if seq:
+            line["incarnation"], line["seq"] = incarnation, seq
+        self._log.append(codec.dumps_plain(line))
+        return Entry(self._n, wall_s, mono_s, self._machine, incarnation if seq else "", seq, news)
+
+    @property
+    def safe_bytes(self) -> int:
+        """How much of the file is known to be on disk: whole lines."""
+        return self._log.safe_bytes
+
+    def sync(self) -> None:
+        """Make everything written so far durable, once the disk has room."""
+        self._log.sync()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._log.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """One moment by the job's clock, and by those of a machine. `machine` names one of its boots."""
+
+    at: float
+    wall_s: float
+    mono_s: float
+    machine: str
+
+
+class JobClock:
+    """The clock that the brain judges by: seconds since submit, never running backwards, also across supervisors.
+
+    Within one boot of a machine it is the monotonic clock; a supervisor on another boot has only the wall clock to
+    bridge the gap, and counts a gap that seems negative as none.
+    """
+
+    def __init__(self, machine: str, latest: Stamp | None) -> None:
+        """`latest`: the latest moment that is known of the job."""
+        self._machine = machine
+        self._start_mono_s = time.monotonic()
+        if latest is None:
+            self._start_s = 0.0
+        elif latest.machine == machine:
+            self._start_s = latest.at + max(0.0, time.monotonic() - latest.mono_s)
+        else:
+            self._start_s = latest.at + max(0.0, time.time() - latest.wall_s)
+
+    def now_s(self) -> float:
+        """Return the job clock."""
+        return self._start_s + time.monotonic() - self._start_mono_s
+
+    def stamp(self) -> Stamp:
+        """Return this moment."""
+        return Stamp(self.now_s(), time.time(), time.monotonic(), self._machine)
+
+
+class Sleep:
+    """Detector of suspends of this machine: the clock that counts such time runs ahead of the one that does not."""
+
+    def __init__(self, worth_s: float) -> None:
+        """Shorter sleeps than `worth_s` do not count."""
+        self._worth_s = worth_s
+        self._ahead_s = self._lead_s()
+
+    def _lead_s(self) -> float:
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
+
+    def just_now(self) -> bool:
+        """Tell whether the machine slept for longer than `worth_s` since the last call."""
+        before_s, self._ahead_s = self._ahead_s, self._lead_s()
+        return self._ahead_s > before_s + self._worth_s

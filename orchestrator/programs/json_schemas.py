@@ -1,0 +1,59 @@
+"""JSON Schemas of what verbs print with `--json`, made from the types of these outputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import ConfigDict, TypeAdapter
+from pydantic.json_schema import GenerateJsonSchema
+
+from orchestrator.client.outline.outline import Outline
+from orchestrator.core.codec import Json
+from orchestrator.core.errors import UserError
+from orchestrator.core.jobdir.status_file import Status
+from orchestrator.core.observations import Measured
+from orchestrator.programs import json_types
+from orchestrator.spec.load import json_schema
+
+OUTPUTS: dict[str, Any] = {
+    "submit": json_types.Submitted,
+    "run": json_types.Submitted,
+    "status": list[Status],
+    "why": json_types.Why,
+    "wait": json_types.Outcome,
+    "stacks": json_types.Stacks,
+    "goodput": json_types.Goodput,
+    "checkpoints": list[json_types.Save],
+    "plan": Outline,
+    "check": list[json_types.Finding],
+    "nodes": list[json_types.Host],
+}
+
+
+_UNSAID = {"plan": ("exit_code",)}
+"""Fields that the JSON of a verb leaves out."""
+
+
+class _Schemas(GenerateJsonSchema):
+    """pydantic's schemas, with those of orch's own numbers."""
+
+    def is_instance_schema(self, schema: Any) -> Json:
+        """Return the schema of a number that may be nan or infinite, as a text."""
+        if schema["cls"] is not Measured:
+            return super().is_instance_schema(schema)
+        return {"anyOf": [{"type": "number"}, {"enum": ["nan", "inf", "-inf"]}]}
+
+
+def schema_of(verb: str | None) -> Json:
+    """Return the JSON Schema of a verb's JSON output; of job files for None."""
+    if verb is None:
+        return json_schema()
+    if verb not in OUTPUTS:
+        fix = f"there are: {', '.join(sorted(OUTPUTS))}; without a name: that of job files"
+        raise UserError(f"there is no JSON of {verb!r}", "orch schema", fix)
+    config = ConfigDict(arbitrary_types_allowed=True) if verb == "status" else None
+    made = TypeAdapter(OUTPUTS[verb], config=config).json_schema(schema_generator=_Schemas)
+    for name in _UNSAID.get(verb, ()):
+        made["properties"].pop(name)
+        made["required"].remove(name)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **made}

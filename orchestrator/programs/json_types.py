@@ -1,0 +1,287 @@
+"""Types of the JSON outputs that are no dataclass: `orch schema NAME` makes their JSON Schema. Keys are only ever added."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from typing_extensions import NotRequired, TypedDict  # pydantic wants them before Python 3.12
+
+State = Literal["QUEUED", "STARTING", "RUNNING", "RESTARTING", "STOPPING", "SUCCEEDED", "FAILED", "CANCELLED"]
+
+
+class Submitted(TypedDict):
+    """A job that was submitted; `new`: by this command, not with the same key before."""
+
+    id: str
+    name: str
+    dir: str
+    state: State
+    new: bool
+
+
+class Start(TypedDict):
+    """What a restart begins from."""
+
+    path: str
+    step: int | None
+
+
+class Evidence(TypedDict):
+    """A part of the evidence of a verdict."""
+
+    kind: str
+    text: str
+    node: str
+    fix: str
+
+
+class Verdict(TypedDict):
+    """Why an attempt failed."""
+
+    kind: str
+    ranks: list[int]
+    node: str
+    step: int | None
+    summary: str
+    culprit: str
+    waiting: str
+    evidence: list[str]
+    head: str
+    proof: list[Evidence]
+    signature: list[str]
+    detected_s: float
+
+
+class Told(TypedDict):
+    """What was only reported in an attempt, or its withdrawal."""
+
+    what: Literal["noticed", "withdrawn"]
+    kind: str
+    text: str
+    fix: str
+    at: str
+
+
+class Passed(TypedDict):
+    """A newer save that was not begun from."""
+
+    save: int
+    path: str
+    step: int | None
+    why: str
+
+
+class Attempt(TypedDict):
+    """An attempt of a post-mortem."""
+
+    attempt: int
+    why: str
+    started_at: str
+    ended_at: str | None
+    first_step: int | None
+    last_step: int | None
+    resumed_from: str | None
+    resumed_step: int | None
+    resumed_save: NotRequired[dict[str, Any] | None]
+    passed: list[Passed]
+    verdict: Verdict | None
+    restart_s: float | None
+    queued_s: float | None
+    repeated_steps: int | None
+    losses: NotRequired[list[str] | None]
+    notices: list[str]
+    told: list[Told]
+    remarks: list[str]
+    starts: list[str]
+    job_end: State | None
+    ended_why: str | None
+    ending: Literal["done", "cancelled", "restart"] | None
+
+
+class TimeUse(TypedDict):
+    """What ranks did with their time: seconds of each kind, and the productive share."""
+
+    ratio: float | None
+    rank_seconds: dict[str, float]
+
+
+class Loss(TypedDict):
+    """What a failure has cost."""
+
+    attempt: int
+    cause: str
+    node: str
+    rank_seconds: float
+
+
+class JobTimeUse(TimeUse):
+    """The same of one job, with its failures."""
+
+    id: str
+    losses: list[Loss]
+
+
+class Goodput(TimeUse):
+    """What `orch goodput` prints: of all jobs together, and of each."""
+
+    jobs: list[JobTimeUse]
+
+
+class Why(TypedDict):
+    """A post-mortem."""
+
+    id: str
+    name: str
+    state: State
+    reason: str
+    dir: str
+    checkpoint: Start | None
+    attempts: list[Attempt]
+    suspicion: str | None
+    goodput: TimeUse
+    passed: NotRequired[list[Passed]]
+    misfit: NotRequired[dict[str, str] | None]
+    offered: NotRequired[list[str]]
+
+
+class Need(TypedDict):
+    """What a person is needed for."""
+
+    kind: Literal["hang", "queue", "disk"]
+    what: str
+    fix: str
+
+
+class Culprit(TypedDict):
+    """A rank to blame, and the place in the program where it failed or stands, where that is known."""
+
+    rank: int
+    node: str
+    host: str
+    file: str | None
+    line: int | None
+    function: str | None
+
+
+class Command(TypedDict):
+    """What can be done now."""
+
+    label: str
+    command: str
+
+
+class Outcome(TypedDict):
+    """The outcome of a wait."""
+
+    id: str
+    name: str
+    dir: str
+    state: State
+    reason: str
+    ended: bool
+    needs: Need | None
+    attempt: int
+    restarts: int
+    step: int | None
+    verdict: dict[str, Any] | None
+    culprits: list[Culprit]
+    checkpoint: Start | None
+    next: list[Command]
+
+
+class Collective(TypedDict):
+    """The last collective that a rank has entered in a group."""
+
+    group: str
+    label: str
+    ranks: list[int]
+    number: int
+    what: str
+    shape: str
+    entered_s: float
+
+
+class InspectedRank(TypedDict):
+    """What a rank does."""
+
+    rank: int
+    node: str
+    pid: int | None
+    state: str
+    activity: str
+    still_s: float
+    where: str
+    line: str
+    why: str
+    phase: str
+    stack: list[str]
+    collectives: list[Collective]
+    gpu_use: float | None
+    unavailable: list[str]
+
+
+class Stacks(TypedDict):
+    """What all ranks do."""
+
+    id: str
+    name: str
+    state: State
+    attempt: int
+    step: int | None
+    dir: str
+    looks: int
+    apart_s: float | None
+    ranks: list[InspectedRank]
+    unanswered: list[str]
+    pages: str
+
+
+class Save(TypedDict):
+    """A checkpoint of the ledger, or files that could be adopted."""
+
+    save: int | None
+    path: str
+    main: str
+    attempt: int | None
+    world_size: int | None
+    step: int | None
+    step_source: Literal["stated", "counted", "unknown"]
+    format: str
+    content: str
+    state: str
+    why: str
+    closed_by: str
+    compared: str
+    files: int
+    bytes: int
+    written_at: str
+    places: list[dict[str, str]]
+    exists: bool
+    complete: bool
+    whole: bool | None
+    resume: bool
+    checkpoint_path: str
+
+
+class Finding(TypedDict):
+    """What a check has found."""
+
+    what: str
+    ok: bool
+    found: str
+    fix: str
+    severity: Literal["ok", "note", "warning", "error"]
+    nodes: list[str]
+
+
+class Host(TypedDict):
+    """A host that jobs or checks have seen."""
+
+    host: str
+    state: str
+    seen_at: str
+    job: str | None
+    failed_at: str | None
+    failed_job: str | None
+    why: str | None
+    free: NotRequired[dict[str, Any] | None]

@@ -1,0 +1,197 @@
+"""Metrics of the jobs of a job home, for Prometheus: read from their folders, nothing is woken and nothing asked.
+
+Rules: base units; a job is `job_id`, since `job` is Prometheus' own label; shown are the jobs that go on and those that
+ended within a day, and the ranks of no more than `RANKS_MAX`. What an ended job's journal comes to is kept between scrapes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from orchestrator.client import saves
+from orchestrator.client.job import Job
+from orchestrator.core.errors import OrchError
+from orchestrator.core.host import procfs
+from orchestrator.core.jobdir import home, status_file
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.jobdir.status_file import Status
+from orchestrator.journal import facts_file, goodput
+from orchestrator.views.cells import STYLES
+
+ENDED_S_MAX = 86_400.0
+"""A job that ended longer ago is left out."""
+
+RANKS_MAX = 1_024
+"""The ranks of larger jobs are left out: each would be a time series of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class _History:
+    """What a job's journal and ledger come to."""
+
+    restarts: dict[str, int] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    ratio: float | None = None
+    save_bytes: int | None = None
+    save_wall_s: float | None = None
+    # Of each node
+    gpus: dict[str, int] = field(default_factory=dict)
+
+
+class JobMetrics(Collector):
+    """The metrics of all jobs of a job home, read anew at each scrape. A folder that cannot be read is counted in
+    `orch_unreadable_jobs`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        # Of a job that has ended, by the journal's time and size
+        self._kept: dict[str, tuple[tuple[int, int], _History]] = {}
+
+    def describe(self) -> list[Metric]:
+        """Return nothing, so that no job is read before the first scrape."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics. Raises ClusterError when the home cannot be read."""
+        wall_s, boot, unreadable = time.time(), procfs.boot_id(), 0
+        families = _Families()
+        shown = set()
+        for job in home.jobs(self._folder):
+            try:
+                if _is_old(job, wall_s):
+                    continue
+                status = status_file.read(job, wall_s, boot)
+                shown.add(job.id)
+                families.add(status, self._history(job, status), wall_s)
+            except FileNotFoundError:
+                continue  # just submitted
+            except (OrchError, OSError):
+                unreadable += 1
+        self._kept = {job_id: kept for job_id, kept in self._kept.items() if job_id in shown}
+        yield from families.all()
+        yield GaugeMetricFamily("orch_unreadable_jobs", "Jobs whose folder could not be read.", unreadable)
+
+    def _history(self, job: JobDir, status: Status) -> _History:
+        at = job.journal.stat()
+        mark = (at.st_mtime_ns, at.st_size)
+        before = self._kept.get(job.id)
+        if before is not None and before[0] == mark:
+            return before[1]
+        history = _read(job)
+        self._kept[job.id] = (mark, history)
+        return history
+
+
+def _is_old(job: JobDir, wall_s: float) -> bool:
+    """Tell whether a job ended long ago, at a stat or two."""
+    with contextlib.suppress(OSError):
+        return wall_s - job.ended.stat().st_mtime > ENDED_S_MAX
+    return False
+
+
+def _read(job: JobDir) -> _History:
+    record, plan = facts_file.read(job), Job(job).plan()
+    spent = goodput.of_record(record, None, plan.created_at)
+    causes = Counter(
+        attempt.judged.verdict.kind.value if attempt.judged else "none" for attempt in record.attempts[:-1]
+    )
+    newest, size_bytes, written_s = record.facts.checkpoint, None, None
+    if newest is not None:
+        with contextlib.suppress(OrchError):
+            save = saves.known(job).get(newest.save)
+            if save is not None:
+                size_bytes, written_s = save.size_bytes, save.written_ns / 1e9
+    seconds = {kind.value: rank_s for kind, rank_s in spent.rank_seconds().items()}
+    return _History(
+        dict(causes),
+        seconds,
+        spent.ratio,
+        size_bytes,
+        written_s,
+        {node.name: len(node.gpus) for node in plan.nodes},
+    )
+
+
+class _Families:
+    """The samples of all jobs, by metric."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
+        self._gpus: Counter[str] = Counter()
+
+    def add(self, status: Status, history: _History, wall_s: float) -> None:
+        """Add what is known of a job."""
+        self._add_job(status)
+        self._add_history(status.id, history)
+        if status.checkpoint is not None:
+            age_s = None if history.save_wall_s is None else max(0.0, wall_s - history.save_wall_s)
+            told = (
+                ("last_step", "Step of the checkpoint that a restart begins from.", status.checkpoint.step),
+                ("bytes", "Its size.", history.save_bytes),
+                ("age_seconds", "Its age.", age_s),
+            )
+            for name, what, value in told:
+                self._gauge(f"orch_checkpoint_{name}", what, value, job_id=status.id)
+        if status.state in status_file.ENDED:
+            return
+        what = "For how long a rank has made no step."
+        for rank in status.ranks if len(status.ranks) <= RANKS_MAX else ():
+            labels = {"job_id": status.id, "rank": str(rank.rank)}
+            self._gauge("orch_rank_last_step_age_seconds", what, rank.step_age_s, **labels)
+        for node in status.nodes:
+            if node.ranks and history.gpus.get(node.name):
+                self._gpus[node.host] += history.gpus[node.name]
+
+    def _add_job(self, status: Status) -> None:
+        job = status.id
+        about = {"job_id": job, "name": status.name, "backend": status.backend}
+        self._gauge("orch_job_info", "A job, with its name and backend.", 1, **about)
+        for state in STYLES:
+            is_in = int(state == status.state)
+            self._gauge("orch_job_state", "1 for the state that a job is in.", is_in, job_id=job, state=state)
+        self._gauge("orch_job_step", "The job's step.", status.step, job_id=job)
+        self._gauge("orch_job_steps_per_second", "Pace of the slowest rank.", status.steps_per_s, job_id=job)
+
+    def _add_history(self, job: str, history: _History) -> None:
+        what = "Share of all ranks' time that went to steps that count."
+        self._gauge("orch_job_goodput_ratio", what, history.ratio, job_id=job)
+        for cause, times in history.restarts.items():
+            self._counter(
+                "orch_job_restarts", "Restarts by the verdict before.", times, job_id=job, cause=cause
+            )
+        what = "Time of all ranks by what it went to; a restart moves some of it."
+        for phase, rank_s in history.seconds.items():
+            self._counter("orch_job_time_seconds", what, rank_s, job_id=job, phase=phase)
+
+    def all(self) -> Iterator[Metric]:
+        """Yield the metrics."""
+        for host, gpus in self._gpus.items():
+            self._gauge(
+                "orch_host_gpus", "GPUs of a host that these jobs hold.", gpus, host=host, state="held"
+            )
+        yield from self._made.values()
+
+    def _gauge(self, name: str, what: str, value: float | None, /, **labels: str) -> None:
+        if value is not None:
+            family = self._made.setdefault(name, GaugeMetricFamily(name, what, labels=list(labels)))
+            family.add_metric(list(labels.values()), float(value))
+
+    def _counter(self, name: str, what: str, value: float, /, **labels: str) -> None:
+        family = self._made.setdefault(name, CounterMetricFamily(name, what, labels=list(labels)))
+        family.add_metric(list(labels.values()), value)
+
+
+def registry(folder: Path) -> CollectorRegistry:
+    """Return a registry with the metrics of a job home alone."""
+    made = CollectorRegistry()
+    made.register(JobMetrics(folder))
+    return made

@@ -1,0 +1,103 @@
+"""The outcome of a wait, for programs and people: how the job is, who is to blame, and what can be done."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from orchestrator.client.job import Job
+from orchestrator.core.codec import Json
+from orchestrator.programs import waiting
+from orchestrator.programs.waiting import Waited
+from orchestrator.views.cells import STYLES, Cell, Line, line, short
+from orchestrator.views.next_steps import commands
+
+_PLACE = re.compile(r"^(?P<file>.+):(?P<line>\d+)(?: (?P<function>.*))?$")
+
+
+def outcome_of(job: Job, timeout_s: float | None) -> Json:
+    """Wait for a job, see `waiting.wait`, and return what `orch wait --json` prints. Raises OrchError."""
+    waited = waiting.wait(job, timeout_s)
+    return outcome(waited, job.why(), job.called)
+
+
+def outcome(waited: Waited, why: Json, called: str) -> Json:
+    """Return what `orch wait --json` prints. `why`: the post-mortem; `called`: the job in commands."""
+    status, need = waited.status, waited.need
+    verdict = _verdict(why) if status.state in ("FAILED", "CANCELLED") else None
+    return {
+        "id": status.id,
+        "name": status.name,
+        "dir": status.dir,
+        "state": status.state,
+        "reason": status.reason,
+        "ended": waited.has_ended,
+        "needs": {"kind": need.kind.value, "what": need.what, "fix": need.fix} if need else None,
+        "attempt": status.attempt,
+        "restarts": status.restarts,
+        "step": status.step,
+        "verdict": verdict,
+        "culprits": _culprits(waited, verdict),
+        "checkpoint": why.get("checkpoint"),
+        "next": [{"label": label, "command": command} for label, command in commands(why, called)],
+    }
+
+
+def lines(outcome: Json) -> list[Line]:
+    """Return the outcome as a person reads it."""
+    state, folder = outcome["state"], outcome["dir"]
+    step = f"  step {outcome['step']:,}" if outcome["step"] is not None else ""
+    said = [line(Cell(outcome["id"], "bold"), "  ", Cell(state, STYLES.get(state, "")), step)]
+    if need := outcome["needs"]:
+        said.append(line("needs you   ", Cell(short(need["what"], folder), "yellow")))
+        said += [line(f"            fix: {need['fix']}")] if need["fix"] else []
+    elif not outcome["ended"]:
+        said.append(line("            it goes on: the time to wait is over"))
+    elif outcome["verdict"]:
+        said.append(line(Cell(short(outcome["verdict"]["head"], folder), "red")))
+    elif outcome["reason"]:
+        said.append(line(short(outcome["reason"], folder)))
+    if saved := outcome["checkpoint"]:
+        step = f"step {saved['step']:,}, " if saved["step"] is not None else ""
+        said.append(line(f"checkpoint  {step}{short(saved['path'], folder)}"))
+    return [
+        *said,
+        *(line(f"  {step['label']:<8}", Cell(step["command"], "cyan")) for step in outcome["next"]),
+    ]
+
+
+def _verdict(why: Json) -> Json | None:
+    """Return the verdict of the last attempt that has one, in short."""
+    judged = [attempt["verdict"] for attempt in why["attempts"] if attempt["verdict"]]
+    if not judged:
+        return None
+    keys = ("kind", "summary", "head", "culprit", "waiting", "ranks", "node", "step")
+    _, cause, *places = judged[-1]["signature"]
+    return {**{key: judged[-1][key] for key in keys}, "cause": cause, "places": places}
+
+
+def _culprits(waited: Waited, verdict: Json | None) -> list[Json]:
+    """Return the ranks to blame, each with its host and the place in the program where it failed or stands."""
+    status, seen = waited.status, waited.status.suspected
+    if verdict is not None:
+        ranks: Sequence[int] = verdict["ranks"]
+        node, places = verdict["node"], verdict["places"]
+    elif waited.need is not None and seen is not None:
+        ranks, node, places = seen.ranks, seen.node, [seen.where]
+    else:
+        return []
+    hosts = {one.name: one.host for one in status.nodes}
+    nodes = {rank: one.name for one in status.nodes for rank in one.ranks}
+    place = next(filter(None, map(_PLACE.match, places)), None)
+    file, row, function = place.groups() if place else (None, None, None)
+    return [
+        {
+            "rank": rank,
+            "node": node or nodes.get(rank, ""),
+            "host": hosts.get(node or nodes.get(rank, ""), ""),
+            "file": file,
+            "line": int(row) if row else None,
+            "function": function or None,
+        }
+        for rank in ranks
+    ]

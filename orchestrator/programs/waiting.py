@@ -1,0 +1,85 @@
+"""Wait for a job's end, or until it needs a person."""
+
+from __future__ import annotations
+
+import enum
+import time
+from dataclasses import dataclass
+
+from orchestrator.client.job import Job
+from orchestrator.core.jobdir import home, status_file
+from orchestrator.core.jobdir.status_file import Status
+from orchestrator.core.observations import Follows
+from orchestrator.core.text import with_fix
+
+POLL_S = 0.5
+
+STANDS_S = 30.0
+"""A hang needs a person when nothing has moved for this long: shorter ones often end by themselves."""
+
+SOON_S = 60.0
+"""What ends by itself within this time needs nobody."""
+
+
+class NeedKind(enum.StrEnum):
+    """Why a job needs a person."""
+
+    HANG = "hang"  # ranks are named that nothing ends soon, or a desync that is only reported
+    QUEUE = "queue"  # Slurm cannot start it as it is
+    DISK = "disk"  # its folder's disk is full
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What a person is needed for, and how it is mended, where that is known."""
+
+    kind: NeedKind
+    what: str
+    fix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Waited:
+    """The status with which a wait ended: the job has ended, needs a person, or neither within the time limit."""
+
+    status: Status
+    need: Need | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the job has ended."""
+        return self.status.state in status_file.ENDED
+
+
+def wait(job: Job, timeout_s: float | None = None) -> Waited:
+    """Wait until a job has ended or needs a person, at most `timeout_s`. Raises UserError for a copy of a job's folder,
+    and ClusterError when the job's supervisor cannot be started."""
+    home.require_original(job.folder)
+    deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+    while True:
+        now = job.source.settled_status()
+        waited = Waited(now, need(now))
+        if waited.has_ended or waited.need is not None:
+            return waited
+        left_s = POLL_S if deadline_s is None else deadline_s - time.monotonic()
+        if left_s <= 0:
+            return waited
+        time.sleep(min(POLL_S, left_s))
+
+
+def need(status: Status) -> Need | None:
+    """Return what a job that goes on needs a person for; None where it goes on, or ends, by itself."""
+    if status.state in status_file.ENDED:
+        return None
+    if status.full_disk:
+        what = f"the disk is full, and its supervisor waits: {status.full_disk}"
+        return Need(NeedKind.DISK, what, "free some space there: the job goes on by itself")
+    if status.state == "QUEUED" and status.queue is not None:
+        return Need(NeedKind.QUEUE, *with_fix(status.queue.said)) if status.queue.is_stuck else None
+    seen = status.suspected
+    if seen is None or not seen.ranks or seen.for_s < STANDS_S:
+        return None
+    is_left = seen.follows is Follows.NOTHING or (
+        seen.follows is Follows.ENDS and (seen.in_s or 0.0) > SOON_S
+    )
+    return Need(NeedKind.HANG, seen.what) if is_left else None

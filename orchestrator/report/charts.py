@@ -1,0 +1,290 @@
+"""Charts of a job: what its ranks measured over time, as lines and bands for SVG. Pure: samples in, geometry out.
+
+Rules:
+1. Every chart is 1,000 wide and 100 high, and all share one scale of time. The page stretches them; labels are no part.
+2. Up to `LINES_MAX` ranks have a line each. Of more, the middle rank is a line, all are a band, and the ranks farthest from
+   the middle have lines of their own.
+3. A line has at most `POINTS_MAX` points: of each stretch of time its lowest and its highest value are kept. It is broken
+   where an attempt ends.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import TypeAlias
+
+from markupsafe import Markup
+
+from orchestrator.core.jobdir.series import RankSample, Sample
+from orchestrator.core.jobdir.status_file import iso
+from orchestrator.core.text import named
+from orchestrator.views.cells import duration, size
+
+WIDTH, HEIGHT = 1000.0, 100.0
+LINES_MAX = 8
+OUTLIERS_MAX = 3
+OUTLIER_SHARE = 0.1
+"""How far from the middle rank, as a share of its value, a rank has a line of its own in a large job."""
+
+POINTS_MAX = 600
+TICKS_MAX = 6
+_HOUR_S, _DAY_S = 3600, 86_400
+_TICK_S = (
+    *(1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800),
+    *(_HOUR_S * hours for hours in (1, 2, 3, 6, 12)),
+    *(_DAY_S * days for days in (1, 2, 7, 14, 30)),
+)
+
+Points: TypeAlias = "list[tuple[float, float]]"
+"""Time in seconds since 1970, and value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """A label of an axis, and where it stands: percent from its beginning."""
+
+    percent: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TimeScale:
+    """The time that a page shows, in seconds since 1970."""
+
+    begin_s: float
+    end_s: float
+
+    def x(self, wall_s: float) -> float:
+        """Return a time's place from 0 to `WIDTH`."""
+        share = (wall_s - self.begin_s) / max(1e-3, self.end_s - self.begin_s)
+        return round(WIDTH * min(1.0, max(0.0, share)), 2)
+
+    @property
+    def ticks(self) -> list[Tick]:
+        """The labels of the axis, in UTC; the day stands where it changes."""
+        span_s = self.end_s - self.begin_s
+        step_s = next((step_s for step_s in _TICK_S if span_s / step_s <= TICKS_MAX), span_s)
+        ticks, day = [], ""
+        at_s = math.ceil(self.begin_s / step_s) * step_s if step_s else self.end_s
+        while at_s < self.end_s:
+            text = iso(at_s)
+            clock = text[11:16] if step_s >= 60 else text[11:19]
+            ticks.append(Tick(self.x(at_s) / 10, clock if text[:10] == day else f"{text[5:10]} {clock}"))
+            day, at_s = text[:10], at_s + step_s
+        return ticks
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A line of a chart: what it shows, its SVG path, and the number of its colour."""
+
+    name: str
+    path: Markup
+    colour: int
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """One quantity over time. `band`: the path of the area between the lowest and the highest rank, or empty. `summary`: the
+    chart in words."""
+
+    title: str
+    curves: tuple[Curve, ...]
+    band: Markup
+    ticks: tuple[Tick, ...]
+    summary: str
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """What a chart shows. `is_from_zero`: its axis begins there."""
+
+    title: str
+    of: Callable[[RankSample], float | None]
+    text: Callable[[float], str]
+    is_from_zero: bool = True
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f}%"
+
+
+def _plain(value: float) -> str:
+    return f"{value:.3g}"
+
+
+TRAINING = (
+    Quantity("Loss", attrgetter("loss"), _plain, is_from_zero=False),
+    Quantity("Learning rate", attrgetter("learning_rate"), _plain),
+    Quantity("Steps per second", attrgetter("steps_per_s"), _plain),
+    Quantity(
+        "Time of a step",
+        attrgetter("step_s"),
+        lambda value: f"{value:.3g} s" if value < 10 else duration(value),
+    ),
+)
+USAGE = (
+    Quantity("Processors in use", attrgetter("cpu_share"), _plain),
+    Quantity("Memory", attrgetter("memory_bytes"), size),
+    Quantity("GPU use", attrgetter("gpu_share"), _percent),
+    Quantity("GPU memory", attrgetter("gpu_memory_bytes"), size),
+)  # fmt: skip
+
+
+def charts(samples: Sequence[Sample], quantities: Sequence[Quantity], scale: TimeScale) -> list[Chart]:
+    """Return a chart of each quantity that was measured."""
+    return [chart for quantity in quantities if (chart := _chart(samples, quantity, scale)) is not None]
+
+
+def _chart(samples: Sequence[Sample], quantity: Quantity, scale: TimeScale) -> Chart | None:
+    known, unlike = _by_rank(samples, quantity)
+    if not known:
+        return None
+    low = min(min(map(_value, points)) for points in known.values())
+    high = max(max(map(_value, points)) for points in known.values())
+    axis = _axis(0.0 if quantity.is_from_zero else low, high)
+    y = _Height(axis[0], axis[-1])
+    ticks = tuple(Tick(y.of(value), quantity.text(value)) for value in axis)
+    draw = _Pen(scale, y, _breaks(samples))
+    words = f"{quantity.title} of {named(tuple(known))}, from {quantity.text(low)} to {quantity.text(high)}"
+    if unlike:
+        words += f"; not finite on {named(unlike)}"
+    if len(known) <= LINES_MAX:
+        curves = [_curve(draw, f"rank {rank}", known[rank], number) for number, rank in enumerate(known)]
+        return Chart(quantity.title, tuple(curves), Markup(""), ticks, words)
+    middle, lowest, highest = _spread(known)
+    outliers = _outliers(known, middle)
+    curves = [_curve(draw, "middle rank", middle, 0)]
+    curves += [_curve(draw, f"rank {rank}", known[rank], number) for number, rank in enumerate(outliers, 1)]
+    return Chart(quantity.title, tuple(curves), draw.band(lowest, highest), ticks, words)
+
+
+def _by_rank(samples: Sequence[Sample], quantity: Quantity) -> tuple[dict[int, Points], list[int]]:
+    """Return the finite values of each rank that has any, and the ranks that have others."""
+    found: dict[int, Points] = {}
+    unlike: set[int] = set()
+    of = quantity.of
+    for sample in samples:
+        wall_s = sample.wall_s
+        for rank in sample.ranks:
+            if (value := of(rank)) is None:
+                continue
+            if math.isfinite(value):
+                found.setdefault(rank.rank, []).append((wall_s, value))
+            else:
+                unlike.add(rank.rank)
+    return dict(sorted(found.items())), sorted(unlike)
+
+
+def _breaks(samples: Sequence[Sample]) -> list[float]:
+    """Return when each attempt but the first was first sampled."""
+    firsts: dict[int, float] = {}
+    for sample in samples:
+        firsts.setdefault(sample.attempt, sample.wall_s)
+    return list(firsts.values())[1:]
+
+
+def _spread(known: Mapping[int, Points]) -> tuple[Points, Points, Points]:
+    """Return the middle rank, the lowest and the highest over time."""
+    at_once: dict[float, list[float]] = {}
+    for points in known.values():
+        for wall_s, value in points:
+            at_once.setdefault(wall_s, []).append(value)
+    ordered = [(wall_s, sorted(values)) for wall_s, values in sorted(at_once.items())]
+    return (
+        [(wall_s, values[(len(values) - 1) // 2]) for wall_s, values in ordered],
+        [(wall_s, values[0]) for wall_s, values in ordered],
+        [(wall_s, values[-1]) for wall_s, values in ordered],
+    )
+
+
+def _outliers(known: Mapping[int, Points], middle: Points) -> list[int]:
+    """Return the ranks that lie farthest from the middle one, on average over time."""
+    usual = _mean(middle)
+    far = []
+    for rank, points in known.items():
+        off = abs(_mean(points) - usual)
+        if off > OUTLIER_SHARE * abs(usual):
+            far.append((off, rank))
+    return [rank for _, rank in sorted(far, reverse=True)[:OUTLIERS_MAX]]
+
+
+def _mean(points: Points) -> float:
+    return sum(map(_value, points)) / len(points)
+
+
+def _axis(low: float, high: float) -> list[float]:
+    """Return the labelled values of an axis: multiples of 1, 2 or 5 that enclose all."""
+    span = high - low or abs(high) or 1.0
+    unit = 10 ** math.floor(math.log10(span / 2))
+    step = next(unit * times for times in (1, 2, 5, 10) if span / (unit * times) <= 3)
+    first, last = math.floor(low / step), math.ceil(high / step)
+    return [number * step for number in range(first, max(last, first + 1) + 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Height:
+    low: float
+    high: float
+
+    def of(self, value: float) -> float:
+        """Return a value's place from 0, at the top, to `HEIGHT`."""
+        return round(HEIGHT * (1 - (value - self.low) / (self.high - self.low)), 2)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pen:
+    """What lines are drawn with."""
+
+    scale: TimeScale
+    height: _Height
+    breaks: Sequence[float]
+
+    def line(self, points: Points) -> Markup:
+        parts = []
+        for piece in self._pieces(points):
+            texts = [f"{self.scale.x(at)} {self.height.of(value)}" for at, value in piece]
+            parts.append("M" + "L".join([*texts, *(texts if len(texts) == 1 else [])]))
+        return Markup("".join(parts))
+
+    def band(self, lowest: Points, highest: Points) -> Markup:
+        parts = []
+        for below, above in zip(self._pieces(lowest), self._pieces(highest), strict=True):
+            around = [*above, *reversed(below)]
+            parts.append(
+                "M" + "L".join(f"{self.scale.x(at)} {self.height.of(value)}" for at, value in around) + "Z"
+            )
+        return Markup("".join(parts))
+
+    def _pieces(self, points: Points) -> Iterator[Points]:
+        """Yield the points of each attempt, thinned."""
+        pieces: list[Points] = [[] for _ in range(len(self.breaks) + 1)]
+        for point in points:
+            pieces[bisect.bisect(self.breaks, point[0])].append(point)
+        whole = max(1, sum(map(len, pieces)))
+        yield from (thinned(piece, POINTS_MAX * len(piece) // whole) for piece in pieces if piece)
+
+
+def _curve(pen: _Pen, name: str, points: Points, colour: int) -> Curve:
+    return Curve(name, pen.line(points), colour)
+
+
+def thinned(points: Points, points_max: int) -> Points:
+    """Return at most `points_max` points, at least two: of each stretch the lowest and the highest."""
+    if len(points) <= max(2, points_max):
+        return points
+    kept: Points = []
+    stretches = max(1, points_max // 2)
+    for number in range(stretches):
+        stretch = points[len(points) * number // stretches : len(points) * (number + 1) // stretches]
+        ends = {stretch.index(min(stretch, key=_value)), stretch.index(max(stretch, key=_value))}
+        kept += [stretch[at] for at in sorted(ends)]
+    return kept
+
+
+def _value(point: tuple[float, float]) -> float:
+    return point[1]

@@ -1,0 +1,204 @@
+"""The pages live in a browser: all jobs of a job home and their hosts, each job's page, and buttons that end or begin it.
+
+Rules:
+1. The server listens on 127.0.0.1. Every address begins with a token; who does not know it gets nothing.
+2. A request for another host name, or from the page of another origin, is refused: a foreign page in the same browser, or a
+   name that points here, can do nothing. What changes a job is a POST from a page of this server.
+3. Each change is asked once more, on a page of its own.
+4. What is new is sent as server-sent events, as HTML that the server has escaped. Pages work without script, too: then a
+   person reloads them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import secrets
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from orchestrator.client.job import Job
+from orchestrator.core.errors import OrchError
+from orchestrator.core.jobdir import home
+from orchestrator.core.mask import Mask
+from orchestrator.report import page
+from orchestrator.report.overview import Overlook
+
+HOST = "127.0.0.1"
+OVERVIEW_S, JOB_S = 2.0, 10.0
+"""How often what is shown is looked at again: all jobs, and a job's page."""
+
+STOP_S_MAX = 1
+
+ACTIONS: dict[str, tuple[str, Callable[[Job], object]]] = {
+    "cancel": ("The job is stopped for good. It can be resumed later.", Job.cancel),
+    "restart": ("The present attempt ends, and the next begins from the newest checkpoint.", Job.restart),
+    "resume": ("The job goes on from its newest checkpoint.", Job.resume),
+}
+"""What a button does, and what the page says of it before."""
+
+HEADERS = {
+    "Cache-Control": "no-store",
+    "Referrer-Policy": "same-origin",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+
+
+class Guard:
+    """The application behind rules 1 and 2."""
+
+    def __init__(self, app: ASGIApp, token: str, port: int) -> None:
+        self._app, self._token = app, token
+        self._hosts = (f"{HOST}:{port}", f"localhost:{port}")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or refuse it."""
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        refused = self._fault(Request(scope))
+        answer: ASGIApp = self._app if refused is None else PlainTextResponse(refused, 403, HEADERS)
+        return await answer(scope, receive, send)
+
+    def _fault(self, request: Request) -> str | None:
+        """Return why a request is refused; None if it is not."""
+        host, origin = request.headers.get("host", ""), request.headers.get("origin")
+        if host not in self._hosts:
+            return "this server answers to 127.0.0.1 and localhost alone"
+        if origin != f"http://{host}" and (origin is not None or request.method not in ("GET", "HEAD")):
+            return "a page of another origin asks"
+        given = request.url.path.split("/")[1].encode()
+        return None if hmac.compare_digest(given, self._token.encode()) else "the address lacks the token"
+
+
+class Site:
+    """The pages of a job home."""
+
+    def __init__(self, place: Path, token: str) -> None:
+        """`place`: the job home."""
+        self._place, self._root = place, f"/{token}"
+        self._overlook = Overlook(place)
+
+    def app(self) -> Starlette:
+        """Return the pages as an application, without the guard."""
+        job = f"{self._root}/jobs/{{job}}"
+        return Starlette(
+            routes=[
+                Route(f"{self._root}/", self._overview),
+                Route(f"{self._root}/events", self._overview_events),
+                Route(job, self._job),
+                Route(f"{job}/events", self._job_events),
+                Route(f"{job}/{{action}}", self._ask),
+                Route(f"{job}/{{action}}", self._act, methods=["POST"]),
+            ],
+            exception_handlers={OrchError: self._failed},
+        )
+
+    async def _overview(self, request: Request) -> Response:
+        return HTMLResponse(self._render("live.html.j2", table=await self._table()), headers=HEADERS)
+
+    async def _overview_events(self, request: Request) -> Response:
+        return _events(self._table, OVERVIEW_S)
+
+    async def _table(self) -> str:
+        seen = await run_in_threadpool(self._overlook.now)
+        return self._render("jobs.html.j2", seen=seen, actions=_actions)
+
+    async def _job(self, request: Request) -> Response:
+        found = await run_in_threadpool(self._found, request)
+        return HTMLResponse(await run_in_threadpool(page.page, found, self._root), headers=HEADERS)
+
+    async def _job_events(self, request: Request) -> Response:
+        found = await run_in_threadpool(self._found, request)
+
+        async def stamp() -> str:
+            return str(await run_in_threadpool(_changed_ns, found))
+
+        return _events(stamp, JOB_S)
+
+    async def _ask(self, request: Request) -> Response:
+        found = await run_in_threadpool(self._found, request)
+        action = _action(request)
+        text = self._render("ask.html.j2", job=found.id, action=action, told=ACTIONS[action][0])
+        return HTMLResponse(text, headers=HEADERS)
+
+    async def _act(self, request: Request) -> Response:
+        found = await run_in_threadpool(self._found, request)
+        await run_in_threadpool(ACTIONS[_action(request)][1], found)
+        return RedirectResponse(f"{self._root}/", 303, HEADERS)
+
+    async def _failed(self, request: Request, err: Exception) -> Response:
+        return HTMLResponse(self._render("ask.html.j2", job="", action="", told=str(err)), 409, HEADERS)
+
+    def _found(self, request: Request) -> Job:
+        return Job(home.find(self._place, request.path_params["job"]))
+
+    def _render(self, name: str, **values: object) -> str:
+        found = page.environment(Mask(()), "")
+        return found.get_template(name).render(root=self._root, **values)
+
+
+def _action(request: Request) -> str:
+    action: str = request.path_params["action"]
+    if action not in ACTIONS:
+        raise OrchError(f"there is no {action}")
+    return action
+
+
+def _actions(state: str) -> tuple[str, ...]:
+    """Return what can be done with a job in a state."""
+    match state:
+        case "FAILED" | "CANCELLED":
+            return ("resume",)
+        case "SUCCEEDED":
+            return ()
+        case "STARTING" | "RUNNING":
+            return ("restart", "cancel")
+        case _:
+            return ("cancel",)
+
+
+def _changed_ns(job: Job) -> int:
+    try:
+        return job.folder.state.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _events(look: Callable[[], Awaitable[str]], every_s: float) -> Response:
+    """Return what a function tells, as an event whenever it is something new; else a comment, which shows that a reader
+    has left."""
+
+    async def stream() -> AsyncIterator[str]:
+        last = None
+        while True:
+            if (now := await look()) != last:
+                yield "".join(f"data: {line}\n" for line in now.splitlines()) + "\n"
+            else:
+                yield ": nothing new\n\n"
+            last = now
+            await asyncio.sleep(every_s)
+
+    return StreamingResponse(stream(), media_type="text/event-stream", headers=HEADERS)
+
+
+def serve(place: Path, port: int, started: Callable[[str], None]) -> None:
+    """Serve a job home until Ctrl-C; `started` is told the address. `port` 0: a free one. Raises OSError when the port is taken."""
+    token = secrets.token_urlsafe(32)
+    with socket.create_server((HOST, port)) as listener:
+        at = listener.getsockname()[1]
+        app = Guard(Site(place, token).app(), token, at)
+        config = uvicorn.Config(
+            app, log_level="warning", access_log=False, timeout_graceful_shutdown=STOP_S_MAX, lifespan="off"
+        )
+        started(f"http://{HOST}:{at}/{token}/")
+        uvicorn.Server(config).run([listener])

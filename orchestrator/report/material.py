@@ -1,0 +1,195 @@
+"""Material of a page: all that a job's folder tells, read once, masked and bounded."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.brain.model import decisions as d
+from orchestrator.brain.model import events as e
+from orchestrator.brain.model.facts import News
+from orchestrator.client import saves
+from orchestrator.client.job import Job
+from orchestrator.client.logs import reader
+from orchestrator.core import placeholders
+from orchestrator.core.codec import Json
+from orchestrator.core.jobdir import ownership, series
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.jobdir.plan import Plan
+from orchestrator.core.jobdir.series import Sample
+from orchestrator.core.jobdir.status_file import ENDED, Status, seconds
+from orchestrator.core.mask import Mask
+from orchestrator.journal import facts_file, journal_file
+from orchestrator.journal.job_record import Record
+from orchestrator.report.charts import TimeScale
+from orchestrator.views import logs as log_view
+
+SAMPLES_MAX = 1200
+"""How many samples are read of a job's series, about; a chart shows fewer."""
+
+FAULTS_MAX = 12
+"""How many attempts have logs and stacks on the page: those that failed last."""
+
+LOG_LINES = 60
+LOG_RANKS_MAX = 8
+STACK_FILES_MAX = 8
+STACK_BYTES_MAX = 32 << 10
+"""Of a file of stacks the last so many: it grows with each look."""
+
+NODE_LOGS_MAX = 4
+TEXT_BYTES_MAX = 96 << 10
+LINE_CHARS_MAX = 1000
+MASK_BYTES = 64 << 10
+"""How much more is read than shown, so that a secret is whole when it is masked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A file, or a part of one, as the page shows it."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What there is to read about an attempt that failed."""
+
+    logs: str
+    stacks: tuple[Text, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Material:
+    """All that a page tells of a job. `faults`: by attempt."""
+
+    called: str
+    plan: Plan
+    status: Status
+    why: Json
+    record: Record
+    news: tuple[News, ...]
+    samples: tuple[Sample, ...]
+    scale: TimeScale
+    faults: dict[int, Fault]
+    command: str
+    files: tuple[Text, ...]
+    node_logs: tuple[Text, ...]
+    versions: dict[str, str]
+    mask: Mask
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the job has not ended."""
+        return self.status.state not in ENDED
+
+
+def gather(job: Job) -> Material:
+    """Return what a job's folder tells now. Raises OrchError when its plan, status or journal is damaged."""
+    folder, plan, mask, status = job.folder, job.plan(), job.mask(), job.source.status()
+    why, record = job.why(), facts_file.read(job.folder)
+    saves.explain(folder, plan, why)
+    end_s = seconds(status.ended_at) if status.ended_at else time.time()
+    begin_s = seconds(status.started_at or status.created_at)
+    scale = TimeScale(begin_s, max(end_s, begin_s + 1.0))
+    return Material(
+        called=job.called,
+        plan=plan,
+        status=status,
+        why=why,
+        record=record,
+        news=tuple(journal_file.read_only(folder.journal, e.SaveChanged, e.Exited, d.Notice)),
+        samples=tuple(series.read(folder.series, (scale.end_s - scale.begin_s) / SAMPLES_MAX)),
+        scale=scale,
+        faults=_faults(folder, why["attempts"], mask),
+        command=plan.argv[-1] if plan.shell else placeholders.shown(plan.argv),
+        files=_files(folder, mask),
+        node_logs=_node_logs(folder, mask),
+        versions=_versions(folder),
+        mask=mask,
+    )
+
+
+def _faults(folder: JobDir, attempts: Sequence[Json], mask: Mask) -> dict[int, Fault]:
+    failed = [one for one in attempts if one["verdict"]][-FAULTS_MAX:]
+    return {one["attempt"]: Fault(_logs(folder, one, mask), _stacks(folder, one, mask)) for one in failed}
+
+
+def _logs(folder: JobDir, attempt: Json, mask: Mask) -> str:
+    """Return the last lines of the ranks at fault, else of their node, else of all ranks; as `orch logs` prints them."""
+    verdict = attempt["verdict"]
+    ranks = tuple(verdict["ranks"][:LOG_RANKS_MAX])
+    nodes = (verdict["node"],) if verdict["node"] and not ranks else ()
+    query = reader.LogQuery(ranks, nodes, attempt["attempt"], tail=LOG_LINES)
+    view = log_view.LogView(log_view.style_of(query, terminal=False, environ={}), mask)
+    texts = [*view.add(reader.blocks(folder, query, time.time_ns(), mask)), view.rest()]
+    return _bounded("".join(texts))
+
+
+def _stacks(folder: JobDir, attempt: Json, mask: Mask) -> tuple[Text, ...]:
+    """Return the pages of stacks, those of the ranks at fault first."""
+    place = folder.evidence(attempt["attempt"])
+    at_fault = {f"rank-{rank:05d}-stacks.txt" for rank in attempt["verdict"]["ranks"]}
+    paths = sorted(place.glob("rank-*-stacks.txt"), key=lambda path: (path.name not in at_fault, path.name))
+    return _read(paths[:STACK_FILES_MAX], mask, STACK_BYTES_MAX, ends=True)
+
+
+def _files(folder: JobDir, mask: Mask) -> tuple[Text, ...]:
+    paths = (folder.spec, folder.overrides, folder.dirty_diff)
+    return tuple(text for text in _read(paths, mask) if text.text.strip() not in ("", "[]"))
+
+
+def _node_logs(folder: JobDir, mask: Mask) -> tuple[Text, ...]:
+    """Return what some nodes wrote in the last attempt: each setting of their ranks with its reason stands there."""
+    attempts = reader.attempts(folder)
+    paths = sorted(folder.attempt_logs(attempts[-1]).glob("node-*.log"))[:NODE_LOGS_MAX] if attempts else []
+    return _read(paths, mask)
+
+
+def _read(
+    paths: Sequence[Path], mask: Mask, bytes_max: int = TEXT_BYTES_MAX, *, ends: bool = False
+) -> tuple[Text, ...]:
+    """Return the beginnings of files as text, or their ends; files that cannot be read are left out."""
+    texts = []
+    for path in paths:
+        try:
+            data = ownership.read_regular(path)
+        except OSError:
+            continue
+        # Masked, then cut: half a secret would stay.
+        room = bytes_max + MASK_BYTES
+        whole = mask.apply((data[-room:] if ends else data[:room]).decode("utf-8", "replace"))
+        cut = f"… {len(data):,} bytes in all …\n" if len(whole) > bytes_max else ""
+        texts.append(Text(path.name, _bounded(cut + whole[-bytes_max:] if ends else whole[:bytes_max] + cut)))
+    return tuple(texts)
+
+
+def _bounded(text: str) -> str:
+    """Return a masked text with its longest lines cut."""
+    return "".join(
+        f"{line[:LINE_CHARS_MAX]}…\n" if len(line) > LINE_CHARS_MAX else line
+        for line in text.splitlines(keepends=True)
+    )
+
+
+def _versions(folder: JobDir) -> dict[str, str]:
+    """Return what ran: commit, Python, packages; what is not known, or was not written yet, is left out."""
+    found: dict[str, str] = {}
+    for path in (folder.provenance, folder.root / "packages.json"):
+        try:
+            told = json.loads(ownership.read_regular(path))
+            found |= {
+                name: str(value) for name, value in told.items() if isinstance(value, (str, int)) and value
+            }
+            found |= (
+                {name: str(value) for name, value in told.get("packages", {}).items()}
+                if "python" in told
+                else {}
+            )
+        except (OSError, ValueError, AttributeError):
+            continue
+    found.pop("packages", None)
+    return found

@@ -1,0 +1,140 @@
+"""A job as one HTML file, which needs no network and no script: what happened, what to do now, and all that shows it.
+
+All texts of the page are escaped, masked, and made harmless at one place, where the template prints them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import jinja2
+from markupsafe import Markup
+
+from orchestrator.client.job import Job
+from orchestrator.core.codec import Json
+from orchestrator.core.invisible_characters import harmless
+from orchestrator.core.jobdir.status_file import iso, seconds
+from orchestrator.core.mask import Mask
+from orchestrator.core.version import VERSION
+from orchestrator.report import charts, material, timeline
+from orchestrator.report.material import Material
+from orchestrator.views import cells, next_steps
+from orchestrator.views.status import headline
+
+TEMPLATES = Path(__file__).parent
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A part of all time: its kind, percent, and time in words."""
+
+    kind: str
+    percent: float
+    text: str
+
+
+def page(job: Job, root: str = "") -> str:
+    """Return the page of a job as it is now. `root`: where a server has the page of all jobs; without one the page is a file.
+    Raises OrchError when its plan, status or journal is damaged."""
+    return render(material.gather(job), root)
+
+
+def render(seen: Material, root: str = "") -> str:
+    """Return the page of what was gathered of a job."""
+    return environment(seen.mask, seen.why["dir"]).get_template("page.html.j2").render(
+        root=root,
+        job=seen.plan,
+        material=seen,
+        status=seen.status,
+        why=seen.why,
+        version=VERSION,
+        written=iso(time.time()),
+        headline=headline(seen.status),
+        happened=happened(seen.why),
+        next_steps=[line for line in next_steps.next_steps(seen.why, seen.called) if line],
+        shares=shares(seen.why),
+        timeline=_timeline(seen),
+        row_px=timeline.ROW_PX,
+        time_ticks=seen.scale.ticks,
+        training=charts.charts(seen.samples, charts.TRAINING, seen.scale),
+        usage=charts.charts(seen.samples, charts.USAGE, seen.scale),
+        verdicts=list(_verdicts(seen)),
+    )  # fmt: skip
+
+
+def _timeline(seen: Material) -> timeline.Timeline | None:
+    if not seen.record.attempts:
+        return None
+    suspicion, suspected = seen.status.suspected, None
+    if suspicion is not None:
+        since_s = seconds(seen.status.written_at) - suspicion.for_s
+        suspected = timeline.Suspected(suspicion.ranks, since_s)
+    return timeline.timeline(
+        seen.record.attempts,
+        seen.news,
+        seen.plan.world_size,
+        seen.scale,
+        goes_on=seen.goes_on,
+        suspected=suspected,
+    )
+
+
+def environment(mask: Mask, folder: str) -> jinja2.Environment:
+    """Return the templates' environment for texts of a job, of which `mask` hides the secrets; the filter `short` cuts its
+    folder off the paths of its code and checkpoints."""
+
+    def shown(value: object) -> object:
+        """Return what a template prints; numbers and what is markup already stay."""
+        return (
+            harmless(mask.apply(value)) if isinstance(value, str) and not isinstance(value, Markup) else value
+        )
+
+    found = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES), undefined=jinja2.StrictUndefined, autoescape=True, finalize=shown,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    found.filters |= {
+        "duration": cells.duration,
+        "size": cells.size,
+        "short": lambda text: cells.short(text, folder),
+    }
+    return found
+
+
+def happened(why: Json) -> str:
+    """Return what happened in one sentence: the failure that ended the job, or the last one that it has survived."""
+    judged = [attempt for attempt in why["attempts"] if attempt["verdict"]]
+    if why.get("suspicion"):
+        return str(cells.short(why["suspicion"], why["dir"]))
+    if not judged:
+        return str(why["reason"])
+    last = judged[-1]
+    verdict = last["verdict"]
+    at = f" at step {verdict['step']:,}" if verdict["step"] is not None else ""
+    failure = f"{verdict['kind']}{at} in attempt {last['attempt']}: {verdict['culprit'] or verdict['head']}"
+    if why["state"] == "FAILED":
+        return str(cells.short(failure, why["dir"]))
+    times = f" after {len(judged)} failures" if len(judged) > 1 else ""
+    course = {"SUCCEEDED": "it ended well", "CANCELLED": "it was cancelled"}.get(why["state"], "it goes on")
+    return str(cells.short(f"{course}{times}; the last failure was a {failure}", why["dir"]))
+
+
+def shares(why: Json) -> list[Share]:
+    """Return what ranks did with their time; nothing where that is not known."""
+    spent: dict[str, float] = (why.get("goodput") or {}).get("rank_seconds", {})
+    whole_s = sum(spent.values())
+    return [
+        Share(kind, round(100 * rank_s / whole_s, 2), cells.duration(rank_s))
+        for kind, rank_s in spent.items()
+        if rank_s > 0
+    ]
+
+
+def _verdicts(seen: Material) -> Iterator[charts.Tick]:
+    """Yield where each verdict stands in time."""
+    for attempt in seen.record.attempts:
+        if (judged := attempt.judged) is not None:
+            yield charts.Tick(seen.scale.x(attempt.wall_s(judged.at)), judged.verdict.kind.value)

@@ -1,0 +1,128 @@
+"""Goodput view: what ranks did with their time, by kind, and what failures cost, by cause, host or job.
+
+Pure: the JSON objects of `orch why` and `orch goodput` in, lines out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from orchestrator.core.codec import Json
+from orchestrator.core.text import counted
+from orchestrator.views.cells import Cell, Line, columns, line, named
+
+_UNITS = (("rank-hours", 3600.0), ("rank-minutes", 60.0), ("rank-seconds", 1.0))
+
+WHOLE_MIN = 10
+"""How many units all time is at least, so that one digit behind the point tells something."""
+
+EXPLAINED = {
+    "queued": "waiting for machines",
+    "startup": "agents, setup, imports, rendezvous, up to the first new step",
+    "productive": "steps that were kept",
+    "wasted": "steps that were made again after a restart",
+    "checkpoint": "saving, where it can be told",
+    "detecting": "from the last progress to the verdict",
+    "recovering": "from the verdict to the first new step",
+    "stopping": "ranks being stopped at the end",
+    "idle": "spares",
+}
+NO_HOST = "(no single host)"
+BY_COMMAND = {"restart": "orch restart", "cancel": "orch cancel", "resume": "orch resume"}
+"""What stands in place of a host where a person has ended an attempt."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """The unit of all figures of a view, which follows from the largest."""
+
+    name: str
+    seconds: float
+    whole_s: float
+
+    def amount(self, rank_s: float) -> str:
+        return f"{rank_s / self.seconds:,.1f}"
+
+    def cells(self, rank_s: float) -> list[Cell]:
+        """Return a time and its share of all, aligned below their heads."""
+        share = f"{100 * rank_s / self.whole_s:.1f}%"
+        return [Cell(self.amount(rank_s).rjust(len(self.name))), Cell(share.rjust(6))]
+
+    @property
+    def heads(self) -> tuple[str, str]:
+        return self.name.upper(), " SHARE"
+
+
+def _unit(of: Json) -> _Unit:
+    whole_s = sum(of["rank_seconds"].values())
+    name, seconds = next(unit for unit in _UNITS if whole_s >= WHOLE_MIN * unit[1] or unit is _UNITS[-1])
+    return _Unit(name, seconds, whole_s)
+
+
+def summary(of: Json) -> list[Line]:
+    """Return in two lines which share of the time made training go on, and where the rest went; nothing before that."""
+    if not of["ratio"]:
+        return []
+    unit, spent = _unit(of), of["rank_seconds"]
+    made = f"{unit.amount(spent['productive'])} of {unit.amount(unit.whole_s)} {unit.name}"
+    share = f"{100 * of['ratio']:.1f}%"
+    lines = [(), line(Cell("goodput", "bold"), f"     {share}: {made} went to steps that count")]
+    lost = sorted(((rank_s, kind) for kind, rank_s in spent.items() if kind != "productive"), reverse=True)
+    texts = [f"{kind} {unit.amount(rank_s)}" for rank_s, kind in lost if unit.amount(rank_s) != "0.0"]
+    return [*lines, *([line(f"  the rest  {', '.join(texts)}")] if texts else [])]
+
+
+def table(found: Json, by: str | None) -> list[Line]:
+    """Return what `orch goodput` shows: all time by kind, or what was lost by `cause`, `host` or `job`."""
+    jobs = found["jobs"]
+    if found["ratio"] is None:
+        return [line("there is no time of ranks to count")]
+    unit = _unit(found)
+    name = jobs[0]["id"] if len(jobs) == 1 else counted(len(jobs), "job")
+    whole = f"{unit.amount(unit.whole_s)} {unit.name}"
+    head = line(Cell(name, "bold"), f"  goodput {100 * found['ratio']:.1f}% of {whole}")
+    if by is None:
+        return [head, (), *columns(_kind_rows(found, unit), ("TIME", *unit.heads, "WHAT IT IS"))]
+    if by == "job":
+        rows = [_job_row(job, unit) for job in jobs]
+        return [head, (), *columns(rows, ("JOB", "GOODPUT", *unit.heads, "MOST OF THE REST"))]
+    rows = list(_loss_rows(jobs, by, unit))
+    if not rows:
+        return [head, line("no failure has cost anything")]
+    return [head, (), *columns(rows, (by.upper(), *unit.heads, "FAILURES"))]
+
+
+def _kind_rows(found: Json, unit: _Unit) -> list[list[Cell]]:
+    return [
+        [
+            Cell(kind, "green" if kind == "productive" else ""),
+            *unit.cells(rank_s),
+            Cell(EXPLAINED[kind], "dim"),
+        ]
+        for kind, rank_s in found["rank_seconds"].items()
+        if unit.amount(rank_s) != "0.0"
+    ]
+
+
+def _job_row(job: Json, unit: _Unit) -> list[Cell]:
+    spent = job["rank_seconds"]
+    rank_s, kind = max((rank_s, kind) for kind, rank_s in spent.items() if kind != "productive")
+    ratio = "-" if job["ratio"] is None else f"{100 * job['ratio']:.1f}%"
+    most = f"{kind} {unit.amount(rank_s)}" if rank_s else "-"
+    return [Cell(job["id"]), Cell(ratio.rjust(7)), *unit.cells(sum(spent.values())), Cell(most)]
+
+
+def _loss_rows(jobs: Sequence[Json], by: str, unit: _Unit) -> Iterator[list[Cell]]:
+    """Yield a row for each cause or host, the dearest first."""
+    cost_s: Counter[str] = Counter()
+    failures: dict[str, Counter[str]] = {}
+    for loss in (loss for job in jobs for loss in job["losses"]):
+        key, what = loss["cause"], loss["node"] or BY_COMMAND.get(loss["cause"], NO_HOST)
+        key, what = (key, what) if by == "cause" else (what, key)
+        cost_s[key] += loss["rank_seconds"]
+        failures.setdefault(key, Counter())[what] += 1
+    for key, rank_s in cost_s.most_common():
+        told = named([f"{times} × {what}" for what, times in failures[key].most_common()])
+        yield [Cell(key), *unit.cells(rank_s), Cell(told)]

@@ -1,0 +1,152 @@
+"""Do programs that run jobs get what they need: one job for a key, one object when they must act, and JSON as its schema says?"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from click.testing import CliRunner
+
+import orchestrator
+from orchestrator.cli.group import cli
+from orchestrator.core.errors import UserError
+from orchestrator.programs.json_schemas import schema_of
+from tests.support.local import FAKE_TORCH, STEPPER, Desk, wait_until
+
+RUN_S_MAX = 120.0
+ROOT = Path(__file__).parents[2]
+FAILS = STEPPER + "run(20)\nif rank == 1:\n    raise ValueError('bad batch')\nrun(100000)\n"
+
+
+def _orch(desk: Desk, *words: str) -> tuple[int, Any]:
+    """Return the exit code of a verb with `--json`, and its output, which is as its schema says."""
+    argv = [sys.executable, "-m", "orchestrator.cli", *words, "--json"]
+    done = subprocess.run(
+        argv,
+        cwd=desk.folder,
+        env=desk.environ,
+        capture_output=True,
+        text=True,
+        timeout=RUN_S_MAX,
+        check=False,
+    )
+    told = json.loads(done.stdout or "null")
+    if told is not None:
+        jsonschema.validate(told, schema_of(words[0]))
+    return done.returncode, told
+
+
+def test_every_json_output_is_as_its_schema_says_and_a_wait_tells_what_to_do(desk: Desk) -> None:
+    fields: dict[str, Any] = {"procs_per_node": 2, "entrypoint": "train.py", "restart": {"max": 1}}
+    job = desk.submit({**FAKE_TORCH, "train.py": FAILS}, **fields)
+    wait_until(lambda: job.seen()["step"], "a step")
+    assert _orch(desk, "stacks")[0] in (0, 2, 3)  # between two attempts no rank runs
+    code, told = _orch(desk, "wait", "--timeout", "2m")
+    assert (code, told["state"], told["ended"], told["needs"]) == (1, "FAILED", True, None)
+    assert told["verdict"]["cause"] == "exception" and "ValueError: bad batch" in told["verdict"]["summary"]
+    (culprit,) = told["culprits"]
+    assert (culprit["rank"], culprit["node"]) == (1, "node-0")
+    assert (
+        culprit["file"].endswith("train.py")
+        and culprit["line"] == FAILS[: FAILS.index("raise")].count("\n") + 1
+    )
+    assert f"orch resume {job.job.called}" in [step["command"] for step in told["next"]]
+    for words in (["status"], ["status", "--all"], ["why"], ["checkpoints"], ["nodes"], ["goodput"]):
+        assert _orch(desk, *words)[0] == 0
+    for verb in ("plan", "check"):
+        (desk.folder / "train.py").write_text(FAILS)
+        (desk.folder / "job.yaml").write_text(json.dumps({"name": "t", **fields}))
+        assert _orch(desk, verb, "job.yaml")[1]
+
+
+def test_a_wait_ends_with_its_time_while_the_job_goes_on(desk: Desk) -> None:
+    desk.submit({**FAKE_TORCH, "train.py": STEPPER + "run(100000)"}, entrypoint="train.py")
+    code, told = _orch(desk, "wait", "--timeout", "1s")
+    assert (code, told["ended"], told["verdict"], told["culprits"]) == (124, False, None, [])
+
+
+def test_a_key_makes_one_job_of_many_submits_also_at_once_and_after_its_end(desk: Desk) -> None:
+    spec = desk.folder / "job.yaml"
+    (desk.folder / "train.py").write_text("print('hi')")
+    spec.write_text(json.dumps({"name": "t", "procs_per_node": 1, "entrypoint": "train.py"}))
+    with ThreadPoolExecutor(3) as pool:
+        told = [
+            one
+            for _, one in pool.map(lambda n: _orch(desk, "submit", str(spec), "--key", "night-7"), range(3))
+        ]
+    assert len({one["id"] for one in told}) == 1 and sorted(one["new"] for one in told) == [
+        False,
+        False,
+        True,
+    ]
+    job = orchestrator.find(environ=desk.environ)
+    job.wait(RUN_S_MAX)
+    assert orchestrator.submit(spec, environ=desk.environ, key="night-7").id == job.id
+    wait_until(job.folder.ended.exists, "the supervisor's last line")
+    shutil.rmtree(job.folder.root)
+    with pytest.raises(UserError, match=r"the job of this key, .*, was deleted"):
+        orchestrator.submit(spec, environ=desk.environ, key="night-7")
+    with pytest.raises(UserError, match="is no key"):
+        orchestrator.submit(spec, environ=desk.environ, key="../x")
+
+
+def test_metrics_are_as_prometheus_wants_them_and_a_folder_that_is_damaged_hides_no_other(desk: Desk) -> None:
+    for name in ("good", "bad"):
+        job = desk.submit(
+            {**FAKE_TORCH, "train.py": FAILS}, entrypoint="train.py", name=name, procs_per_node=2
+        )
+        assert job.wait()["state"] == "FAILED"
+    wait_until(job.job.folder.ended.exists, "the supervisor's last line")
+    state = job.job.folder.state.read_text()
+    job.job.folder.state.write_text("{")
+    (desk.folder / "out").mkdir()
+    for words in ([], ["--textfile", "out"]):
+        argv = [sys.executable, "-m", "orchestrator.cli", "metrics", *words]
+        done = subprocess.run(
+            argv, cwd=desk.folder, env=desk.environ, capture_output=True, timeout=RUN_S_MAX, check=True
+        )
+    job.job.folder.state.write_text(state)
+    path = desk.folder / "out" / "orch.prom"
+    assert path.stat().st_mode & 0o777 == 0o644 and done.stdout == b""
+    lines = path.read_text().splitlines()
+    good = f'job_id="{desk.jobs[0].job.id}"'
+    assert f'orch_job_state{{{good},state="FAILED"}} 1.0' in lines and "orch_unreadable_jobs 1.0" in lines
+    assert f'orch_job_restarts_total{{cause="crash",{good}}} 1.0' in lines
+    seconds = [
+        float(line.split()[-1])
+        for line in lines
+        if line.startswith("orch_job_time_seconds_total{") and good in line
+    ]
+    assert len(seconds) == 9 and sum(seconds) > 0
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("needs promtool (apt-get install prometheus)")
+    for text, words in (
+        (path.read_text(), ["metrics"]),
+        ("", ["rules", str(ROOT / "docs/prometheus/alerts.yaml")]),
+    ):
+        subprocess.run([promtool, "check", *words], input=text, text=True, timeout=RUN_S_MAX, check=True)
+    named = set(re.findall(r"orch_[a-z_]+", (ROOT / "docs/prometheus/dashboard.json").read_text()))
+    assert named <= set(re.findall(r"`?(orch_[a-z_]+)", (ROOT / "docs/metrics.md").read_text())) | {
+        "orch_checkpoint_age_seconds"
+    }
+
+
+def test_a_skill_names_verbs_that_there_are(tmp_path: Path) -> None:
+    done = CliRunner().invoke(cli, ["init", "--skill", str(tmp_path)])
+    file = tmp_path / "orch" / "SKILL.md"
+    text = file.read_text()
+    assert done.exit_code == 0 and set(re.findall(r"^orch (\w+)", text, re.MULTILINE)) <= set(cli.commands)
+    file.write_text("mine")
+    assert (
+        CliRunner().invoke(cli, ["init", "--skill", str(tmp_path)]).exit_code != 0
+        and file.read_text() == "mine"
+    )

@@ -1,0 +1,118 @@
+"""Evidence files: they only grow, stay within their room, and hold torch's trace and GPU use of each inspection."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.agent.hang import inspector, open_files
+from orchestrator.agent.numbers import gpu_use
+from tests.support.torch_window import trace
+from tests.support.watch import LOOKS_S_MAX, SAY_READY, Watch, watching
+
+pytestmark = pytest.mark.slow
+
+TRACE = "trace.json"
+
+WAITS = f"import time\n{SAY_READY}time.sleep(3600)\n"
+
+
+def flight_page(watch: Watch, lines: int) -> list[dict[str, Any]]:
+    """Return the lines of the page, once there are so many; a look on a busy machine may have been given up."""
+    page = watch.job.evidence(1) / "rank-00000-flight.jsonl"
+    for _ in range(int(LOOKS_S_MAX)):
+        if page.exists() and page.read_bytes().count(b"\n") >= lines:
+            break
+        watch.look()
+    return [json.loads(line) for line in page.read_bytes().splitlines()]
+
+
+def test_each_inspection_adds_a_line_with_torchs_trace_or_that_it_is_unchanged(tmp_path: Path) -> None:
+    path = tmp_path / TRACE
+    path.write_bytes(trace(3))
+    with watching(tmp_path, WAITS, FAKE_TRACE=str(path)) as watch:
+        (one,) = flight_page(watch, 1)
+        assert one["trace"] == json.loads(trace(3)) and "train.py" in watch.page()
+        again = flight_page(watch, 2)[-1]
+        assert again == {"looked_at": again["looked_at"], "unchanged": True}
+        path.write_bytes(trace(4))
+        known = len(flight_page(watch, 2))
+        assert flight_page(watch, known + 1)[-1]["trace"] == json.loads(trace(4))
+        assert flight_page(watch, 1)[0] == one, "what was written stays"
+
+
+def test_an_evidence_file_that_is_nearly_full_takes_only_the_newest_collectives(tmp_path: Path) -> None:
+    path = tmp_path / TRACE
+    path.write_bytes(trace(1000))
+    with watching(tmp_path, WAITS, FAKE_TRACE=str(path)) as watch:
+        room_bytes = 40_000
+        page = watch.job.evidence(1) / "rank-00000-flight.jsonl"
+        page.parent.mkdir(parents=True, exist_ok=True)
+        page.write_bytes(b"{}".ljust(inspector.EVIDENCE_BYTES_MAX - room_bytes - 1) + b"\n")
+        kept = flight_page(watch, 2)[1]["trace"]
+        assert kept["entries"][-1]["collective_seq_id"] == 999
+        assert 10 < len(kept["entries"]) == 1000 - kept["entries_left_out"] < 100
+        assert page.stat().st_size < inspector.EVIDENCE_BYTES_MAX - room_bytes / 2
+
+
+USE = """index, uuid, name, utilization.gpu [%], utilization.memory [%], memory.used [MiB], power.draw [W], pstate
+0, GPU-a, NVIDIA H100 80GB HBM3, 97 %, 3 %, 5120 MiB, 310.20 W, P0
+1, GPU-b, NVIDIA H100 80GB HBM3, 0 %, 0 %, 4 MiB, 70.10 W, P0
+2, GPU-c, NVIDIA H100 80GB HBM3, [N/A], [N/A], 4 MiB, 70.10 W, P0
+"""
+USERS = """pid, gpu_uuid, used_gpu_memory [MiB]
+71, GPU-a, 5000 MiB
+72, GPU-b, 500 MiB
+73, GPU-b, 500 MiB
+73, GPU-a, 500 MiB
+74, GPU-c, 500 MiB
+"""
+
+
+def test_the_use_of_gpus_is_told_by_process() -> None:
+    assert gpu_use.gpu_shares(USE, USERS) == {71: 0.97, 72: 0.0, 73: 0.97}
+    assert gpu_use.gpu_shares("NVIDIA-SMI has failed\n", "No devices were found\n\n") == {}
+    known = gpu_use.GpuUse(USE, gpu_use.gpu_shares(USE, USERS))
+    assert known.share(71) == (0.97, "")
+    assert known.share(74) == (None, "nvidia-smi does not say which GPU the process uses")
+    assert gpu_use.GpuUse("", {}).share(71) == (
+        None,
+        "nvidia-smi is not there, so the use of GPUs is not known",
+    )
+
+
+def test_a_rank_with_a_gpu_is_inspected_with_its_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "bin/nvidia-smi"
+    tool.parent.mkdir()
+    pids = tmp_path / "pids"
+    pids.write_text("")
+    tool.write_text(f"#!/bin/sh\ncase $1 in *gpu_uuid*) cat {pids};; *) echo '0, GPU-a, H100, 97 %';; esac\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tool.parent}:/usr/bin:/bin")
+    monkeypatch.setattr(open_files, "uses_gpu", lambda pid: True)
+    with watching(tmp_path, f"import time\n{SAY_READY}time.sleep(3600)\n") as watch:
+        found = watch.look()[0]
+        assert (found.gpu_use, found.unavailable[-1:]) == (
+            None,
+            ("nvidia-smi does not say which GPU the process uses",),
+        )
+        pids.write_text(f"{found.pid}, GPU-a, 5 MiB\n")
+        assert watch.look()[0].gpu_use == 0.97
+
+
+def test_what_gpus_do_is_added_at_each_inspection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "bin/nvidia-smi"
+    tool.parent.mkdir()
+    tool.write_text("#!/bin/sh\necho 0, 97 %\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tool.parent}:/usr/bin:/bin")
+    with watching(tmp_path, f"import time\n{SAY_READY}time.sleep(3600)\n") as watch:
+        page = watch.job.evidence(1) / "node-node-0-gpus.txt"
+        for _ in range(int(LOOKS_S_MAX)):
+            watch.look()
+            if page.exists() and page.read_text().count("0, 97 %") >= 4:
+                break
+        assert page.read_text().count("0, 97 %") >= 4, "two looks, each with the use and the users"

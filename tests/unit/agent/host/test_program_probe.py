@@ -1,0 +1,53 @@
+"""Which imports count, which are missing, and is code compiled without being run? The probe's functions, in this process."""
+
+from __future__ import annotations
+
+import ast
+
+from orchestrator.agent.host import program_probe as probe
+
+SCRIPT = """
+import os, no_such_a
+from no_such_b.part import thing
+from . import sibling
+try:
+    import no_such_c
+except ImportError:
+    no_such_c = None
+if TYPE_CHECKING:
+    import no_such_d
+def late():
+    import no_such_e
+import model
+raise SystemExit("it was run")
+"""
+
+
+def said(text: str, *own: str) -> dict[str, object]:
+    return probe.code([{"path": "train.py", "text": text}], list(own))
+
+
+def test_imports_that_must_work_are_looked_for_with_their_lines() -> None:
+    found = said(SCRIPT, "model")
+    assert found["missing"] == [
+        {"module": "no_such_a", "file": "train.py", "line": 2},
+        {"module": "no_such_b", "file": "train.py", "line": 3},
+    ]
+    assert not found["syntax"] and not found["changes_path"]
+
+
+def test_code_that_does_not_compile_is_named_with_its_line() -> None:
+    assert str(said("x = 1\ny = (\n")["syntax"]).startswith("train.py:2: SyntaxError: ")
+    assert str(said("return 1\n")["syntax"]).startswith("train.py:1: SyntaxError: "), (
+        "what only compile() refuses"
+    )
+
+
+def test_a_change_of_the_path_is_seen() -> None:
+    assert said("import sys\nsys.path.insert(0, 'lib')\nimport lib_x\n")["changes_path"] == "train.py:2"
+    assert probe.change_of_path(ast.parse("import os\nos.path.join('a')\n")) == 0
+
+
+def test_a_module_that_two_files_miss_is_said_once() -> None:
+    sources = [{"path": path, "text": "import no_such_a\n"} for path in ("a.py", "b.py")]
+    assert [one["file"] for one in probe.code(sources, [])["missing"]] == ["a.py"]

@@ -1,0 +1,73 @@
+"""What a rank uses: its processes are measured, its GPU is found by process or by name, and seldom."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from orchestrator.agent.numbers import gpu_use
+from orchestrator.agent.numbers.gpu_use import GpuUse, GpuWatch
+from orchestrator.agent.numbers.rank_numbers import TELL_S, NodeNumbers, RankNumbers, device_of
+
+USE = GpuUse("", {71: 0.9, 72: 0.5}, {71: 100, 72: 20}, {"1": (0.3, 7), "GPU-b": (0.3, 7)})
+
+
+def test_a_gpu_is_told_by_the_processes_of_a_rank_else_by_its_name() -> None:
+    assert USE.of([70, 71, 72], "1") == (0.9, 120)
+    assert USE.of([70], "1") == USE.of([70], "GPU-b") == (0.3, 7)
+    assert USE.of([70], "") == (None, None)
+
+
+def test_the_gpu_of_a_rank_is_the_one_that_its_environment_names() -> None:
+    assert device_of({"CUDA_VISIBLE_DEVICES": "4, GPU-b"}, 1) == "GPU-b"
+    assert device_of({"CUDA_VISIBLE_DEVICES": "4"}, 1) == device_of({}, 0) == ""
+
+
+def test_a_rank_is_measured_once_in_a_while_and_its_processor_time_from_the_second_time_on(
+    tmp_path: Path,
+) -> None:
+    numbers = RankNumbers(NodeNumbers(), 0, tmp_path / "rank.log", "")
+    usage, training = numbers.told([os.getpid(), 999_999_999], 1000.0)
+    assert usage is not None
+    assert (usage.cpu_share, usage.gpu_share, training) == (None, None, None)
+    assert usage.memory_bytes is not None
+    assert usage.memory_bytes > 1 << 20
+    assert numbers.told([os.getpid()], 1000.0 + TELL_S / 2) == (None, None)
+    until_s = time.process_time() + 0.2
+    while time.process_time() < until_s:
+        pass
+    again, _ = numbers.told([os.getpid()], 1000.0 + TELL_S)
+    assert again is not None
+    assert again.cpu_share is not None
+    assert 0.15 <= again.cpu_share * TELL_S <= 1.0
+
+
+@pytest.mark.slow
+def test_nvidia_smi_is_asked_in_a_thread_and_seldom(tmp_path: Path) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f"""#!/bin/sh
+echo "$1" >> {tmp_path}/asked
+case "$1" in
+*query-gpu*) echo "0, GPU-a, H100, 97 %, 3 %, 5120 MiB, 310.20 W, P0" ;;
+*) echo "71, GPU-a, 5000 MiB"; echo "72, GPU-a, [N/A]" ;;
+esac
+""")
+    tool.chmod(0o755)
+    path, os.environ["PATH"] = os.environ["PATH"], f"{tmp_path}:{os.environ['PATH']}"
+    try:
+        watch = GpuWatch()
+        began_s = time.monotonic()
+        assert watch.latest(1000.0).of([71], "0") == (None, None)
+        assert time.monotonic() - began_s < 0.1
+        until_s = time.monotonic() + 20
+        while not watch.latest(1001.0).text and time.monotonic() < until_s:
+            time.sleep(0.02)
+    finally:
+        os.environ["PATH"] = path
+    assert watch.latest(1002.0).of([71], "0") == (0.97, 5000 << 20)
+    assert watch.latest(1002.0).of([72], "0") == (0.97, 5120 << 20)
+    assert len((tmp_path / "asked").read_text().splitlines()) == 2
+    assert watch.latest(1000.0 + gpu_use.OLD_S).text == ""

@@ -1,0 +1,353 @@
+"""An agent's own decisions, without processes: the fence, stale orders, and what it says before an attempt is over."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import hashlib
+import os
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.agent.hang import inspector
+from orchestrator.agent.process.agent import Agent
+from orchestrator.agent.ranks.processes import NodeRanks, RankProcess, RanksGoal
+from orchestrator.core.checkpoints.save import Piece, Place, SaveState
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.jobdir.log_index import LogIndex
+from orchestrator.core.settings.rank_settings import RankRequest
+from orchestrator.core.wire import messages as m
+from orchestrator.supervisor import allocation_claim
+from tests.support import fake_host
+from tests.support.saved_files import SAVED_NS, saved, write
+from tests.unit.agent.process.test_lost_supervisor import ENVIRON
+from tests.unit.agent.ranks.test_step_counter import written
+
+FENCE_S = 30.0
+PREPARE = m.Prepare(2, {}, False, (), (), wants_port=False, wants_addresses=False, port=None, resume=None)
+
+
+class Gone(NodeRanks):
+    """Ranks that have no process: a stop finds nothing to end."""
+
+    def push(self, spared: set[int]) -> bool:
+        return True
+
+
+@dataclass
+class Open:
+    """A line that only remembers what was sent over it."""
+
+    sent: list[object] = field(default_factory=list)
+
+    def send(self, message: object, seq: int, raw: bytes) -> None:
+        self.sent.append(message)
+
+
+def _agent(folder: Path, environ: dict[str, str] | None = None, **config: Any) -> Agent:
+    """Make an agent; one that looks for saves needs a loop."""
+    folder.mkdir(exist_ok=True)
+    usual = {"root": str(folder), "fence_s": FENCE_S, "ships": False}
+    return Agent(fake_host.config(**{**usual, **config}), environ or {})
+
+
+def _running(agent: Agent, folder: Path) -> NodeRanks:
+    """Let an agent have the ranks of attempt 2."""
+    ranks = Gone(2, JobDir(folder), "node-0")
+    ranks.begin()
+    agent._ranks, agent._latest = ranks, 2
+    return ranks
+
+
+def _reports(agent: Agent) -> list[m.ReliableReport]:
+    return [report for _, report in agent._link._outbox.pending()]
+
+
+def test_a_keeper_learns_of_each_round_of_its_agents_loop(tmp_path: Path) -> None:
+    rounds: list[int] = []
+    agent = Agent(fake_host.config(root=str(tmp_path), ships=False), {}, lambda: rounds.append(1))
+    agent._tick(time.monotonic())
+    assert rounds == [1]
+
+
+def test_ranks_are_stopped_after_the_time_of_the_fence_without_contact_and_without_a_step(
+    tmp_path: Path,
+) -> None:
+    agent = _agent(tmp_path)
+    ranks, now_s = _running(agent, tmp_path), time.monotonic()
+    agent._tick(now_s + FENCE_S - 1.0)
+    agent._link.proved_at = now_s + 20.0
+    agent._tick(now_s + FENCE_S + 19.0)
+    ranks.progress_at = now_s + 40.0
+    agent._tick(now_s + FENCE_S + 39.0)
+    assert (ranks.want, _reports(agent)) == (RanksGoal.RUN, [])
+    agent._tick(now_s + FENCE_S + 41.0)
+    assert ranks.want is RanksGoal.STOP and m.Stopped(2, "ended") in _reports(agent)
+
+
+def test_an_agent_goes_by_itself_for_as_long_as_it_was_told(tmp_path: Path) -> None:
+    agent = _agent(tmp_path)
+    ranks, now_s = _running(agent, tmp_path), time.monotonic()
+    agent._obey(m.Fence(2, 2 * FENCE_S, 3 * FENCE_S))
+    wants = []
+    for after_s in (-1.0, 1.0):
+        agent._tick(now_s + 3 * FENCE_S + after_s)
+        wants.append(ranks.want)
+    assert wants == [RanksGoal.RUN, RanksGoal.STOP]
+
+
+def test_ranks_that_make_steps_are_not_left_alone_as_long_as_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = _agent(tmp_path)
+    ranks, now_s = _running(agent, tmp_path), time.monotonic()
+    monkeypatch.setattr(Gone, "last_step_ns", lambda _: 1)
+    agent._obey(m.Fence(2, 2 * FENCE_S, 3 * FENCE_S))
+    agent._obey(m.Fence(1, 9 * FENCE_S, 9 * FENCE_S))
+    agent._tick(now_s + 2 * FENCE_S + 1.0)
+    assert ranks.want is RanksGoal.STOP
+
+
+def test_ranks_that_have_long_made_steps_without_a_supervisor_are_left_alone_for_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Gone, "last_step_ns", lambda _: 1)
+    wants = []
+    for stepped_s, connected_s, quiet_s in (
+        (80.0, 0.0, 1.2),
+        (100.0, 0.0, 2.8),
+        (100.0, 20.0, 1.2),
+        (100.0, 0.0, 3.2),
+    ):
+        agent = _agent(tmp_path, away_fence_s=3 * FENCE_S)
+        ranks, now_s = _running(agent, tmp_path), time.monotonic()
+        ranks.progress_at = now_s + stepped_s
+        agent._link.connected_at = now_s + connected_s
+        agent._tick(now_s + stepped_s + quiet_s * FENCE_S)
+        wants.append(ranks.want)
+    assert wants == [RanksGoal.STOP, RanksGoal.RUN, RanksGoal.STOP, RanksGoal.STOP]
+
+
+def test_a_step_proves_the_one_before_it(tmp_path: Path) -> None:
+    ranks, file = _running(_agent(tmp_path), tmp_path), tmp_path / "steps"
+    rank = RankProcess(
+        0, 0, os.getpid(), tmp_path, tmp_path / "log", LogIndex(tmp_path / "index"), written(file, [1])
+    )
+    ranks.processes.append(rank)
+    proved = []
+    for count in (1, 2, 2, 3, 5):
+        rank.counter = written(file, list(range(1, count + 1)))
+        ranks.heartbeats()
+        proved.append((rank.stepped_at, ranks.progress_at))
+    (first, at), (second, before), _, (_, last), (both, now) = proved
+    assert (at, before, last, now) == (first, first, second, both)
+
+
+def test_on_the_machine_of_the_supervisor_there_is_no_fence(tmp_path: Path) -> None:
+    agent = _agent(tmp_path, fence_s=None)
+    ranks = _running(agent, tmp_path)
+    agent._tick(time.monotonic() + 1e6)
+    assert ranks.want is RanksGoal.RUN
+
+
+def test_an_order_of_a_stale_attempt_is_not_obeyed(tmp_path: Path) -> None:
+    agent = _agent(tmp_path)
+    agent._obey(m.Stop(3, 0.0))
+    agent._obey(PREPARE)
+    assert _reports(agent) == [m.Stopped(3, "asked")]
+    agent._obey(replace(PREPARE, attempt=4))
+    assert _reports(agent)[1:] == [m.Prepared(4, "", 0, ())]
+
+
+def test_ranks_are_started_only_in_the_attempt_that_was_prepared(tmp_path: Path) -> None:
+    agent = _agent(tmp_path)
+    agent._obey(PREPARE)
+    agent._obey(m.Start(3, ("/no/such/program",), RankRequest(), (m.RankStart(0, 0, {}),)))
+    assert _reports(agent) == [m.Prepared(2, "", 0, ())]
+
+
+@pytest.mark.slow
+def test_ranks_wait_for_a_disk_that_is_read_only_and_not_for_a_program_that_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(folder: Path, **_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(folder))
+
+    agent = _agent(tmp_path)
+    JobDir(tmp_path).code.mkdir()
+    agent._obey(PREPARE)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "mkdir", refuse)
+        agent._obey(m.Start(2, ("/no/such/program",), RankRequest(), (m.RankStart(0, 0, {}),)))
+        agent._tick(time.monotonic())
+        assert _reports(agent) == [m.Prepared(2, "", 0, ())]
+    agent._tick(time.monotonic())
+    failed = m.PrepareFailed(2, "/no/such/program cannot be started: No such file or directory", "")
+    assert _reports(agent)[1:] == [failed]
+
+
+def test_a_stop_leaves_ranks_the_grace_that_it_names(tmp_path: Path) -> None:
+    agent = _agent(tmp_path)
+    ranks, now_s = _running(agent, tmp_path), time.monotonic()
+    agent._obey(m.Stop(2, 7.0))
+    assert (ranks.want, ranks.how) == (RanksGoal.STOP, "asked")
+    assert now_s + 7.0 <= ranks.kill_at <= time.monotonic() + 7.0
+
+
+def test_a_look_is_taken_and_answered_by_its_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")  # GPUs are not asked for
+    agent = _agent(tmp_path)
+    agent._inspector = inspector.Inspector(_running(agent, tmp_path), {})
+    agent._obey(m.Inspect(2, 5))
+    agent._tick(time.monotonic())
+    assert _reports(agent) == [m.Inspected(2, 5, ())]
+
+
+async def _until(agent: Agent, report: m.ReliableReport) -> list[m.ReliableReport]:
+    """Let an agent go on until it has made a report; return all that it has made."""
+    while report not in (reports := _reports(agent)):
+        agent._wake.clear()
+        agent._tick(time.monotonic())
+        if report not in _reports(agent):
+            await asyncio.wait_for(agent._wake.wait(), 20.0)
+    return reports
+
+
+def test_the_last_save_is_reported_before_the_word_that_the_attempt_is_over(tmp_path: Path) -> None:
+    job = JobDir(tmp_path)
+    run = job.rank_run("node-0", 2, 0)
+    for folder in (run, job.checkpoints):
+        folder.mkdir(parents=True)
+    (job.checkpoints / "old.pt").write_bytes(b"of an attempt before")
+    (run / "error-4711.json").write_text('{"message": "no access with hf_0123456789abcdef"}')
+
+    async def play() -> list[m.ReliableReport]:
+        agent = _agent(tmp_path, finds_checkpoints=True)
+        ranks = _running(agent, tmp_path)
+        agent._scanner.begin(2)
+        while agent._scanner._beginning is not None:
+            agent._wake.clear()
+            agent._scanner.scan(ranks, 0.0)
+            if agent._scanner._beginning is not None:
+                await asyncio.wait_for(agent._wake.wait(), 20.0)
+        (job.checkpoints / "last.pt").write_bytes(b"weights")
+        agent._obey(m.Stop(2, 0.0))
+        reports = await _until(agent, m.Stopped(2, "asked"))
+        agent._scanner.close()
+        return reports
+
+    last, *rest = [one for one in asyncio.run(play()) if not isinstance(one, m.SaveHashed)]
+    assert isinstance(last, m.SaveSeen) and (last.attempt, last.main) == (2, "last.pt")
+    assert rest == [m.Stopped(2, "asked")]
+    assert list(run.iterdir()) == [], "errors were reported masked, and are not masked here"
+
+
+def test_a_heartbeat_says_how_often_the_node_has_looked_for_saves(tmp_path: Path) -> None:
+    async def play() -> list[m.Heartbeat]:
+        agent, line = _agent(tmp_path, finds_checkpoints=True), Open()
+        agent._link._line, agent._link._is_caught_up = line, True  # type: ignore[assignment]
+        ranks = _running(agent, tmp_path)
+        agent._scanner.begin(2)
+        while agent._scanner.looks < 1:
+            agent._wake.clear()
+            agent._scanner.scan(ranks, 1e9)
+            if agent._scanner.looks < 1:
+                await asyncio.wait_for(agent._wake.wait(), 20.0)
+        agent._beat_due = 0.0
+        agent._tick(0.0)
+        agent._scanner.close()
+        return [sent for sent in line.sent if isinstance(sent, m.Heartbeat)]
+
+    (beat,) = asyncio.run(play())
+    assert (beat.attempt, beat.looks, beat.has_unfinished) == (2, 1, False)
+
+
+def test_the_last_lines_of_a_log_go_before_the_word_that_the_attempt_is_over(tmp_path: Path) -> None:
+    job, line = JobDir(tmp_path), Open()
+    for folder in (job.rank_run("node-0", 2, 0), job.attempt_logs(2), job.checkpoints):
+        folder.mkdir(parents=True)
+
+    async def play() -> None:
+        agent = _agent(tmp_path, ships=True)
+        agent._link._line, agent._link._is_caught_up = line, True  # type: ignore[assignment]
+        _running(agent, tmp_path)
+        agent._obey(m.ResumeOffsets({}))
+        job.rank_log(2, 0).write_text("last words\n")
+        agent._obey(m.Stop(2, 0.0))
+        await _until(agent, m.Stopped(2, "asked"))
+        agent._scanner.close()
+
+    asyncio.run(play())
+    last = m.Chunk("logs/attempt-002/rank-00000.log", 0)
+    assert line.sent.index(last) < line.sent.index(m.Stopped(2, "asked"))
+
+
+def test_an_agent_whose_job_goes_on_in_another_allocation_leaves_with_its_ranks(tmp_path: Path) -> None:
+    agent = _agent(tmp_path, {**ENVIRON, "SLURM_NODEID": "999"}, allocated=True)
+    ranks, unheard_s = _running(agent, tmp_path), time.monotonic() + FENCE_S + 1.0
+    ranks.progress_at = unheard_s
+    allocation_claim.claim(JobDir(tmp_path), "8.2")
+    agent._tick(unheard_s)
+    assert agent._lost_supervisor is not None
+    fake_host.wait_for(agent._lost_supervisor._newer_allocation.check, "the name of the other allocation")
+    agent._tick(unheard_s)
+    assert agent._leaving and ranks.want is RanksGoal.STOP
+
+
+def _prepared(folder: Path, order: m.Prepare) -> m.ReliableReport:
+    """Return what an agent reports of an order to prepare."""
+
+    async def play() -> m.ReliableReport:
+        agent = _agent(folder)
+        agent._obey(order)
+        while not _reports(agent):
+            await asyncio.sleep(0)
+        agent._preparation.close()
+        agent._scanner.close()
+        return _reports(agent)[0]
+
+    return asyncio.run(asyncio.wait_for(play(), 20.0))
+
+
+@pytest.mark.parametrize("deep", [True, False])
+def test_a_save_that_is_not_as_it_was_on_this_host_is_not_started_from(tmp_path: Path, deep: bool) -> None:
+    path = write(tmp_path / "checkpoints/a.pt", b"weights", SAVED_NS)
+    piece = Piece("a.pt", 7, SAVED_NS, hashlib.sha256(b"weights").hexdigest())
+    save = saved(1, main="a.pt", pieces=(piece,), places=(Place("node-0", str(path.parent)),))
+    order = replace(PREPARE, resume=save, deep=deep)
+    assert _prepared(tmp_path, order) == m.Prepared(2, "", 0, ())
+    write(path, b"wrights", SAVED_NS)
+    found = _prepared(tmp_path, order)
+    if deep:
+        assert isinstance(found, m.PrepareFailed)
+        assert "not whole on this host: a.pt has other bytes than when it was saved (sha256)" in found.reason
+        assert not path.exists(), "it is a copy, to be brought here again"
+    else:
+        assert found == m.Prepared(2, "", 0, ())
+        path.unlink()
+    found = _prepared(tmp_path, order)
+    assert isinstance(found, m.PrepareFailed) and "not whole on this host: a.pt is gone" in found.reason
+
+
+def test_torn_saves_are_moved_out_of_the_scripts_way_before_an_attempt(tmp_path: Path) -> None:
+    write(tmp_path / "checkpoints/step_5/a.pt", b"wei", SAVED_NS)
+    torn = saved(
+        1, main="step_5", pieces=(Piece("step_5/a.pt", 3, SAVED_NS),), why="a.pt is cut off", state=SaveState.TORN,
+        places=(Place("node-0", f"{tmp_path}/checkpoints"),),
+    )  # fmt: skip
+    assert _prepared(tmp_path, replace(PREPARE, torn=(torn,))) == m.Prepared(2, "", 0, ())
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [".step_5.torn-attempt-1"]
+    log = JobDir(tmp_path).node_log(2, "node-0").read_text()
+    assert "step_5 is torn (a.pt is cut off): moved to .step_5.torn-attempt-1" in log
+
+
+def test_ranks_see_the_gpus_that_were_leased_unless_the_user_has_chosen_some(tmp_path: Path) -> None:
+    agent = _agent(tmp_path, gpus=("GPU-b", "GPU-a"))
+    agent._obey(PREPARE)
+    assert agent._preparation.layers.given["CUDA_VISIBLE_DEVICES"] == "GPU-b,GPU-a"
+    agent._obey(replace(PREPARE, attempt=3, env={"CUDA_VISIBLE_DEVICES": "7"}))
+    assert agent._preparation.layers.given["CUDA_VISIBLE_DEVICES"] == "7"

@@ -1,0 +1,254 @@
+"""Are a host's GPUs and slots never given twice, and is it told who has them? Real sockets, under names of the test's own."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from orchestrator.agent.process import leases
+from orchestrator.agent.process.leases import Holder, LeaseError, Leases, Stock
+from orchestrator.core.host import gpus
+from orchestrator.core.host.gpus import Gpu, GpuError
+from orchestrator.core.wire.messages import Needs
+
+ME = leases.me("job-a", "host-1")
+OTHER = Holder("job-b", "host-1", "eve", 4711)
+WAIT_S_MAX = 20.0
+
+EQUAL = (
+    "GPU 0: NVIDIA H200 (UUID: GPU-aaaaaaaa-0000-0000-0000-000000000000)\n"
+    "GPU 1: NVIDIA H200 (UUID: GPU-bbbbbbbb-0000-0000-0000-000000000000)\n"
+)
+UNEQUAL = EQUAL.replace("GPU 1: NVIDIA H200", "GPU 1: NVIDIA T4")
+CUT = (
+    "GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-aaaaaaaa-0000-0000-0000-000000000000)\n"
+    "  MIG 3g.20gb     Device  0: (UUID: MIG-cccccccc-0000-0000-0000-000000000000)\n"
+    "  MIG 3g.20gb     Device  1: (UUID: MIG-dddddddd-0000-0000-0000-000000000000)\n"
+    "GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-bbbbbbbb-0000-0000-0000-000000000000)\n"
+)
+
+
+def stock(count: int = 0, cores: int = 4, prefix: str = "") -> Stock:
+    """Return a host of the test's own, with so many GPUs."""
+    mine = prefix or f"orch-test-{uuid.uuid4().hex}"
+    return Stock(lambda: [Gpu(str(n), f"GPU-{n}", "H200") for n in range(count)], cores, mine)
+
+
+@pytest.fixture
+def held() -> Iterator[list[Leases]]:
+    """What the test leases, given back at its end; somebody answers for it meanwhile."""
+    kept: list[Leases] = []
+    yield kept
+    for one in kept:
+        one.close()
+
+
+def _refusal(needs: Needs, of: Stock, who: Holder = OTHER) -> LeaseError:
+    with pytest.raises(LeaseError) as found:
+        leases.acquire(needs, who, of)
+    return found.value
+
+
+class _Answering:
+    """Answers those who ask, as keepers do in their loops."""
+
+    def __init__(self, *held: Leases) -> None:
+        self._held = {fd: one for one in held for fd in one.fds}
+        self._left, self._leave = os.pipe()
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        while True:
+            for fd in select.select([self._left, *self._held], [], [], WAIT_S_MAX)[0]:
+                if fd == self._left:
+                    return
+                self._held[fd].answer(fd)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._leave)
+        self._thread.join(WAIT_S_MAX)
+        os.close(self._left)
+
+
+def test_no_gpu_is_given_twice_and_free_ones_go_in_order(held: list[Leases]) -> None:
+    here = stock(4)
+    held.append(leases.acquire(Needs(2, 0, 0), ME, here))
+    held.append(leases.acquire(Needs(1, 0, 0), OTHER, here))
+    assert [one.gpus for one in held] == [("0", "1"), ("2",)]
+
+
+def test_what_is_given_back_can_be_had_again(held: list[Leases]) -> None:
+    here = stock(2)
+    leases.acquire(Needs(2, 0, 0), ME, here).close()
+    held.append(leases.acquire(Needs(2, 0, 0), OTHER, here))
+    assert held[0].gpus == ("0", "1")
+
+
+def test_it_is_seen_who_holds_what_without_asking_for_any(held: list[Leases]) -> None:
+    gpus, slots = stock(3), stock()
+    held += [leases.acquire(Needs(2, 0, 0), ME, gpus), leases.acquire(Needs(0, 3, 0), ME, slots)]
+    table = Path("/proc/net/unix").read_text()
+    with _Answering(*held):
+        seen = [*leases.held(gpus, table), *leases.held(slots, table), *leases.held(stock(), table)]
+    assert [(one.count, str(one)) for one in seen] == [
+        (2, f"GPUs 0, 1 held by {ME}"),
+        (3, f"slots 0-2 held by {ME}"),
+    ]
+
+
+def test_who_is_refused_keeps_nothing(held: list[Leases]) -> None:
+    here = stock(3)
+    held.append(leases.acquire(Needs(2, 0, 0), ME, here))
+    with _Answering(*held):
+        assert _refusal(Needs(2, 0, 0), here).is_busy
+    held.append(leases.acquire(Needs(1, 0, 0), OTHER, here))
+    assert held[1].gpus == ("2",)
+
+
+def test_it_is_told_who_has_what_is_missing(held: list[Leases]) -> None:
+    here = stock(3)
+    held.append(leases.acquire(Needs(2, 0, 0), ME, here))
+    with _Answering(held[0]):
+        reason = _refusal(Needs(3, 0, 0), here).reason
+    assert (
+        reason == f"3 GPUs wanted, 1 of 3 free; GPUs 0, 1 held by job job-a of {ME.user}, pid {os.getpid()}"
+    )
+
+
+def test_a_holder_that_does_not_answer_is_known_by_user_and_pid(
+    held: list[Leases], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leases, "ASK_S_MAX", 0.05)
+    here = stock(200)
+    held.append(leases.acquire(Needs(200, 0, 0), ME, here))
+    began_s = time.monotonic()
+    reason = _refusal(Needs(1, 0, 0), here).reason
+    assert time.monotonic() - began_s < 200 * leases.ASK_S_MAX, "it is asked once, not for each thing it has"
+    assert f"a process that does not answer of {ME.user}, pid {os.getpid()}" in reason
+
+
+@pytest.mark.slow
+def test_a_lease_ends_with_the_last_process_that_has_it() -> None:
+    here = stock(1)
+    mine = leases.acquire(Needs(1, 0, 0), ME, here)
+    wait_fd, go_fd = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(go_fd)
+        os.read(wait_fd, 1)
+        os._exit(0)
+    mine.close()
+    assert leases._bind(["gpu-GPU-0"], 1, here.prefix) == ({}, ["gpu-GPU-0"])
+    os.close(go_fd)
+    os.waitpid(pid, 0)
+    os.close(wait_fd)
+    leases.acquire(Needs(1, 0, 0), OTHER, here).close()
+
+
+def test_more_gpus_than_there_are_will_never_be_free() -> None:
+    refusal = _refusal(Needs(8, 0, 0), stock(4))
+    assert not refusal.is_busy and refusal.reason == "8 GPUs wanted, the host has 4"
+
+
+def test_a_host_whose_driver_fails_says_how() -> None:
+    def broken() -> Sequence[Gpu]:
+        raise GpuError("there is no nvidia-smi on this host")
+
+    refusal = _refusal(Needs(1, 0, 0), Stock(broken, 4, "orch-test"))
+    assert not refusal.is_busy and "there is no nvidia-smi" in refusal.reason and "driver" in refusal.fix
+
+
+def test_slots_are_counted_and_never_given_twice(held: list[Leases]) -> None:
+    here = stock(cores=64)
+    for _ in range(2):
+        held.append(leases.acquire(Needs(0, 2, 5), ME, here))
+    with _Answering(*held):
+        refusal = _refusal(Needs(0, 2, 5), here)
+    assert refusal.is_busy and "2 slots wanted, 1 of 5 free; slots 0-3 held by" in refusal.reason
+    held.append(leases.acquire(Needs(0, 1, 5), OTHER, here))
+
+
+def test_a_job_with_more_ranks_than_cores_has_the_machine_to_itself(held: list[Leases]) -> None:
+    here = stock(cores=2)
+    held.append(leases.acquire(Needs(0, 8, 0), ME, here))
+    with _Answering(*held):
+        assert _refusal(Needs(0, 1, 0), here).is_busy
+
+
+def test_slots_that_the_user_counted_are_a_limit() -> None:
+    refusal = _refusal(Needs(0, 8, 4), stock(cores=64))
+    assert not refusal.is_busy and refusal.reason == "8 slots wanted, the host has 4"
+
+
+def test_two_hosts_of_a_job_that_are_one_machine_share_its_slots(held: list[Leases]) -> None:
+    here = stock(cores=2)
+    held.append(leases.acquire(Needs(0, 2, 0), ME, here))
+    with _Answering(held[0]):
+        held.append(leases.acquire(Needs(0, 2, 0), leases.me("job-a", "host-2"), here))
+        assert _refusal(Needs(0, 2, 0), here).is_busy
+
+
+def test_two_hosts_of_a_job_that_are_one_machine_do_not_share_gpus(held: list[Leases]) -> None:
+    here = stock(2)
+    held.append(leases.acquire(Needs(2, 0, 0), ME, here))
+    with _Answering(held[0]):
+        refusal = _refusal(Needs(2, 0, 0), here, leases.me("job-a", "host-2"))
+    assert refusal.reason.endswith("has them as host-1: name each machine once in the list of hosts")
+
+
+@pytest.mark.slow
+def test_many_at_once_get_all_or_nothing() -> None:
+    """Four want three of six GPUs: two have them, two have none."""
+    here = stock(6)
+    had: list[Leases] = []
+    refused: list[LeaseError] = []
+
+    def want() -> None:
+        try:
+            had.append(leases.acquire(Needs(3, 0, 0), ME, here))
+        except LeaseError as err:
+            refused.append(err)
+
+    threads = [threading.Thread(target=want) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S_MAX)
+    assert (len(had), len(refused)) == (2, 2)
+    assert sorted(gpu for one in had for gpu in one.gpus) == ["0", "1", "2", "3", "4", "5"]
+    for one in had:
+        one.close()
+
+
+def test_nothing_wanted_is_nothing_leased() -> None:
+    assert leases.acquire(Needs(0, 0, 0), ME, stock()).fds == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "ids"),
+    [
+        (EQUAL, ["0", "1"]),
+        (UNEQUAL, ["GPU-aaaaaaaa-0000-0000-0000-000000000000", "GPU-bbbbbbbb-0000-0000-0000-000000000000"]),
+        (
+            CUT,
+            [
+                "MIG-cccccccc-0000-0000-0000-000000000000",
+                "MIG-dddddddd-0000-0000-0000-000000000000",
+                "GPU-bbbbbbbb-0000-0000-0000-000000000000",
+            ],
+        ),
+        ("No devices found.\n", []),
+    ],
+)
+def test_gpus_are_called_as_cuda_understands_them(text: str, ids: list[str]) -> None:
+    assert [gpu.id for gpu in gpus.listed(text)] == ids

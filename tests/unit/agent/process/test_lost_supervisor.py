@@ -1,0 +1,196 @@
+"""Loss of the supervisor on Slurm: only a job whose batch host is lost is requeued, and an agent whose job has a newer
+allocation leaves."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from orchestrator.agent.process.lost_supervisor import (
+    AGAIN_S,
+    ALONE_S,
+    TURN_S,
+    LostSupervisor,
+    NewerAllocation,
+)
+from orchestrator.backends.api import NotOursError
+from orchestrator.backends.slurm.allocation import Grant
+from orchestrator.brain.model import decisions as d
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.slurm import step_env
+from orchestrator.core.slurm.scontrol import is_orphaned
+from orchestrator.supervisor import allocation_claim
+from tests.support import fake_host, fake_slurm
+
+FENCE_S = 36.0
+
+SHOWN = {"JobState": "RUNNING", "Restarts": "1", "BatchHost": "node1", "NodeList": "node[2-3]"}
+ENVIRON = {"SLURM_JOB_ID": "8", "SLURM_RESTART_COUNT": "1", "SLURM_NODEID": "1"}
+
+
+def test_only_a_stay_without_its_batch_host_is_orphaned() -> None:
+    assert is_orphaned(SHOWN, "1")
+    assert not is_orphaned({**SHOWN, "NodeList": "node[1-3]"}, "1")
+    assert not is_orphaned(SHOWN, "0"), "another stay: this one is over already"
+    assert not is_orphaned({**SHOWN, "JobState": "COMPLETING"}, "1")
+    assert not is_orphaned({**SHOWN, "NodeList": "(null)"}, "1") and not is_orphaned({}, "1")
+
+
+@pytest.fixture
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Put an scontrol first in PATH that writes down what it is asked."""
+    shown = " ".join(f"{name}={value}" for name, value in SHOWN.items())
+    fake_host.program(
+        tmp_path / "bin", "scontrol", f"#!/bin/sh\necho \"$@\" >>{tmp_path}/asked\necho '{shown}'\n"
+    )
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    return tmp_path / "asked"
+
+
+@pytest.mark.slow
+def test_an_agent_without_contact_asks_in_its_turn_and_requeues_once(asked: Path) -> None:
+    notes: list[str] = []
+    lost_supervisor = LostSupervisor(ENVIRON, NewerAllocation(asked, ENVIRON), 1e9, notes.append)
+    lost_supervisor.check(ALONE_S + TURN_S - 0.1)
+    lost_supervisor.check(0.0)
+    lost_supervisor.check(ALONE_S + TURN_S)
+    fake_host.wait_for(lambda: notes, "the note")
+    lost_supervisor.check(ALONE_S + TURN_S + AGAIN_S - 0.1)
+    assert asked.read_text().splitlines() == ["--oneliner show job 8", "requeue 8"]
+    assert notes == ["node1 is lost, and the supervisor with it: Slurm job 8 is requeued"]
+
+
+# The job goes on in another allocation
+
+
+def _seen(newer_allocation: NewerAllocation, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return what two looks bring: the first one reads."""
+    monkeypatch.setattr("orchestrator.agent.process.lost_supervisor.CHECK_S", 0.0)
+    newer_allocation.check()
+    fake_host.wait_for(lambda: not _readers(), "the end of reading")
+    return newer_allocation.check()
+
+
+def _readers() -> list[threading.Thread]:
+    return [one for one in threading.enumerate() if one.name == "newer-allocation"]
+
+
+@pytest.fixture(autouse=True)
+def _no_reader_of_an_earlier_test() -> None:
+    fake_host.wait_for(lambda: not _readers(), "the end of what an earlier test's last look reads")
+
+
+def test_an_agent_knows_its_allocation_by_the_name_that_its_supervisor_has_for_it() -> None:
+    assert step_env.allocation(ENVIRON) == Grant("8", 1, ()).id
+    assert step_env.allocation({"SLURM_JOB_ID": "8"}) == Grant("8", 0, ()).id
+    assert step_env.allocation({}) == ""
+
+
+@pytest.mark.parametrize(
+    ("job_id", "restarts", "other"), [("8", 1, ""), ("8", 2, "8.2"), ("8", 0, "8.0"), ("9", 0, "9.0")]
+)
+def test_only_another_allocation_in_the_job_folder_is_a_successor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job_id: str, restarts: int, other: str
+) -> None:
+    job = JobDir(tmp_path)
+    allocation_claim.claim(job, Grant(job_id, restarts, ()).id)
+    assert _seen(NewerAllocation(job.allocation, ENVIRON), monkeypatch) == other
+
+
+@pytest.mark.parametrize("raw", [None, b"", b"\n", b"\xff\xfe"])
+def test_a_folder_that_says_nothing_drives_nobody_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raw: bytes | None
+) -> None:
+    file = JobDir(tmp_path).allocation
+    if raw is not None:
+        file.write_bytes(raw)
+    assert _seen(NewerAllocation(file, ENVIRON), monkeypatch) == ""
+
+
+def test_an_agent_goes_only_after_the_time_of_the_fence_and_says_where_its_job_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, notes = JobDir(tmp_path), list[str]()
+    newer_allocation = NewerAllocation(job.allocation, ENVIRON)
+    lost_supervisor = LostSupervisor(
+        {**ENVIRON, "SLURM_NODEID": "999"}, newer_allocation, FENCE_S, notes.append
+    )
+    allocation_claim.claim(job, "8.2")
+    assert _seen(newer_allocation, monkeypatch) == "8.2"
+    assert not lost_supervisor.check(FENCE_S) and notes == []
+    assert lost_supervisor.check(FENCE_S + 1.0)
+    assert notes == ["no contact for 37 s, and the job goes on in allocation 8.2: leaving"]
+
+
+def test_a_job_folder_that_does_not_answer_stops_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = JobDir(tmp_path).allocation
+    os.mkfifo(file)  # reading waits, as on a folder whose server is gone
+    monkeypatch.setattr("orchestrator.agent.process.lost_supervisor.CHECK_S", 0.0)
+    newer_allocation = NewerAllocation(file, ENVIRON)
+    assert [newer_allocation.check() for _ in range(3)] == ["", "", ""]
+    assert len(_readers()) == 1, "one reader at a time"
+    with file.open("w") as writer:
+        writer.write("8.2\n")
+    fake_host.wait_for(lambda: newer_allocation.check() == "8.2", "the answer")
+    fake_host.wait_for(lambda: _is_let_go(file), "the end of the last reader")
+
+
+def _is_let_go(file: Path) -> bool:
+    """Let a reader that waits for a writer go; tell whether there is none any more."""
+    with contextlib.suppress(OSError):
+        os.close(os.open(file, os.O_WRONLY | os.O_NONBLOCK))
+    return not _readers()
+
+
+def test_a_supervisor_claims_the_job_for_its_allocation_but_not_back_from_a_later_one(tmp_path: Path) -> None:
+    job = JobDir(tmp_path)
+    for name in ("8.0", "8.0", "8.9", "8.10", "9.0", "3.0"):  # numbers begin anew some day
+        allocation_claim.claim(job, name)
+        assert allocation_claim.replaced(job, name) == ""
+    allocation_claim.claim(job, "8.10")
+    with pytest.raises(
+        NotOursError, match=r"this is allocation 8\.9, and the job goes on in allocation 8\.10"
+    ):
+        allocation_claim.claim(job, "8.9")
+    assert allocation_claim.replaced(job, "8.9") == "8.10"
+
+
+def test_a_supervisor_that_gives_its_nodes_back_names_those_to_avoid() -> None:
+    asked: list[object] = []
+
+    class Lent:
+        id, nodes = "8.1", ("n1", "n2")
+
+        def requeue(self, avoid: object) -> str:
+            asked.append(avoid)
+            return ""
+
+    requeue = d.Requeue(0.0, "too few nodes", 1, {"n2": "its disk is full"})
+    assert allocation_claim.leave(Lent(), requeue, None) == allocation_claim.REQUEUED  # type: ignore[arg-type]
+    assert asked == [{"n2": "its disk is full"}]
+    assert allocation_claim.leave(Lent(), None, d.JobEnd.FAILED) == allocation_claim.OVER  # type: ignore[arg-type]
+    assert len(asked) == 1
+
+
+def test_one_without_an_allocation_claims_nothing(tmp_path: Path) -> None:
+    job = JobDir(tmp_path)
+    allocation_claim.claim(job, "")
+    assert not job.allocation.exists() and allocation_claim.replaced(job, "8.0") == ""
+    allocation_claim.claim(job, "8.1")
+    assert allocation_claim.replaced(job, "") == ""
+
+
+@pytest.mark.parametrize(("there", "after"), [("8.0", "8.1"), ("8.2", "8.2")])
+def test_one_that_finds_the_lock_taken_lets_the_holder_know_that_the_job_is_elsewhere(
+    tmp_path: Path, there: str, after: str
+) -> None:
+    folder = fake_slurm.job(tmp_path, "8")
+    allocation_claim.claim(folder, there)
+    assert allocation_claim.announce_allocation(folder, "8.1") == allocation_claim.BUSY
+    assert folder.allocation.read_text() == f"{after}\n"

@@ -1,0 +1,104 @@
+"""Does the stand-in for a launch take what Accelerate would set, and leave what is orch's? With an Accelerate of our own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.submission import bundle
+
+pytestmark = pytest.mark.slow  # each test starts an interpreter
+
+FAKE = {
+    "accelerate/__init__.py": "__version__ = '9.9'\nprint('a banner on standard output')\n",
+    "accelerate/commands/__init__.py": "",
+    "accelerate/commands/launch.py": """
+import argparse, os, subprocess, sys
+
+def launch_command_parser():
+    parser = argparse.ArgumentParser("accelerate")
+    for name in ("config_file", "num_processes", "num_machines", "machine_rank", "main_process_ip",
+                 "main_process_port", "mixed_precision", "deepspeed_multinode_launcher"):
+        parser.add_argument("--" + name)
+    parser.add_argument("training_script")
+    parser.add_argument("rest", nargs=argparse.REMAINDER)
+    return parser
+
+def launch_command(args):
+    if args.mixed_precision == "fp4":
+        raise ValueError("no such\\nprecision")
+    if args.mixed_precision == "cloud":
+        return
+    news = {"ACCELERATE_SIZE": args.num_processes, "ACCELERATE_NOTE": "it's one", "MASTER_PORT": "1",
+            "WORLD_SIZE": "7", "OMP_NUM_THREADS": "8", "KEPT": "theirs", "CUDA_VISIBLE_DEVICES": "3"}
+    if args.mixed_precision == "one":
+        subprocess.Popen([sys.executable], env={**os.environ, **news})
+    else:
+        import torch.distributed.run
+        os.environ.update(news)
+        torch.distributed.run.run(args)
+""",
+    "torch/__init__.py": "",
+    "torch/distributed/__init__.py": "",
+    "torch/distributed/run.py": "def run(args):\n    raise AssertionError('a launch')\n",
+}
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Path:
+    for name, text in FAKE.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def _run(folder: Path, *args: str, **more: Any) -> subprocess.CompletedProcess[str]:
+    settings = {"args": args, "config_file": None, "processes": 4, "nodes": 2, "keep": ["KEPT"], **more}
+    return subprocess.run(
+        [sys.executable, "-S", "-m", "orchestrator.agent.ranks.accelerate_env", json.dumps(settings)],
+        env={"PYTHONPATH": f"{folder}:{bundle.PACKAGE.parent}", "OMP_NUM_THREADS": "1"},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("how", [(), ("--mixed_precision", "one")])
+def test_what_a_launch_would_set_is_printed_without_what_is_orchs_and_the_users(
+    fake: Path, how: tuple[str, ...]
+) -> None:
+    done = _run(fake, *how)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == (
+        "export ACCELERATE_NOTE='it'\"'\"'s one'\nexport ACCELERATE_SIZE=4\nexport OMP_NUM_THREADS=8\n"
+    )
+    assert "sets ACCELERATE_NOTE ACCELERATE_SIZE OMP_NUM_THREADS" in done.stderr
+    assert "a banner" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("--mixed_precision", "fp4"), "orch: accelerate 9.9 cannot launch: no such precision"),
+        (("--mixed_precision", "cloud"), "orch: accelerate 9.9 starts no local processes"),
+        (("--fruit",), "orch: accelerate 9.9 does not take accelerate.args: unrecognized arguments: --fruit"),
+        (("train.py",), "orch: accelerate.args holds train.py, which is not an option"),
+    ],
+)  # fmt: skip
+def test_a_launch_that_cannot_be_is_refused_in_a_line(fake: Path, args: tuple[str, ...], words: str) -> None:
+    done = _run(fake, *args)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_python_without_accelerate_is_named(tmp_path: Path) -> None:
+    done = _run(tmp_path)
+    assert done.returncode == 1
+    assert f"orch: {sys.executable} cannot import accelerate (No module named 'accelerate')" in done.stderr

@@ -1,0 +1,324 @@
+"""The hook in real, short Python processes with a stand-in for torch, and the step file from both of its sides."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from orchestrator.agent.ranks import failure
+from orchestrator.agent.ranks.hook import errors, layout, worker_server
+from orchestrator.agent.ranks.step_counter import NO_STEP, StepCounter
+from tests.support.hooked import (
+    STEPS,
+    Rank,
+    lay_out_with_stand_in,
+    run,
+)
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def rank(tmp_path: Path) -> Rank:
+    return lay_out_with_stand_in(tmp_path)
+
+
+# Who counts steps.
+
+
+def test_steps_are_counted_with_their_times(rank: Rank) -> None:
+    done = rank.run([sys.executable, rank.script(STEPS), "5"])
+    assert (done.returncode, done.stdout) == (0, b"")
+    reader = StepCounter(rank.dir / layout.STEP_FILE)
+    last = reader.read()
+    assert last.step == 5
+    assert reader.step_at(last.time_ns) == 5
+    assert reader.rate_per_s() is not None
+    assert rank.files() == ["steps", "steps-claim-0"]
+
+
+def test_a_grandchild_of_the_ranks_shell_counts(rank: Rank) -> None:
+    script = rank.script(STEPS)
+    assert rank.run(["bash", "-c", f"{sys.executable} {script} 3; true"]).returncode == 0
+    assert rank.last_step().step == 3
+
+
+def test_only_the_first_living_process_counts_and_a_dead_ones_claim_passes_on(rank: Rank) -> None:
+    rank.script(STEPS, "child.py")
+    script = rank.script(
+        f"{STEPS}\nimport subprocess\nsubprocess.run([sys.executable, {str(rank.code / 'child.py')!r}, '7'])\n"
+    )
+    rank.run([sys.executable, script, "2"])
+    assert rank.last_step().step == 2
+    rank.run([sys.executable, script, "4"])
+    assert rank.last_step().step == 4
+    assert rank.files() == ["steps", "steps-claim-0", "steps-claim-1"]
+
+
+def test_a_program_that_begins_again_by_exec_goes_on_counting(rank: Rank) -> None:
+    again = "import os\nif sys.argv[1] == '2':\n    os.execv(sys.executable, [sys.executable, sys.argv[0], '4'])\n"
+    rank.run([sys.executable, rank.script(f"{STEPS}\n{again}"), "2"])
+    assert rank.last_step().step == 4
+
+
+def test_a_forked_child_stays_silent(rank: Rank) -> None:
+    fork = "\nimport os\nif os.fork() == 0:\n    step()\n    os._exit(0)\nos.wait()\n"
+    rank.run([sys.executable, rank.script(STEPS + fork), "3"])
+    assert rank.last_step().step == 3
+
+
+def children(rank: Rank, method: str, work: str) -> None:
+    """Run a script whose only steps are those of two children, one after the other."""
+    script = rank.script(
+        "import multiprocessing, torch.optim.optimizer, colorsys\n"
+        f"def work(steps):\n    {work}\n"
+        "if __name__ == '__main__':\n"
+        "    for steps in (3, 5):\n"
+        f"        child = multiprocessing.get_context({method!r}).Process(target=work, args=(steps,))\n"
+        "        child.start(); child.join()\n        print(child.exitcode)\n"
+    )
+    assert rank.run([sys.executable, script]).stdout == b"0\n0\n"
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_children_count_where_their_parent_makes_no_steps(rank: Rank, method: str) -> None:
+    children(rank, method, "for _ in range(steps): torch.optim.optimizer.step()")
+    assert rank.last_step().step == 5
+    assert rank.files() == ["steps", "steps-claim-0", "steps-claim-1"]
+
+
+def test_the_children_of_a_fork_server_stay_silent(rank: Rank) -> None:
+    children(rank, "forkserver", "torch.optim.optimizer.step()")
+    assert rank.last_step() == NO_STEP
+    assert rank.files() == ["steps"]
+
+
+def test_a_worker_for_data_makes_no_steps(rank: Rank) -> None:
+    rank.script("def get_worker_info():\n    return 'worker 0'\n", "torch/utils/data/__init__.py")
+    children(rank, "spawn", "import torch.utils.data; torch.optim.optimizer.step()")
+    assert rank.last_step() == NO_STEP
+    assert rank.files() == ["steps"]
+
+
+def test_without_a_rank_the_hook_does_nothing(rank: Rank) -> None:
+    env = {name: value for name, value in rank.env.items() if name != "RANK"}
+    done = run([sys.executable, "-c", "import sys; print(sys.excepthook is sys.__excepthook__)"], env)
+    assert done.stdout == b"True\n"
+    assert rank.files() == ["steps"]
+
+
+@pytest.mark.parametrize("flag", ["-I", "-E", "-S"])
+def test_an_isolated_python_runs_unharmed(rank: Rank, flag: str) -> None:
+    done = rank.run([sys.executable, flag, "-c", "print('ran')"])
+    assert (done.returncode, done.stdout) == (0, b"ran\n")
+
+
+# What of the script stays as it was.
+
+
+def test_the_users_own_sitecustomize_runs_and_keeps_the_name(rank: Rank) -> None:
+    rank.script("import builtins\nbuiltins.mine = 'ran'\n", "sitecustomize.py")
+    show = "import sys, sitecustomize; print(mine, sitecustomize.__file__, sys.path[1:])"
+    assert rank.run([sys.executable, "-c", show]).stdout == rank.run_bare([sys.executable, "-c", show]).stdout
+
+
+def test_a_failing_sitecustomize_fails_with_the_same_words(rank: Rank) -> None:
+    rank.script("raise RuntimeError('mine')", "sitecustomize.py")
+    with_hook = rank.run([sys.executable, "-c", "pass"])
+    assert b"mine" in with_hook.stdout
+    assert with_hook.stdout == rank.run_bare([sys.executable, "-c", "pass"]).stdout
+
+
+def test_where_there_is_no_other_sitecustomize_there_is_none(rank: Rank) -> None:
+    show = "import sys; print('sitecustomize' in sys.modules, sys.path[1:]); import sitecustomize"
+    assert rank.run([sys.executable, "-c", show]).stdout == rank.run_bare([sys.executable, "-c", show]).stdout
+
+
+def test_two_hooks_on_the_path_count_once(rank: Rank) -> None:
+    shutil.copytree(rank.root / "hook", rank.root / "hook2")
+    path = f"{rank.root / 'hook2'}:{rank.env['PYTHONPATH']}"
+    rank.run([sys.executable, rank.script(STEPS), "3"], PYTHONPATH=path)
+    assert rank.last_step().step == 3
+
+
+def test_torchs_own_spec_and_loader_are_as_ever(rank: Rank) -> None:
+    show = (
+        "import importlib.util, importlib, sys\nprint(importlib.util.find_spec('torch').loader.exec_module)\n"
+        "import torch.optim.optimizer, colorsys\nprint(type(torch.__spec__.loader), importlib.reload(torch))\n"
+        "print([getattr(finder, '__name__', type(finder)) for finder in sys.meta_path])"
+    )
+    first, *rest = rank.run([sys.executable, rank.script(show)]).stdout.splitlines()
+    bare_first, *bare_rest = rank.run_bare([sys.executable, rank.script(show)]).stdout.splitlines()
+    assert rest == bare_rest
+    assert first.startswith(bare_first[:60])
+
+
+def test_the_import_at_which_torch_is_found_to_be_there_finds_its_module(rank: Rank) -> None:
+    """The hook's finder vanishes while the list of finders is walked, and the next in it must not be passed over."""
+    text = (
+        "import sys, torch.optim.optimizer\n"
+        "first = next(one for one in sys.meta_path if 'BuiltinImporter' in str(one))\n"
+        "sys.meta_path.remove(first)\nsys.meta_path.insert(2, first)\n"
+        "name = next(one for one in sys.builtin_module_names if one not in sys.modules)\n"
+        "__import__(name)\nprint(len(torch.optim.optimizer.HOOKS))\n"
+    )
+    done = rank.run([sys.executable, rank.script(text)])
+    assert done.stdout == b"1\n"
+
+
+# Script, then the type, line and function to be found.
+FAILURES = {
+    "plain": ("def f():\n    raise ValueError('no')\nf()", "ValueError", 2, "f"),
+    "chained": (
+        "try:\n    1 / 0\nexcept ArithmeticError as e:\n    raise KeyError from e",
+        "KeyError",
+        4,
+        "<module>",
+    ),
+    "in the library": ("import json\njson.loads('{')", "json.decoder.JSONDecodeError", 2, "<module>"),
+    "syntax": ("x = 1\ndef (:\n", "SyntaxError", 2, "<module>"),
+    "own type": ("class Bad(Exception): pass\nraise Bad", "Bad", 2, "<module>"),
+    "missing module": ("\nimport nowhere", "ModuleNotFoundError", 2, "<module>"),
+    "no terminal": ("x = 1\nbreakpoint()", "bdb.BdbQuit", 2, "<module>"),
+    "hook replaced": (
+        "import sys\nsys.excepthook = lambda *a: print('mine')\n1 / 0",
+        "ZeroDivisionError",
+        3,
+        "<module>",
+    ),
+    "rich": (
+        "import rich.traceback\nrich.traceback.install(width=80)\n1 / 0",
+        "ZeroDivisionError",
+        3,
+        "<module>",
+    ),
+    "str fails": ("class Odd(Exception):\n    def __str__(self): 1 / 0\nraise Odd", "Odd", 3, "<module>"),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_an_uncaught_exception_is_noted_and_the_log_is_the_same(rank: Rank, name: str) -> None:
+    text, kind, line, function = FAILURES[name]
+    script = rank.script(text)
+    done, bare = rank.run([sys.executable, script]), rank.run_bare([sys.executable, script])
+    assert (done.returncode, done.stdout) == (bare.returncode, bare.stdout)
+    error = rank.error()
+    assert (error.type, Path(error.file), error.line, error.function) == (kind, script, line, function)
+    assert kind.rpartition(".")[2] in error.traceback
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "raise SystemExit('bye')",
+        "import sys; sys.exit(3)",
+        "import os; os._exit(4)",
+        "raise KeyboardInterrupt",
+    ],
+)
+def test_an_exit_and_an_interrupt_are_no_errors_and_end_alike(rank: Rank, text: str) -> None:
+    done, bare = rank.run([sys.executable, "-c", text]), rank.run_bare([sys.executable, "-c", text])
+    assert (done.returncode, done.stdout) == (bare.returncode, bare.stdout)
+    assert rank.errors() == []
+
+
+@pytest.mark.parametrize("env", [{}, {"PYTHONFAULTHANDLER": "1"}])
+@pytest.mark.parametrize("shell", [False, True])
+def test_a_fatal_signal_leaves_the_stacks_of_all_threads_and_the_place(
+    rank: Rank, env: dict[str, str], shell: bool
+) -> None:
+    script = rank.script(
+        "import ctypes, json, threading, time\n"
+        "def wait(): time.sleep(60)\n"
+        "threading.Thread(target=wait, daemon=True).start()\n"
+        "time.sleep(0.1)\n"
+        "class Loader:\n    def __init__(self, **_): ctypes.string_at(0)\n"
+        "json.loads('1', cls=Loader)\n"
+    )
+    line = f"{sys.executable} {script}; exit $?"
+    argv = ["bash", "-c", line] if shell else [sys.executable, str(script)]
+    done, log = rank.run(argv, **env), rank.root / "rank.log"
+    log.write_bytes(done.stdout)
+    assert done.returncode == (139 if shell else -11)
+    assert (b"Fatal Python error" in done.stdout) == bool(env)
+    found = failure.of_exit(rank.dir, log, 0, done.returncode)
+    assert found is not None and (found.type, found.where) == ("", f"{script}:6 __init__")
+    assert "json.loads('1', cls=Loader)" in found.traceback
+    assert found.traceback.index(" in wait") < found.traceback.index(" in __init__")
+
+
+def test_an_interrupt_has_its_place(rank: Rank) -> None:
+    script, log = rank.script("def f():\n    raise KeyboardInterrupt\nf()"), rank.root / "rank.log"
+    done = rank.run([sys.executable, script])
+    log.write_bytes(done.stdout)
+    found = failure.of_exit(rank.dir, log, 0, done.returncode)
+    assert found is not None and found.where == f"{script}:2 f"
+
+
+def test_long_messages_and_tracebacks_are_cut(rank: Rank) -> None:
+    rank.run([sys.executable, "-c", "raise ValueError('head' + 'm' * 100000 + 'tail')"])
+    error = rank.error()
+    assert len(error.message) == errors.MESSAGE_CHARS_MAX
+    assert len(error.traceback) <= errors.TRACEBACK_CHARS_MAX
+    assert error.traceback.startswith("Traceback") and error.traceback.endswith("tail\n")
+
+
+@pytest.mark.parametrize("folder", ["/proc/self", "/nonexistent", "/dev/null"])
+def test_a_folder_that_cannot_be_written_is_harmless(rank: Rank, folder: str) -> None:
+    script = rank.script(f"{STEPS}\nraise ValueError('no')")
+    done, bare = (
+        rank.run([sys.executable, script, "3"], ORCH_RANK_DIR=folder),
+        rank.run_bare([sys.executable, script, "3"]),
+    )
+    assert (done.returncode, done.stdout) == (bare.returncode, bare.stdout)
+
+
+@pytest.mark.parametrize("damage", ["missing", "short", "a folder"])
+def test_a_damaged_step_file_is_harmless_and_noted_once(rank: Rank, damage: str) -> None:
+    file = rank.dir / layout.STEP_FILE
+    file.unlink()
+    if damage == "short":
+        file.write_bytes(b"0" * 10)
+    elif damage == "a folder":
+        file.mkdir()
+    done = rank.run([sys.executable, rank.script(STEPS), "3"])
+    assert (done.returncode, done.stdout) == (0, b"")
+    assert len((rank.dir / layout.NOTES_FILE).read_text().splitlines()) == 1
+
+
+def test_a_hook_folder_deleted_midway_is_harmless(rank: Rank) -> None:
+    text = f"import shutil\nshutil.rmtree({str(rank.root / 'hook')!r})\n{STEPS}\nraise ValueError('no')"
+    done = rank.run([sys.executable, rank.script(text), "3"])
+    assert done.returncode == 1
+    assert rank.last_step().step == 3
+    assert rank.error().type == "ValueError"
+
+
+def test_many_short_runs_end_alike_with_and_without(rank: Rank) -> None:
+    for number in range(10):
+        script = rank.script(f"print({number})\nimport json\nraise SystemExit({number} % 3)")
+        done, bare = rank.run([sys.executable, script]), rank.run_bare([sys.executable, script])
+        assert (done.returncode, done.stdout) == (bare.returncode, bare.stdout)
+    assert rank.files() == ["steps"]
+
+
+@pytest.mark.parametrize(
+    ("version", "mine", "is_kept"),
+    [
+        ("2.13.0+cpu", "2000", False),
+        ("2.9.1", "2000", False),
+        ("2.8.0", "2000", True),
+        ("2.13.0", "500", True),
+    ],
+)
+def test_a_torch_that_knows_a_settings_new_name_is_not_shown_our_old_one(
+    version: str, mine: str, is_kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.version", SimpleNamespace(__version__=version))
+    environ = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_TRACE_BUFFER_SIZE": mine}
+    worker_server.keep_new_name(environ)
+    assert ("TORCH_NCCL_TRACE_BUFFER_SIZE" in environ) is is_kept

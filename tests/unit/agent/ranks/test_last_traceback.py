@@ -1,0 +1,134 @@
+"""The exception that ended a script, found in its output."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from orchestrator.agent.ranks import failure
+
+SCRIPTS = {
+    "plain": ("def f():\n    raise ValueError('no data')\nf()\n", "ValueError", "no data", "train.py:2 f"),
+    "no message": ("raise KeyError\n", "KeyError", "", "train.py:1 <module>"),
+    "module": ("import json\njson.loads('{')\n", "json.decoder.JSONDecodeError", "Expecting property", "train.py:2"),
+    "chained": ("try:\n    1 / 0\nexcept ZeroDivisionError:\n    [][1]\n", "IndexError", "list index", "train.py:4"),
+    "syntax": ("x = (\n", "SyntaxError", "'(' was never closed", "train.py:1"),
+    "lines": ("raise OSError('one\\ntwo')\n", "OSError", "one", "train.py:1"),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(SCRIPTS))
+def test_what_python_prints_is_understood(tmp_path: Path, name: str) -> None:
+    script, kind, message, where = SCRIPTS[name]
+    (tmp_path / "train.py").write_text(script)
+    done = subprocess.run(
+        [sys.executable, "-I", "train.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    found = failure.parse("epoch 1\n" + done.stderr + "bye\n")
+    assert found is not None
+    assert found.type == kind
+    assert found.message.startswith(message)
+    assert where in found.where
+    assert "epoch" not in found.traceback
+    assert "bye" not in found.traceback
+
+
+def test_the_rank_prefix_of_torch_is_not_in_the_way() -> None:
+    text = (
+        "[rank3]: Traceback (most recent call last):\n"
+        '[rank3]:   File "/code/train.py", line 9, in step\n'
+        "[rank3]:     loss.backward()\n"
+        "[rank3]: RuntimeError: Connection closed by peer\n"
+    )
+    found = failure.parse(text)
+    assert found is not None
+    assert (found.type, found.message) == ("RuntimeError", "Connection closed by peer")
+    assert found.where == "/code/train.py:9 step"
+
+
+def test_only_the_last_of_several_counts() -> None:
+    one = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    f()\nValueError: {}\n'
+    found = failure.parse(one.format("first") + "caught it\n" + one.format("second"))
+    assert found is not None
+    assert found.message == "second"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "all is well\n", 'Traceback (most recent call last):\n  File "a.py", line 1']
+)
+def test_no_whole_traceback_is_none(text: str) -> None:
+    assert failure.parse(text) is None
+
+
+def test_only_the_end_of_a_log_is_read(tmp_path: Path) -> None:
+    log = tmp_path / "rank.log"
+    tail = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    f()\nValueError: x\n'
+    log.write_text("é" * 100_000 + "\n" + tail)
+    found = failure.find(log)
+    assert found is not None
+    assert found.type == "ValueError"
+    log.write_text(tail + "x" * 100_000)
+    assert failure.find(log) is None
+    assert failure.find(tmp_path / "missing.log") is None
+
+
+def test_what_a_watchdog_said_before_it_aborted_is_found(tmp_path: Path) -> None:
+    log = tmp_path / "rank.log"
+    log.write_text(
+        "step 7\n[rank3]:[E1121 ProcessGroupNCCL.cpp:632] [Rank 3] Watchdog caught collective operation timeout: "
+        "WorkNCCL(SeqNum=9, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600069 milliseconds\nterminate called\n"
+    )
+    found = failure.of_a_watchdog(log)
+    assert found is not None
+    assert found.type == ""
+    assert "SeqNum=9" in found.message
+    log.write_text("step 7\nterminate called\n")
+    assert failure.of_a_watchdog(log) is None
+    log.write_text("terminate called\n  what():  size mismatch\n")
+    found = failure.of_a_watchdog(log)
+    assert found is not None and found.message == "size mismatch"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("usage: train.py [-h]\ntrain.py: error: unrecognized arguments: --stepz 4\n\n", "train.py: error: unrec"),
+        ("epoch 1\r\x1b[31mno data left\x1b[0m\r\n  \n", "no data left"),
+        ("[rank0]: no data\n[rank0]:[W1121 22:46:05.1 ProcessGroupNCCL.cpp:1496] Warning: leaks\n", "no data"),
+        ("x" * 100_000, "x" * failure.MESSAGE_CHARS_MAX),
+    ],
+)  # fmt: skip
+def test_the_last_line_of_a_script_that_gave_up_is_found(tmp_path: Path, text: str, said: str) -> None:
+    log = tmp_path / "rank.log"
+    log.write_text(text)
+    found = failure.last_line(log)
+    assert found is not None and found.message.startswith(said)
+    assert (found.type, found.traceback) == ("", "")
+    assert len(found.message) <= failure.MESSAGE_CHARS_MAX
+
+
+def test_the_last_line_is_not_that_of_an_exception_that_was_caught(tmp_path: Path) -> None:
+    log = tmp_path / "rank.log"
+    caught = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    f()\nValueError: x\n'
+    log.write_text(f"epoch 1\n{caught}")
+    assert failure.last_line(log) is None
+    log.write_text(f"{caught}no data left\n")
+    found = failure.last_line(log)
+    assert found is not None and found.message == "no data left"
+    assert failure.last_line(tmp_path / "missing.log") is None
+
+
+def test_a_line_that_the_tail_cuts_is_left_out(tmp_path: Path) -> None:
+    log = tmp_path / "rank.log"
+    rest = "x\n" * (failure.TAIL_BYTES // 2 - 8)
+    log.write_text(f"the secret is hunter2-and-more NCCL error\n{rest}")
+    assert failure.of_a_watchdog(log) is None

@@ -1,0 +1,211 @@
+"""Which processes can be forked as if they were new, and what is said of those that cannot."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.agent.ranks import imports_ahead, processes, spawn, warm
+from orchestrator.agent.ranks.first_imports import Import
+from orchestrator.core.host import procfs
+from orchestrator.core.jobdir import rank_env
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.slurm import step_env
+from tests.support import jobs
+
+MODULES = {
+    "thread": "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n",
+    "asks": "import os\nos.environ.get('LOCAL_RANK')\n",
+    "sockets": "import socket\nkept = socket.socket()\n",
+    "starts": "import os, time\nif os.fork() == 0:\n    time.sleep(60)\n    os._exit(0)\n",
+    "handles": "import signal\nsignal.signal(signal.SIGTERM, lambda *_: None)\n",
+    "well": "VALUE = 7\n",
+    "breaks": "raise ImportError('not here')\n",
+    "lazy": "def __getattr__(name):\n    import nested\n    return nested\n",
+    "nested": "import os\nos.environ.get('LOCAL_RANK')\n",
+    "wants": "import os\nVALUE = os.environ.get('MODE')\n",
+    "temporary": "import tempfile\nFOLDER = tempfile.TemporaryDirectory()\n",
+    "moves": "import os\nos.chdir('/')\n",
+}
+REASONS = {
+    "thread": "started a thread",
+    "asks": "reads LOCAL_RANK",
+    "sockets": "opened a socket",
+    "starts": "started a process",
+    "handles": "changed a signal handler",
+    "breaks": "raises ImportError: not here",
+    "temporary": "made a temporary file",
+    "moves": "changed the working folder",
+}
+
+
+@pytest.fixture(autouse=True)
+def adopts() -> None:
+    """Have this process adopt its grandchildren, as an agent does."""
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return a node's folder with the hook, and installed modules next to it."""
+    (tmp_path / "site-packages").mkdir()
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code/own.py").touch()
+    for name, source in MODULES.items():
+        (tmp_path / "site-packages" / f"{name}.py").write_text(source)
+    processes.install_hook(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def imported(folder: Path, request: pytest.FixtureRequest) -> Iterator[warm.Template]:
+    """Return a template of the modules and of the program's first imports, once it has said what it is."""
+    one = _begun(folder, *request.param)
+    yield one
+    one.end()
+
+
+def _begun(folder: Path, modules: tuple[str, ...], imports: tuple[Import, ...]) -> warm.Template:
+    """Return a template that has said what it is."""
+    env = {**os.environ, "PYTHONPATH": str(folder / "site-packages")}
+    one = warm.Template(folder, (sys.executable, "train.py"), env, folder / "code", modules, imports)
+    one.begin()
+    while one.is_importing:
+        time.sleep(0.01)
+        one.poll()
+    return one
+
+
+def _reason(argv: tuple[str, ...], code: Path, *, has_stepped: bool) -> str:
+    try:
+        warm.source_of(argv, code, has_stepped=has_stepped)
+    except ValueError as err:
+        return str(err)
+    return ""
+
+
+def _imports(*names: str) -> tuple[Import, ...]:
+    return tuple(Import(name) for name in names)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REASONS)
+def test_a_package_that_keeps_a_process_from_being_forked_is_named_and_what_follows_is_left_to_ranks(
+    folder: Path, name: str
+) -> None:
+    one = _begun(folder, ("well",), _imports("wants", name, "lazy"))
+    assert one.is_ready and one.has.ready == ("well", "wants")
+    assert one.left_out == f"{name}, which {REASONS[name]}"
+    assert (procfs.stat(one.pid) or pytest.fail()).ppid == os.getpid()
+    one.end()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("imported", [(("well",), (Import("lazy", ("Name",)),))], indirect=True)
+def test_a_name_that_is_imported_when_it_is_asked_for_is_asked_for(imported: warm.Template) -> None:
+    assert imported.left_out == "lazy, which reads LOCAL_RANK"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "imported", [(("well", "breaks"), _imports("os", "sys", "json", "missing", "lazy"))], indirect=True
+)
+def test_python_own_modules_and_missing_ones_end_nothing(imported: warm.Template) -> None:
+    assert (imported.has.ready, imported.left_out) == (("well", "lazy"), "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("imported", [(("well",), _imports("own", "lazy"))], indirect=True)
+def test_what_follows_a_module_of_the_program_is_left_to_ranks(imported: warm.Template) -> None:
+    assert (imported.has.ready, imported.left_out) == (("well",), "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("imported", [(("thread", "well"), ())], indirect=True)
+def test_without_the_first_module_there_is_no_template(imported: warm.Template) -> None:
+    assert not imported.is_ready
+    assert imported.why_fresh == "import thread started a thread"
+    assert imported.fork(spawn.Program((sys.executable, "train.py"), {}, Path(), Path())) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("modules", "imports", "why_fresh", "left_out"),
+    [
+        (("nested",), (), "import nested reads LOCAL_RANK", ""),
+        (("well",), (), "import well imports what well.py of the code takes the place of", ""),
+        (("wants",), _imports("well"), "", ""),
+    ],
+)
+def test_a_module_of_the_code_that_takes_the_place_of_an_imported_one_is_named(
+    folder: Path, modules: tuple[str, ...], imports: tuple[Import, ...], why_fresh: str, left_out: str
+) -> None:
+    (folder / "code" / "well.py").touch()
+    one = _begun(folder, modules, imports)
+    assert (one.why_fresh, one.left_out) == (why_fresh, left_out)
+    one.end()
+
+
+@pytest.mark.parametrize(
+    ("argv", "reason"),
+    [
+        (("PYTHON", "train.py"), ""),
+        (("PYTHON", "-m", "pack.train"), ""),
+        (("PYTHON", "plain.py"), "plain.py does not import torch"),
+        (("./wrapped", "train.py"), "./wrapped is a script"),
+        (
+            ("bash", "-c", "python train.py"),
+            "its command is not a Python with a script or module of the code",
+        ),
+        (("PYTHON", "-c", "import torch"), "-c is no Python file"),
+        (
+            ("PYTHON", "-m", "torch.utils.collect_env"),
+            "its command is not a Python with a script or module of the code",
+        ),
+    ],
+)
+def test_a_template_takes_the_place_of_a_python_that_runs_a_script_with_torch(
+    tmp_path: Path, argv: tuple[str, ...], reason: str
+) -> None:
+    (tmp_path / "pack").mkdir()
+    (tmp_path / "train.py").write_text("import os, numpy as np, torch.nn as nn\n")
+    (tmp_path / "pack/train.py").write_text("import os\nfrom torch import nn\n")
+    (tmp_path / "plain.py").write_text("# import torch\n")
+    (tmp_path / "wrapped").write_text("#!/bin/sh\n")
+    real = tuple(sys.executable if word == "PYTHON" else word for word in argv)
+    assert _reason(real, tmp_path, has_stepped=False) == reason
+
+
+def test_a_script_without_torch_whose_ranks_made_steps_has_a_template(tmp_path: Path) -> None:
+    (tmp_path / "plain.py").write_text("import helper\n")
+    assert _reason((sys.executable, "plain.py"), tmp_path, has_stepped=True) == ""
+
+
+def test_a_program_that_sets_what_torch_reads_when_it_is_loaded_has_ranks_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text('import os\nos.environ["OMP_NUM_THREADS"] = "1"\nimport torch\n')
+    reason = "train.py sets OMP_NUM_THREADS, which torch may read when it is imported"
+    assert _reason((sys.executable, "train.py"), tmp_path, has_stepped=True) == reason
+
+
+def test_every_variable_that_a_rank_gets_when_it_starts_is_one_that_imports_may_not_read() -> None:
+    slot = rank_env.RankSlot(0, "node-0", 0, 1, 0, 1)
+    own = rank_env.rank_env(jobs.plan(), JobDir(Path("/job")), slot, 1, ("127.0.0.1", 29500), "")
+    of_slurm = step_env.of_a_rank(0, 0, [("node-0", (0,))])
+    assert set(imports_ahead.ALONE) == own.keys() | of_slurm.keys()
+
+
+def test_a_late_fork_is_told_from_one_that_will_never_be(tmp_path: Path) -> None:
+    (tmp_path / warm.TICKET).touch()
+    assert warm._late_fork(tmp_path / warm.TICKET) == 0
+    assert not (tmp_path / warm.TICKET).exists(), "a fork that comes now ends"
+    (tmp_path / f"{warm.TICKET}.4711").touch()
+    assert warm._late_fork(tmp_path / warm.TICKET) == 4711
+    (tmp_path / "folder" / warm.TICKET).mkdir(parents=True)
+    with pytest.raises(OSError):
+        warm._late_fork(tmp_path / "folder" / warm.TICKET)

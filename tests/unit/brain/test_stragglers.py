@@ -1,0 +1,72 @@
+"""Is a rank that holds up its peers named, and only one that does so for long?"""
+
+from __future__ import annotations
+
+from orchestrator.brain import stragglers
+from orchestrator.brain.model import decisions as d
+from orchestrator.brain.model import events as e
+from orchestrator.brain.model.facts import Facts
+from orchestrator.brain.model.rank_facts import RankFacts, RankState
+from orchestrator.core.wire.messages import RankHeartbeat
+from tests.support.brain_story import Story, only
+
+
+def running() -> Story:
+    story = Story(4, fence_s=None)
+    story.run()
+    return story
+
+
+def report(story: Story, own_work_s: list[float], count: int) -> list[d.Decision]:
+    """Let ten seconds pass, and every rank tell how long its own work takes."""
+    story.now_s += 10.0
+    said = []
+    for rank, one in enumerate(own_work_s):
+        beat = RankHeartbeat(rank, count, "S", 0, 0.0, own_work_s=one + count * 1e-9)
+        said += story.hear(e.Heartbeat(0.0, f"n{rank}", 1, (beat,)))
+    return said
+
+
+def test_a_rank_that_is_slow_for_long_is_remarked_once_with_factor_and_host() -> None:
+    story, said = running(), []
+    for count in range(100, 800, 100):
+        said += report(story, [0.1, 0.1, 0.18, 0.11], count)
+    remark = only(said, d.Notice)
+    assert (remark.topic, remark.key) == (d.Topic.SLOW, "2")
+    assert remark.why == "slow: rank 2 on n2, 1.8 x its peers (180 ms a step) since step 100"
+    assert [rank.rank for rank in stragglers.slow_ranks(story.brain.facts)] == [2]
+
+
+def test_a_rank_that_is_slow_once_is_not() -> None:
+    story, said = running(), []
+    for count in range(100, 800, 100):
+        said += report(story, [0.1, 0.1, 0.5 if count == 300 else 0.1, 0.1], count)
+    assert not said
+    assert not stragglers.slow_ranks(story.brain.facts)
+
+
+def test_a_difference_of_a_few_milliseconds_is_chance() -> None:
+    story, said = running(), []
+    for count in range(100, 800, 100):
+        said += report(story, [0.001, 0.001, 0.003, 0.001], count)
+    assert not said
+
+
+def test_a_rank_that_recovers_is_no_straggler_any_more() -> None:
+    story = running()
+    for count in range(100, 600, 100):
+        report(story, [0.1, 0.1, 0.2, 0.1], count)
+    assert stragglers.slow_ranks(story.brain.facts)
+    report(story, [0.1, 0.1, 0.1, 0.1], 600)
+    assert not stragglers.slow_ranks(story.brain.facts)
+
+
+def test_in_a_large_job_peers_are_taken_from_all_of_it() -> None:
+    size = 3 * stragglers.PEERS_MAX
+    works_s = [0.2 if rank < size // 3 else 0.1 for rank in range(size)]  # the first nodes are slow
+    beats = [RankHeartbeat(rank, 1, "S", 0, 0.0, own_work_s=work_s) for rank, work_s in enumerate(works_s)]
+    facts = Facts(ranks={one.rank: RankFacts(one.rank, "n", RankState.ALIVE, beat=one) for one in beats})
+    for rank in (1, size - 2):
+        stragglers.note(facts, facts.ranks[rank], 1.0)
+    assert facts.ranks[1].straggler is not None and facts.ranks[1].straggler.peers_s == 0.1
+    assert facts.ranks[size - 2].straggler is None

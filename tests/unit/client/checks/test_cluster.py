@@ -1,0 +1,30 @@
+"""Is a host that others cannot dial named, before links are measured to it?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+from orchestrator.brain.checks import node
+from orchestrator.client.checks import cluster
+from orchestrator.client.checks.visits import Visits
+from orchestrator.core.wire import bootstrap as w
+
+
+class _Alone:
+    """Visits to hosts that have no address but loopback."""
+
+    def ask_all(self, hosts: Sequence[str], *_: object) -> dict[str, w.PortsOpened]:
+        return {name: w.PortsOpened((1, 2), (), "") for name in hosts}
+
+
+def test_a_host_without_an_address_is_named_and_no_link_is_measured() -> None:
+    asked = cluster.Questions(
+        job=node.Job(1, 0, False, 0), programs={}, env={}, sources=(), own=(), folders=(), addresses={}, port=None, interface=None
+    )  # fmt: skip
+    report = cluster.Report()
+    assert cluster._links(cast(Visits, _Alone()), ["one", "two"], asked, report) == ({}, {})
+    assert [(finding.nodes, finding.what, bool(finding.fix)) for finding in report.findings] == [
+        (("one",), "network", True),
+        (("two",), "network", True),
+    ]

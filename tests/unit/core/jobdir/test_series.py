@@ -1,0 +1,99 @@
+"""The series of a job: what is written comes back, damage and full disks do no harm, and it stays small."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+import pytest
+
+from orchestrator.core.jobdir import series
+from orchestrator.core.jobdir.series import RankSample, Sample, SeriesWriter
+
+FULL = RankSample(3, 120_000, 2.5, 0.4, 1.25, 5e-5, 1.5, 64 << 30, 0.97, 70 << 30)
+BARE = RankSample(4)
+
+
+def _sample(wall_s: float, *ranks: RankSample) -> Sample:
+    return Sample(wall_s, 2, ranks)
+
+
+def test_what_is_written_comes_back(tmp_path: Path) -> None:
+    writer = SeriesWriter(tmp_path / "series.jsonl")
+    written = [_sample(1e9, FULL, BARE), _sample(1e9 + 10)]
+    for sample in written:
+        writer.add(sample)
+    assert list(series.read(tmp_path / "series.jsonl")) == written
+    assert list(series.read(tmp_path / "none")) == []
+
+
+def test_a_reader_may_leave_out_what_is_close_together(tmp_path: Path) -> None:
+    writer = SeriesWriter(tmp_path / "series.jsonl")
+    for wall_s in (1000.0, 1010.0, 1020.0, 1030.0, 900.0):  # the clock was set back
+        writer.add(_sample(wall_s, BARE))
+    assert [sample.wall_s for sample in series.read(tmp_path / "series.jsonl", 15.0)] == [
+        1000.0,
+        1020.0,
+        900.0,
+    ]
+
+
+def test_a_loss_that_is_not_a_number_comes_back_as_such(tmp_path: Path) -> None:
+    SeriesWriter(tmp_path / "series.jsonl").add(
+        _sample(1e9, RankSample(0, loss=math.nan, learning_rate=math.inf))
+    )
+    (rank,) = next(series.read(tmp_path / "series.jsonl")).ranks
+    assert rank.loss is not None
+    assert (math.isnan(rank.loss), rank.learning_rate) == (True, math.inf)
+
+
+def test_a_reader_leaves_out_what_is_damaged_and_the_next_line_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "series.jsonl"
+    SeriesWriter(path).add(_sample(1e9, FULL))
+    with path.open("ab") as file:
+        file.write(
+            b'\xff\x00\n[]\n[1,2]\n[1,2,[[]]]\n[1,2,[["x"]]]\n[1,2,[[1,true]]]\n{}\n'
+            + b"[" * 9000
+            + b"\n[1,2,[[1"
+        )
+    SeriesWriter(path).add(_sample(1e9 + 10, BARE))
+    assert [sample.wall_s for sample in series.read(path)] == [1e9, 1e9 + 10]
+
+
+def test_a_disk_that_takes_nothing_is_no_error(tmp_path: Path) -> None:
+    writer = SeriesWriter(tmp_path / "gone" / "series.jsonl")
+    writer.add(_sample(1e9, FULL))
+    assert not writer.is_due(1e9 + 9)
+    assert writer.is_due(1e9 + 10)
+    if Path("/dev/full").exists():
+        SeriesWriter(Path("/dev/full")).add(_sample(1e9, FULL))
+
+
+def test_a_clock_that_was_set_back_does_not_end_the_series(tmp_path: Path) -> None:
+    writer = SeriesWriter(tmp_path / "series.jsonl")
+    assert writer.is_due(1e9)
+    writer.add(_sample(2e9, FULL))
+    assert writer.is_due(1e9)
+
+
+@pytest.mark.parametrize("ranks", [1, 64, 1024])
+def test_three_days_stay_below_25_mb_and_a_month_below_80(ranks: int) -> None:
+    line_bytes, age_s, size_bytes, sizes_bytes, samples = 95 * ranks, 0.0, 0, {}, 0
+    while age_s < 30 * 86_400:
+        size_bytes += line_bytes
+        age_s += series.pause_s(line_bytes, age_s)
+        samples += 1
+        sizes_bytes[int(age_s // 86_400)] = size_bytes
+    assert sizes_bytes[2] < 25e6
+    assert size_bytes < 80e6
+    assert samples > 300
+
+
+def test_64_ranks_take_6_kb_a_sample_at_most(tmp_path: Path) -> None:
+    path = tmp_path / "series.jsonl"
+    wide = RankSample(
+        63, 12_345_678, 2.51234, 0.398765, 2.345678, 4.98765e-5, 13.57, 64_123_456_789, 0.97, 79_123_456_789
+    )
+    SeriesWriter(path).add(_sample(1e9, *[wide] * 64))
+    assert os.path.getsize(path) < 6100  # noqa: PTH202

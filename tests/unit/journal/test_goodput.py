@@ -1,0 +1,138 @@
+"""What ranks did with their time, and what failures cost: each kind where its rule says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from orchestrator.brain.model import decisions as d
+from orchestrator.brain.model import events as e
+from orchestrator.brain.model.facts import News
+from orchestrator.journal import goodput
+from orchestrator.journal.goodput import Goodput, Loss, TimeKind
+from tests.support import jobs
+
+RANKS = 4
+CRASH = Loss(1, "crash", "node-0")
+SAVE = d.Checkpoint(jobs.CKPT, 20, 1)
+RUNNING = [*jobs.submitted(), *jobs.running(1, 1.0, 20)]
+
+
+def _account(news: Sequence[News], until_s: float | None = None, submitted_s: float = 0.0) -> Goodput:
+    until_wall_s = None if until_s is None else jobs.BEGAN_S + until_s
+    return goodput.account(jobs.entries(news), until_wall_s, jobs.BEGAN_S + submitted_s)
+
+
+def _course(of: Goodput, rank: int = 0) -> list[tuple[str, float, float]]:
+    """Return a rank's spans: kind, begin and end (seconds since the job began)."""
+    began_s = jobs.BEGAN_S
+    return [
+        (span.kind.value, round(span.begin_wall_s - began_s, 1), round(span.end_wall_s - began_s, 1))
+        for span in of.spans
+        if span.rank == rank
+    ]
+
+
+def test_a_crash_is_paid_by_steps_made_again_its_detection_and_the_way_back() -> None:
+    found = _account(jobs.crashed_once(), until_s=20.0)
+    first, again = 4.0, 10.1
+    lost = first + (5.5 - first) * 20 / 23
+    assert _course(found) == [
+        ("queued", 0.0, 0.1),
+        ("startup", 0.1, first),
+        ("productive", first, round(lost, 1)),
+        ("wasted", round(lost, 1), 5.5),
+        ("detecting", 5.5, 5.7),
+        ("recovering", 5.7, 7.0),
+        ("recovering", 7.0, again),
+        ("productive", again, 20.0),
+    ]
+    assert found.losses() == {CRASH: pytest.approx(RANKS * (again - lost))}
+    assert found.ratio == pytest.approx((lost - first + 20.0 - again) / 20.0)
+    assert sum(found.rank_seconds().values()) == pytest.approx(RANKS * 20.0)
+
+
+def test_time_before_the_supervisor_began_is_time_in_the_queue() -> None:
+    assert _course(_account(RUNNING, until_s=9.0, submitted_s=-100.0))[0] == ("queued", -100.0, 0.1)
+
+
+def test_an_attempt_that_begins_from_an_older_save_takes_the_steps_of_all_after_it() -> None:
+    older = [
+        *jobs.crashed_once(),
+        *jobs.crash(2, 12.0, 5, 25),
+        jobs.again(3, 13.0, None),
+        *jobs.running(3, 13.1, 5),
+    ]
+    spent = _account(older, until_s=20.0)
+    assert {kind for kind, _, end_s in _course(spent) if end_s <= 12.0} == {"queued", "startup", "wasted", "detecting", "recovering"}  # fmt: skip
+
+
+def test_the_time_between_a_job_s_end_and_its_resume_is_none_of_its_own() -> None:
+    ended = jobs.end(1, 9.0, d.JobEnd.SUCCEEDED, "every rank exited with code 0")
+    news = [*RUNNING, d.Finish(8.0, "done", 1), ended, e.ResumeRequested(100.0, 1), jobs.again(2, 101.0, SAVE), *jobs.running(2, 101.1, 5)]  # fmt: skip
+    assert _course(_account(news, until_s=110.0))[2:] == [
+        ("productive", 4.0, 8.0),
+        ("stopping", 8.0, 9.0),
+        ("startup", 100.0, 101.0),
+        ("startup", 101.0, 104.1),
+        ("productive", 104.1, 110.0),
+    ]
+
+
+def test_a_failure_after_a_resume_is_recovered_from_as_any_other() -> None:
+    ended = [d.Finish(8.0, "done", 1), jobs.end(1, 9.0, d.JobEnd.FAILED, "done")]
+    lost = d.Verdict(
+        d.Kind.NODE_LOST, (), "node-1", "gone", (), d.Signature(d.Kind.NODE_LOST), None, 0.0, True
+    )
+    resumed = [e.ResumeRequested(100.0, 1), jobs.again(2, 101.0, SAVE), d.Judge(105.0, "gone", 2, lost)]
+    found = _account(
+        [*RUNNING, *ended, *resumed, jobs.again(3, 106.0, SAVE), *jobs.running(3, 107.0, 5)], 120.0
+    )
+    assert ("recovering", 105.0, 106.0) in _course(found)
+    assert found.losses() == {Loss(2, "node_lost", "node-1"): pytest.approx(RANKS * (110.0 - 101.0))}
+
+
+def test_a_job_whose_ranks_count_no_steps_has_worked_when_it_ended_well_and_not_before() -> None:
+    news = [*jobs.submitted(), *jobs.running(1, 1.0)]
+    assert _course(_account(news, until_s=50.0))[1:] == [("startup", 0.1, 50.0)]
+    done = [*news, d.Finish(60.0, "every rank exited with code 0", 1)]
+    assert _course(_account(done))[1:] == [("startup", 0.1, 1.5), ("productive", 1.5, 60.0)]
+
+
+def test_a_hang_that_a_person_ended_is_booked_as_the_hang_that_was_noticed() -> None:
+    hang = d.Verdict(d.Kind.HANG, (2,), "node-1", "rank 2 hangs", (), d.Signature(d.Kind.HANG), 20, 6.0, True)
+    noticed = d.Notice(30.0, hang.summary, 1, d.Topic.HANG, verdict=hang)
+    asked = d.Finish(40.0, "a restart that the user asked for", 1, d.Ending.RESTART)
+    found = _account([*RUNNING, noticed, asked, jobs.again(2, 41.0, SAVE), *jobs.running(2, 41.1, 5)])
+    assert ("detecting", 6.0, 40.0) in _course(found)
+    assert list(found.losses()) == [Loss(1, "hang", "node-1")]
+    withdrawn = d.Notice(35.0, "the job moves again", 1, d.Topic.HANG, withdrawn=True)
+    found = _account(
+        [*RUNNING, noticed, withdrawn, asked, jobs.again(2, 41.0, SAVE), *jobs.running(2, 41.1, 5)]
+    )
+    assert list(found.losses()) == [Loss(1, "restart", "")]
+
+
+def test_a_window_cuts_spans_and_what_failures_cost() -> None:
+    found = _account(jobs.crashed_once(), until_s=20.0)
+    later = found.since(jobs.BEGAN_S + 6.0)
+    assert sum(later.rank_seconds().values()) == pytest.approx(RANKS * 14.0)
+    assert later.losses() == {CRASH: pytest.approx(RANKS * (10.1 - 6.0))}
+
+
+def test_ranks_that_did_the_same_are_kept_together() -> None:
+    record = jobs.record(jobs.entries(jobs.crashed_once()))
+    together = goodput.of_record(record)
+    assert {span.ranks for span in together.spans} == {RANKS}
+    apart = together.each_rank()
+    assert {span.rank for span in apart.spans} == set(range(RANKS))
+    assert apart.rank_seconds()[TimeKind.WASTED] == pytest.approx(together.rank_seconds()[TimeKind.WASTED])
+
+
+def test_a_clock_that_was_set_back_takes_no_time_away() -> None:
+    entries = jobs.entries(jobs.crashed_once())
+    right = goodput.account(entries)
+    for entry in entries[-10:]:
+        object.__setattr__(entry, "wall_s", entry.wall_s - 3600.0)
+    assert goodput.account(entries) == right

@@ -1,0 +1,98 @@
+"""The journal gives back what was written, and the job clock continues where the last supervisor's stopped."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from orchestrator.brain.model import decisions as d
+from orchestrator.brain.model import events as e
+from orchestrator.brain.model.facts import News
+from orchestrator.core import observations
+from orchestrator.core.wire.messages import RankHeartbeat, SignTimes
+from orchestrator.journal.journal_file import JobClock, Journal, JournalError, Stamp, read
+from tests.support.fake_disk import FakeDisk
+
+NEWS: tuple[News, ...] = (
+    e.SupervisorStarted(0.0, 1),
+    e.Prepared(1.0, "node-0", 1, "127.0.0.1", 20_000, ()),
+    d.BeginAttempt(2.0, "submitted", 1, d.Checkpoint("/a", None)),
+    e.Exited(3.0, "node-0", 1, 0, None, 9, 5, observations.Failure("E", "m", "t", "w"), False, False),
+    e.Heartbeat(4.0, "node-0", 1, (RankHeartbeat(0, 5, "S", 10, 0.5, seen=SignTimes(1.0, 2.0, 3.0, 4.0)),)),
+)
+
+
+def test_what_was_written_is_read_in_order_across_writers(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    assert list(read(path)) == []
+    first = Journal(path, "machine", 0)
+    for news in NEWS[:3]:
+        first.write(news)
+    first.close()
+    with path.open("a") as file:
+        file.write('{"torn')
+    second = Journal(path, "machine", 3)
+    second.write(NEWS[3], "boot", 7)
+    second.write(NEWS[4])
+    second.close()
+    entries = list(read(path))
+    assert tuple(entry.news for entry in entries) == NEWS
+    assert [entry.n for entry in entries] == [1, 2, 3, 4, 5]
+    assert [(entry.incarnation, entry.seq) for entry in entries] == [("", 0)] * 3 + [("boot", 7), ("", 0)]
+    assert {entry.machine for entry in entries} == {"machine"}
+
+
+def test_news_waits_for_room_on_the_disk_in_order(disk: FakeDisk, tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    journal = Journal(path, "machine", 0)
+    journal.write(NEWS[0])
+    journal.sync()
+    disk.room_bytes = 10  # half a line
+    seen: list[list[int]] = []
+    disk.at_wait = lambda: seen.append([entry.n for entry in read(path)])
+    for news in NEWS[1:]:
+        journal.write(news)
+    journal.close()
+    assert seen and all(numbers == [1] for numbers in seen)
+    entries = list(read(path))
+    assert tuple(entry.news for entry in entries) == NEWS
+    assert [entry.n for entry in entries] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("number", "before", "after"),
+    [(1, r".*\n", ""), (2, r".*\n", ""), (2, "Prepared", "Unheard"), (2, '"n":2', '"n":"2"'), (2, ".*", "{")],
+)
+def test_a_line_that_is_missing_or_damaged_is_named(
+    tmp_path: Path, number: int, before: str, after: str
+) -> None:
+    path = tmp_path / "journal.jsonl"
+    journal = Journal(path, "machine", 0)
+    for news in NEWS:
+        journal.write(news)
+    journal.close()
+    lines = path.read_text().splitlines(keepends=True)
+    lines[number - 1] = re.sub(before, after, lines[number - 1], count=1)
+    path.write_text("".join(lines))
+    with pytest.raises(JournalError) as caught:
+        list(read(path))
+    assert caught.value.where == f"{path}:{number}"
+
+
+def test_the_clock_of_a_new_job_starts_at_nothing() -> None:
+    assert 0.0 <= JobClock("machine", None).now_s() < 5.0
+
+
+def test_within_a_boot_the_monotonic_clock_bridges_the_gap_and_across_boots_the_wall_clock() -> None:
+    latest = Stamp(100.0, time.time() - 500, time.monotonic() - 50, "machine")
+    assert 150.0 <= JobClock("machine", latest).now_s() < 160.0
+    assert 600.0 <= JobClock("another boot", latest).now_s() < 610.0
+
+
+def test_the_clock_never_runs_backwards() -> None:
+    future = Stamp(100.0, time.time() + 500, time.monotonic() + 500, "machine")
+    for machine in ("machine", "another boot"):
+        assert 100.0 <= JobClock(machine, future).now_s() < 105.0

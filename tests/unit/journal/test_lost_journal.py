@@ -1,0 +1,118 @@
+"""A job whose journal is lost: it is recognised, and nothing begins from nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from orchestrator.client import remote_files
+from orchestrator.client.job import Job
+from orchestrator.core import codec
+from orchestrator.core.checkpoints.ledger import Ledger
+from orchestrator.core.checkpoints.save import SaveState
+from orchestrator.core.errors import ClusterError
+from orchestrator.core.jobdir import locks
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.jobdir.plan import PlannedSsh
+from orchestrator.journal import facts_file, journal_file, lost_journal
+from orchestrator.journal.journal_file import JournalError
+from tests.support import folders, jobs
+from tests.support.saved_files import saved
+
+SSH = PlannedSsh(None, None, "", "~/.orch", (), None)
+
+
+def _saved(job: JobDir) -> None:
+    ledger = Ledger(job.root, job.ledger)
+    ledger.put(saved(1, state=SaveState.WHOLE))
+    ledger.flush()
+
+
+TRACES: dict[str, Callable[[JobDir], object]] = {
+    "logs": lambda job: job.attempt_logs(7).mkdir(parents=True),
+    "evidence": lambda job: job.evidence(3).mkdir(parents=True),
+    "a checkpoint": _saved,
+    "an end": lambda job: job.ended.touch(),
+}
+
+
+@pytest.mark.parametrize("trace", TRACES)
+def test_a_job_that_has_left_anything_does_not_begin_from_nothing(tmp_path: Path, trace: str) -> None:
+    job = _without_journal(tmp_path)
+    lost_journal.require_journal(job)  # it may begin
+    TRACES[trace](job)
+    for how in ("is gone", "is empty"):
+        with pytest.raises(JournalError, match=f"the journal {how}") as told:
+            lost_journal.require_journal(job)
+        assert f"orch resume it --from a checkpoint in {job.checkpoints}" in told.value.fix
+        job.journal.write_text('{"news": {"attempt":9, "ki')  # a line that was never finished
+
+
+def test_agents_that_are_still_at_work_are_named_with_the_command_that_ends_them(tmp_path: Path) -> None:
+    job = _without_journal(tmp_path)
+    job.ended.touch()
+    lock = job.node("node-0") / "agent.lock"
+    lock.parent.mkdir(parents=True)
+    with locks.held(lock, 1.0), pytest.raises(JournalError) as told:
+        lost_journal.require_journal(job)
+    who = locks.holder(lock)
+    assert who is not None and f"end what still runs by kill {who.pid} on {who.host}" in told.value.fix
+
+
+@pytest.mark.parametrize("cut", [slice(1, None), slice(0, 3)], ids=["its first line", "lines in its middle"])
+def test_a_journal_that_misses_lines_is_damaged(tmp_path: Path, cut: slice) -> None:
+    job = folders.failed(tmp_path)
+    lines = job.journal.read_bytes().splitlines(keepends=True)
+    job.journal.write_bytes(b"".join([*lines[cut], *lines[-2:]]))
+    with pytest.raises(JournalError, match="this is entry") as told:
+        list(journal_file.read(job.journal))
+    assert "orch resume it --from" in told.value.fix
+    with pytest.raises(ClusterError, match="entry"):
+        facts_file.read(job)
+
+
+def test_a_journal_shorter_than_the_facts_know_it_is_lost_and_one_that_grows_or_ends_torn_is_not(
+    tmp_path: Path,
+) -> None:
+    job = folders.failed(tmp_path)
+    lines = job.journal.read_bytes().splitlines(keepends=True)
+    facts_file.write(job, facts_file.read(job), job.journal.stat().st_size)
+    for whole in ([*lines, b'{"n":'], [*lines, lines[-1]]):
+        job.journal.write_bytes(b"".join(whole))
+        assert not lost_journal.lack(job)
+    job.journal.write_bytes(b"".join(lines[:-1]))
+    assert "the journal was cut: it has" in lost_journal.lack(job)
+    with pytest.raises(JournalError, match="was cut"):
+        Job(job).resume()
+    job.journal.unlink()
+    job.ended.unlink()
+    assert lost_journal.lack(job) == "the journal is gone", "the facts outlive it"
+
+
+def test_a_journal_that_ends_before_an_attempt_that_the_folder_shows_is_cut(tmp_path: Path) -> None:
+    job = folders.failed(tmp_path)
+    job.attempt_logs(1).mkdir(parents=True, exist_ok=True)
+    job.facts.unlink(missing_ok=True)
+    assert facts_file.read(job).attempts
+    job.attempt_logs(3).mkdir(parents=True)
+    with pytest.raises(JournalError, match="the journal was cut: it tells of attempts up to 1"):
+        facts_file.read(job)
+
+
+def test_on_hosts_of_which_nothing_is_known_something_may_be_left(tmp_path: Path) -> None:
+    job = folders.failed(tmp_path)
+    job.plan.write_text(codec.dumps(dataclasses.replace(Job(job).plan(), ssh=SSH)))
+    assert remote_files.hosts_used(Job(job)) == ("node-0", "node-1")
+    job.journal.unlink()
+    job.cleaned_hosts.write_text('["node-1"]')
+    assert remote_files.hosts_used(Job(job)) == ("node-0",)
+
+
+def _without_journal(tmp_path: Path) -> JobDir:
+    job = folders.make(tmp_path, jobs.submitted())
+    for path in (job.journal, job.state):
+        path.unlink()
+    return job

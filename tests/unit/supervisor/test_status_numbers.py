@@ -1,0 +1,114 @@
+"""What a status tells of what ranks use, and of what their scripts tell of the training; and the sample of it for the series."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+
+import pytest
+
+from orchestrator.brain.fold_events import fold
+from orchestrator.brain.model import events as e
+from orchestrator.brain.model.facts import Facts, News
+from orchestrator.core import codec
+from orchestrator.core.codec import Json
+from orchestrator.core.jobdir import status_file
+from orchestrator.core.jobdir.series import RankSample
+from orchestrator.core.observations import Measured, Training, Usage
+from orchestrator.core.wire.messages import RankHeartbeat
+from orchestrator.supervisor import status as status_object
+from tests.support import jobs
+
+USAGE = Usage(1.5, 4 << 30, 0.97, 60 << 30)
+TRAINING = Training(Measured(1.25), Measured(5e-5), 0.07, 600.0, 1000)
+
+
+@pytest.mark.parametrize("value", [USAGE, TRAINING])
+def test_each_number_is_shown(value: Usage | Training) -> None:
+    def shown(one: Usage | Training) -> object:
+        usage, training = (one, None) if isinstance(one, Usage) else (None, one)
+        beat = RankHeartbeat(0, 0, "S", 100, 1.0, usage=usage, training=training)
+        return _status([e.Heartbeat(4.5, "node-0", 1, (beat,))])["ranks"][0]
+
+    for field in dataclasses.fields(value):
+        one = dataclasses.replace(type(value)(), **{field.name: getattr(value, field.name)})
+        assert shown(one) != shown(type(value)()), field.name
+
+
+def _status(beats: list[News], at: float = 6.5) -> Json:
+    """Return the status of a job whose file does not tell the total of its steps."""
+    facts = Facts()
+    for one in [*jobs.submitted(), *jobs.running(1, 1.0, 0), *beats]:
+        fold(facts, one)
+    return status_file.as_json(status_object.status(jobs.plan(), facts, jobs.moment(at)))
+
+
+def test_what_ranks_use_and_tell_stands_until_they_tell_more_and_ends_with_the_attempt() -> None:
+    beat = RankHeartbeat(1, 70, "S", 100, 1.0, optimizer_steps=70, usage=USAGE, training=TRAINING)
+    later = RankHeartbeat(1, 71, "S", 100, 1.0, optimizer_steps=71)
+    status = _status([e.Heartbeat(4.5, "node-0", 1, (beat,)), e.Heartbeat(5.5, "node-0", 1, (later,))])
+    rank = status["ranks"][1]
+    assert (rank["loss"], rank["learning_rate"], rank["percent"], rank["total_steps"]) == (
+        1.25,
+        5e-5,
+        7.1,
+        1000,
+    )
+    assert (rank["cpu_share"], rank["memory_bytes"]) == (1.5, 4 << 30)
+    assert (rank["gpu_share"], rank["gpu_memory_bytes"]) == (0.97, 60 << 30)
+    assert (status["loss"], status["learning_rate"]) == (1.25, 5e-5)
+    over = [*jobs.crash(1, 5.0, 71, 71), jobs.again(2, 9.0, None)]
+    again = _status([e.Heartbeat(4.5, "node-0", 1, (beat,)), *over], at=10.0)
+    assert (again["loss"], again["ranks"][1]["loss"], again["ranks"][1]["memory_bytes"]) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("steps", "told", "rate_per_s", "shown"),
+    [
+        (
+            70,
+            Training(share=0.34, remaining_s=60.0, total_steps=200),
+            10.0,
+            (35.0, 13.0, 200),
+        ),  # the bar is late
+        (70, Training(share=0.34, remaining_s=60.0, total_steps=200), None, (35.0, 60.0, 200)),
+        (
+            7,
+            Training(share=0.50, remaining_s=60.0, total_steps=1000),
+            10.0,
+            (50.0, 60.0, None),
+        ),  # it counts batches
+        (7, Training(share=0.50), None, (50.0, None, None)),
+    ],
+)
+def test_the_total_of_a_bar_counts_only_where_the_bar_counts_steps(
+    steps: int, told: Training, rate_per_s: float | None, shown: tuple[float, float | None, int | None]
+) -> None:
+    beat = RankHeartbeat(0, steps, "S", 1, 1.0, optimizer_steps=steps, training=told, rate_per_s=rate_per_s)
+    rank = _status([e.Heartbeat(4.5, "node-0", 1, (beat,))])["ranks"][0]
+    assert (rank["percent"], rank["eta_s"], rank["total_steps"]) == shown
+
+
+def test_a_loss_that_is_not_a_number_is_a_text_in_json_and_comes_back() -> None:
+    training = Training(Measured("nan"), Measured("inf"))
+    beat = RankHeartbeat(0, 7, "S", 100, 1.0, training=training)
+    status = _status([e.Heartbeat(4.5, "node-0", 1, (beat,))])
+    assert (status["loss"], status["ranks"][0]["learning_rate"]) == ("nan", "inf")
+    back = codec.loads(status_file.Status, json.dumps(status))
+    assert back.loss is not None
+    assert math.isnan(back.loss)
+
+
+def test_a_sample_has_what_living_ranks_measure() -> None:
+    beat = RankHeartbeat(
+        0, 7, "S", 100, 1.0, median_step_s=0.4, rate_per_s=2.5, usage=USAGE, training=TRAINING
+    )
+    facts = Facts()
+    exited = e.Exited(4.6, "node-0", 1, 1, 0, None, 7, None, False, False)
+    for one in [*jobs.submitted(), *jobs.running(1, 1.0, 7), e.Heartbeat(4.5, "node-0", 1, (beat,)), exited]:
+        fold(facts, one)
+    status = status_object.status(jobs.plan(), facts, jobs.moment(5.0))
+    sample = status_object.sample(status, facts, 1e9)
+    assert [rank.rank for rank in sample.ranks] == [0, 2, 3]
+    assert sample.ranks[0] == RankSample(0, 7, 2.5, 0.4, 1.25, 5e-5, 1.5, 4 << 30, 0.97, 60 << 30)

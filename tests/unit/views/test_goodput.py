@@ -1,0 +1,35 @@
+"""How goodput is shown: by kind, by job, and what failures cost by cause and host."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.client import post_mortem
+from orchestrator.journal import goodput
+from orchestrator.journal.goodput import Goodput, Span, TimeKind
+from orchestrator.views import cells
+from orchestrator.views import goodput as view
+from tests.support import golden, jobs
+
+HOUR_S = 3600.0
+ENDED = [*jobs.crashed_once(), *jobs.crash(2, 12.0, 5, 25)]
+FOUND = {
+    "gpt": goodput.of_record(jobs.record(jobs.entries(ENDED))),
+    "small": goodput.of_record(jobs.record(jobs.entries(jobs.submitted()))),
+}
+
+
+@pytest.mark.parametrize("by", [None, "cause", "host", "job"])
+def test_the_table_is_the_one_that_was_looked_at(by: str | None) -> None:
+    shown = view.table(post_mortem.time_uses(FOUND), by)
+    golden.check(f"goodput-{by or 'kind'}.txt", cells.plain(shown))
+
+
+def test_the_unit_follows_from_all_time_and_is_the_same_in_every_row() -> None:
+    days = Span(0, 1, TimeKind.PRODUCTIVE, 0.0, 72 * HOUR_S, 64)
+    blink = Span(0, 1, TimeKind.WASTED, 72 * HOUR_S, 73 * HOUR_S, 64)
+    text = cells.plain(view.summary(post_mortem.time_use(Goodput((days, blink)))))
+    assert (
+        text
+        == "\ngoodput     98.6%: 4,608.0 of 4,672.0 rank-hours went to steps that count\n  the rest  wasted 64.0\n"
+    )

@@ -1,0 +1,55 @@
+"""The table of ranks with what they use and tell, as it was looked at, and as wide as the terminal."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from orchestrator.core.jobdir.status_file import Status
+from orchestrator.core.observations import Measured
+from orchestrator.views import cells
+from orchestrator.views import status as status_view
+from tests.support import golden, jobs
+
+
+def _measured(ranks: int, **more: Any) -> Status:
+    """Return the status of a job whose ranks tell everything."""
+    usage = {
+        "cpu_share": 1.04,
+        "memory_bytes": 12_300_000_000,
+        "gpu_share": 0.97,
+        "gpu_memory_bytes": 70_100_000_000,
+    }
+    told = {"loss": Measured(2.34567), **usage, **more}
+    known = jobs.status([*jobs.submitted(), *jobs.running(1, 1.0, 20), jobs.saved(4.5)], 6.0)
+    return replace(
+        known, loss=told["loss"], ranks=tuple(replace(rank, **told) for rank in known.ranks[:ranks])
+    )
+
+
+def test_ranks_that_tell_everything_are_shown_as_they_were_looked_at() -> None:
+    golden.check("status-measured.txt", cells.plain(status_view.job(_measured(4))))
+
+
+@pytest.mark.parametrize(
+    ("chars", "heads"),
+    [
+        (160, "RANK NODE PID STATE STEP STEPS/S LOSS CPU MEMORY GPU GPU MEMORY BEAT EXIT"),
+        (92, "RANK NODE STATE STEP STEPS/S LOSS CPU MEMORY GPU GPU MEMORY BEAT EXIT"),
+        (80, "RANK NODE STATE STEP STEPS/S LOSS CPU MEMORY GPU BEAT EXIT"),
+        (60, "RANK NODE STATE STEP STEPS/S LOSS GPU BEAT EXIT"),
+        (40, "RANK NODE STATE STEP STEPS/S EXIT"),
+    ],
+)
+def test_a_table_of_ranks_fits_the_terminal_and_loses_its_columns_in_order(chars: int, heads: str) -> None:
+    lines = cells.plain(status_view.job(_measured(4), chars_max=chars)).splitlines()[-5:]
+    assert " ".join(lines[0].split()) == heads
+    assert max(map(len, lines)) <= max(chars, len(lines[0]))
+
+
+def test_a_loss_that_is_not_a_number_is_shown_as_such() -> None:
+    text = cells.plain(status_view.job(_measured(1, loss=Measured("nan"))))
+    assert "  loss nan  " in text
+    assert "GPU" not in cells.plain(status_view.job(_measured(1, gpu_share=None, gpu_memory_bytes=None)))
