@@ -13,6 +13,7 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.support.pythons import wrong_install
 
@@ -23,6 +24,10 @@ STARTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn
 """What Python's audit events call the ways to start a process."""
 
 REPOSITORY = Path(__file__).parents[1]
+
+settings.register_profile("same each time", derandomize=True)
+if "ORCH_FUZZ" not in os.environ:  # `make soak` sets it, and looks where no run has looked before
+    settings.load_profile("same each time")
 
 _BEFORE = pytest.StashKey[tuple[int, float]]()
 _started: list[str] = []

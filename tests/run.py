@@ -124,7 +124,12 @@ SUITES: dict[str, tuple[Group, ...]] = {
         tests("the rest", "tests --ignore=tests/hangs", "soak and not quiet"),
         tests("galleries under load", "tests/hangs", "", ORCH_JOBS_AT_ONCE="8"),
         *(
-            tests(f"again, {n} of 20", "tests/unit tests/integration tests/ssh", "slow and not soak")
+            tests(
+                f"again, {n} of 20",
+                "tests/unit tests/integration tests/ssh",
+                "slow and not soak",
+                ORCH_FUZZ="1",
+            )
             for n in range(1, 21)
         ),
     ),

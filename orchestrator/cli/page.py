@@ -44,6 +44,8 @@ def report(job: str | None, output: Path | None, serve: bool, port: int | None) 
     found = find_job(job)
     apply_slurm_end(found)
     place = output if output is not None else Path(f"{found.id}.html")
+    if place.is_dir():
+        raise UserError(f"{place} is a folder", "-o", "name the file that the page goes to")
     replace_text(place, page.page(found), durable=False)
     terminal.say(f"{found.id}: the page is {place.absolute()}")
     return 0

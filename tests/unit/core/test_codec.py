@@ -172,7 +172,7 @@ MESSAGES = codec.by_kind(m.Report) | codec.by_kind(m.Order) | codec.by_kind(w.Re
 
 
 @given(st.sampled_from(sorted(MESSAGES)), st.data())
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None)
 def test_any_message_with_anything_in_a_field_is_read_or_refused(kind: str, data: st.DataObject) -> None:
     """One field of a good message is anything at all."""
     fields = codec.pack(data.draw(st.from_type(MESSAGES[kind])))
@@ -187,7 +187,7 @@ def test_any_message_with_anything_in_a_field_is_read_or_refused(kind: str, data
 
 
 @given(st.binary() | st.text())
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None)
 def test_any_bytes_are_read_or_refused(text: str | bytes) -> None:
     with contextlib.suppress(CodecError):
         codec.loads_plain(text)
