@@ -27,7 +27,6 @@ from orchestrator.cli.params import Ago, Count, Pattern
 from orchestrator.client.job import Job
 from orchestrator.core.errors import OrchError, UserError
 from orchestrator.core.jobdir import home, status_file
-from orchestrator.core.jobdir.layout import rank_name
 
 if TYPE_CHECKING:
     import re
@@ -110,7 +109,7 @@ def logs(
     from orchestrator.views import logs as log_view
 
     found = find_job(job)
-    ranks = _ranks_wanted(found, ranks, nodes, attempt)
+    ranks = found.ranks_wanted(ranks, nodes, attempt)
     attempts = reading.attempts(found.folder)
     if attempt is not None and attempt not in attempts:
         fix = f"it has {attempts[0]} to {attempts[-1]}" if attempts else "it has none yet"
@@ -213,7 +212,7 @@ def stacks(job: str | None, ranks: tuple[int, ...], as_json: bool) -> int:
     from orchestrator.views import stacks as stack_view
 
     found = find_job(job)
-    _ranks_wanted(found, ranks, (), None)
+    found.ranks_wanted(ranks, (), None)
     taken = found.stacks()
     if as_json:
         shown = [rank for rank in taken["ranks"] if not ranks or rank["rank"] in ranks]
@@ -293,26 +292,3 @@ def checkpoints(job: str | None, verify: bool, adopt: str | None, as_json: bool)
     else:
         terminal.write(saves_view.table(listed, found.called, str(found.folder.root)))
     return 0
-
-
-def _ranks_wanted(
-    job: Job, ranks: tuple[int, ...], nodes: tuple[str, ...], attempt: int | None
-) -> tuple[int, ...]:
-    """Return the ranks that `--rank` and `--node` mean. Raises UserError for one that the job does not have."""
-    if not ranks and not nodes:
-        return ()
-    from orchestrator.client.logs import reader as log_reader
-
-    plan = job.plan()
-    names = job.source.nodes()
-    for name in nodes:
-        if name not in names and name not in log_reader.nodes(job.folder):
-            raise UserError(f"{job.id} has no node {name!r}", "--node", f"it has: {', '.join(names[:20])}")
-    for rank in ranks:  # an earlier attempt may have had more of them
-        if rank >= plan.world_size and not any(job.folder.logs.glob(f"*/{rank_name(rank)}.log")):
-            raise UserError(
-                f"{job.id} has no rank {rank}", "--rank", f"its ranks are 0 to {plan.world_size - 1}"
-            )
-    return tuple(ranks) or tuple(
-        rank for name, placed in job.ranks_of(attempt).items() if name in nodes for rank in placed
-    )

@@ -21,7 +21,7 @@ from orchestrator.client.job_source import JobSource
 from orchestrator.core.codec import Json
 from orchestrator.core.errors import ClusterError, OrchError, UserError
 from orchestrator.core.jobdir import home, locks, requests, status_file
-from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.jobdir.layout import JobDir, rank_name
 from orchestrator.core.jobdir.status_file import Status
 
 if TYPE_CHECKING:
@@ -283,6 +283,27 @@ class Job:
             place for place in places if isinstance(place, d.Place) and attempt in (None, place.attempt)
         ]
         return {**ranks, **dict(chosen[-1].nodes if chosen else ())}
+
+    def ranks_wanted(
+        self, ranks: Sequence[int], nodes: Sequence[str], attempt: int | None
+    ) -> tuple[int, ...]:
+        """Return the ranks that `--rank` and `--node` mean; none for all. Raises UserError for one that is not the job's."""
+        if not ranks and not nodes:
+            return ()
+        from orchestrator.client.logs import reader
+
+        plan, names = self.plan(), self.source.nodes()
+        for name in nodes:
+            if name not in names and name not in reader.nodes(self.folder):
+                raise UserError(
+                    f"{self.id} has no node {name!r}", "--node", f"it has: {', '.join(names[:20])}"
+                )
+        for rank in ranks:  # an earlier attempt may have had more of them
+            if rank >= plan.world_size and not any(self.folder.logs.glob(f"*/{rank_name(rank)}.log")):
+                fix = f"its ranks are 0 to {plan.world_size - 1}"
+                raise UserError(f"{self.id} has no rank {rank}", "--rank", fix)
+        placed = self.ranks_of(attempt).items() if not ranks else ()
+        return tuple(ranks) or tuple(rank for name, held in placed if name in nodes for rank in held)
 
     def mask(self) -> Mask:
         """Return the mask that hides the job's secrets in all output. Raises ClusterError when they are damaged."""

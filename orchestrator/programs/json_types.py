@@ -189,6 +189,15 @@ class Outcome(TypedDict):
     next: list[Command]
 
 
+class Logs(TypedDict):
+    """The last lines of logs; `cut`: there were more bytes than an answer holds."""
+
+    id: str
+    text: str
+    lines: int
+    cut: bool
+
+
 class Collective(TypedDict):
     """The last collective that a rank has entered in a group."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import shutil
@@ -14,6 +15,7 @@ from typing import Any
 import jsonschema
 import pytest
 from click.testing import CliRunner
+from mcp import Client, StdioServerParameters
 
 import orchestrator
 from orchestrator.cli.group import cli
@@ -138,6 +140,58 @@ def test_metrics_are_as_prometheus_wants_them_and_a_folder_that_is_damaged_hides
     assert named <= set(re.findall(r"`?(orch_[a-z_]+)", (ROOT / "docs/metrics.md").read_text())) | {
         "orch_checkpoint_age_seconds"
     }
+
+
+def test_an_agent_submits_waits_and_learns_why_by_the_model_context_protocol(desk: Desk) -> None:
+    for name, text in {**FAKE_TORCH, "train.py": FAILS}.items():
+        (desk.folder / name).parent.mkdir(exist_ok=True, parents=True)
+        (desk.folder / name).write_text(text)
+    fields: dict[str, Any] = {"procs_per_node": 2, "entrypoint": "train.py", "restart": {"max": 0}}
+    (desk.folder / "job.yaml").write_text(json.dumps({"name": "t", **fields}))
+    words = ["-m", "orchestrator.cli", "mcp"]
+    server = StdioServerParameters(
+        command=sys.executable, args=words, env=dict(desk.environ), cwd=desk.folder
+    )
+
+    async def talk() -> None:
+        async with Client(server, read_timeout_seconds=RUN_S_MAX) as client:
+
+            async def call(name: str, verb: str = "", **arguments: Any) -> Any:
+                answer = await client.call_tool(name, arguments)
+                assert not answer.is_error, answer.content
+                told: Any = answer.structured_content
+                told = told.get("result", told)
+                jsonschema.validate(told, schema_of(verb)) if verb else None
+                return told
+
+            async def refusal(name: str, **arguments: Any) -> str:
+                answer = await client.call_tool(name, arguments)
+                assert answer.is_error
+                return str(getattr(answer.content[0], "text", ""))
+
+            hints = {tool.name: tool.annotations for tool in (await client.list_tools()).tools}
+            reads = {name for name, hint in hints.items() if hint is not None and hint.read_only_hint}
+            ends = {name for name, hint in hints.items() if hint is not None and hint.destructive_hint}
+            assert reads == {"status", "why", "logs", "stacks", "wait"} and ends == {"cancel", "restart"}
+            assert hints.keys() - reads - ends == {"submit", "resume"}
+            made = [await call("submit", "submit", spec="job.yaml", key="night-8") for _ in range(2)]
+            assert made[0]["id"] == made[1]["id"] and [one["new"] for one in made] == [True, False]
+            job = made[0]["id"]
+            assert (await call("wait", "wait", job=job, timeout_s=0))["id"] == job
+            ended = await call("wait", "wait", job=job, timeout_s=RUN_S_MAX)
+            assert (ended["state"], ended["culprits"][0]["rank"]) == ("FAILED", 1)
+            for arguments in ({"job": job}, {"all_jobs": True}):
+                assert [one["state"] for one in await call("status", "status", **arguments)] == ["FAILED"]
+            assert "bad batch" in (await call("why", "why"))["attempts"][0]["verdict"]["summary"]
+            shown = await call("logs", job=job, ranks=[1], tail=1)
+            assert shown["text"].endswith("ValueError: bad batch\n") and shown["lines"] == 1
+            assert "no job has the id or name 'other'" in await refusal("cancel", job="other")
+            told = await refusal("cancel", job=job)
+            assert "there is nothing to stop" in told and "fix: orch resume" in told
+            assert "is no regular expression" in await refusal("logs", grep="(")
+            assert "less than or equal to" in await refusal("logs", tail=10_000_000)
+
+    asyncio.run(talk())
 
 
 def test_a_skill_names_verbs_that_there_are(tmp_path: Path) -> None:
