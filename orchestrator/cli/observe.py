@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 @AS_JSON
 def status(job: str | None, show_all: bool, watch: bool, every_rank: bool, as_json: bool) -> int:
     """Show how a job is doing, node by node and rank by rank; of more than 64, how many are in which state."""
+    from orchestrator.client.logs import trackers
     from orchestrator.views import status as status_view
     from orchestrator.views import tables
 
@@ -55,7 +56,7 @@ def status(job: str | None, show_all: bool, watch: bool, every_rank: bool, as_js
     if folder is not None:
         if watch:
             return watch_job(Job(folder), as_json=as_json)
-        statuses = [status_now(Job(folder))]
+        statuses = [trackers.with_runs(folder, status_now(Job(folder)))]
     if as_json:
         print_json([status_file.as_json(status) for status in statuses])
     elif not statuses:

@@ -66,7 +66,9 @@ class Job:
         A supervisor that died is started again, and a job that Slurm has ended is closed. Raises ClusterError when
         that is not possible, or when the job's folder is damaged.
         """
-        return status_file.as_json(self.source.settled_status())
+        from orchestrator.client.logs import trackers
+
+        return status_file.as_json(trackers.with_runs(self.folder, self.source.settled_status()))
 
     def look_after(self) -> None:
         """Start the job's supervisor if it died; settle a job of Slurm by its state in the queue. Raises ClusterError."""

@@ -29,7 +29,7 @@ from pydantic import Field
 from orchestrator.client import job as jobs
 from orchestrator.client import saves, slurm_status
 from orchestrator.client.job import Job
-from orchestrator.client.logs import reader
+from orchestrator.client.logs import reader, trackers
 from orchestrator.core.codec import Json
 from orchestrator.core.errors import OrchError, UserError
 from orchestrator.core.jobdir import home, status_file
@@ -94,19 +94,20 @@ def status(
 ) -> list[Json]:
     """Show how a job is doing: state, step, loss, time left, nodes, ranks."""
     if not all_jobs:
-        now = _found(job).source.settled_status()
+        found = _found(job)
+        now = trackers.with_runs(found.folder, found.source.settled_status())
         return [_status(now, RANKS_MAX if not every_rank else len(now.ranks))]
     if job is not None:
         raise UserError("all_jobs shows all jobs", "all_jobs", "leave out job, or all_jobs")
     place = home.home(os.environ)
     slurm_status.query_ahead([folder for folder in home.unended(place) if home.is_slurm(folder)])
-    found = []
+    listed = []
     for folder in home.jobs(place)[-JOBS_MAX:]:
         try:
-            found.append(_status(Job(folder).source.status(), 0))
+            listed.append(_status(Job(folder).source.status(), 0))
         except OrchError as err:
             print(f"orch: {err}", file=sys.stderr)
-    return found
+    return listed
 
 
 def why(job: AnyJob = None) -> Json:
