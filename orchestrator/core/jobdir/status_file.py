@@ -192,7 +192,7 @@ class Status:
 ALWAYS = ("loss", "learning_rate", "percent", "eta_s")
 
 _DEFAULTS = {
-    field.name: field.default
+    field.name: codec.pack(field.default)
     for field in dataclasses.fields(Status)
     if field.default is not dataclasses.MISSING and field.name not in ALWAYS
 }
