@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 import shutil
+import socket
 import subprocess
 import sys
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -100,7 +106,7 @@ def test_a_key_makes_one_job_of_many_submits_also_at_once_and_after_its_end(desk
         orchestrator.submit(spec, environ=desk.environ, key="../x")
 
 
-def test_metrics_are_as_prometheus_wants_them_and_a_folder_that_is_damaged_hides_no_other(desk: Desk) -> None:
+def test_metrics_are_scraped_by_prometheus_and_a_folder_that_is_damaged_hides_no_other(desk: Desk) -> None:
     for name in ("good", "bad"):
         job = desk.submit(
             {**FAKE_TORCH, "train.py": FAILS}, entrypoint="train.py", name=name, procs_per_node=2
@@ -136,10 +142,64 @@ def test_metrics_are_as_prometheus_wants_them_and_a_folder_that_is_damaged_hides
         ("", ["rules", str(ROOT / "docs/prometheus/alerts.yaml")]),
     ):
         subprocess.run([promtool, "check", *words], input=text, text=True, timeout=RUN_S_MAX, check=True)
-    named = set(re.findall(r"orch_[a-z_]+", (ROOT / "docs/prometheus/dashboard.json").read_text()))
+    dashboard = (ROOT / "docs/prometheus/dashboard.json").read_text()
+    named = set(re.findall(r"orch_[a-z_]+", dashboard))
     assert named <= set(re.findall(r"`?(orch_[a-z_]+)", (ROOT / "docs/metrics.md").read_text())) | {
         "orch_checkpoint_age_seconds"
     }
+    with _prometheus(desk) as query:
+        failed = wait_until(lambda: query('orch_job_state{state="FAILED"} == 1'), "a scrape")
+        assert {one["metric"]["job_id"] for one in failed} == {one.job.id for one in desk.jobs}
+        for panel in json.loads(dashboard)["panels"]:
+            for target in panel["targets"]:
+                query(target["expr"].replace("$job_id", ".*"))
+        wait_until(lambda: query('ALERTS{alertname="OrchJobFailed",alertstate="firing"}'), "an alert")
+
+
+@contextlib.contextmanager
+def _prometheus(desk: Desk) -> Iterator[Callable[[str], list[Any]]]:
+    """Run a Prometheus that scrapes the desk's jobs, with the alert rules of the docs; yield what answers a query."""
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+        metrics, port = one.getsockname()[1], other.getsockname()[1]
+    (desk.folder / "prometheus.yml").write_text(
+        json.dumps(
+            {
+                "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+                "rule_files": [str(ROOT / "docs/prometheus/alerts.yaml")],
+                "scrape_configs": [
+                    {"job_name": "orch", "static_configs": [{"targets": [f"127.0.0.1:{metrics}"]}]}
+                ],
+            }
+        )
+    )
+    place = ("--config.file=prometheus.yml", "--storage.tsdb.path=data")
+    commands = (
+        [sys.executable, "-m", "orchestrator.cli", "metrics", "--listen", str(metrics)],
+        ["prometheus", *place, f"--web.listen-address=127.0.0.1:{port}", "--log.level=error"],
+    )
+
+    def query(text: str) -> list[Any]:
+        words = urllib.parse.urlencode({"query": text})
+        try:
+            with urllib.request.urlopen(
+                f"http://127.0.0.1:{port}/api/v1/query?{words}", timeout=RUN_S_MAX
+            ) as answer:
+                found: list[Any] = json.load(answer)["data"]["result"]
+                return found
+        except urllib.error.HTTPError as err:
+            if err.code == 503:  # it comes up
+                return []
+            raise AssertionError(f"{text}: {err.read()!r}") from err
+        except urllib.error.URLError:  # it does not listen yet
+            return []
+
+    with contextlib.ExitStack() as stack:
+        for command in commands:
+            process = stack.enter_context(
+                subprocess.Popen(command, cwd=desk.folder, env=desk.environ, stdout=subprocess.DEVNULL)
+            )
+            stack.callback(process.terminate)
+        yield query
 
 
 def test_an_agent_submits_waits_and_learns_why_by_the_model_context_protocol(desk: Desk) -> None:
