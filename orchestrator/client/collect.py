@@ -25,6 +25,7 @@ from orchestrator.core.codec import Json
 from orchestrator.core.errors import ClusterError, OrchError, UserError
 from orchestrator.core.jobdir import home, ownership
 from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.journal import lost_journal
 from orchestrator.supervisor.transfers.save_copies import COMING
 
 _TORN = ".torn-attempt-"
@@ -153,8 +154,9 @@ def _close_folders(root: Path) -> None:
 def _why(job: Job) -> Json:
     """Return the post-mortem, or why there is none: the rest is copied all the same."""
     try:
-        why = job.why()
-        saves.explain(job.folder, job.plan(), why)
+        record = lost_journal.record(job.folder)
+        why = job.why(record)
+        saves.explain(job.folder, job.plan(), why, record)
         return why
     except OrchError as err:
         return {"id": job.id, "unknown": str(err)}

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from orchestrator.core.jobdir.submit_keys import SubmitKey
     from orchestrator.core.mask import Mask
     from orchestrator.journal.goodput import Goodput
+    from orchestrator.journal.job_record import Record
     from orchestrator.spec.load import SpecFile
 
 POLL_S = 0.1
@@ -227,15 +228,13 @@ class Job:
             fix = f"orch cancel it there, or wait for its end; if that machine is gone for good: {home.anew(self.folder.root)}"
         return UserError(what, self.id, fix)
 
-    def why(self) -> Json:
-        """Return the post-mortem as `orch why --json` prints it. Raises OrchError when plan or journal are damaged."""
+    def why(self, record: Record | None = None) -> Json:
+        """Return the post-mortem, of a record that was read before or now. Raises OrchError when plan or journal are damaged."""
         from orchestrator.client import post_mortem
         from orchestrator.client.logs import losses
-        from orchestrator.journal import facts_file, journal_file, lost_journal
+        from orchestrator.journal import journal_file, lost_journal
 
-        plan = self.plan()
-        lost_journal.require_journal(self.folder)
-        record = facts_file.read(self.folder)
+        plan, record = self.plan(), record or lost_journal.record(self.folder)
         with journal_file.replayed(self.folder.journal):
             why = post_mortem.why(plan, record)
         for attempt in why["attempts"][-losses.ATTEMPTS_MAX :] if len(why["attempts"]) > 1 else ():
