@@ -26,7 +26,7 @@ from tests.support.unprivileged import unprivileged
 from tests.unit.client.shelf import S, Shelf, state
 
 
-def test_collect_copies_logs_checkpoints_runs_of_trackers_and_the_post_mortem_but_no_secrets(
+def test_collect_copies_logs_checkpoints_and_the_post_mortem_but_no_secrets(
     tmp_path: Path,
 ) -> None:
     job = folders.failed(tmp_path)
