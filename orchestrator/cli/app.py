@@ -19,7 +19,7 @@ from orchestrator.core.errors import OrchError, UserError
 from orchestrator.core.jobdir import home
 from orchestrator.submission.supervisor_process import revive
 
-_NO_JOBS_NEEDED = frozenset({"init", "schema", "render", "check", "plan", "submit", "run"})
+_NO_JOBS_NEEDED = frozenset({"init", "schema", "render", "check", "plan", "submit", "run", "metrics"})
 
 
 def _revive_all() -> None:

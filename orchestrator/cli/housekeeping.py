@@ -20,7 +20,6 @@ from orchestrator.cli.group import (
     report_unclean,
 )
 from orchestrator.cli.params import Ago
-from orchestrator.core import codec
 from orchestrator.core.errors import UserError
 from orchestrator.core.invisible_characters import harmless
 from orchestrator.core.jobdir import home, status_file
@@ -84,9 +83,9 @@ def nodes(host: str | None, free: bool, as_json: bool) -> int:
     if free:
         from orchestrator.client.outline import stock
 
-        stocks = stock.ask(folder, os.environ)
+        stocks, told_s = stock.ask(folder, os.environ), time.time()
         listed = [
-            {**one, "free": codec.pack(stocks[one["host"]]) if one["host"] in stocks else None}
+            {**one, "free": stocks[one["host"]].as_json(told_s) if one["host"] in stocks else None}
             for one in listed
         ]
     print_json(listed) if as_json else terminal.write(tables.hosts(listed))

@@ -27,7 +27,6 @@ from orchestrator.cli.params import Ago, Count, Pattern
 from orchestrator.client.job import Job
 from orchestrator.core.errors import OrchError, UserError
 from orchestrator.core.jobdir import home, status_file
-from orchestrator.core.jobdir.layout import rank_name
 
 if TYPE_CHECKING:
     import re
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
 @AS_JSON
 def status(job: str | None, show_all: bool, watch: bool, every_rank: bool, as_json: bool) -> int:
     """Show how a job is doing, node by node and rank by rank; of more than 64, how many are in which state."""
+    from orchestrator.client.logs import trackers
     from orchestrator.views import status as status_view
     from orchestrator.views import tables
 
@@ -56,7 +56,7 @@ def status(job: str | None, show_all: bool, watch: bool, every_rank: bool, as_js
     if folder is not None:
         if watch:
             return watch_job(Job(folder), as_json=as_json)
-        statuses = [status_now(Job(folder))]
+        statuses = [trackers.with_runs(folder, status_now(Job(folder)))]
     if as_json:
         print_json([status_file.as_json(status) for status in statuses])
     elif not statuses:
@@ -110,7 +110,7 @@ def logs(
     from orchestrator.views import logs as log_view
 
     found = find_job(job)
-    ranks = _ranks_wanted(found, ranks, nodes, attempt)
+    ranks = found.ranks_wanted(ranks, nodes, attempt)
     attempts = reading.attempts(found.folder)
     if attempt is not None and attempt not in attempts:
         fix = f"it has {attempts[0]} to {attempts[-1]}" if attempts else "it has none yet"
@@ -186,12 +186,14 @@ def why(job: str | None, as_json: bool) -> int:
     Each attempt has its verdict; the last one that failed is shown with all its evidence.
     """
     from orchestrator.client import saves
+    from orchestrator.journal import lost_journal
     from orchestrator.views import post_mortem
 
     found = find_job(job)
     apply_slurm_end(found)
-    report = found.why()
-    saves.explain(found.folder, found.plan(), report)
+    record = lost_journal.record(found.folder)
+    report = found.why(record)
+    saves.explain(found.folder, found.plan(), report, record)
     if as_json:
         print_json(report)
     else:
@@ -213,7 +215,7 @@ def stacks(job: str | None, ranks: tuple[int, ...], as_json: bool) -> int:
     from orchestrator.views import stacks as stack_view
 
     found = find_job(job)
-    _ranks_wanted(found, ranks, (), None)
+    found.ranks_wanted(ranks, (), None)
     taken = found.stacks()
     if as_json:
         shown = [rank for rank in taken["ranks"] if not ranks or rank["rank"] in ranks]
@@ -293,26 +295,3 @@ def checkpoints(job: str | None, verify: bool, adopt: str | None, as_json: bool)
     else:
         terminal.write(saves_view.table(listed, found.called, str(found.folder.root)))
     return 0
-
-
-def _ranks_wanted(
-    job: Job, ranks: tuple[int, ...], nodes: tuple[str, ...], attempt: int | None
-) -> tuple[int, ...]:
-    """Return the ranks that `--rank` and `--node` mean. Raises UserError for one that the job does not have."""
-    if not ranks and not nodes:
-        return ()
-    from orchestrator.client.logs import reader as log_reader
-
-    plan = job.plan()
-    names = job.source.nodes()
-    for name in nodes:
-        if name not in names and name not in log_reader.nodes(job.folder):
-            raise UserError(f"{job.id} has no node {name!r}", "--node", f"it has: {', '.join(names[:20])}")
-    for rank in ranks:  # an earlier attempt may have had more of them
-        if rank >= plan.world_size and not any(job.folder.logs.glob(f"*/{rank_name(rank)}.log")):
-            raise UserError(
-                f"{job.id} has no rank {rank}", "--rank", f"its ranks are 0 to {plan.world_size - 1}"
-            )
-    return tuple(ranks) or tuple(
-        rank for name, placed in job.ranks_of(attempt).items() if name in nodes for rank in placed
-    )

@@ -31,6 +31,7 @@ GROUPS = {
         "report": "page",
         "wait": "programs",
         "metrics": "programs",
+        "mcp": "programs",
     },
     "End it, or let it go on": dict.fromkeys(("cancel", "restart", "resume"), "lifecycle"),
     "Its files": {"checkpoints": "observe", "collect": "housekeeping", "clean": "housekeeping"},

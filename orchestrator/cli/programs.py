@@ -1,9 +1,10 @@
-"""Verbs for programs: wait, metrics."""
+"""Verbs for programs: wait, metrics, mcp."""
 
 from __future__ import annotations
 
 import os
 import stat
+import sys
 import time
 from pathlib import Path
 
@@ -102,3 +103,20 @@ def metrics(listen: str | None, textfile: Path | None) -> int:
     terminal.say(f"metrics are at http://{host or '127.0.0.1'}:{port}/metrics")
     while True:
         time.sleep(3600.0)
+
+
+@click.command()
+def mcp() -> int:
+    """Serve orch's verbs to an AI agent by the Model Context Protocol, over standard input and output.
+
+    An agent's program starts it by itself: name `orch mcp` as its command there.
+    """
+    try:
+        from orchestrator.programs import mcp_server
+    except ImportError as err:
+        fix = "pip install 'torch-orch[mcp]' where orch is; the verbs with --json need nothing"
+        raise UserError(f"{err.name or err} is not installed", "orch mcp", fix) from err
+    if sys.stdin.isatty():
+        terminal.say("waiting for an agent's program on standard input; Ctrl-C ends it", err=True)
+    mcp_server.serve()
+    return 0

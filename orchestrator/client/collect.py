@@ -16,6 +16,7 @@ from pathlib import Path
 
 from orchestrator.client import saves
 from orchestrator.client.job import POLL_S, Job
+from orchestrator.client.logs import trackers
 from orchestrator.core.checkpoints import disk
 from orchestrator.core.checkpoints.choice import NAMED
 from orchestrator.core.checkpoints.names import METADATA
@@ -24,6 +25,7 @@ from orchestrator.core.codec import Json
 from orchestrator.core.errors import ClusterError, OrchError, UserError
 from orchestrator.core.jobdir import home, ownership
 from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.journal import lost_journal
 from orchestrator.supervisor.transfers.save_copies import COMING
 
 _TORN = ".torn-attempt-"
@@ -57,11 +59,16 @@ def collect(job: Job, to: Path | None, *, checkpoints: bool = True) -> Path:
                 _copy_folder(part, to / part.name, without)
         if checkpoints:
             _copy_saved_elsewhere(job, to / job.folder.checkpoints.name)
-        for file in files:
+        for file in (*files, *_of_trackers(job)):
             if file.exists():
-                _copy(file, to / file.name)
+                place = to / file.relative_to(job.folder.root)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                _copy(file, place)
     except BaseException as err:
-        _take_back([to / "why.json", *(to / path.name for path in (*parts, *files))], made)
+        _take_back(
+            [to / "why.json", *(to / path.name for path in (*parts, *files, *trackers.places(job.folder)))],
+            made,
+        )
         if isinstance(err, OSError):
             fix = "mend that, or free some space there, then collect again; nothing was left there"
             raise ClusterError(f"cannot be copied: {_reason(err)}", str(to), fix) from err
@@ -78,6 +85,16 @@ def _copy_saved_elsewhere(job: Job, to: Path) -> None:
             for piece in save.pieces:
                 (to / piece.name).parent.mkdir(parents=True, exist_ok=True)
                 _copy(job.folder.code / piece.name, to / piece.name)
+
+
+def _of_trackers(job: Job) -> list[Path]:
+    """Return the files of trackers' runs; those among the checkpoints are copied with them."""
+    try:
+        runs = trackers.runs(job.folder, job.plan().created_at) if home.is_ours(job.folder) else ()
+    except ClusterError:
+        return []
+    found = [file for run in runs for file in trackers.files(run)]
+    return [file for file in found if not file.is_relative_to(job.folder.checkpoints)]
 
 
 def _saves(job: Job) -> dict[int, Save]:
@@ -137,8 +154,9 @@ def _close_folders(root: Path) -> None:
 def _why(job: Job) -> Json:
     """Return the post-mortem, or why there is none: the rest is copied all the same."""
     try:
-        why = job.why()
-        saves.explain(job.folder, job.plan(), why)
+        record = lost_journal.record(job.folder)
+        why = job.why(record)
+        saves.explain(job.folder, job.plan(), why, record)
         return why
     except OrchError as err:
         return {"id": job.id, "unknown": str(err)}

@@ -21,7 +21,7 @@ from orchestrator.client.job_source import JobSource
 from orchestrator.core.codec import Json
 from orchestrator.core.errors import ClusterError, OrchError, UserError
 from orchestrator.core.jobdir import home, locks, requests, status_file
-from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.jobdir.layout import JobDir, rank_name
 from orchestrator.core.jobdir.status_file import Status
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from orchestrator.core.jobdir.submit_keys import SubmitKey
     from orchestrator.core.mask import Mask
     from orchestrator.journal.goodput import Goodput
+    from orchestrator.journal.job_record import Record
     from orchestrator.spec.load import SpecFile
 
 POLL_S = 0.1
@@ -66,7 +67,9 @@ class Job:
         A supervisor that died is started again, and a job that Slurm has ended is closed. Raises ClusterError when
         that is not possible, or when the job's folder is damaged.
         """
-        return status_file.as_json(self.source.settled_status())
+        from orchestrator.client.logs import trackers
+
+        return status_file.as_json(trackers.with_runs(self.folder, self.source.settled_status()))
 
     def look_after(self) -> None:
         """Start the job's supervisor if it died; settle a job of Slurm by its state in the queue. Raises ClusterError."""
@@ -225,15 +228,13 @@ class Job:
             fix = f"orch cancel it there, or wait for its end; if that machine is gone for good: {home.anew(self.folder.root)}"
         return UserError(what, self.id, fix)
 
-    def why(self) -> Json:
-        """Return the post-mortem as `orch why --json` prints it. Raises OrchError when plan or journal are damaged."""
+    def why(self, record: Record | None = None) -> Json:
+        """Return the post-mortem, of a record that was read before or now. Raises OrchError when plan or journal are damaged."""
         from orchestrator.client import post_mortem
         from orchestrator.client.logs import losses
-        from orchestrator.journal import facts_file, journal_file, lost_journal
+        from orchestrator.journal import journal_file, lost_journal
 
-        plan = self.plan()
-        lost_journal.require_journal(self.folder)
-        record = facts_file.read(self.folder)
+        plan, record = self.plan(), record or lost_journal.record(self.folder)
         with journal_file.replayed(self.folder.journal):
             why = post_mortem.why(plan, record)
         for attempt in why["attempts"][-losses.ATTEMPTS_MAX :] if len(why["attempts"]) > 1 else ():
@@ -283,6 +284,27 @@ class Job:
             place for place in places if isinstance(place, d.Place) and attempt in (None, place.attempt)
         ]
         return {**ranks, **dict(chosen[-1].nodes if chosen else ())}
+
+    def ranks_wanted(
+        self, ranks: Sequence[int], nodes: Sequence[str], attempt: int | None
+    ) -> tuple[int, ...]:
+        """Return the ranks that `--rank` and `--node` mean; none for all. Raises UserError for one that is not the job's."""
+        if not ranks and not nodes:
+            return ()
+        from orchestrator.client.logs import reader
+
+        plan, names = self.plan(), self.source.nodes()
+        for name in nodes:
+            if name not in names and name not in reader.nodes(self.folder):
+                raise UserError(
+                    f"{self.id} has no node {name!r}", "--node", f"it has: {', '.join(names[:20])}"
+                )
+        for rank in ranks:  # an earlier attempt may have had more of them
+            if rank >= plan.world_size and not any(self.folder.logs.glob(f"*/{rank_name(rank)}.log")):
+                fix = f"its ranks are 0 to {plan.world_size - 1}"
+                raise UserError(f"{self.id} has no rank {rank}", "--rank", fix)
+        placed = self.ranks_of(attempt).items() if not ranks else ()
+        return tuple(ranks) or tuple(rank for name, held in placed if name in nodes for rank in held)
 
     def mask(self) -> Mask:
         """Return the mask that hides the job's secrets in all output. Raises ClusterError when they are damaged."""

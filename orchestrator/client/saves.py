@@ -9,6 +9,7 @@ import dataclasses
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from orchestrator.client import adoption
 from orchestrator.client.adoption import LIST, Offer, unfit
@@ -21,6 +22,9 @@ from orchestrator.core.errors import ClusterError, OrchError, UserError
 from orchestrator.core.jobdir import status_file
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
+
+if TYPE_CHECKING:
+    from orchestrator.journal.job_record import Record
 
 NAMED_MAX = 5
 """How many saves an error names."""
@@ -267,13 +271,11 @@ def _offer_row(offer: Offer) -> Json:
 # A post-mortem
 
 
-def explain(job: JobDir, plan: Plan, why: Json) -> None:
-    """Add to a post-mortem how the save is proved that each attempt began from; and, of a job that has ended, what a resume
-    would begin from as files are now. Without a ledger that can be read it stays as it is."""
-    from orchestrator.journal import facts_file
-
+def explain(job: JobDir, plan: Plan, why: Json, record: Record) -> None:
+    """Add to a post-mortem, which was made of a record, how the save is proved that each attempt began from; and, of a job that
+    has ended, what a resume would begin from as files are now. Without a ledger that can be read it stays as it is."""
     try:
-        record, saves = facts_file.read(job), known(job)
+        saves = known(job)
     except OrchError:
         return
     for attempt, history in zip(why["attempts"], record.attempts, strict=False):

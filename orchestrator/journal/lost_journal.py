@@ -9,6 +9,7 @@ import os
 from orchestrator.core.jobdir import locks, ownership
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.journal import facts_file
+from orchestrator.journal.job_record import Record
 from orchestrator.journal.journal_file import JournalError
 
 
@@ -36,6 +37,12 @@ def require_journal(job: JobDir) -> None:
     if how := lack(job):
         what = f"{how}; to begin from nothing would write over what the folder holds"
         raise JournalError(job.journal, what, first=_end_of_agents(job))
+
+
+def record(job: JobDir) -> Record:
+    """Return all that a job's journal comes to. Raises JournalError when it is lost or damaged."""
+    require_journal(job)
+    return facts_file.read(job)
 
 
 def _end_of_agents(job: JobDir) -> str:

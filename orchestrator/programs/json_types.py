@@ -189,6 +189,15 @@ class Outcome(TypedDict):
     next: list[Command]
 
 
+class Logs(TypedDict):
+    """The last lines of logs; `cut`: there were more bytes than an answer holds."""
+
+    id: str
+    text: str
+    lines: int
+    cut: bool
+
+
 class Collective(TypedDict):
     """The last collective that a rank has entered in a group."""
 
@@ -274,6 +283,24 @@ class Finding(TypedDict):
     nodes: list[str]
 
 
+class Held(TypedDict):
+    """GPUs or slots of a host that a job holds; `since` is null for a process that is not seen there."""
+
+    count: int
+    things: str
+    holder: str
+    since: str | None
+
+
+class Stock(TypedDict):
+    """What a host has to lease, or why it did not tell."""
+
+    gpus: int
+    slots: int
+    held: list[Held]
+    fault: str
+
+
 class Host(TypedDict):
     """A host that jobs or checks have seen."""
 
@@ -284,4 +311,4 @@ class Host(TypedDict):
     failed_at: str | None
     failed_job: str | None
     why: str | None
-    free: NotRequired[dict[str, Any] | None]
+    free: NotRequired[Stock | None]

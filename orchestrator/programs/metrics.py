@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,13 +18,14 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from orchestrator.client import saves
-from orchestrator.client.job import Job
 from orchestrator.core.errors import OrchError
-from orchestrator.core.host import procfs
+from orchestrator.core.host import host_memory, procfs
+from orchestrator.core.host.host_memory import Note
 from orchestrator.core.jobdir import home, status_file
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.status_file import Status
 from orchestrator.journal import facts_file, goodput
+from orchestrator.report.overview import Holding, JobReader
 from orchestrator.views.cells import STYLES
 
 ENDED_S_MAX = 86_400.0
@@ -43,8 +44,6 @@ class _History:
     ratio: float | None = None
     save_bytes: int | None = None
     save_wall_s: float | None = None
-    # Of each node
-    gpus: dict[str, int] = field(default_factory=dict)
 
 
 class JobMetrics(Collector):
@@ -53,7 +52,9 @@ class JobMetrics(Collector):
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        # Of a job that has ended, by the journal's time and size
+        self._reader = JobReader(lambda job: status_file.read(job, time.time(), self._boot))
+        self._boot = ""
+        # By the journal's time and size
         self._kept: dict[str, tuple[tuple[int, int], _History]] = {}
 
     def describe(self) -> list[Metric]:
@@ -62,21 +63,24 @@ class JobMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics. Raises ClusterError when the home cannot be read."""
-        wall_s, boot, unreadable = time.time(), procfs.boot_id(), 0
+        wall_s, unreadable = time.time(), 0
+        self._boot = procfs.boot_id()
         families = _Families()
         shown = set()
         for job in home.jobs(self._folder):
             try:
                 if _is_old(job, wall_s):
                     continue
-                status = status_file.read(job, wall_s, boot)
+                status = self._reader.status(job)
                 shown.add(job.id)
-                families.add(status, self._history(job, status), wall_s)
+                families.add(status, self._history(job, status), self._reader.holdings(job, status), wall_s)
             except FileNotFoundError:
                 continue  # just submitted
             except (OrchError, OSError):
                 unreadable += 1
         self._kept = {job_id: kept for job_id, kept in self._kept.items() if job_id in shown}
+        self._reader.forget_but(shown)
+        families.add_free(host_memory.notes(self._folder).values())
         yield from families.all()
         yield GaugeMetricFamily("orch_unreadable_jobs", "Jobs whose folder could not be read.", unreadable)
 
@@ -86,7 +90,7 @@ class JobMetrics(Collector):
         before = self._kept.get(job.id)
         if before is not None and before[0] == mark:
             return before[1]
-        history = _read(job)
+        history = _read(job, status_file.seconds(status.created_at))
         self._kept[job.id] = (mark, history)
         return history
 
@@ -98,9 +102,9 @@ def _is_old(job: JobDir, wall_s: float) -> bool:
     return False
 
 
-def _read(job: JobDir) -> _History:
-    record, plan = facts_file.read(job), Job(job).plan()
-    spent = goodput.of_record(record, None, plan.created_at)
+def _read(job: JobDir, created_s: float) -> _History:
+    record = facts_file.read(job)
+    spent = goodput.of_record(record, None, created_s)
     causes = Counter(
         attempt.judged.verdict.kind.value if attempt.judged else "none" for attempt in record.attempts[:-1]
     )
@@ -111,14 +115,7 @@ def _read(job: JobDir) -> _History:
             if save is not None:
                 size_bytes, written_s = save.size_bytes, save.written_ns / 1e9
     seconds = {kind.value: rank_s for kind, rank_s in spent.rank_seconds().items()}
-    return _History(
-        dict(causes),
-        seconds,
-        spent.ratio,
-        size_bytes,
-        written_s,
-        {node.name: len(node.gpus) for node in plan.nodes},
-    )
+    return _History(dict(causes), seconds, spent.ratio, size_bytes, written_s)
 
 
 class _Families:
@@ -127,8 +124,9 @@ class _Families:
     def __init__(self) -> None:
         self._made: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
         self._gpus: Counter[str] = Counter()
+        self._free: dict[str, int] = {}
 
-    def add(self, status: Status, history: _History, wall_s: float) -> None:
+    def add(self, status: Status, history: _History, held: Iterable[Holding], wall_s: float) -> None:
         """Add what is known of a job."""
         self._add_job(status)
         self._add_history(status.id, history)
@@ -147,9 +145,14 @@ class _Families:
         for rank in status.ranks if len(status.ranks) <= RANKS_MAX else ():
             labels = {"job_id": status.id, "rank": str(rank.rank)}
             self._gauge("orch_rank_last_step_age_seconds", what, rank.step_age_s, **labels)
-        for node in status.nodes:
-            if node.ranks and history.gpus.get(node.name):
-                self._gpus[node.host] += history.gpus[node.name]
+        for one in held:
+            self._gpus[one.host] += one.gpus
+
+    def add_free(self, notes: Iterable[Note]) -> None:
+        """Add the GPUs of hosts that passed their last check, less those that these jobs hold."""
+        for note in notes:
+            if note.gpus and not note.fault:
+                self._free[note.host] = max(0, note.gpus - self._gpus[note.host])
 
     def _add_job(self, status: Status) -> None:
         job = status.id
@@ -174,10 +177,10 @@ class _Families:
 
     def all(self) -> Iterator[Metric]:
         """Yield the metrics."""
-        for host, gpus in self._gpus.items():
-            self._gauge(
-                "orch_host_gpus", "GPUs of a host that these jobs hold.", gpus, host=host, state="held"
-            )
+        what = "GPUs of a host that these jobs hold, and that none of them holds."
+        for state, hosts in (("held", +self._gpus), ("free", self._free)):
+            for host, gpus in hosts.items():
+                self._gauge("orch_host_gpus", what, gpus, host=host, state=state)
         yield from self._made.values()
 
     def _gauge(self, name: str, what: str, value: float | None, /, **labels: str) -> None:

@@ -22,7 +22,8 @@ from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.jobdir.series import Sample
 from orchestrator.core.jobdir.status_file import ENDED, Status, seconds
 from orchestrator.core.mask import Mask
-from orchestrator.journal import facts_file, journal_file
+from orchestrator.core.settings.rank_settings import Setting, setting_of
+from orchestrator.journal import journal_file, lost_journal
 from orchestrator.journal.job_record import Record
 from orchestrator.report.charts import TimeScale
 from orchestrator.views import logs as log_view
@@ -63,6 +64,14 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeSetting:
+    """A setting of the ranks of some nodes; no nodes: of all that are shown."""
+
+    setting: Setting
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Material:
     """All that a page tells of a job. `faults`: by attempt."""
 
@@ -78,6 +87,7 @@ class Material:
     command: str
     files: tuple[Text, ...]
     node_logs: tuple[Text, ...]
+    settings: tuple[NodeSetting, ...]
     versions: dict[str, str]
     mask: Mask
 
@@ -90,11 +100,13 @@ class Material:
 def gather(job: Job) -> Material:
     """Return what a job's folder tells now. Raises OrchError when its plan, status or journal is damaged."""
     folder, plan, mask, status = job.folder, job.plan(), job.mask(), job.source.status()
-    why, record = job.why(), facts_file.read(job.folder)
-    saves.explain(folder, plan, why)
+    record = lost_journal.record(folder)
+    why = job.why(record)
+    saves.explain(folder, plan, why, record)
     end_s = seconds(status.ended_at) if status.ended_at else time.time()
     begin_s = seconds(status.started_at or status.created_at)
     scale = TimeScale(begin_s, max(end_s, begin_s + 1.0))
+    node_logs = _node_logs(folder, mask)
     return Material(
         called=job.called,
         plan=plan,
@@ -107,7 +119,8 @@ def gather(job: Job) -> Material:
         faults=_faults(folder, why["attempts"], mask),
         command=plan.argv[-1] if plan.shell else placeholders.shown(plan.argv),
         files=_files(folder, mask),
-        node_logs=_node_logs(folder, mask),
+        node_logs=node_logs,
+        settings=_settings(node_logs),
         versions=_versions(folder),
         mask=mask,
     )
@@ -143,10 +156,27 @@ def _files(folder: JobDir, mask: Mask) -> tuple[Text, ...]:
 
 
 def _node_logs(folder: JobDir, mask: Mask) -> tuple[Text, ...]:
-    """Return what some nodes wrote in the last attempt: each setting of their ranks with its reason stands there."""
+    """Return what some nodes wrote in the last attempt: the settings of their ranks with their reasons stand there."""
     attempts = reader.attempts(folder)
     paths = sorted(folder.attempt_logs(attempts[-1]).glob("node-*.log"))[:NODE_LOGS_MAX] if attempts else []
     return _read(paths, mask)
+
+
+def _settings(node_logs: Sequence[Text]) -> tuple[NodeSetting, ...]:
+    """Return the settings that agents have noted, those that nodes share once."""
+    nodes: dict[Setting, list[str]] = {}
+    for log in node_logs:
+        for line in log.text.splitlines():
+            setting = setting_of(line.partition(" agent: setting ")[2])
+            if setting is not None and log.name not in nodes.setdefault(setting, []):
+                nodes[setting].append(log.name)
+    return tuple(
+        NodeSetting(
+            setting,
+            () if len(of) == len(node_logs) else tuple(name[len("node-") : -len(".log")] for name in of),
+        )
+        for setting, of in nodes.items()
+    )
 
 
 def _read(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from orchestrator.core.jobdir import home
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.jobdir.status_file import ENDED, Status
-from orchestrator.core.text import named, ranks_text
+from orchestrator.core.text import counted, named, ranks_text
 
 JOBS_MAX = 200
 """How many jobs are shown, the newest first; of those that have not ended, all."""
@@ -27,9 +28,54 @@ class Holding:
 
     host: str
     job_id: str
+    gpus: int
     what: str
     state: str
     note: str
+
+
+class JobReader:
+    """Reader of jobs for many looks: the status of a job that has ended is read once, and so is a plan."""
+
+    def __init__(self, read: Callable[[JobDir], Status]) -> None:
+        """`read` returns a job's status, and raises OrchError or OSError."""
+        self._read = read
+        self._ended: dict[str, Status] = {}
+        self._plans: dict[str, Plan] = {}
+
+    def status(self, folder: JobDir) -> Status:
+        """Return the status of a job. Raises OrchError and OSError."""
+        if not folder.ended.exists():  # a resume has taken it away
+            self._ended.pop(folder.id, None)
+            return self._read(folder)
+        self._plans.pop(folder.id, None)
+        if folder.id not in self._ended:
+            self._ended[folder.id] = self._read(folder)
+        return self._ended[folder.id]
+
+    def forget_but(self, shown: Container[str]) -> None:
+        """Forget the ended jobs that are not among these ids."""
+        self._ended = {job_id: status for job_id, status in self._ended.items() if job_id in shown}
+
+    def holdings(self, folder: JobDir, status: Status) -> list[Holding]:
+        """Return what a job holds of its hosts: nothing once it has ended. Raises OrchError."""
+        if status.state in ENDED:
+            return []
+        if folder.id not in self._plans:
+            self._plans[folder.id] = Job(folder).plan()
+        plan = self._plans[folder.id]
+        of_node = {node.name: node.gpus for node in plan.nodes}
+        held = []
+        for node in status.nodes:
+            if not node.ranks and node.role != "spare":
+                continue
+            gpus, on = of_node.get(node.name, ()), ""
+            count = len(gpus) if plan.pool is None else plan.pool.gpus_each
+            if count:
+                on = f", GPUs {ranks_text(gpus)}" if gpus else f", {counted(count, 'GPU')}"
+            what = f"{named(node.ranks)}{on}" if node.ranks else f"spare{on}"
+            held.append(Holding(node.host or node.name, folder.id, count, what, node.state, node.note))
+        return held
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +88,12 @@ class Overview:
 
 
 class Overlook:
-    """Reader of a job home for many looks: what has ended is read once."""
+    """Reader of a job home for many looks, of which several within `KEPT_S` read it once."""
 
     def __init__(self, place: Path) -> None:
         """`place`: the job home."""
         self._place = place
-        self._ended: dict[str, Status] = {}
-        self._plans: dict[str, Plan] = {}
+        self._reader = JobReader(lambda folder: Job(folder).source.status())
         self._last: Overview | None = None
         self._last_s = 0.0
 
@@ -66,33 +111,12 @@ class Overlook:
             if number >= JOBS_MAX and folder.id not in going:
                 continue
             try:
-                status = self._status(folder)
+                status = self._reader.status(folder)
                 statuses.append(status)
-                if status.state not in ENDED:
-                    holdings += self._holdings(folder, status)
+                holdings += self._reader.holdings(folder, status)
             except OrchError as err:
                 faults.append(str(err))
         return Overview(tuple(statuses), tuple(sorted(holdings, key=_place)), tuple(faults))
-
-    def _status(self, folder: JobDir) -> Status:
-        if not folder.ended.exists():  # a resume has taken it away
-            self._ended.pop(folder.id, None)
-            return Job(folder).source.status()
-        if folder.id not in self._ended:
-            self._ended[folder.id] = Job(folder).source.status()
-        return self._ended[folder.id]
-
-    def _holdings(self, folder: JobDir, status: Status) -> list[Holding]:
-        if folder.id not in self._plans:
-            self._plans[folder.id] = Job(folder).plan()
-        gpus = {node.name: node.gpus for node in self._plans[folder.id].nodes}
-        held = []
-        for node in status.nodes:
-            if node.ranks or node.role == "spare":
-                on = f", GPUs {ranks_text(gpus[node.name])}" if gpus.get(node.name) else ""
-                what = f"{named(node.ranks)}{on}" if node.ranks else "spare"
-                held.append(Holding(node.host, folder.id, what, node.state, node.note))
-        return held
 
 
 def _place(one: Holding) -> tuple[str, str, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import groupby
 
 from orchestrator.core.jobdir.status_file import (
     ENDED,
@@ -109,6 +110,8 @@ def job(
         step = status.checkpoint.step
         at = f" (step {step:,})" if step is not None else ""
         lines.append(line(f"checkpoint  {short(status.checkpoint.path, status.dir)}{at}"))
+    for kind, runs in groupby(sorted(status.trackers, key=lambda run: run.kind), lambda run: run.kind):
+        lines.append(line(f"{kind:<11} {named([short(run.path, status.dir) for run in runs])}"))
     lines += [] if over else _travels(status.travels)
     if nodes or not has_pool:
         lines += [(), *(_pool(nodes, over, every_rank) if has_pool else _nodes(nodes, over, every_rank))]

@@ -56,7 +56,7 @@ def hosts(listed: Sequence[Json]) -> list[Line]:
     heads = ("HOST", "STATE", "SEEN (UTC)", "JOB", "LAST FAILURE (UTC)")
     if "free" in listed[0]:
         rows = [[Cell(entry["host"]), *_free(entry["free"])] for entry in listed]
-        return columns(rows, ("HOST", "FREE NOW", "HELD"))
+        return columns(rows, ("HOST", "FREE NOW", "HELD (UTC)"))
     return columns([_host_row(entry) for entry in listed], heads)
 
 
@@ -67,8 +67,12 @@ def _free(stock: Json | None) -> tuple[Cell, Cell]:
     for kind, total in (("GPU", stock["gpus"]), ("slot", stock["slots"])):
         taken = sum(one["count"] for one in stock["held"] if one["things"].startswith(kind))
         free += [f"{max(0, total - taken)} of {counted(total, kind)}"] if total else []
-    held = "; ".join(f"{one['things']} by {one['holder']}" for one in stock["held"])
+    held = "; ".join(f"{one['things']} by {one['holder']}{_since(one)}" for one in stock["held"])
     return Cell(", ".join(free)), Cell(held or "-")
+
+
+def _since(held: Json) -> str:
+    return f", since {held['since'][:16].replace('T', ' ')}" if held["since"] else ""
 
 
 def waiting(statuses: Sequence[Status]) -> list[Line]:

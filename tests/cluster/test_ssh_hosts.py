@@ -104,7 +104,9 @@ def test_two_jobs_that_want_the_same_hosts_follow_one_another(desk: Desk) -> Non
     second.until(lambda seen: first.id in str(seen), "the name of whom it waits for")
     assert not waiting["step"]
     told = desk.orch("nodes", "--free").stdout
-    assert re.search(rf"node1 +0 of 2 slots +slots 0, 1 by job {first.id} of trainer, pid \d+", told), told
+    assert re.search(
+        rf"node1 +0 of 2 slots +slots 0, 1 by job {first.id} of trainer, pid \d+, since 20", told
+    ), told
     assert f"waits  {second.id}: " in told
     third = desk.submit(SHORT, ssh=ssh, name="third")
     third.until(lambda seen: second.id in str(seen), "the name of the job before it")

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import re
 import shutil
+import socket
 import subprocess
 import sys
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,6 +21,7 @@ from typing import Any
 import jsonschema
 import pytest
 from click.testing import CliRunner
+from mcp import Client, StdioServerParameters
 
 import orchestrator
 from orchestrator.cli.group import cli
@@ -98,7 +106,7 @@ def test_a_key_makes_one_job_of_many_submits_also_at_once_and_after_its_end(desk
         orchestrator.submit(spec, environ=desk.environ, key="../x")
 
 
-def test_metrics_are_as_prometheus_wants_them_and_a_folder_that_is_damaged_hides_no_other(desk: Desk) -> None:
+def test_metrics_are_scraped_by_prometheus_and_a_folder_that_is_damaged_hides_no_other(desk: Desk) -> None:
     for name in ("good", "bad"):
         job = desk.submit(
             {**FAKE_TORCH, "train.py": FAILS}, entrypoint="train.py", name=name, procs_per_node=2
@@ -134,10 +142,116 @@ def test_metrics_are_as_prometheus_wants_them_and_a_folder_that_is_damaged_hides
         ("", ["rules", str(ROOT / "docs/prometheus/alerts.yaml")]),
     ):
         subprocess.run([promtool, "check", *words], input=text, text=True, timeout=RUN_S_MAX, check=True)
-    named = set(re.findall(r"orch_[a-z_]+", (ROOT / "docs/prometheus/dashboard.json").read_text()))
+    dashboard = (ROOT / "docs/prometheus/dashboard.json").read_text()
+    named = set(re.findall(r"orch_[a-z_]+", dashboard))
     assert named <= set(re.findall(r"`?(orch_[a-z_]+)", (ROOT / "docs/metrics.md").read_text())) | {
         "orch_checkpoint_age_seconds"
     }
+    with _prometheus(desk) as query:
+        failed = wait_until(lambda: query('orch_job_state{state="FAILED"} == 1'), "a scrape")
+        assert {one["metric"]["job_id"] for one in failed} == {one.job.id for one in desk.jobs}
+        for panel in json.loads(dashboard)["panels"]:
+            for target in panel["targets"]:
+                query(target["expr"].replace("$job_id", ".*"))
+        wait_until(lambda: query('ALERTS{alertname="OrchJobFailed",alertstate="firing"}'), "an alert")
+
+
+@contextlib.contextmanager
+def _prometheus(desk: Desk) -> Iterator[Callable[[str], list[Any]]]:
+    """Run a Prometheus that scrapes the desk's jobs, with the alert rules of the docs; yield what answers a query."""
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+        metrics, port = one.getsockname()[1], other.getsockname()[1]
+    (desk.folder / "prometheus.yml").write_text(
+        json.dumps(
+            {
+                "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+                "rule_files": [str(ROOT / "docs/prometheus/alerts.yaml")],
+                "scrape_configs": [
+                    {"job_name": "orch", "static_configs": [{"targets": [f"127.0.0.1:{metrics}"]}]}
+                ],
+            }
+        )
+    )
+    place = ("--config.file=prometheus.yml", "--storage.tsdb.path=data")
+    commands = (
+        [sys.executable, "-m", "orchestrator.cli", "metrics", "--listen", str(metrics)],
+        ["prometheus", *place, f"--web.listen-address=127.0.0.1:{port}", "--log.level=error"],
+    )
+
+    def query(text: str) -> list[Any]:
+        words = urllib.parse.urlencode({"query": text})
+        try:
+            with urllib.request.urlopen(
+                f"http://127.0.0.1:{port}/api/v1/query?{words}", timeout=RUN_S_MAX
+            ) as answer:
+                found: list[Any] = json.load(answer)["data"]["result"]
+                return found
+        except urllib.error.HTTPError as err:
+            if err.code == 503:  # it comes up
+                return []
+            raise AssertionError(f"{text}: {err.read()!r}") from err
+        except urllib.error.URLError:  # it does not listen yet
+            return []
+
+    with contextlib.ExitStack() as stack:
+        for command in commands:
+            process = stack.enter_context(
+                subprocess.Popen(command, cwd=desk.folder, env=desk.environ, stdout=subprocess.DEVNULL)
+            )
+            stack.callback(process.terminate)
+        yield query
+
+
+def test_an_agent_submits_waits_and_learns_why_by_the_model_context_protocol(desk: Desk) -> None:
+    for name, text in {**FAKE_TORCH, "train.py": FAILS}.items():
+        (desk.folder / name).parent.mkdir(exist_ok=True, parents=True)
+        (desk.folder / name).write_text(text)
+    fields: dict[str, Any] = {"procs_per_node": 2, "entrypoint": "train.py", "restart": {"max": 0}}
+    (desk.folder / "job.yaml").write_text(json.dumps({"name": "t", **fields}))
+    words = ["-m", "orchestrator.cli", "mcp"]
+    server = StdioServerParameters(
+        command=sys.executable, args=words, env=dict(desk.environ), cwd=desk.folder
+    )
+
+    async def talk() -> None:
+        async with Client(server, read_timeout_seconds=RUN_S_MAX) as client:
+
+            async def call(name: str, verb: str = "", **arguments: Any) -> Any:
+                answer = await client.call_tool(name, arguments)
+                assert not answer.is_error, answer.content
+                told: Any = answer.structured_content
+                told = told.get("result", told)
+                jsonschema.validate(told, schema_of(verb)) if verb else None
+                return told
+
+            async def refusal(name: str, **arguments: Any) -> str:
+                answer = await client.call_tool(name, arguments)
+                assert answer.is_error
+                return str(getattr(answer.content[0], "text", ""))
+
+            hints = {tool.name: tool.annotations for tool in (await client.list_tools()).tools}
+            reads = {name for name, hint in hints.items() if hint is not None and hint.read_only_hint}
+            ends = {name for name, hint in hints.items() if hint is not None and hint.destructive_hint}
+            assert reads == {"status", "why", "logs", "stacks", "wait"} and ends == {"cancel", "restart"}
+            assert hints.keys() - reads - ends == {"submit", "resume"}
+            made = [await call("submit", "submit", spec="job.yaml", key="night-8") for _ in range(2)]
+            assert made[0]["id"] == made[1]["id"] and [one["new"] for one in made] == [True, False]
+            job = made[0]["id"]
+            assert (await call("wait", "wait", job=job, timeout_s=0))["id"] == job
+            ended = await call("wait", "wait", job=job, timeout_s=RUN_S_MAX)
+            assert (ended["state"], ended["culprits"][0]["rank"]) == ("FAILED", 1)
+            for arguments in ({"job": job}, {"all_jobs": True}):
+                assert [one["state"] for one in await call("status", "status", **arguments)] == ["FAILED"]
+            assert "bad batch" in (await call("why", "why"))["attempts"][0]["verdict"]["summary"]
+            shown = await call("logs", job=job, ranks=[1], tail=1)
+            assert shown["text"].endswith("ValueError: bad batch\n") and shown["lines"] == 1
+            assert "no job has the id or name 'other'" in await refusal("cancel", job="other")
+            told = await refusal("cancel", job=job)
+            assert "there is nothing to stop" in told and "fix: orch resume" in told
+            assert "is no regular expression" in await refusal("logs", grep="(")
+            assert "less than or equal to" in await refusal("logs", tail=10_000_000)
+
+    asyncio.run(talk())
 
 
 def test_a_skill_names_verbs_that_there_are(tmp_path: Path) -> None:

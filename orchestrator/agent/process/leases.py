@@ -15,9 +15,10 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from orchestrator.core import codec
+from orchestrator.core.host import procfs
 from orchestrator.core.host.gpus import Gpu, GpuError
 from orchestrator.core.jobdir import full_disk
 from orchestrator.core.wire.bootstrap import HeldLeases
@@ -42,12 +43,14 @@ _NAME_BYTES_MAX = 107  # sun_path, less the leading NUL
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Holder of a lease; the fields of a process that does not answer are empty or 0."""
+    """Holder of a lease; the fields of a process that does not answer are empty or 0. `for_s`: how long its process has lived,
+    as the asker finds."""
 
     job: str
     node: str
     user: str
     pid: int
+    for_s: float | None = field(default=None, compare=False)
 
     def __str__(self) -> str:
         job = f"job {self.job}" if self.job else "a process that does not answer"
@@ -126,7 +129,9 @@ def held(stock: Stock, text: str) -> tuple[HeldLeases, ...]:
     things = [ids.get(name, name.replace("-", " ", 1)) for name in sorted(names, key=_in_order)]
     holders = _holders(sorted(names, key=_in_order), stock.prefix)
     by_holder = _by_holder(dict(zip(things, holders, strict=True)))
-    return tuple(HeldLeases(len(own), _grouped(own), str(holder)) for holder, own in by_holder.items())
+    return tuple(
+        HeldLeases(len(own), _grouped(own), str(holder), holder.for_s) for holder, own in by_holder.items()
+    )
 
 
 def _in_order(name: str) -> tuple[str, int, str]:
@@ -245,9 +250,10 @@ def _ask(name: str, prefix: str, by_pid: dict[int, Holder]) -> Holder | None:
         credentials = asker.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         pid, uid, _ = struct.unpack("3i", credentials)
         if pid not in by_pid or not pid:  # pid 0 is in a container, and so may others be
-            by_pid[pid] = Holder("", "", _user(uid), pid)
+            answered = Holder("", "", _user(uid), pid)
             with contextlib.suppress(OSError, codec.CodecError):
-                by_pid[pid] = codec.loads(Holder, asker.recv(ANSWER_BYTES_MAX))
+                answered = codec.loads(Holder, asker.recv(ANSWER_BYTES_MAX))
+            by_pid[pid] = replace(answered, for_s=procfs.age_s(pid))
         return by_pid[pid]
 
 

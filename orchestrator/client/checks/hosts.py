@@ -105,10 +105,12 @@ def _remember(
 ) -> None:
     """Keep which hosts have failed and passed, for later jobs: by what is a host's own fault, not this job's."""
     lost = {name: str(survey) for name, survey in surveys.items() if isinstance(survey, LaunchError)}
+    gpus = {name: len(one.host.gpus) for name, one in surveys.items() if not isinstance(one, LaunchError)}
     passed = dict.fromkeys(report.facts, "")
     with contextlib.suppress(OSError):  # a check is worth as much without
         for host, fault in {**passed, **report.own_faults(), **lost}.items():
-            host_memory.write(home.home(environ), host_memory.Note(host, time.time(), fault))
+            note = host_memory.Note(host, time.time(), fault, gpus=gpus.get(host))
+            host_memory.write(home.home(environ), note)
 
 
 def _questions(

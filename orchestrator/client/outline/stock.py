@@ -11,8 +11,9 @@ from orchestrator.backends.api import LaunchError
 from orchestrator.client.checks.seen_hosts import JOBS_MAX
 from orchestrator.client.job import Job
 from orchestrator.client.outline.ask_hosts import ask_hosts
+from orchestrator.core.codec import Json
 from orchestrator.core.errors import OrchError
-from orchestrator.core.jobdir import home
+from orchestrator.core.jobdir import home, status_file
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.planned import PlannedNode
 from orchestrator.core.wire.bootstrap import HeldLeases, HostSurveyed
@@ -26,6 +27,19 @@ class Stock:
     slots: int = 0
     held: tuple[HeldLeases, ...] = ()
     fault: str = ""
+
+    def as_json(self, wall_s: float) -> Json:
+        """Return it as `orch nodes --free --json` prints it; `wall_s`: when the host told it, since it may have another time."""
+        held = [
+            {
+                "count": one.count,
+                "things": one.things,
+                "holder": one.holder,
+                "since": status_file.iso(wall_s - one.for_s) if one.for_s is not None else None,
+            }
+            for one in self.held
+        ]
+        return {"gpus": self.gpus, "slots": self.slots, "held": held, "fault": self.fault}
 
 
 def ask(folder: Path, environ: Mapping[str, str]) -> dict[str, Stock]:

@@ -22,12 +22,13 @@ FAILURE_S_MAX = 24 * 3600.0
 @dataclass(frozen=True, slots=True)
 class Note:
     """What is known of a host since a wall-clock time. `fault`: empty for a check that it passed; `job`: which has lost
-    it, empty for a check."""
+    it, empty for a check; `gpus`: how many the check has seen."""
 
     host: str
     at: float
     fault: str
     job: str = ""
+    gpus: int | None = None
 
     def words(self, wall_s: float) -> str:
         """Return when and where it failed, and why."""

@@ -7,6 +7,7 @@ A process may end between any two reads: then a reader returns None, nothing or 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +55,14 @@ def stat(pid: int) -> ProcStat | None:
         start_ticks=int(fields[19]),
         rss_bytes=int(fields[21]) * _PAGE_BYTES,
     )
+
+
+def age_s(pid: int) -> float | None:
+    """Return for how long `pid` has lived, None without such a process."""
+    known = stat(pid)
+    if known is None:
+        return None
+    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - known.start_ticks / _TICKS_PER_S)
 
 
 def _stat_fields(path: Path) -> list[bytes]:

@@ -120,6 +120,14 @@ class QueueStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class TrackerRun:
+    """A folder with what a tracker of experiments reads; `kind` is `tensorboard` or `wandb`."""
+
+    kind: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """One object of `orch status --json`. What has a default is left out of the JSON where it has it, but for `ALWAYS`."""
 
@@ -164,6 +172,8 @@ class Status:
     queue: QueueStatus | None = None
     dir: str = ""
     copy_of: str = ""
+    # In its folder, as it is looked for when one job is shown.
+    trackers: tuple[TrackerRun, ...] = ()
     # In the file only: the boot of the machine that has written it, and that machine's monotonic clock then, in seconds.
     boot: str = ""
     boot_s: float = 0.0
@@ -182,7 +192,7 @@ class Status:
 ALWAYS = ("loss", "learning_rate", "percent", "eta_s")
 
 _DEFAULTS = {
-    field.name: field.default
+    field.name: codec.pack(field.default)
     for field in dataclasses.fields(Status)
     if field.default is not dataclasses.MISSING and field.name not in ALWAYS
 }

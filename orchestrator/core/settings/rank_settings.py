@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -76,6 +77,15 @@ class Setting:
         """The setting in one line."""
         shown = f"{self.name}={self.value}" if self.value is not None else self.name
         return " ".join(f"{shown} ({self.set_by.value}: {self.reason})".split())  # a value may have lines
+
+
+_TEXT = re.compile(rf"([A-Za-z_]\w*)(?:=(.*?))? \(({'|'.join(re.escape(by.value) for by in SetBy)}): (.*)\)")
+
+
+def setting_of(text: str) -> Setting | None:
+    """Return the setting of a line that `Setting.text` has made, to be shown; None for another line."""
+    found = _TEXT.fullmatch(text)
+    return Setting(found[1], found[2], SetBy(found[3]), found[4]) if found else None
 
 
 @dataclass(frozen=True, slots=True)

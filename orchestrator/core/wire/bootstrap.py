@@ -240,11 +240,12 @@ class CleanedUp:
 
 @dataclass(frozen=True, slots=True)
 class HeldLeases:
-    """GPUs or slots of a host that a job holds: how many, which (`slots 0-3`), and who (`job a-1 of ann, pid 12`)."""
+    """GPUs or slots of a host that a job holds: how many, which (`slots 0-3`), who (`job a-1 of ann, pid 12`), for how long."""
 
     count: int
     things: str
     holder: str
+    for_s: float | None = None
 
     def __str__(self) -> str:
         return f"{self.things} held by {self.holder}"

@@ -333,7 +333,7 @@ def test_no_words_make_a_traceback(orch: Type) -> None:
 
 def _starts_something(words: list[str]) -> bool:
     """Tell whether these words might start a process or copy files: that is tested with real processes."""
-    return words[0] in ("run", "submit", "resume", "collect", "check")
+    return words[0] in ("run", "submit", "resume", "collect", "check", "mcp")
 
 
 @pytest.mark.slow

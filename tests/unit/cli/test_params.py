@@ -1,13 +1,15 @@
-"""Is a verb of another tool answered, are values completed, and does an editor learn what a job file may hold?"""
+"""Is a verb of another tool answered, are values completed, does an editor learn what a job file may hold, and is a library that is missing named?"""
 
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import click
 import pytest
 
+from orchestrator import programs, report
 from orchestrator.cli import app, group, params
 from orchestrator.spec import load
 
@@ -30,3 +32,20 @@ def test_a_starter_file_names_the_schema_beside_it(tmp_path: Path) -> None:
     first = (tmp_path / "job.yaml").read_text().partition("\n")[0]
     assert first == "# yaml-language-server: $schema=./orch.schema.json"
     assert json.loads((tmp_path / "orch.schema.json").read_text()) == load.json_schema()
+
+
+@pytest.mark.parametrize(
+    ("words", "library", "module"),
+    [("mcp", "mcp.server.mcpserver", "mcp_server"), ("report --serve", "uvicorn", "live")],
+)
+def test_a_verb_without_its_library_names_what_to_install(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: str, library: str, module: str
+) -> None:
+    for room in (programs, report):
+        monkeypatch.delitem(sys.modules, f"{room.__name__}.{module}", raising=False)
+        monkeypatch.delattr(room, module, raising=False)
+    monkeypatch.setitem(sys.modules, library, None)
+    monkeypatch.setenv("ORCH_HOME", "/nonexistent")
+    assert app.run(words.split()) == 2
+    said = capsys.readouterr().err
+    assert "is not installed" in said and "pip install 'torch-orch[" in said

@@ -26,13 +26,28 @@ from tests.support.unprivileged import unprivileged
 from tests.unit.client.shelf import S, Shelf, state
 
 
-def test_collect_copies_logs_checkpoints_and_the_post_mortem_but_no_secrets(tmp_path: Path) -> None:
+def test_collect_copies_logs_checkpoints_and_the_post_mortem_but_no_secrets(
+    tmp_path: Path,
+) -> None:
     job = folders.failed(tmp_path)
     (job.checkpoints / "step-5.pt").write_text("x")
+    for name in (
+        "lightning_logs/version_0/events.out.tfevents.7.node",
+        "wandb/offline-run-7/files/a",
+        "wandb/offline-run-7/run-7.wandb",
+    ):
+        write(job.code / name, b"x", int(jobs.BEGAN_S + 60) * 10**9)
+    write(job.code / "old/events.out.tfevents.1.node", b"x", 10**9)
+    (job.root / "tensorboard").symlink_to(job.code / "wandb")
+    runs = Job(job).status()["trackers"]
+    assert [(run["kind"], run["path"].removeprefix(f"{job.code}/")) for run in runs] == [
+        ("tensorboard", "lightning_logs/version_0"), ("wandb", "wandb/offline-run-7"),
+    ]  # fmt: skip
     to = collect.collect(Job(job), tmp_path / "to" / "new")
     names = sorted(str(path.relative_to(to)) for path in to.rglob("*") if path.is_file())
     assert names == [
-        "checkpoints/step-5.pt", "job.yaml", "journal.jsonl", "logs/attempt-001/rank-00000.log",
+        "checkpoints/step-5.pt", "code/lightning_logs/version_0/events.out.tfevents.7.node",
+        "code/wandb/offline-run-7/files/a", "code/wandb/offline-run-7/run-7.wandb", "job.yaml", "journal.jsonl", "logs/attempt-001/rank-00000.log",
         "logs/attempt-001/rank-00001.log", "why.json",
     ]  # fmt: skip
     assert json.loads((to / "why.json").read_text())["attempts"][0]["verdict"]["kind"] == "crash"

@@ -13,6 +13,7 @@ from orchestrator.client.job import Job
 from orchestrator.core.jobdir import series
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.series import RankSample, Sample
+from orchestrator.core.settings.rank_settings import SetBy, Setting
 from orchestrator.report import page
 from tests.support import folders, jobs
 
@@ -71,6 +72,25 @@ def test_what_a_job_printed_stays_text_and_its_secrets_are_hidden(failed: JobDir
     assert "\\u202eevil &amp; more" in text
     assert "token ***" in text
     assert folders.SECRET not in text
+
+
+def test_each_variable_of_the_ranks_is_shown_with_who_set_it_and_why_those_that_nodes_share_once(
+    failed: JobDir,
+) -> None:
+    same, other = (
+        Setting("A", "<b> (1)", SetBy.YOU, "job.yaml:3"),
+        Setting("B", None, SetBy.LATER, "by (the) port"),
+    )
+    for node, settings in (("n0", [same, other]), ("n1", [same])):
+        lines = [f"07:00:00 agent: setting {one.text}\n" for one in settings]
+        failed.node_log(1, node).write_text("07:00:00 agent: preparing attempt 1\n" + "".join(lines))
+    text = page.page(Job(failed))
+    row = text[text.index("2 variables that the ranks got") :]
+    assert row.count('&lt;b&gt; (1)</code></td><td>you</td><td class="long">job.yaml:3</td>') == 1
+    assert (
+        'not set</code></td><td>orch, at the start</td><td class="long">by (the) port <span class="dim">on n0'
+        in row
+    )
 
 
 def test_the_page_needs_nothing_from_elsewhere(failed: JobDir) -> None:

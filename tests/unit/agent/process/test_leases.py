@@ -14,7 +14,7 @@ import pytest
 
 from orchestrator.agent.process import leases
 from orchestrator.agent.process.leases import Holder, LeaseError, Leases, Stock
-from orchestrator.core.host import gpus
+from orchestrator.core.host import gpus, procfs
 from orchestrator.core.host.gpus import Gpu, GpuError
 from orchestrator.core.wire.messages import Needs
 
@@ -176,6 +176,15 @@ def test_slots_are_counted_and_never_given_twice(held: list[Leases]) -> None:
         refusal = _refusal(Needs(0, 2, 5), here)
     assert refusal.is_busy and "2 slots wanted, 1 of 5 free; slots 0-3 held by" in refusal.reason
     held.append(leases.acquire(Needs(0, 1, 5), OTHER, here))
+
+
+def test_what_is_held_is_told_with_its_holder_and_for_how_long(held: list[Leases]) -> None:
+    here = stock(2)
+    held.append(leases.acquire(Needs(2, 0, 0), ME, here))
+    with _Answering(*held):
+        [one] = leases.held(here, procfs.text(Path("/proc/net/unix")))
+    assert (one.count, one.things, one.holder) == (2, "GPUs 0, 1", str(ME))
+    assert one.for_s == pytest.approx(procfs.age_s(os.getpid()), abs=60.0)
 
 
 def test_a_job_with_more_ranks_than_cores_has_the_machine_to_itself(held: list[Leases]) -> None:

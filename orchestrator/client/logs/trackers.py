@@ -1,0 +1,83 @@
+"""Runs of experiment trackers in a job's folder: TensorBoard's event files, and W&B's offline runs.
+
+Rules:
+1. Only what lies in the job's folder is named: where ranks save and start, and in folders of the trackers' names. Links are not
+   followed.
+2. What was written before the job was submitted came with its code, and is not the job's.
+3. A look has limits on entries and depth: it is a part of `orch status`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from orchestrator.core.jobdir import status_file
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.jobdir.status_file import Status, TrackerRun
+
+ENTRIES_MAX = 5_000
+DEPTH_MAX = 6
+RUNS_MAX = 16
+"""How many runs are named, the newest."""
+
+
+def runs(job: JobDir, since_s: float) -> tuple[TrackerRun, ...]:
+    """Return the runs that were written after a time, seconds since 1970, in the order of their paths."""
+    newest: dict[TrackerRun, float] = {}
+    for run, written_s in itertools.islice(_files(job), ENTRIES_MAX):
+        if run is not None and written_s >= since_s:
+            newest[run] = max(written_s, newest.get(run, 0.0))
+    kept = sorted(newest, key=lambda run: newest[run])[-RUNS_MAX:]
+    return tuple(sorted(kept, key=lambda run: run.path))
+
+
+def places(job: JobDir) -> tuple[Path, ...]:
+    """Return where runs may lie that are not among the checkpoints."""
+    return job.code, job.root / "tensorboard", job.root / "wandb"
+
+
+def files(run: TrackerRun) -> list[Path]:
+    """Return the files of a run, links left out: a run of TensorBoard has those that its folder itself holds."""
+    folder = Path(run.path)
+    found = folder.rglob("*") if run.kind == "wandb" else folder.glob("*tfevents*")
+    return sorted(path for path in found if path.is_file() and not path.is_symlink())
+
+
+def with_runs(job: JobDir, status: Status) -> Status:
+    """Return a status that names the job's runs."""
+    return replace(status, trackers=runs(job, status_file.seconds(status.created_at)))
+
+
+def _files(job: JobDir) -> Iterator[tuple[TrackerRun | None, float]]:
+    """Yield for each entry, those of the upper folders first, the run that it is a file of, if any, and its time."""
+    todo = deque((place, 1) for place in (job.checkpoints, *places(job)) if not place.is_symlink())
+    while todo:
+        folder, depth = todo.popleft()
+        try:
+            with os.scandir(folder) as found:
+                entries = sorted(itertools.islice(found, ENTRIES_MAX), key=lambda entry: entry.name)
+        except OSError:
+            continue
+        for entry in entries:
+            kind = _kind(folder.name, entry.name)
+            try:
+                if entry.is_dir(follow_symlinks=False) and depth < DEPTH_MAX and entry.name[0] != ".":
+                    todo.append((folder / entry.name, depth + 1))
+                if kind and entry.is_file(follow_symlinks=False):
+                    yield TrackerRun(kind, str(folder)), entry.stat(follow_symlinks=False).st_mtime
+                    continue
+            except OSError:
+                pass
+            yield None, 0.0
+
+
+def _kind(folder: str, name: str) -> str:
+    """Return the tracker that writes files of this name: TensorBoard's have `tfevents` in theirs."""
+    if "tfevents" in name:
+        return "tensorboard"
+    return "wandb" if name.endswith(".wandb") and folder.startswith("offline-run-") else ""

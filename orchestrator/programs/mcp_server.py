@@ -1,0 +1,272 @@
+"""Server of the Model Context Protocol: orch's verbs as tools for AI agents, over standard input and output.
+
+Rules:
+1. A tool returns what its verb prints with `--json`, with the same schema; a list stands under `result`.
+2. What cannot be done is a tool error with orch's sentence: what, where, how to mend it.
+3. A tool that changes a job has to name the job; one that reads takes the latest by itself.
+4. Answers are bounded: log lines and their bytes, jobs, ranks, and the time of a wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Annotated, Any
+
+import anyio.from_thread
+from mcp.server.mcpserver import Context, MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
+from mcp.server.mcpserver.tools import Tool
+from mcp.types import ToolAnnotations
+from pydantic import Field
+
+from orchestrator.client import job as jobs
+from orchestrator.client import saves, slurm_status
+from orchestrator.client.job import Job
+from orchestrator.client.logs import reader, trackers
+from orchestrator.core.codec import Json
+from orchestrator.core.errors import OrchError, UserError
+from orchestrator.core.jobdir import home, status_file
+from orchestrator.core.jobdir.status_file import Status
+from orchestrator.core.version import VERSION
+from orchestrator.journal import lost_journal
+from orchestrator.programs import outcome, waiting
+from orchestrator.programs.json_schemas import OUTPUTS, schema_of
+from orchestrator.programs.json_types import Logs
+from orchestrator.views import logs as log_view
+
+JOBS_MAX = 50
+RANKS_MAX = 64
+"""The ranks of larger jobs come when they are asked for, as in `orch status`."""
+
+LINES, LINES_MAX = 100, 1_000
+LOG_BYTES_MAX = 64 << 10
+"""Of log lines the last so many."""
+
+WAIT_S, WAIT_S_MAX = 50.0, 3_600.0
+"""Many clients give a call up after a minute."""
+
+SLICE_S = 2.0
+"""How often a wait reports that it goes on, and sees that its client has left."""
+
+ABOUT = """PyTorch training jobs on one or many machines. orch restarts crashes, hangs and lost hosts by itself. Submit with a key, then \
+wait: it returns when a job has ended or needs a person, with the culprit and the next commands. Do not poll status. cancel, restart and \
+resume change a job: ask the person first unless you were asked to."""
+
+READS = ToolAnnotations(read_only_hint=True, destructive_hint=False, idempotent_hint=True)
+ADDS_ONCE = ToolAnnotations(read_only_hint=False, destructive_hint=False, idempotent_hint=True)
+ADDS = ToolAnnotations(read_only_hint=False, destructive_hint=False, idempotent_hint=False)
+ENDS_ONCE = ToolAnnotations(read_only_hint=False, destructive_hint=True, idempotent_hint=True)
+ENDS = ToolAnnotations(read_only_hint=False, destructive_hint=True, idempotent_hint=False)
+
+AnyJob = Annotated[str | None, Field(description="A job's id or name; the latest job by default.")]
+OneJob = Annotated[str, Field(description="A job's id or name.", min_length=1)]
+Overrides = Annotated[
+    list[str], Field(description="Changes of the job file, such as nodes=2 or restart.max=5.")
+]
+
+
+def submit(
+    spec: Annotated[str, Field(description="Path of the job file; absolute is safest.")],
+    key: Annotated[str, Field(description="The same key again returns the job that is there.", min_length=1)],
+    backend: Annotated[
+        str | None, Field(description="local, ssh or slurm, whatever the job file says.")
+    ] = None,
+    overrides: Overrides = [],  # noqa: B006
+) -> Json:
+    """Submit the job that a job file describes. The key makes it one job, however often the call is repeated."""
+    job, is_new = jobs.submit_named(spec, backend, overrides, key=key)
+    state, place = job.status()["state"], str(job.folder.root)
+    return {"id": job.id, "name": job.name, "dir": place, "state": state, "new": is_new}
+
+
+def status(
+    job: AnyJob = None,
+    all_jobs: Annotated[bool, Field(description=f"The newest {JOBS_MAX} jobs, without ranks.")] = False,
+    every_rank: Annotated[
+        bool, Field(description=f"The ranks of a job of more than {RANKS_MAX}, too.")
+    ] = False,
+) -> list[Json]:
+    """Show how a job is doing: state, step, loss, time left, nodes, ranks."""
+    if not all_jobs:
+        found = _found(job)
+        now = trackers.with_runs(found.folder, found.source.settled_status())
+        return [_status(now, RANKS_MAX if not every_rank else len(now.ranks))]
+    if job is not None:
+        raise UserError("all_jobs shows all jobs", "all_jobs", "leave out job, or all_jobs")
+    place = home.home(os.environ)
+    slurm_status.query_ahead([folder for folder in home.unended(place) if home.is_slurm(folder)])
+    listed = []
+    for folder in home.jobs(place)[-JOBS_MAX:]:
+        try:
+            listed.append(_status(Job(folder).source.status(), 0))
+        except OrchError as err:
+            print(f"orch: {err}", file=sys.stderr)
+    return listed
+
+
+def why(job: AnyJob = None) -> Json:
+    """Tell what went wrong in each attempt, who is to blame and by what evidence, what was lost, and what a restart begins from."""
+    found = _found(job)
+    with contextlib.suppress(OrchError):  # the job's folder tells without Slurm, too
+        found.look_after()
+    record = lost_journal.record(found.folder)
+    report = found.why(record)
+    saves.explain(found.folder, found.plan(), report, record)
+    return report
+
+
+def logs(
+    job: AnyJob = None,
+    ranks: Annotated[list[int], Field(description="Only these ranks.")] = [],  # noqa: B006
+    nodes: Annotated[
+        list[str], Field(description="What these nodes' ranks, agent and setup lines printed.")
+    ] = [],  # noqa: B006
+    attempt: Annotated[int | None, Field(description="Only this attempt.", ge=1)] = None,
+    tail: Annotated[int, Field(description="How many of the last lines.", ge=1, le=LINES_MAX)] = LINES,
+    since_s: Annotated[float | None, Field(description="Only lines of the last seconds.", ge=0)] = None,
+    grep: Annotated[
+        str | None, Field(description="Only lines in which this regular expression is found.")
+    ] = None,
+) -> Logs:
+    """Show the last lines that ranks printed, merged by time, without secrets."""
+    found = _found(job)
+    try:
+        pattern = re.compile(grep) if grep is not None else None
+    except (re.error, OverflowError, RecursionError) as err:
+        raise UserError(
+            f"{grep!r} is no regular expression: {err}", "grep", "escape what stands for itself"
+        ) from err
+    wanted = found.ranks_wanted(ranks, nodes, attempt)
+    query = reader.LogQuery(wanted, tuple(nodes), attempt, tail, since_s, pattern)
+    mask = found.mask()
+    view = log_view.LogView(log_view.LogStyle(colour=False, prefix=True), mask)
+    texts = view.add(reader.blocks(found.folder, query, time.time_ns(), mask))
+    data = "".join([*texts, view.rest()]).encode()
+    text = data[-LOG_BYTES_MAX:].decode("utf-8", "ignore")
+    is_cut = len(data) > LOG_BYTES_MAX
+    if is_cut:
+        text = text.partition("\n")[2]
+    return {"id": found.id, "text": text, "lines": text.count("\n"), "cut": is_cut}
+
+
+def stacks(
+    job: AnyJob = None,
+    ranks: Annotated[list[int], Field(description="Only these ranks.")] = [],  # noqa: B006
+) -> Json:
+    """Inspect what every rank of a running job is doing right now; it changes nothing."""
+    found = _found(job)
+    wanted = found.ranks_wanted(ranks, (), None)
+    taken = found.stacks()
+    return {**taken, "ranks": [rank for rank in taken["ranks"] if not wanted or rank["rank"] in wanted]}
+
+
+def wait(
+    context: Context[Any, Any],
+    job: AnyJob = None,
+    timeout_s: Annotated[
+        float, Field(description="After so many seconds it returns anyway: wait again.", ge=0, le=WAIT_S_MAX)
+    ] = WAIT_S,
+) -> Json:
+    """Wait until a job has ended or needs a person; tell who is to blame, and what to do then."""
+    found, begin_s = _found(job), time.monotonic()
+    while True:
+        waited_s = time.monotonic() - begin_s
+        waited = waiting.wait(found, max(0.0, min(SLICE_S, timeout_s - waited_s)))
+        if waited.has_ended or waited.need is not None or waited_s >= timeout_s:
+            return outcome.outcome(waited, found.why(), found.called)
+        anyio.from_thread.check_cancelled()
+        said = f"{waited.status.state}, step {waited.status.step or '-'}"
+        anyio.from_thread.run(context.report_progress, time.monotonic() - begin_s, timeout_s, said)
+
+
+def cancel(job: OneJob) -> Json:
+    """Stop a job for good; it can be resumed. Ranks get TERM, and KILL when the grace is over: wait tells when it has stopped."""
+    found = _found(job)
+    found.cancel()
+    return outcome.outcome_of(found, 0.0)
+
+
+def restart(job: OneJob) -> Json:
+    """End the present attempt of a running job, and begin the next one from the newest whole checkpoint."""
+    found = _found(job)
+    found.restart()
+    return outcome.outcome_of(found, 0.0)
+
+
+def resume(
+    job: OneJob,
+    checkpoint: Annotated[
+        str, Field(description="Path or number; the newest that is whole by default.")
+    ] = "",
+    overrides: Overrides = [],  # noqa: B006
+) -> Json:
+    """Let an ended job go on in its own folder from its newest whole checkpoint, with the code of its submit."""
+    found = _found(job)
+    found.resume(checkpoint, overrides)
+    return outcome.outcome_of(found, 0.0)
+
+
+TOOLS: dict[Callable[..., Any], tuple[str, ToolAnnotations]] = {
+    submit: ("submit", ADDS_ONCE),
+    status: ("status", READS),
+    why: ("why", READS),
+    logs: ("logs", READS),
+    stacks: ("stacks", READS),
+    wait: ("wait", READS),
+    cancel: ("wait", ENDS_ONCE),
+    restart: ("wait", ENDS),
+    resume: ("wait", ADDS),
+}
+"""The tools, each with the verb whose JSON it returns, and what it does to a job."""
+
+
+def serve() -> None:
+    """Serve the tools until standard input ends."""
+    MCPServer(
+        "orch",
+        version=VERSION,
+        instructions=ABOUT,
+        log_level="WARNING",
+        tools=[_tool(action, *about) for action, about in TOOLS.items()],
+    ).run("stdio")
+
+
+def _tool(action: Callable[..., Any], verb: str, does: ToolAnnotations) -> Tool:
+    @functools.wraps(action)
+    def answered(**arguments: Any) -> Any:
+        with _refusals():
+            return action(**arguments)
+
+    tool = Tool.from_function(answered, annotations=does)
+    if verb in OUTPUTS:
+        schema = schema_of(verb)
+        if tool.fn_metadata.wrap_output:
+            listed = {key: schema.pop(key) for key in ("type", "items")}
+            schema |= {"type": "object", "properties": {"result": listed}, "required": ["result"]}
+        tool.fn_metadata.output_schema = schema
+    return tool
+
+
+@contextlib.contextmanager
+def _refusals() -> Iterator[None]:
+    try:
+        yield
+    except OrchError as err:
+        raise ToolError(str(err)) from err
+    except OSError as err:
+        raise ToolError(f"{err.filename or 'orch'}: {err.strerror or err}") from err
+
+
+def _found(wanted: str | None) -> Job:
+    return jobs.find(wanted)
+
+
+def _status(now: Status, ranks_max: int) -> Json:
+    return status_file.as_json(now if len(now.ranks) <= ranks_max else replace(now, ranks=()))

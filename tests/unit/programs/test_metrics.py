@@ -1,0 +1,42 @@
+"""Are GPUs counted as they are held, and as a check has seen them, without a look at a host?"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import prometheus_client
+
+from orchestrator.core import codec
+from orchestrator.core.host import host_memory
+from orchestrator.core.host.host_memory import Note
+from orchestrator.core.jobdir.plan import Plan
+from orchestrator.programs.metrics import registry
+from tests.support import folders, jobs
+
+
+def test_gpus_are_held_by_jobs_that_go_on_and_the_rest_of_what_a_check_saw_is_free(tmp_path: Path) -> None:
+    job = folders.make(tmp_path, [*jobs.submitted(), *jobs.running(1, 1.0, 7)])
+    folders.succeeded(tmp_path)
+    plan = codec.loads(Plan, job.plan.read_bytes())
+    hosts = [node.host for node in plan.nodes]
+    job.plan.write_text(
+        codec.dumps(replace(plan, nodes=tuple(replace(node, gpus=(0, 1)) for node in plan.nodes)))
+    )
+    for host, fault, gpus in (
+        (hosts[0], "", 8),
+        ("spare", "", 4),
+        ("broken", "network: cut", 8),
+        ("unseen", "", None),
+    ):
+        host_memory.write(tmp_path, Note(host, 1.0, fault, gpus=gpus))
+    text = prometheus_client.generate_latest(registry(tmp_path)).decode()
+    shown = [
+        line.removeprefix("orch_host_gpus") for line in text.splitlines() if line.startswith("orch_host_gpus")
+    ]
+    held = {host: 2.0 * hosts.count(host) for host in hosts}
+    assert shown == [
+        *(f'{{host="{host}",state="held"}} {gpus}' for host, gpus in held.items()),
+        f'{{host="{hosts[0]}",state="free"}} {8 - held[hosts[0]]}',
+        '{host="spare",state="free"} 4.0',
+    ]
