@@ -130,7 +130,7 @@ def _nodes(plan: Plan, environ: Mapping[str, str]) -> tuple[tuple[NodeOutline, .
             "Slurm chooses the nodes: their cores, GPUs and networks, and what Slurm and its nodes set, are known in the allocation"
         )
         return _on_slurm(plan, environ), notes
-    facts = hardware.gather_all(environ)
+    facts = hardware.gather(environ)
     nodes = [
         NodeOutline(
             node.name, node.host, node.ranks, f"GPU {ranks_text(node.gpus)}" if node.gpus else "CPU", facts=facts,

@@ -22,7 +22,9 @@ NUMBER_BITS_MAX = 63
 _TEXTS = frozenset(("SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8"))
 _NUMBERS = frozenset(("BININT1", "BININT2", "BININT", "LONG1"))
 _PUTS, _GETS = frozenset(("BINPUT", "LONG_BINPUT")), frozenset(("BINGET", "LONG_BINGET"))
-_CLOSES = frozenset("POP_MARK APPENDS TUPLE DICT LIST SETITEMS INST OBJ ADDITEMS FROZENSET".split())
+_CLOSES = frozenset(
+    ["POP_MARK", "APPENDS", "TUPLE", "DICT", "LIST", "SETITEMS", "INST", "OBJ", "ADDITEMS", "FROZENSET"]
+)
 """Opcodes that use up a mark."""
 
 

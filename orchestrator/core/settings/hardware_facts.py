@@ -4,29 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-
-@dataclass(frozen=True, slots=True)
-class RdmaPort:
-    """One port of an InfiniBand or RoCE device, as /sys/class/infiniband shows it."""
-
-    # Such as mlx5_0
-    device: str
-    port: int
-    # `ACTIVE`, `DOWN`, `INIT`, `ARMED`
-    state: str
-    # Such as `400 Gb/sec (4X NDR)`
-    rate: str
-    # The link layer is Ethernet
-    roce: bool
-
-
-@dataclass(frozen=True, slots=True)
-class NetInterface:
-    """A network interface that is up and has an IPv4 address. `speed_mbit_s`: 0 where the driver does not tell."""
-
-    name: str
-    address: str
-    speed_mbit_s: int
+from orchestrator.core.observations import Address
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +20,7 @@ class HardwareFacts:
     slurm_cpus: int | None = None
     # Their addresses on the PCI bus
     gpus: tuple[str, ...] = ()
-    # How the GPUs are connected, in words; empty where that was not asked
-    gpu_links: str = ""
-    rdma: tuple[RdmaPort, ...] = ()
-    interfaces: tuple[NetInterface, ...] = ()
+    # Of interfaces that are up
+    interfaces: tuple[Address, ...] = ()
     # Those variables of the host's environment that bear on training, see `rank_settings.is_watched`
     environ: dict[str, str] = field(default_factory=dict)
