@@ -21,7 +21,6 @@ GO = b"go"
 GO_S_MAX = 15.0
 """How long a keeper waits for it; by then its launcher has vanished."""
 
-REQUEST_BYTES_MAX = 1 << 20
 REPLY_BYTES_MAX = 1 << 20
 STEP_BYTES_MAX = 4 << 20
 STEP_S_MAX = 400
@@ -227,14 +226,13 @@ class AgentSeen:
 
     alive: bool
     boot_id: str
-    words: str
+    words: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class CleanedUp:
-    """What was cleaned up. `kept`: why the folder was not removed, empty when it is gone."""
+    """A clean-up is over. `kept`: why a folder stays that should have gone; empty for none."""
 
-    killed: int
     kept: str
 
 
