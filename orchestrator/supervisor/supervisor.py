@@ -129,7 +129,7 @@ class Supervisor:
             self._mind_pause()
             for link_event in link_events:
                 self._handle(link_event)
-            for node, chunk_ack in self._transfers.owed():
+            for node, chunk_ack in self._transfers.logs.owed():
                 self._connections.send(node, chunk_ack)
             if self._brain.now_s() >= self._chore_due_s:
                 with self._patience:
