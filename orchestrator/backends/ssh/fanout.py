@@ -11,7 +11,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from orchestrator.backends.api import LaunchError
 from orchestrator.core.errors import ClusterError, UserError
@@ -41,44 +41,35 @@ SHOWN_MAX = 8
 T = TypeVar("T")
 
 
-class _FanOut(Generic[T]):
-    """One task on many hosts: the hosts that wait, and the results."""
+def _fan_out(
+    hosts: Sequence[str], visit: Callable[[str], T], limit_s: float, at_once: int
+) -> dict[str, T | LaunchError]:
+    """Return each host's result, in the order of the hosts. What a visit raises is raised here."""
+    results: dict[str, T | LaunchError] = {}
+    done: queue.SimpleQueue[tuple[str, T | BaseException]] = queue.SimpleQueue()
+    slots, deadline_s = threading.BoundedSemaphore(at_once), time.monotonic() + limit_s
 
-    def __init__(self, hosts: Sequence[str], visit: Callable[[str], T]) -> None:
-        self._waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._done: queue.SimpleQueue[tuple[str, T | BaseException]] = queue.SimpleQueue()
-        self._hosts = tuple(dict.fromkeys(hosts))
-        self._visit = visit
-        for host in self._hosts:
-            self._waiting.put(host)
-
-    def run(self, limit_s: float, at_once: int) -> dict[str, T | LaunchError]:
-        """Return each host's result, in the order of the hosts."""
-        for _ in range(min(at_once, len(self._hosts))):
-            threading.Thread(target=self._work, daemon=True).start()
-        results: dict[str, T | LaunchError] = {}
-        deadline_s = time.monotonic() + limit_s
-        while len(results) < len(self._hosts):
+    def work(host: str) -> None:
+        with slots:
             try:
-                host, result = self._done.get(timeout=max(0.0, deadline_s - time.monotonic()))
-            except queue.Empty:
-                break
-            if isinstance(result, BaseException) and not isinstance(result, LaunchError):
-                raise result
-            results[host] = result
-        late = LaunchError("connect", f"no answer within {limit_s:g} s", "look at the host, or try again")
-        return {host: results.get(host, late) for host in self._hosts}
-
-    def _work(self) -> None:
-        while True:
-            try:
-                host = self._waiting.get_nowait()
-            except queue.Empty:
-                return
-            try:
-                self._done.put((host, self._visit(host)))
+                done.put((host, visit(host)))
             except BaseException as err:  # the caller must learn of it
-                self._done.put((host, err))
+                done.put((host, err))
+
+    for host in dict.fromkeys(hosts):
+        threading.Thread(target=work, args=(host,), daemon=True).start()
+        results[host] = LaunchError(
+            "connect", f"no answer within {limit_s:g} s", "look at the host, or try again"
+        )
+    for _ in range(len(results)):
+        try:
+            host, result = done.get(timeout=max(0.0, deadline_s - time.monotonic()))
+        except queue.Empty:
+            break
+        if isinstance(result, BaseException) and not isinstance(result, LaunchError):
+            raise result
+        results[host] = result
+    return results
 
 
 def each(
@@ -122,7 +113,7 @@ def each(
             return LaunchError("connect", reason, "try again")
 
     try:
-        return _FanOut(hosts, visit).run(limit_s, at_once)
+        return _fan_out(hosts, visit, limit_s, at_once)
     finally:
         jumps.close()
 

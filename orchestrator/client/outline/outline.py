@@ -18,11 +18,11 @@ from orchestrator.core import codec, placeholders
 from orchestrator.core.codec import Json
 from orchestrator.core.errors import ClusterError
 from orchestrator.core.host import hardware
+from orchestrator.core.host_facts import HardwareFacts
 from orchestrator.core.jobdir import home, rank_env
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.planned import PlannedNode
-from orchestrator.core.settings.hardware_facts import HardwareFacts
 from orchestrator.core.settings.rank_settings import Layers, SetBy, Setting, is_watched, settings
 from orchestrator.core.text import counted, ranks_text
 from orchestrator.spec.load import SpecFile

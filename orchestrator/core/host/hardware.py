@@ -11,7 +11,7 @@ from pathlib import Path
 
 from orchestrator.core.host import cgroups, interfaces
 from orchestrator.core.host.procfs import text
-from orchestrator.core.settings.hardware_facts import HardwareFacts
+from orchestrator.core.host_facts import HardwareFacts
 from orchestrator.core.settings.rank_settings import is_watched
 
 _GPUS = "proc/driver/nvidia/gpus"

@@ -11,7 +11,6 @@ from orchestrator.core import codec
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.wire import messages as m
 from orchestrator.core.wire.messages import Envelope
-from orchestrator.supervisor import translation
 from orchestrator.supervisor.transfers.log_receiver import LogReceiveError, LogReceiver
 
 
@@ -50,7 +49,9 @@ class Transfers:
     def receive(self, envelope: Envelope, at: float) -> bool:
         """Take a piece of a file; False when the node must begin again, over a new connection."""
         try:
-            self.logs.receive(envelope.node, translation.unpacked(m.Chunk, envelope), envelope.raw)
+            self.logs.receive(
+                envelope.node, codec.unpack_kind({"Chunk": m.Chunk}, envelope.data), envelope.raw
+            )
         except (LogReceiveError, codec.CodecError) as err:
             print(f"{envelope.node}: {err}", flush=True)
             return False

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from orchestrator.core.host_facts import HardwareFacts
 from orchestrator.core.observations import Address
-from orchestrator.core.settings.hardware_facts import HardwareFacts
 from orchestrator.core.settings.rank_settings import (
     Layers,
     RankRequest,
