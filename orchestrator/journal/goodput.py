@@ -251,7 +251,7 @@ def _verdict(attempt: AttemptHistory) -> d.Verdict | None:
     """Return the verdict on an attempt; of one that a person has ended, the hang or desync that was noticed."""
     if attempt.judged is not None:
         return attempt.judged.verdict
-    noticed = [told.notice for told in attempt.told if told.notice.topic in (d.Topic.HANG, d.Topic.DESYNC)]
+    noticed = [told for told in attempt.told if told.topic in (d.Topic.HANG, d.Topic.DESYNC)]
     is_ended = attempt.finished is not None and attempt.finished.ending is not d.Ending.DONE
     return noticed[-1].verdict if noticed and is_ended and not noticed[-1].withdrawn else None
 
