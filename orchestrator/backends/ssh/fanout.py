@@ -32,9 +32,6 @@ ASK_S_MAX = 10.0
 GPU_HOSTS_MAX = 32
 """How many hosts are asked for their GPUs: the others must have as many as the first ones."""
 
-KEY_HOSTS_MAX = 8
-"""For how many hosts the keys are checked before a submit; most have the same."""
-
 WORDS_CHARS_MAX = 300
 SHOWN_MAX = 8
 
@@ -162,24 +159,6 @@ def _gpus(connection: Connection, host: str) -> int:
     raise LaunchError(
         "shell", f"nvidia-smi fails: {last or 'no word why'}", "mend the driver", Retryable.PERMANENT
     )
-
-
-def refuse_locked_keys(hosts: Sequence[str], ssh: PlannedSsh) -> None:
-    """Raise ClusterError when every key for one of the hosts is encrypted and no ssh-agent has any.
-
-    A supervisor has no terminal, and a passphrase is never stored: such a job could only fail.
-    """
-    from orchestrator.backends.ssh.connect import auth, ssh_config
-
-    for host in hosts[:KEY_HOSTS_MAX]:
-        try:
-            target = ssh_config.resolve(host, ssh.user, ssh.port)
-        except LaunchError as err:
-            raise ClusterError(str(err), host, err.fix) from err
-        locked = auth.locked_key(target)
-        if locked is not None:
-            what = f"the key {locked} is encrypted, and no ssh-agent has it"
-            raise ClusterError(what, host, auth.ssh_add(target, locked))
 
 
 def failures_text(results: Mapping[str, object]) -> str:
