@@ -200,10 +200,10 @@ class Job:
     def _resume(self, checkpoint: str, overrides: tuple[str, ...], environ: Mapping[str, str]) -> Choice:
         """Let the job go on, with its resume lock held."""
         from orchestrator.client import saves
-        from orchestrator.journal import lost_journal
+        from orchestrator.journal import facts_file
         from orchestrator.submission import resume
 
-        lost_journal.require_journal(self.folder)
+        facts_file.require_journal(self.folder)
         before = self.source.settled_status()
         state = before.state
         if state not in status_file.ENDED:
@@ -229,10 +229,10 @@ class Job:
         """Return the post-mortem as `orch why --json` prints it. Raises OrchError when plan or journal are damaged."""
         from orchestrator.client import post_mortem
         from orchestrator.client.logs import losses
-        from orchestrator.journal import facts_file, journal_file, lost_journal
+        from orchestrator.journal import facts_file, journal_file
 
         plan = self.plan()
-        lost_journal.require_journal(self.folder)
+        facts_file.require_journal(self.folder)
         record = facts_file.read(self.folder)
         with journal_file.replayed(self.folder.journal):
             why = post_mortem.why(plan, record)
@@ -248,9 +248,9 @@ class Job:
 
     def goodput(self) -> Goodput:
         """Return what its ranks did with their time. Raises OrchError when plan or journal are damaged."""
-        from orchestrator.journal import goodput, lost_journal
+        from orchestrator.journal import facts_file, goodput
 
-        lost_journal.require_journal(self.folder)
+        facts_file.require_journal(self.folder)
         return goodput.read(self.folder, self.plan().created_at)
 
     def stacks(self) -> Json:
