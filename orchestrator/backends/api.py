@@ -1,4 +1,4 @@
-"""Backend protocol and its value types: how an agent gets onto a node. Backends make no decisions."""
+"""Backend and its value types: how an agent gets onto a node. Backends make no decisions."""
 
 from __future__ import annotations
 
@@ -35,31 +35,39 @@ class NotOursError(Exception):
     """This process runs in an allocation that does not belong to the job, or no longer does."""
 
 
-class Backend(Protocol):
-    """A place that agents can be started in. No call blocks for longer than a fork takes."""
+class Backend:
+    """A place that agents can be started in. No call blocks for longer than a fork takes.
+
+    A backend subclasses it and states what it does otherwise: by default agents are always reachable, and nothing is to be
+    learned or given back.
+    """
 
     # Set by the supervisor; the backend calls it, from any thread, when there is something to collect.
     wake: Wake
     # Set where hosts do not share this machine's disk.
-    copier: BulkCopier | None
+    copier: BulkCopier | None = None
     # Set where a queue system lends the nodes.
-    allocation: Allocation | None
+    allocation: Allocation | None = None
 
     def launch(self, config: AgentConfig) -> None:
         """Begin to start the agent that `config` describes. Raises LaunchError when it fails at once; `failures`
         returns later failures."""
+        raise NotImplementedError
 
     def failures(self) -> list[tuple[str, LaunchError]]:
         """Return the launches, by node, that failed since the last call."""
+        return []
 
     def agent_death(self, node: str) -> str | None:
         """Return the evidence that the node's agent is certainly dead, or None when that is not known."""
+        return None
 
     def keep_reachable(self, config: AgentConfig) -> None:
         """Keep a connection open to an agent that an earlier supervisor launched, and that may still be there."""
 
     def reason(self, node: str) -> str:
         """Return why there is no connection to the node now; empty when there is one, or the reason is not known."""
+        return ""
 
     def check_reachable(self, node: str) -> None:
         """Check the connection to the node: its agent's line broke, or nothing comes over it."""

@@ -6,7 +6,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from orchestrator.backends.api import Allocation, BulkCopier, LaunchError, Wake
+from orchestrator.backends.api import Backend, LaunchError
 from orchestrator.core import codec
 from orchestrator.core.jobdir import locks, ownership
 from orchestrator.core.jobdir.layout import JobDir
@@ -16,12 +16,8 @@ _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK
 """How a node's log is opened; a pipe in its place is refused rather than waited for."""
 
 
-class LocalBackend:
+class LocalBackend(Backend):
     """Agents of one job on this machine."""
-
-    wake: Wake
-    copier: BulkCopier | None = None
-    allocation: Allocation | None = None
 
     def __init__(self, job: JobDir) -> None:
         self._job = job
@@ -56,26 +52,6 @@ class LocalBackend:
             raise LaunchError(
                 "process", f"the launch script ended at once; see {folder / 'agent.log'}"
             ) from err
-
-    def failures(self) -> list[tuple[str, LaunchError]]:
-        """Return none: a fork fails at once or not at all."""
-        return []
-
-    def keep_reachable(self, config: AgentConfig) -> None:
-        """Do nothing: a process on this machine is always reachable."""
-
-    def reason(self, node: str) -> str:
-        """Return none; see `keep_reachable`."""
-        return ""
-
-    def check_reachable(self, node: str) -> None:
-        """See `keep_reachable`."""
-
-    def release(self, node: str) -> None:
-        """See `keep_reachable`."""
-
-    def close(self) -> None:
-        """Do nothing: there is nothing to give back."""
 
     def agent_death(self, node: str) -> str | None:
         """Check twice that the agent's lock is free, since a new agent takes it a moment after its start."""

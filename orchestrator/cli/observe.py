@@ -186,12 +186,12 @@ def why(job: str | None, as_json: bool) -> int:
     Each attempt has its verdict; the last one that failed is shown with all its evidence.
     """
     from orchestrator.client import saves
-    from orchestrator.journal import lost_journal
+    from orchestrator.journal import facts_file
     from orchestrator.views import post_mortem
 
     found = find_job(job)
     apply_slurm_end(found)
-    record = lost_journal.record(found.folder)
+    record = facts_file.record(found.folder)
     report = found.why(record)
     saves.explain(found.folder, found.plan(), report, record)
     if as_json:

@@ -203,10 +203,10 @@ class Job:
     def _resume(self, checkpoint: str, overrides: tuple[str, ...], environ: Mapping[str, str]) -> Choice:
         """Let the job go on, with its resume lock held."""
         from orchestrator.client import saves
-        from orchestrator.journal import lost_journal
+        from orchestrator.journal import facts_file
         from orchestrator.submission import resume
 
-        lost_journal.require_journal(self.folder)
+        facts_file.require_journal(self.folder)
         before = self.source.settled_status()
         state = before.state
         if state not in status_file.ENDED:
@@ -232,9 +232,9 @@ class Job:
         """Return the post-mortem, of a record that was read before or now. Raises OrchError when plan or journal are damaged."""
         from orchestrator.client import post_mortem
         from orchestrator.client.logs import losses
-        from orchestrator.journal import journal_file, lost_journal
+        from orchestrator.journal import facts_file, journal_file
 
-        plan, record = self.plan(), record or lost_journal.record(self.folder)
+        plan, record = self.plan(), record or facts_file.record(self.folder)
         with journal_file.replayed(self.folder.journal):
             why = post_mortem.why(plan, record)
         for attempt in why["attempts"][-losses.ATTEMPTS_MAX :] if len(why["attempts"]) > 1 else ():
@@ -249,9 +249,9 @@ class Job:
 
     def goodput(self) -> Goodput:
         """Return what its ranks did with their time. Raises OrchError when plan or journal are damaged."""
-        from orchestrator.journal import goodput, lost_journal
+        from orchestrator.journal import facts_file, goodput
 
-        lost_journal.require_journal(self.folder)
+        facts_file.require_journal(self.folder)
         return goodput.read(self.folder, self.plan().created_at)
 
     def stacks(self) -> Json:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 
 from orchestrator.brain.model import events as e
-from orchestrator.brain.model.decisions import Evidence, Kind, Topic
+from orchestrator.brain.model.decisions import Evidence, Kind, Notice, Topic
 from orchestrator.brain.model.facts import Phase
 from orchestrator.core.codec import Json
 from orchestrator.core.jobdir import status_file
@@ -17,7 +17,7 @@ from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.jobdir.status_file import Status, iso
 from orchestrator.journal import goodput
 from orchestrator.journal.goodput import Goodput
-from orchestrator.journal.job_record import AttemptHistory, Record, Told
+from orchestrator.journal.job_record import AttemptHistory, Record
 from orchestrator.supervisor import status
 
 LATE_MAX = 4
@@ -90,7 +90,7 @@ def _attempt(attempt: AttemptHistory, after: AttemptHistory | None, goes_on: boo
     ended = attempt.ended_wall_s
     verdict = judged.verdict if judged else None
     late = [_late(exited) for exited in attempt.late[:LATE_MAX]]
-    slow = [told.notice.why for told in attempt.told if told.notice.topic is Topic.SLOW]
+    slow = [told.why for told in attempt.told if told.topic is Topic.SLOW]
     if verdict is not None and verdict.kind in (Kind.TIME_LIMIT, Kind.PREEMPTED):
         verdict = replace(verdict, proof=(*verdict.proof, *map(Evidence, late)))
     return {
@@ -110,8 +110,8 @@ def _attempt(attempt: AttemptHistory, after: AttemptHistory | None, goes_on: boo
         "restart_s": _restart_s(attempt, after),
         "queued_s": None if attempt.queued_s is None else round(attempt.queued_s, 3),
         "repeated_steps": _repeated(attempt, after),
-        "notices": [told.notice.verdict.summary for told in attempt.told if told.notice.verdict],
-        "told": [_told(told) for told in attempt.told if told.notice.topic is not Topic.SLOW],
+        "notices": [told.verdict.summary for told in attempt.told if told.verdict],
+        "told": [_told(attempt, told) for told in attempt.told if told.topic is not Topic.SLOW],
         "remarks": [*slow, *(late if verdict is None else ())],
         "starts": attempt.starts,
         "job_end": attempt.job_ended.end.value if attempt.job_ended else None,
@@ -126,14 +126,14 @@ def _late(exited: e.Exited) -> str:
     return f"rank {exited.rank} on {exited.node}, told to end, exited with code {exited.code}{what}"
 
 
-def _told(told: Told) -> Json:
-    notice, verdict = told.notice, told.notice.verdict
+def _told(attempt: AttemptHistory, notice: Notice) -> Json:
+    verdict = notice.verdict
     return {
         "what": "withdrawn" if notice.withdrawn else "noticed",
         "kind": verdict.kind.value if verdict else "",
         "text": (verdict.culprit or verdict.summary) if verdict else notice.why,
         "fix": notice.fix,
-        "at": iso(told.wall_s),
+        "at": iso(attempt.wall_s(notice.at)),
     }
 
 

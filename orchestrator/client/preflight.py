@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from orchestrator.agent.host import program, rendezvous, resources, setup_script
-from orchestrator.backends.ssh import fanout
 from orchestrator.brain.checks import node
 from orchestrator.brain.checks.finding import Finding, error, note, passed
 from orchestrator.client import remote_files
@@ -20,7 +19,7 @@ from orchestrator.client.checks import checkpoint_space, sources
 from orchestrator.core.errors import ClusterError, OrchError
 from orchestrator.core.jobdir import home
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.core.jobdir.plan import Plan, PlannedSsh
+from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.planned import PlannedNode
 from orchestrator.core.text import counted
 from orchestrator.core.wire.bootstrap import GatherFacts
@@ -65,7 +64,6 @@ def _findings(file: SpecFile, environ: Mapping[str, str]) -> Iterator[Finding]:
         yield _fault("code", err)
     yield _try("space", lambda: _space(home.home(environ)))
     if plan.ssh is not None:
-        yield _try("keys", lambda: _keys([node.name for node in plan.nodes], plan.ssh))
         from orchestrator.client.checks import hosts
 
         yield from hosts.findings(file, plan, remote_files.remote_root(plan), code_bytes, environ)
@@ -204,12 +202,3 @@ def _nodes(file: SpecFile, plan: Plan, environ: Mapping[str, str]) -> Iterator[F
         return
     there = replace(plan, nodes=tuple(PlannedNode(name, name, "", (), ()) for name in names))
     yield from hosts.findings(file, there, str(home.home(environ) / "jobs" / plan.id), 0, environ)
-
-
-# Over SSH
-
-
-def _keys(names: Sequence[str], ssh: PlannedSsh | None) -> Finding:
-    assert ssh is not None
-    fanout.refuse_locked_keys(names, ssh)
-    return passed("keys", "no passphrase has to be typed")

@@ -35,7 +35,7 @@ from orchestrator.core.observations import Retryable
 from orchestrator.core.text import counted
 from orchestrator.core.wire import shipped_files
 from orchestrator.core.wire.tokens import is_token
-from orchestrator.journal import journal_file, lost_journal
+from orchestrator.journal import facts_file, journal_file
 
 if TYPE_CHECKING:
     import paramiko
@@ -117,7 +117,7 @@ def clean_hosts(job: Job) -> Account:
     def clean(connection: Connection, host: str) -> None:
         kit = launch.Launcher(_script(job.folder, host), bundle)
         cleanup = launch.clean_up(connection, kit, remote_root(plan), job.id)
-        if cleanup.kept and "submitted from" not in cleanup.kept:
+        if cleanup.kept:
             raise LaunchError("sweep", f"its folder was kept: {cleanup.kept}", "orch clean again later")
         _note_clean(job.folder, host)
 
@@ -139,7 +139,7 @@ def hosts_used(job: Job) -> tuple[str, ...]:
     if plan.ssh is None:
         return ()
     clean = _clean_hosts(job.folder)
-    if lost_journal.lack(job.folder):
+    if facts_file.lack(job.folder):
         return tuple(node.name for node in plan.nodes if node.name not in clean)
     launches: dict[str, int] = {}
     for news in journal_file.read_only(job.folder.journal, d.Launch, e.LaunchFailed):

@@ -1,8 +1,11 @@
-"""Facts that a check gathers on a node: its resources, GPUs, and the ranks' Python. Pure data; -1 or an empty text: not known."""
+"""Facts about a host: what settings of ranks follow from, and what a check gathers besides: its resources, GPUs, and the
+ranks' Python. Pure data; -1 or an empty text: not known."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from orchestrator.core.observations import Address
 
 UNKNOWN = -1
 UNLIMITED = 1 << 60
@@ -111,3 +114,22 @@ class HostFacts:
     # Lines of the kernel's log about failures of a GPU
     xids: tuple[str, ...]
     program: ProgramFacts | None
+
+
+@dataclass(frozen=True, slots=True)
+class HardwareFacts:
+    """What a host has for ranks, and what its environment sets already."""
+
+    # Logical CPUs that the process may run on, and the physical cores among them
+    cpus: int = 1
+    cores: int = 1
+    # How much processor time the cgroup allows, in CPUs; None: no limit
+    quota_cpus: float | None = None
+    # The CPUs that Slurm has given the job on this node, None outside of Slurm
+    slurm_cpus: int | None = None
+    # Their addresses on the PCI bus
+    gpus: tuple[str, ...] = ()
+    # Of interfaces that are up
+    interfaces: tuple[Address, ...] = ()
+    # Those variables of the host's environment that bear on training, see `rank_settings.is_watched`
+    environ: dict[str, str] = field(default_factory=dict)

@@ -2,18 +2,21 @@
 
 Rules: the supervisor alone writes it, whole and durably, and never of more than is on disk of the journal. It saves
 time and adds what heartbeats have reported since the journal's last line; without it the journal is replayed from the
-beginning. So a file that is damaged, of another version of orch, or does not fit its journal is ignored.
+beginning. So a file that is damaged, of another version of orch, or does not fit its journal is ignored. A journal that
+is shorter than the file knows is lost: a supervisor never begins from nothing where something was done before, since it
+would append to old logs and save beside old checkpoints.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.core import codec
-from orchestrator.core.jobdir import ownership
+from orchestrator.core.jobdir import locks, ownership
 from orchestrator.core.jobdir.durable import replace_bytes
 from orchestrator.core.jobdir.layout import JobDir, attempt_of
 from orchestrator.core.version import VERSION
@@ -56,6 +59,12 @@ def read(job: JobDir) -> Record:
     return record
 
 
+def record(job: JobDir) -> Record:
+    """Return all that a job's journal comes to. Raises JournalError when it is lost or damaged."""
+    require_journal(job)
+    return read(job)
+
+
 def attempt_shown(job: JobDir) -> int:
     """Return the last attempt that has left a folder; 0 without one."""
     folders = (
@@ -71,6 +80,41 @@ def place(job: JobDir) -> int:
             return codec.loads(_Head, file.readline(HEAD_BYTES_MAX)).offset
     except (OSError, codec.CodecError):
         return 0
+
+
+def lack(job: JobDir) -> str:
+    """Return what the journal of a job lacks; empty if it is whole, or if nothing was done yet. A torn last line, which a
+    crash leaves, is not a lack."""
+    recorded_bytes = place(job)  # read first, since a journal that is written grows
+    try:
+        with os.fdopen(ownership.open_regular(job.journal), "rb") as file:
+            how = "" if file.readline().endswith(b"\n") else "the journal is empty"
+            size_bytes = os.fstat(file.fileno()).st_size
+    except FileNotFoundError:
+        how, size_bytes = "the journal is gone", 0
+    if size_bytes < recorded_bytes:
+        return (
+            how
+            or f"the journal was cut: it has {size_bytes} bytes, and {job.facts.name} knows of {recorded_bytes}"
+        )
+    is_fresh = not (attempt_shown(job) or job.ended.exists() or job.ledger.exists())
+    return "" if is_fresh else how
+
+
+def require_journal(job: JobDir) -> None:
+    """Raise JournalError where `lack` finds anything."""
+    if how := lack(job):
+        what = f"{how}; to begin from nothing would write over what the folder holds"
+        raise JournalError(job.journal, what, first=_end_of_agents(job))
+
+
+def _end_of_agents(job: JobDir) -> str:
+    """Return how the agents of this job on this machine are ended, and their ranks with them; empty without any."""
+    with contextlib.suppress(OSError):
+        held = filter(locks.is_held, sorted(job.root.glob("nodes/*/agent.lock")))
+        agents = [f"kill {who.pid} on {who.host}" for who in map(locks.holder, held) if who]
+        return f"end what still runs by {', '.join(agents)}; then " if agents else ""
+    return ""
 
 
 def write(job: JobDir, record: Record, offset: int) -> None:

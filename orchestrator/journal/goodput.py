@@ -22,14 +22,13 @@ import bisect
 import enum
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from orchestrator.brain.model import decisions as d
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.journal import facts_file, journal_file
 from orchestrator.journal.job_record import AttemptHistory, Record, Rest, RestKind
-from orchestrator.journal.journal_file import Entry
 
 CANCEL, RESUME = "cancel", "resume"
 """Causes of steps that were made again and of no other loss: a person wanted the end, or the work was done."""
@@ -115,30 +114,10 @@ class Goodput:
         later = (span for span in self.spans if span.end_wall_s > wall_s)
         return Goodput(tuple(replace(span, begin_wall_s=max(span.begin_wall_s, wall_s)) for span in later))
 
-    def each_rank(self) -> Goodput:
-        """Return the same with spans of one rank each."""
-        spans = (
-            replace(one, rank=rank, ranks=1)
-            for one in self.spans
-            for rank in range(one.rank, one.rank + one.ranks)
-        )
-        return Goodput(tuple(sorted(spans, key=lambda span: (span.rank, span.begin_wall_s))))
-
-
-def account(
-    entries: Iterable[Entry], until_wall_s: float | None = None, submitted_wall_s: float | None = None
-) -> Goodput:
-    """Return what each rank did with its time, from the entries of a journal in order. A job that still runs is counted until
-    `until_wall_s`, by default its last entry."""
-    record = Record()
-    for entry in entries:
-        record.learn(entry)
-    return of_record(record, until_wall_s, submitted_wall_s).each_rank()
-
 
 def read(job: JobDir, submitted_wall_s: float) -> Goodput:
-    """Return the same of a job's folder, ranks that did the same together; one that still runs is counted until the last that
-    its supervisor has written down. Raises JournalError when the journal is damaged."""
+    """Return what the ranks of a job did with their time, those that did the same together. A job that still runs is counted
+    until the last that its supervisor has written down. Raises JournalError when the journal is damaged."""
     record = facts_file.read(job)
     with journal_file.replayed(job.journal):
         return of_record(record, None, submitted_wall_s)
@@ -147,7 +126,8 @@ def read(job: JobDir, submitted_wall_s: float) -> Goodput:
 def of_record(
     record: Record, until_wall_s: float | None = None, submitted_wall_s: float | None = None
 ) -> Goodput:
-    """Return the same of a journal that was read, ranks that did the same together."""
+    """Return the same of a journal that was read. A job that still runs is counted until `until_wall_s`, by default its
+    last entry."""
     if record.latest is None:
         return Goodput(())
     until_at = record.latest.at
@@ -271,7 +251,7 @@ def _verdict(attempt: AttemptHistory) -> d.Verdict | None:
     """Return the verdict on an attempt; of one that a person has ended, the hang or desync that was noticed."""
     if attempt.judged is not None:
         return attempt.judged.verdict
-    noticed = [told.notice for told in attempt.told if told.notice.topic in (d.Topic.HANG, d.Topic.DESYNC)]
+    noticed = [told for told in attempt.told if told.topic in (d.Topic.HANG, d.Topic.DESYNC)]
     is_ended = attempt.finished is not None and attempt.finished.ending is not d.Ending.DONE
     return noticed[-1].verdict if noticed and is_ended and not noticed[-1].withdrawn else None
 

@@ -24,14 +24,6 @@ OF_SPARES = (
 """News after which other nodes may be spares."""
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
-    """What a person was told of an attempt while it ran."""
-
-    notice: d.Notice
-    wall_s: float
-
-
 class RestKind(enum.Enum):
     """Why a job had no machines."""
 
@@ -73,7 +65,7 @@ class AttemptHistory:
     job_ended: d.EndJob | None = None
     requeued_at: float | None = None
     queued_s: float | None = None  # how long the job then waited in the queue for other nodes
-    told: list[Told] = field(default_factory=list)
+    told: list[d.Notice] = field(default_factory=list)
     starts: list[str] = field(default_factory=list)  # the ways in which nodes have started their ranks
     late: list[e.Exited] = field(
         default_factory=list
@@ -100,7 +92,6 @@ class Record:
     # When the number of spare slots changed (job clock), and to how many: what spares could run in ranks
     spares: list[tuple[float, int]] = field(default_factory=list)
     beaten_at: dict[str, float] = field(default_factory=dict)  # see `Brain`
-    stopped: dict[str, int] = field(default_factory=dict)  # the last attempt that each node has stopped
     requeue: d.Requeue | None = None  # was decided, and no allocation has begun since
     received: dict[str, int] = field(default_factory=dict)  # the last reliable report, by incarnation
     last_n: int = 0  # the number of the last entry
@@ -193,8 +184,6 @@ class Record:
         match news:
             case e.Heartbeat(node=node):
                 self.beaten_at.pop(node, None)
-            case e.Stopped(node=node, attempt=attempt):
-                self.stopped[node] = attempt
             case d.Requeue():
                 self.requeue = news
             case e.AllocationBegan():
@@ -229,7 +218,7 @@ def _add(attempt: AttemptHistory, entry: Entry) -> None:
         case e.Exited(ordered=True) as exited if exited.code and exited.attempt == attempt.begun.attempt:
             attempt.late.append(exited)
         case d.Notice() as notice if notice.topic is not d.Topic.SUSPECT:  # long silences have many
-            attempt.told.append(Told(notice, entry.wall_s))
+            attempt.told.append(notice)
         case d.Requeue(at=at):
             attempt.requeued_at = at
         case e.AllocationBegan(at=at) if attempt.requeued_at is not None:

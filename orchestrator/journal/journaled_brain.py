@@ -45,11 +45,6 @@ class JournaledBrain:
         return self._brain.facts
 
     @property
-    def stopped(self) -> dict[str, int]:
-        """The last attempt that each node has stopped."""
-        return self._record.stopped
-
-    @property
     def requeue(self) -> d.Requeue | None:
         """The requeue that was decided, if no allocation has begun since."""
         return self._record.requeue

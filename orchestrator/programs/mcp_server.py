@@ -35,7 +35,7 @@ from orchestrator.core.errors import OrchError, UserError
 from orchestrator.core.jobdir import home, status_file
 from orchestrator.core.jobdir.status_file import Status
 from orchestrator.core.version import VERSION
-from orchestrator.journal import lost_journal
+from orchestrator.journal import facts_file
 from orchestrator.programs import outcome, waiting
 from orchestrator.programs.json_schemas import OUTPUTS, schema_of
 from orchestrator.programs.json_types import Logs
@@ -116,7 +116,7 @@ def why(job: AnyJob = None) -> Json:
     found = _found(job)
     with contextlib.suppress(OrchError):  # the job's folder tells without Slurm, too
         found.look_after()
-    record = lost_journal.record(found.folder)
+    record = facts_file.record(found.folder)
     report = found.why(record)
     saves.explain(found.folder, found.plan(), report, record)
     return report

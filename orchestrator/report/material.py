@@ -23,7 +23,7 @@ from orchestrator.core.jobdir.series import Sample
 from orchestrator.core.jobdir.status_file import ENDED, Status, seconds
 from orchestrator.core.mask import Mask
 from orchestrator.core.settings.rank_settings import Setting, setting_of
-from orchestrator.journal import journal_file, lost_journal
+from orchestrator.journal import facts_file, journal_file
 from orchestrator.journal.job_record import Record
 from orchestrator.report.charts import TimeScale
 from orchestrator.views import logs as log_view
@@ -100,7 +100,7 @@ class Material:
 def gather(job: Job) -> Material:
     """Return what a job's folder tells now. Raises OrchError when its plan, status or journal is damaged."""
     folder, plan, mask, status = job.folder, job.plan(), job.mask(), job.source.status()
-    record = lost_journal.record(folder)
+    record = facts_file.record(folder)
     why = job.why(record)
     saves.explain(folder, plan, why, record)
     end_s = seconds(status.ended_at) if status.ended_at else time.time()

@@ -88,11 +88,8 @@ def submit(
     left_out = folder / "jobs" / f".{plan.id}" if file.workdir.is_relative_to(folder) else folder
     code = snapshot.survey(file.workdir, file.spec.snapshot.limit_mb, left_out)
     if plan.ssh is not None:
-        from orchestrator.backends.ssh import fanout
-
         code = snapshot.with_sync(code, plan.ssh.sync, file.spec.snapshot.limit_mb, left_out)
         refusals.refuse_uncopied(file, code)
-        fanout.refuse_locked_keys([node.host for node in plan.nodes], plan.ssh)
     if key is not None:
         key.note(plan.id, made=False)
     job = _fill(folder, file, plan, code, environ, overrides)

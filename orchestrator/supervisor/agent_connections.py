@@ -17,8 +17,17 @@ from dataclasses import dataclass
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.wire import connection
 from orchestrator.core.wire import messages as m
+from orchestrator.core.wire.accepting import Acceptor
 from orchestrator.core.wire.messages import Envelope
-from orchestrator.supervisor.listener import BACKLOG, AgentListener
+
+HELLO_S_MAX = 5.0
+"""How long a connection may take for TLS and its greeting."""
+
+STRANGERS_MAX = 64
+"""How many connections may be before their greeting at once: in TLS, one costs up to a megabyte. The others wait in the
+backlog: when a thousand agents dial at once, those that have begun are soon done."""
+
+BACKLOG = 1024
 
 HELLO_BYTES_MAX = 64 << 10
 """How long a greeting may be: it is read before its sender is known."""
@@ -66,7 +75,7 @@ class AgentConnections:
         self._token = token
         self._nodes = frozenset(nodes)
         self._lines: dict[str, tuple[connection.Line, str]] = {}  # by node, with the incarnation of its agent
-        self._listener: AgentListener | None = None
+        self._acceptor: Acceptor | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self.inbox: asyncio.Queue[LinkEvent] = asyncio.Queue()
         self._urgent = asyncio.Event()
@@ -78,7 +87,10 @@ class AgentConnections:
             sock = socket.create_server((host, port), backlog=BACKLOG)
         except OSError:
             sock = socket.create_server((host, 0), backlog=BACKLOG)
-        self._listener = AgentListener(sock, context, self._meet)
+        self._acceptor = Acceptor(
+            sock, lambda stranger, admit: self._meet(stranger, context, admit), pending_max=STRANGERS_MAX,
+            pending_s_max=HELLO_S_MAX,
+        )  # fmt: skip
         return int(sock.getsockname()[1])
 
     async def listen_again(self, job: JobDir, host: str) -> int:
@@ -140,14 +152,19 @@ class AgentConnections:
 
     async def close(self) -> None:
         """Close everything; what was sent is still delivered, within a second."""
-        if self._listener is not None:
-            self._listener.close()
+        if self._acceptor is not None:
+            self._acceptor.close()
         for line, _ in self._lines.values():
             line.writer.close()
         await asyncio.sleep(0.05)
 
-    async def _meet(self, line: connection.Line, admit: Callable[[], None]) -> None:
-        """Read a stranger's greeting, and then what it sends if it is one of the job's agents."""
+    async def _meet(
+        self, stranger: socket.socket, context: ssl.SSLContext, admit: Callable[[], None]
+    ) -> None:
+        """Begin TLS with a stranger, read its greeting, and then what it sends if it is one of the job's agents."""
+        line = await connection.secured(stranger, context, HELLO_S_MAX)
+        if line is None:
+            return
         try:
             hello = await self._authenticate(line)
             admit()

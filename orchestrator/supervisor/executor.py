@@ -278,7 +278,7 @@ class Executor:
     def close(self) -> None:
         """Release connections, files and threads; agents stay."""
         self._backend.close()
-        self._transfers.close()
+        self._transfers.logs.close()
 
     def _view(self, node: str, gang: planned.Gang) -> translation.NodeView:
         return translation.NodeView(gang, node, self._transfers.root(node))

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 from orchestrator.brain.model.facts import Facts
 from orchestrator.brain.model.node_facts import AgentState
-from orchestrator.core import codec
 from orchestrator.core.wire import messages as m
 from orchestrator.core.wire.messages import Envelope
+from orchestrator.supervisor import translation
 
 MUTE_S_MIN, MUTE_HEARTBEATS = 10.0, 5
 """A connection is taken for dead after this time without a heartbeat, but not before this many of them are missing."""
@@ -35,8 +35,7 @@ class HeartbeatTracker:
 
     def receive(self, report: Envelope) -> m.Heartbeat:
         """Remember a heartbeat and return it. Raises CodecError when it cannot be read."""
-        data = {key: value for key, value in report.data.items() if key != "kind"}
-        heartbeat = codec.unpack(m.Heartbeat, data)
+        heartbeat = translation.unpacked(m.Heartbeat, report)
         self._heartbeats[report.node] = heartbeat.beat
         return heartbeat
 

@@ -15,6 +15,10 @@ RequestEvent: TypeAlias = (
     e.CancelRequested | e.RestartRequested | e.ResumeRequested | e.InspectRequested | e.AllocationEnded
 )
 
+_PLAIN: dict[str, type[e.CancelRequested | e.RestartRequested | e.InspectRequested]] = {
+    "cancel": e.CancelRequested, "restart": e.RestartRequested, "look": e.InspectRequested,
+}  # fmt: skip
+
 DELETED_S_MIN = 3.0
 """How far apart two checks must be that both miss the plan: a file server may not show it for a moment."""
 
@@ -63,13 +67,9 @@ def is_resumed(folder: Path, number: int) -> bool:
 
 def _event(request: requests.Request, at: float) -> RequestEvent | None:
     """Return a request as an event; None for one that this version does not know."""
+    if request.ask in _PLAIN:
+        return _PLAIN[request.ask](at, request.number)
     match request.ask:
-        case "cancel":
-            return e.CancelRequested(at, request.number)
-        case "restart":
-            return e.RestartRequested(at, request.number)
-        case "look":
-            return e.InspectRequested(at, request.number)
         case "resume":
             return e.ResumeRequested(at, request.number, request.save)
         case "allocation_ended":

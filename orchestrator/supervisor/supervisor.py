@@ -28,7 +28,7 @@ from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.jobdir.series import SeriesWriter
 from orchestrator.core.planned import Gang
 from orchestrator.core.wire import messages as m
-from orchestrator.journal import lost_journal
+from orchestrator.journal import facts_file
 from orchestrator.journal.journal_file import Sleep
 from orchestrator.journal.journaled_brain import JournaledBrain
 from orchestrator.supervisor import allocation_claim, translation
@@ -129,7 +129,7 @@ class Supervisor:
             self._mind_pause()
             for link_event in link_events:
                 self._handle(link_event)
-            for node, chunk_ack in self._transfers.owed():
+            for node, chunk_ack in self._transfers.logs.owed():
                 self._connections.send(node, chunk_ack)
             if self._brain.now_s() >= self._chore_due_s:
                 with self._patience:
@@ -401,7 +401,7 @@ def main(root: Path, backend_of: Callable[[JobDir, Plan], Backend], allocation: 
             except NotOursError as err:
                 print(err, file=sys.stderr)
                 return allocation_claim.OVER
-            lost_journal.require_journal(job)
+            facts_file.require_journal(job)
             placed = allocation_claim.placed(plan, backend.allocation)
             supervisor = Supervisor(job, placed, translation.read_secrets(job), backend)
             try:

@@ -7,8 +7,7 @@ and a report of an agent becomes an event of the same name, with secrets masked 
 from __future__ import annotations
 
 import dataclasses
-import json
-import re
+import functools
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -60,13 +59,14 @@ class JobSecrets:
 def read_secrets(job: JobDir) -> JobSecrets:
     """Read the job's private files. Raises ClusterError when one is missing or damaged."""
     certificate, key = job.secrets / "certificate.pem", job.secrets / "key.pem"
-    _read_private(key, _pem)
+    texts = functools.partial(codec.loads, dict[str, str])
+    _read_private(key, str)
     _read_private(certificate, lambda _: connection.server_context(certificate, key))
     return JobSecrets(
         token=_read_private(job.secrets / "token", _token),
-        certificate=_read_private(certificate, _pem),
-        outer=_read_private(job.secrets / "environment.json", _texts),
-        secrets=_read_private(job.secrets / "secrets.json", _texts),
+        certificate=_read_private(certificate, str),
+        outer=_read_private(job.secrets / "environment.json", texts),
+        secrets=_read_private(job.secrets / "secrets.json", texts),
         webhook=_read_private(job.webhook, str) if job.webhook.exists() else "",
     )
 
@@ -87,19 +87,6 @@ def _token(text: str) -> str:
     if not is_token(text.strip()):
         raise ValueError("not the form of a token")
     return text.strip()
-
-
-def _pem(text: str) -> str:
-    if not re.fullmatch(r"-----BEGIN ([A-Z ]+)-----\n.+\n-----END \1-----\n?", text, re.DOTALL):
-        raise ValueError("not the form of a PEM file")
-    return text
-
-
-def _texts(text: str) -> dict[str, str]:
-    texts = json.loads(text)
-    if not isinstance(texts, dict):
-        raise ValueError("no object")
-    return {str(name): str(value) for name, value in texts.items()}
 
 
 # From agents

@@ -67,13 +67,9 @@ def _has(node: Json) -> str:
         return "-"
     words = [counted(facts["cores"], "core")]
     if facts["gpus"]:
-        links = f" ({facts['gpu_links']})" if facts["gpu_links"] else ""
-        words.append(f"{counted(len(facts['gpus']), 'GPU')}{links}")
-    if facts["rdma"]:
-        active = sum(port["state"] == "ACTIVE" for port in facts["rdma"])
-        words.append(f"{active} of {counted(len(facts['rdma']), 'RDMA port')} active")
+        words.append(counted(len(facts["gpus"]), "GPU"))
     if facts["interfaces"]:
-        words.append(named(list(dict.fromkeys(interface["name"] for interface in facts["interfaces"]))))
+        words.append(named(list(dict.fromkeys(address["interface"] for address in facts["interfaces"]))))
     held = f"; {node['held']}" if node["held"] else ""
     return ", ".join(words) + ("" if node["ranks"] else "; in reserve") + held
 

@@ -27,7 +27,7 @@ from orchestrator.spec.load import load
 from orchestrator.submission import bundle, planner, render
 from orchestrator.submission.planner import Inventory
 from tests.support import jobs
-from tests.support.sshd import Desk, Sshd, free_port, make_key, needs_sshd
+from tests.support.sshd import Desk, Sshd, free_port, needs_sshd
 
 pytestmark = needs_sshd
 
@@ -125,17 +125,6 @@ def test_hosts_that_say_nothing_are_named_with_their_reasons(desk: Desk, tmp_pat
     assert "gone: connect: " in told.value.what
 
 
-def test_a_key_that_only_a_passphrase_opens_is_refused_before_the_submit(desk: Desk) -> None:
-    fanout.refuse_locked_keys(["one"], SSH)
-    for path in desk.home.glob(".ssh/id_*"):
-        path.unlink()
-    fanout.refuse_locked_keys(["one"], SSH)
-    locked = make_key(desk.home / ".ssh" / "id_ed25519", passphrase="secret")
-    with pytest.raises(ClusterError, match="is encrypted, and no ssh-agent has it") as told:
-        fanout.refuse_locked_keys(["one"], SSH)
-    assert told.value.fix == f'eval "$(ssh-agent)" && ssh-add {locked}'
-
-
 # orch check
 
 
@@ -157,7 +146,7 @@ def _check(tmp_path: Path, hosts: str, *overrides: str) -> dict[str, list[Findin
 def test_check_looks_at_every_host_and_leaves_nothing_there(desk: Desk, tmp_path: Path) -> None:
     _configure(desk, one=_start(desk), closed=_start(desk, "AllowTcpForwarding no"))
     found = _check(tmp_path, "[one, closed, gone]")
-    assert list(found) == ["spec", "plan", "code", "space", "keys", "host", "forward", "connect", "hosts"]
+    assert list(found) == ["spec", "plan", "code", "space", "host", "forward", "connect", "hosts"]
     assert found["host"][0].ok and found["host"][0].found.startswith("one: Python 3.")
     assert "AllowTcpForwarding" in found["forward"][0].fix and found["forward"][0].found.startswith(
         "closed: "

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from orchestrator.backends import api
 from orchestrator.backends.api import Allocation, BulkCopier, LaunchError, Wake
 from orchestrator.core import codec
 from orchestrator.core.jobdir.layout import JobDir
@@ -28,7 +29,7 @@ ENVIRON = {"PATH": "/bin", "HF_TOKEN": SECRET}
 
 
 @dataclass
-class Backend:
+class Backend(api.Backend):
     """A backend that remembers what it was asked to launch, and says what it is told to: why launches failed, why an
     agent is no more, and why there is no way to a node."""
 
@@ -51,20 +52,8 @@ class Backend:
     def agent_death(self, node: str) -> str | None:
         return self.evidence
 
-    def keep_reachable(self, config: AgentConfig) -> None:
-        pass
-
     def reason(self, node: str) -> str:
         return self.why
-
-    def check_reachable(self, node: str) -> None:
-        pass
-
-    def release(self, node: str) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 @dataclass

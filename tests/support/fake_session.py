@@ -13,6 +13,7 @@ from orchestrator.backends.ssh import host_worker as w
 from orchestrator.backends.ssh import session as ses
 from orchestrator.backends.ssh.connect import connection
 from orchestrator.backends.ssh.connect.port_forward import Forward
+from orchestrator.core.wire.bootstrap import AgentSeen
 from orchestrator.core.wire.messages import AgentConfig, Needs
 
 REST_S_MAX = 10.0
@@ -114,7 +115,7 @@ class FakeSession:
         self.taker = taker
         return self.port
 
-    def launch(self, config: AgentConfig, still_wanted: Callable[[], bool]) -> ses.AgentPresence:
+    def launch(self, config: AgentConfig, still_wanted: Callable[[], bool]) -> AgentSeen:
         self.host.calls.append(f"launch {config.address}")
         self.host.in_launch.release()
         if self.host.may_launch is not None:
@@ -124,13 +125,13 @@ class FakeSession:
         if not still_wanted():
             raise ses.NotWantedAnyMore
         self.host.started += 1
-        return ses.AgentPresence(True, self.host.boot)
+        return AgentSeen(True, self.host.boot)
 
-    def reach(self, config: AgentConfig) -> ses.AgentPresence:
+    def reach(self, config: AgentConfig) -> AgentSeen:
         self.host.calls.append(f"reach {config.address}")
         if self.host.unseen is not None:
             raise self.host.unseen
-        return ses.AgentPresence(self.host.agent, self.host.boot)
+        return AgentSeen(self.host.agent, self.host.boot)
 
     def is_alive(self, answer_s_max: float) -> bool:
         self.host.calls.append("ask")

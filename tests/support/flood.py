@@ -16,7 +16,7 @@ from collections import deque
 from pathlib import Path
 
 from orchestrator.core.wire import connection
-from orchestrator.supervisor import listener
+from orchestrator.supervisor import agent_connections
 from orchestrator.supervisor.agent_connections import AgentConnections
 
 HELD_MAX = 200
@@ -26,7 +26,7 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 def main(folder: Path, count: int) -> None:
     """Let the flood come, and print what it cost."""
     gc.disable()
-    listener.HELLO_S_MAX = 0.2
+    agent_connections.HELLO_S_MAX = 0.2
     asyncio.run(_flood(folder, count))
 
 

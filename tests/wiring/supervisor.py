@@ -69,7 +69,7 @@ MUTATIONS = (
         "tests/unit/agent/host/test_probe.py::test_whoever_only_connects_is_let_go_of"),
     Mutation("strangers have no limit in number", "orchestrator/core/wire/accepting.py", "if len(self._pending) >= self._pending_max:", "if False:",
         "tests/unit/supervisor/test_listener.py::test_of_many_strangers_so_many_are_there_at_once_and_an_agent_gets_in_and_stays_in[silent]"),
-    Mutation("errors keep what TLS has left", "orchestrator/supervisor/listener.py", "traceback.clear_frames(err.__traceback__)", "pass",
+    Mutation("errors keep what TLS has left", "orchestrator/core/wire/connection.py", "traceback.clear_frames(err.__traceback__)", "pass",
         "tests/unit/supervisor/test_listener_memory.py::test_a_flood_leaves_no_more_in_memory_than_may_be_there_at_once"),
     Mutation("what is nested deep is read", "orchestrator/core/codec.py", "and _is_deep(data)", "and False",
         "tests/unit/core/test_codec.py::test_what_python_would_read_and_json_does_not_allow_is_refused"),

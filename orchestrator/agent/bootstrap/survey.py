@@ -31,7 +31,7 @@ def survey(request: w.SurveyHost) -> w.HostSurveyed:
         interfaces=tuple(name for _, name in socket.if_nameindex()),
         has_rsync=shutil.which("rsync") is not None,
         program=_ranks_program(request.programs),
-        hardware=hardware.gather_all(os.environ),
+        hardware=hardware.gather(os.environ),
         held=leases.held(leases.Stock(gpus.here, os.cpu_count() or 1), procfs.text(Path("/proc/net/unix"))),
     )
 

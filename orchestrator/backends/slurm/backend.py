@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from orchestrator.backends.api import Allocation, BulkCopier, LaunchError, Wake
+from orchestrator.backends.api import Backend, LaunchError, Wake
 from orchestrator.backends.slurm import end_causes
 from orchestrator.backends.slurm.allocation import Grant, SlurmAllocation, grant_of
 from orchestrator.backends.slurm.srun_step import Fate, Step
@@ -45,11 +45,8 @@ _PERMANENT = re.compile(r"not available|invalid node|More processors requested",
 """Slurm has taken the node out of the allocation; it does not come back to it."""
 
 
-class SlurmBackend:
+class SlurmBackend(Backend):
     """Agents of one job on the nodes of an allocation."""
-
-    wake: Wake
-    copier: BulkCopier | None = None
 
     def __init__(
         self,
@@ -63,7 +60,7 @@ class SlurmBackend:
         self.wake = wake
         self._job = job
         self._slurm = SlurmAllocation(job, grant, end_causes.announced_s(options), lambda: self.wake())
-        self.allocation: Allocation | None = self._slurm
+        self.allocation = self._slurm
         self._environ = step_env.for_srun(environ)
         self._wanted: dict[str, AgentConfig] = {}
         self._suspects: set[str] = set()  # nodes to be started alone
@@ -107,9 +104,6 @@ class SlurmBackend:
         task = step.seen[node]
         return f"srun: {task.word or 'its task ended'}" if task.fate is Fate.ENDED else None
 
-    def keep_reachable(self, config: AgentConfig) -> None:
-        """Do nothing: agents of the allocation are reached over the network."""
-
     def reason(self, node: str) -> str:
         """Return what Slurm reports against a node whose agent is not up."""
         step = self._latest.get(node)
@@ -117,12 +111,6 @@ class SlurmBackend:
             return ""
         reason = step.reason(node)
         return f"srun: {reason}" if reason else ""
-
-    def check_reachable(self, node: str) -> None:
-        """See `keep_reachable`."""
-
-    def release(self, node: str) -> None:
-        """See `keep_reachable`."""
 
     def close(self) -> None:
         """End the thread; agents and their sruns keep running."""
@@ -254,40 +242,16 @@ def _adopted(path: Path) -> Step:
     return Step(path.stem, nodes, path.with_suffix(".log"), time.monotonic(), exit_code, signalled)
 
 
-class NoAllocation:
+class NoAllocation(Backend):
     """Backend without an allocation: launches nothing, so that a job that is over can be brought to its end."""
-
-    wake: Wake
-    copier: BulkCopier | None = None
-    allocation: Allocation | None = None
 
     def launch(self, config: AgentConfig) -> None:
         """Raise LaunchError: there are no nodes."""
         raise LaunchError("srun", "the job has no nodes", "", Retryable.PERMANENT)
 
-    def failures(self) -> list[tuple[str, LaunchError]]:
-        """Return none: nothing was launched."""
-        return []
-
-    def agent_death(self, node: str) -> str | None:
-        """Return None: it is not known."""
-        return None
-
-    def keep_reachable(self, config: AgentConfig) -> None:
-        """Do nothing: there are no nodes."""
-
     def reason(self, node: str) -> str:
         """Return why no node is reachable."""
         return "its allocation is over"
-
-    def check_reachable(self, node: str) -> None:
-        """See `keep_reachable`."""
-
-    def release(self, node: str) -> None:
-        """See `keep_reachable`."""
-
-    def close(self) -> None:
-        """Do nothing: there is nothing to give back."""
 
 
 def of_environment(

@@ -6,6 +6,7 @@ CANCELLED AT 2026-11-21T06:22:58 DUE TO PREEMPTION ***` (slurmstepd, mgr.c and r
 
 from __future__ import annotations
 
+import datetime
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -73,12 +74,15 @@ def shown(fields: Mapping[str, str]) -> ShownJob | None:
 
 
 def _moment(fields: Mapping[str, str], name: str) -> float | None:
-    """Return a time in seconds from an arbitrary origin: only differences between two times of one clock mean anything."""
-    match = re.fullmatch(r"(\d+)-(\d+)-(\d+)T(\d+):(\d+):(\d+)", fields.get(name, ""))
-    if match is None:
+    """Return a time in seconds, of a clock without a zone: only differences between two such times mean anything."""
+    try:
+        return (
+            datetime.datetime.fromisoformat(fields.get(name, ""))
+            .replace(tzinfo=datetime.timezone.utc)
+            .timestamp()
+        )
+    except ValueError:  # `Unknown`, `None`
         return None
-    year, month, day, hour, minute, second = (int(part) for part in match.groups())
-    return ((year * 372 + month * 31 + day) * 24 + hour) * 3600.0 + minute * 60 + second
 
 
 def _left_s(fields: Mapping[str, str]) -> float | None:

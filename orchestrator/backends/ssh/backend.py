@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import paramiko
 
-from orchestrator.backends.api import Allocation, BulkCopier, LaunchError, Wake
+from orchestrator.backends.api import Backend, LaunchError, Wake
 from orchestrator.backends.ssh.connect import ssh_config
 from orchestrator.backends.ssh.connect.connection import ChannelTaker, Connection, Jumps
 from orchestrator.backends.ssh.connect.known_hosts import Policy
@@ -24,10 +24,11 @@ from orchestrator.backends.ssh.connect.port_forward import Forward
 from orchestrator.backends.ssh.copy.copy_queue import CopyQueue
 from orchestrator.backends.ssh.host_worker import HostAction, HostWorker
 from orchestrator.backends.ssh.launch import Code, Launch, Launcher, launch_agent, reach
-from orchestrator.backends.ssh.session import AgentPresence, ConcurrencyLimit, Session, WorkerDependencies
+from orchestrator.backends.ssh.session import ConcurrencyLimit, Session, WorkerDependencies
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.observations import Retryable
+from orchestrator.core.wire.bootstrap import AgentSeen
 from orchestrator.core.wire.messages import AgentConfig
 
 FANOUT = 32
@@ -85,18 +86,17 @@ class HostSession:
         """Forward a port of the host's loopback to `taker`."""
         return self.connection.forward(taker)
 
-    def launch(self, config: AgentConfig, still_wanted: Callable[[], bool]) -> AgentPresence:
+    def launch(self, config: AgentConfig, still_wanted: Callable[[], bool]) -> AgentSeen:
         """Bring the agent up; the supervisor's log gets what may matter later."""
         agent = launch_agent(self.connection, self.payload.launch(config), still_wanted)
         self.rsync_on[config.node] = agent.has_rsync
         for note in agent.notes:
             print(f"{config.node}: {note}", flush=True)
-        return AgentPresence(True, agent.boot_id)
+        return AgentSeen(True, agent.boot_id)
 
-    def reach(self, config: AgentConfig) -> AgentPresence:
+    def reach(self, config: AgentConfig) -> AgentSeen:
         """Tell the agent where to dial, and check whether it is there."""
-        agent = reach(self.connection, self.payload.launcher(config.node), config)
-        return AgentPresence(agent.alive, agent.boot_id, agent.words)
+        return reach(self.connection, self.payload.launcher(config.node), config)
 
     def is_alive(self, answer_s_max: float) -> bool:
         """Tell whether the far end answers within `answer_s_max`."""
@@ -107,10 +107,8 @@ class HostSession:
         self.connection.close()
 
 
-class SshBackend:
+class SshBackend(Backend):
     """Agents of one job on hosts over SSH."""
-
-    allocation: Allocation | None = None
 
     def __init__(self, job: JobDir, plan: Plan, wake: Wake = lambda: None) -> None:
         assert plan.ssh is not None
@@ -122,7 +120,7 @@ class SshBackend:
         self._jumps = Jumps()
         self._rsync_on: dict[str, bool] = {}
         self._copies = CopyQueue(self.connection_of, self._has_rsync, self._wake, plan.ssh.copy_mb_s)
-        self.copier: BulkCopier | None = self._copies
+        self.copier = self._copies
         launches, reconnects = ConcurrencyLimit(FANOUT), ConcurrencyLimit(FANOUT)
         self._dependencies = WorkerDependencies(
             self._open, _forward, launches, reconnects, self._copies.busy, self._wake

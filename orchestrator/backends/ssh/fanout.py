@@ -11,7 +11,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from orchestrator.backends.api import LaunchError
 from orchestrator.core.errors import ClusterError, UserError
@@ -32,53 +32,41 @@ ASK_S_MAX = 10.0
 GPU_HOSTS_MAX = 32
 """How many hosts are asked for their GPUs: the others must have as many as the first ones."""
 
-KEY_HOSTS_MAX = 8
-"""For how many hosts the keys are checked before a submit; most have the same."""
-
 WORDS_CHARS_MAX = 300
 SHOWN_MAX = 8
 
 T = TypeVar("T")
 
 
-class _FanOut(Generic[T]):
-    """One task on many hosts: the hosts that wait, and the results."""
+def _fan_out(
+    hosts: Sequence[str], visit: Callable[[str], T], limit_s: float, at_once: int
+) -> dict[str, T | LaunchError]:
+    """Return each host's result, in the order of the hosts. What a visit raises is raised here."""
+    results: dict[str, T | LaunchError] = {}
+    done: queue.SimpleQueue[tuple[str, T | BaseException]] = queue.SimpleQueue()
+    slots, deadline_s = threading.BoundedSemaphore(at_once), time.monotonic() + limit_s
 
-    def __init__(self, hosts: Sequence[str], visit: Callable[[str], T]) -> None:
-        self._waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._done: queue.SimpleQueue[tuple[str, T | BaseException]] = queue.SimpleQueue()
-        self._hosts = tuple(dict.fromkeys(hosts))
-        self._visit = visit
-        for host in self._hosts:
-            self._waiting.put(host)
-
-    def run(self, limit_s: float, at_once: int) -> dict[str, T | LaunchError]:
-        """Return each host's result, in the order of the hosts."""
-        for _ in range(min(at_once, len(self._hosts))):
-            threading.Thread(target=self._work, daemon=True).start()
-        results: dict[str, T | LaunchError] = {}
-        deadline_s = time.monotonic() + limit_s
-        while len(results) < len(self._hosts):
+    def work(host: str) -> None:
+        with slots:
             try:
-                host, result = self._done.get(timeout=max(0.0, deadline_s - time.monotonic()))
-            except queue.Empty:
-                break
-            if isinstance(result, BaseException) and not isinstance(result, LaunchError):
-                raise result
-            results[host] = result
-        late = LaunchError("connect", f"no answer within {limit_s:g} s", "look at the host, or try again")
-        return {host: results.get(host, late) for host in self._hosts}
-
-    def _work(self) -> None:
-        while True:
-            try:
-                host = self._waiting.get_nowait()
-            except queue.Empty:
-                return
-            try:
-                self._done.put((host, self._visit(host)))
+                done.put((host, visit(host)))
             except BaseException as err:  # the caller must learn of it
-                self._done.put((host, err))
+                done.put((host, err))
+
+    for host in dict.fromkeys(hosts):
+        threading.Thread(target=work, args=(host,), daemon=True).start()
+        results[host] = LaunchError(
+            "connect", f"no answer within {limit_s:g} s", "look at the host, or try again"
+        )
+    for _ in range(len(results)):
+        try:
+            host, result = done.get(timeout=max(0.0, deadline_s - time.monotonic()))
+        except queue.Empty:
+            break
+        if isinstance(result, BaseException) and not isinstance(result, LaunchError):
+            raise result
+        results[host] = result
+    return results
 
 
 def each(
@@ -122,7 +110,7 @@ def each(
             return LaunchError("connect", reason, "try again")
 
     try:
-        return _FanOut(hosts, visit).run(limit_s, at_once)
+        return _fan_out(hosts, visit, limit_s, at_once)
     finally:
         jumps.close()
 
@@ -171,24 +159,6 @@ def _gpus(connection: Connection, host: str) -> int:
     raise LaunchError(
         "shell", f"nvidia-smi fails: {last or 'no word why'}", "mend the driver", Retryable.PERMANENT
     )
-
-
-def refuse_locked_keys(hosts: Sequence[str], ssh: PlannedSsh) -> None:
-    """Raise ClusterError when every key for one of the hosts is encrypted and no ssh-agent has any.
-
-    A supervisor has no terminal, and a passphrase is never stored: such a job could only fail.
-    """
-    from orchestrator.backends.ssh.connect import auth, ssh_config
-
-    for host in hosts[:KEY_HOSTS_MAX]:
-        try:
-            target = ssh_config.resolve(host, ssh.user, ssh.port)
-        except LaunchError as err:
-            raise ClusterError(str(err), host, err.fix) from err
-        locked = auth.locked_key(target)
-        if locked is not None:
-            what = f"the key {locked} is encrypted, and no ssh-agent has it"
-            raise ClusterError(what, host, auth.ssh_add(target, locked))
 
 
 def failures_text(results: Mapping[str, object]) -> str:

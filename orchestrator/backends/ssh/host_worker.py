@@ -20,8 +20,9 @@ from orchestrator.backends.api import LaunchError
 from orchestrator.backends.ssh.connect.port_forward import FORWARDS_MAX
 from orchestrator.backends.ssh.host_state import HostGoal, HostObservation, HostWish
 from orchestrator.backends.ssh.retry_schedule import RetrySchedule
-from orchestrator.backends.ssh.session import AgentPresence, NotWantedAnyMore, Session, WorkerDependencies
+from orchestrator.backends.ssh.session import NotWantedAnyMore, Session, WorkerDependencies
 from orchestrator.core.observations import Retryable
+from orchestrator.core.wire.bootstrap import AgentSeen
 from orchestrator.core.wire.messages import AgentConfig
 
 ANSWER_S_MAX = 5.0
@@ -376,7 +377,7 @@ class HostWorker:
         return self._wish.config
 
 
-def _evidence(presence: AgentPresence, last_boot_id: str) -> str:
+def _evidence(presence: AgentSeen, last_boot_id: str) -> str:
     if last_boot_id not in ("", presence.boot_id):
         return "the host was restarted"
     last_words = f"its last words: {presence.words}" if presence.words else "it left no word"

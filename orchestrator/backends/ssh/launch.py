@@ -81,10 +81,7 @@ class LaunchedAgent:
     root: str  # the job's folder there
     ships: bool
     gpus: tuple[str, ...]
-    python: str
-    version: str
     has_rsync: bool
-    clock_s: float  # by how much the host's clock is ahead
     pid: int
     was_up: bool  # by an earlier launch
     boot_id: str
@@ -95,9 +92,7 @@ class LaunchedAgent:
 class Survey:
     """What a host offers, with the Python that would run the agent."""
 
-    python: str
     version: str
-    clock_s: float
     notes: tuple[str, ...]
     host: w.HostSurveyed
 
@@ -113,7 +108,7 @@ def launch_agent(
     )  # fmt: skip
     with _conversing(line, launch.launcher, request, clocks) as conversation:
         conversation.code = launch.code.path
-        python, clock_s = _begin(conversation)
+        _, clock_s = _begin(conversation)
         conversation.enter("folder")
         folder = conversation.expect(w.Placed)
         conversation.enter("copy")
@@ -124,8 +119,7 @@ def launch_agent(
             raise NotWantedAnyMore
         pid = held.pid if isinstance(held, w.AlreadyUp) else _go(conversation)
         return LaunchedAgent(
-            root=folder.root, ships=folder.ships, gpus=held.gpus, python=python.path, version=python.version,
-            has_rsync=folder.has_rsync, clock_s=clock_s, pid=pid, was_up=isinstance(held, w.AlreadyUp), boot_id=folder.boot_id,
+            root=folder.root, ships=folder.ships, gpus=held.gpus, has_rsync=folder.has_rsync, pid=pid, was_up=isinstance(held, w.AlreadyUp), boot_id=folder.boot_id,
             notes=(*folder.notes, *conversation.notes(clock_s)),
         )  # fmt: skip
 
@@ -182,7 +176,7 @@ def _surveyed(conversation: Conversation) -> Survey:
     python, clock_s = _begin(conversation)
     conversation.enter("look")
     host = conversation.expect(w.HostSurveyed)
-    return Survey(python.path, python.version, clock_s, conversation.notes(clock_s), host)
+    return Survey(python.version, conversation.notes(clock_s), host)
 
 
 def _begin(conversation: Conversation) -> tuple[w.PythonFound, float]:

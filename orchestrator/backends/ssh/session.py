@@ -13,19 +13,11 @@ import paramiko
 
 from orchestrator.backends.ssh.connect.connection import ChannelTaker
 from orchestrator.backends.ssh.connect.port_forward import Forward
+from orchestrator.core.wire.bootstrap import AgentSeen
 from orchestrator.core.wire.messages import AgentConfig
 
 SLOT_POLL_S = 0.5
 """How often a host that waits for a slot checks whether it is still wanted."""
-
-
-@dataclass(frozen=True, slots=True)
-class AgentPresence:
-    """What a host reports of the agent: whether it runs, the boot id of the host's kernel, the agent's last words."""
-
-    alive: bool
-    boot_id: str
-    words: str = ""
 
 
 class Session(Protocol):
@@ -34,11 +26,11 @@ class Session(Protocol):
     def forward(self, taker: ChannelTaker) -> int:
         """Let the host listen on a port of its own, whose connections go to `taker`; return the port."""
 
-    def launch(self, config: AgentConfig, still_wanted: Callable[[], bool]) -> AgentPresence:
+    def launch(self, config: AgentConfig, still_wanted: Callable[[], bool]) -> AgentSeen:
         """Bring everything there and start the agent. Raises NotWantedAnyMore when the agent is no longer wanted just before
         its start."""
 
-    def reach(self, config: AgentConfig) -> AgentPresence:
+    def reach(self, config: AgentConfig) -> AgentSeen:
         """Tell the agent where it may dial, and check whether it is there."""
 
     def is_alive(self, answer_s_max: float) -> bool:

@@ -1,14 +1,19 @@
-"""Links between nodes: which pairs are measured when, and which links or nodes are cut off or slow.
+"""Links between nodes: which pairs are measured when, which links or nodes are cut off or slow, and which make an all-reduce
+fail.
 
 Pairs of one round have no node in common, so that they do not disturb each other. A link is slow when it is slow against
 the median of all others, both by factor and by an amount that matters; before it is named, it is measured once more
 while nothing else is.
+
+The shortest beginning of a list of nodes that fails ends with a bad node, and so does the shortest end of it that fails begin
+with one. A single bad node is both; a bad link has its two ends at both ends.
 """
 
 from __future__ import annotations
 
+import bisect
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.brain.checks.finding import Finding, error, note, warning
@@ -24,6 +29,8 @@ LINKS_MIN = 3
 """With fewer links there is no median to compare with."""
 
 Pair = tuple[str, str]
+Trial = Callable[[tuple[str, ...]], bool]
+"""Runs an all-reduce over these nodes, and tells whether it succeeded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,3 +156,16 @@ def _common(bad: Mapping[Pair, Link], measured: Mapping[Pair, Link]) -> list[str
     good = {node for pair in measured if frozenset(pair) not in links_bad for node in pair}
     lonely = [node for node in nodes if node not in good]
     return lonely if len(nodes) > 2 and len(lonely) < len(nodes) else []
+
+
+def suspects(nodes: Sequence[str], succeeds: Trial) -> tuple[str, ...]:
+    """Return the node, or the two nodes, with which an all-reduce over all of them fails; it is known to fail."""
+    last = _shortest_failing(nodes, succeeds)
+    first = _shortest_failing(nodes[::-1], succeeds)
+    return (last,) if first == last else tuple(sorted((first, last), key=list(nodes).index))
+
+
+def _shortest_failing(nodes: Sequence[str], succeeds: Trial) -> str:
+    """Return the last node of the shortest beginning that fails."""
+    counts = range(1, len(nodes))
+    return nodes[bisect.bisect_left(counts, True, key=lambda count: not succeeds(tuple(nodes[:count])))]

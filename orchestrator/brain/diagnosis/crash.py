@@ -195,11 +195,6 @@ _SIGNALS = {1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 4: "SIGILL", 6: "SIGABRT", 7
             9: "SIGKILL", 11: "SIGSEGV", 13: "SIGPIPE", 15: "SIGTERM"}  # fmt: skip
 
 
-def _first_line(text: str) -> str:
-    lines = text.strip().splitlines()
-    return lines[0][:300] if lines else ""
-
-
 def looks_like_victim(rank: RankFacts) -> bool:
     """Tell whether the rank ended as ranks do whose peer has gone."""
     if rank.failure is None or not rank.failure.type:

@@ -36,6 +36,13 @@ class _Stamped:
     attempt: int
 
 
+@dataclass(frozen=True, slots=True)
+class _OfNode(_Stamped):
+    """What each decision about a node has."""
+
+    node: str
+
+
 class Topic(enum.Enum):
     """What a notice is about."""
 
@@ -186,10 +193,8 @@ class DistrustSave(_Stamped):
 
 
 @dataclass(frozen=True, slots=True)
-class Launch(_Stamped):
+class Launch(_OfNode):
     """Start an agent on a node."""
-
-    node: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,30 +205,27 @@ class Place(_Stamped):
 
 
 @dataclass(frozen=True, slots=True)
-class Prepare(_Stamped):
+class Prepare(_OfNode):
     """Run the setup lines if they have not run, find a free port on the first node, report `Prepared`.
 
     The node must hold `resume`, complete, before this order.
     """
 
-    node: str
     resume: Checkpoint | None
 
 
 @dataclass(frozen=True, slots=True)
-class Probe(_Stamped):
+class Probe(_OfNode):
     """Try whether the node reaches the first one at these addresses; report `Probed`."""
 
-    node: str
     addresses: tuple[str, ...]
     port: int
 
 
 @dataclass(frozen=True, slots=True)
-class Start(_Stamped):
+class Start(_OfNode):
     """Start the node's ranks, which meet at `address:port` over `interface` (empty: the system's choice)."""
 
-    node: str
     address: str
     port: int
     interface: str
@@ -231,22 +233,20 @@ class Start(_Stamped):
 
 
 @dataclass(frozen=True, slots=True)
-class Inspect(_Stamped):
+class Inspect(_OfNode):
     """Inspect every rank of the node, write what it does to the evidence folder, and report `Inspected`."""
 
-    node: str
     inspection: int
 
 
 @dataclass(frozen=True, slots=True)
-class Fence(_Stamped):
+class Fence(_OfNode):
     """Give a node's agent its fence: how long its ranks may go on without contact.
 
     `quiet_s` counts from the last contact or step; `alone_s` replaces it, where longer, until the first step of its ranks in
     this attempt.
     """
 
-    node: str
     quiet_s: float
     alone_s: float
 
@@ -288,14 +288,13 @@ class Finish(_Stamped):
 
 
 @dataclass(frozen=True, slots=True)
-class Stop(_Stamped):
+class Stop(_OfNode):
     """Stop the node's ranks: TERM, after `grace_s` KILL, and report `Stopped` when no process is left.
 
     `saves`: the gang is whole and its nodes will be taken away, so ranks get the user's signal to save a checkpoint instead
     of TERM.
     """
 
-    node: str
     grace_s: float
     saves: bool = False
 
@@ -316,10 +315,8 @@ class Requeue(_Stamped):
 
 
 @dataclass(frozen=True, slots=True)
-class Dismiss(_Stamped):
+class Dismiss(_OfNode):
     """Tell a node's agent that its work is done."""
-
-    node: str
 
 
 Decision: TypeAlias = (

@@ -12,33 +12,50 @@ from orchestrator.core.planned import Limits, PlannedNode, PlannedPool
 from orchestrator.core.wire import messages as m
 
 
+@dataclass(frozen=True)
+class _Stamped:
+    """What each event has. Without slots, since a report's event has those of the report."""
+
+    at: float
+
+
+@dataclass(frozen=True)
+class FromNode(_Stamped):
+    """When the supervisor learned something, and of which node."""
+
+    node: str
+
+
+@dataclass(frozen=True)
+class _Requested(_Stamped):
+    """When a request was read, and its number in the job folder."""
+
+    request: int
+
+
 @dataclass(frozen=True, slots=True)
-class Planned:
+class Planned(_Stamped):
     """The plan: always the first event, and again when a resume changed it.
 
     With a pool, nodes have no ranks yet: `Place` gives them some in each attempt.
     """
 
-    at: float
     nodes: tuple[PlannedNode, ...]
     limits: Limits
     pool: PlannedPool | None
 
 
 @dataclass(frozen=True, slots=True)
-class SupervisorStarted:
+class SupervisorStarted(_Stamped):
     """A supervisor took the lock. It has no contact yet, so earlier silence does not count."""
 
-    at: float
     pid: int
 
 
 @dataclass(frozen=True, slots=True)
-class AgentUp:
+class AgentUp(FromNode):
     """An agent connected. `incarnation` names its process; `running` and `ready` are attempts, 0 for none."""
 
-    at: float
-    node: str
     incarnation: str
     running: int
     ready: int
@@ -48,33 +65,27 @@ class AgentUp:
 
 
 @dataclass(frozen=True, slots=True)
-class AgentDisconnected:
+class AgentDisconnected(FromNode):
     """The connection to an agent ended.
 
     `left`: the agent said goodbye after it was dismissed. Without that, the end of the connection says nothing about the
     agent or its ranks.
     """
 
-    at: float
-    node: str
     left: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class AgentDied:
+class AgentDied(FromNode):
     """The backend knows that the agent's process has ended."""
 
-    at: float
-    node: str
     evidence: str
 
 
 @dataclass(frozen=True, slots=True)
-class LaunchFailed:
+class LaunchFailed(FromNode):
     """An agent could not be started: at which stage, why, whether another try may help, and how a person mends it."""
 
-    at: float
-    node: str
     stage: str
     reason: str
     trouble: Retryable
@@ -82,19 +93,10 @@ class LaunchFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class QueueSeen:
+class QueueSeen(_Stamped):
     """Which earlier jobs of this submit machine wait for the same hosts; one event for each change."""
 
-    at: float
     ahead: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class FromNode:
-    """When the supervisor heard a report, and from which node; the fields of the report follow."""
-
-    at: float
-    node: str
 
 
 @dataclass(frozen=True)
@@ -133,39 +135,34 @@ class Inspected(m.Inspected, FromNode):
 
 
 @dataclass(frozen=True, slots=True)
-class Heartbeat:
+class Heartbeat(FromNode):
     """The regular report of an agent on its ranks. The latest of a node replaces the previous one."""
 
-    at: float
-    node: str
     attempt: int
     ranks: tuple[m.RankHeartbeat, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class SaveChanged:
+class SaveChanged(_Stamped):
     """A save is new in the ledger, or its state has changed. Its pieces stay in the ledger."""
 
-    at: float
     save: Save
 
 
 @dataclass(frozen=True, slots=True)
-class SaveCompared:
+class SaveCompared(_Stamped):
     """The answer to `CompareSave`; `fault`: how the save differs from the ledger, empty if it does not. What has come of
     it was told before."""
 
-    at: float
     attempt: int
     save: int
     fault: str
 
 
 @dataclass(frozen=True, slots=True)
-class BeganElsewhere:
+class BeganElsewhere(_Stamped):
     """What an attempt has saved shows that its script began at step `step`, and not from the save that it was given."""
 
-    at: float
     attempt: int
     step: int
     # The save that shows it, and the attempt's own steps then
@@ -174,19 +171,17 @@ class BeganElsewhere:
 
 
 @dataclass(frozen=True, slots=True)
-class AllocationBegan:
+class AllocationBegan(_Stamped):
     """The queue system gave the job nodes; an allocation before it is over. `allocation`: Slurm's id of the job and
     how often it was requeued, `1234.0`."""
 
-    at: float
     allocation: str
 
 
 @dataclass(frozen=True, slots=True)
-class AllocationEnding:
+class AllocationEnding(_Stamped):
     """The nodes will be taken away, at `ends_at` (job clock) if that is known."""
 
-    at: float
     allocation: str
     cause: Cause
     why: str
@@ -194,47 +189,34 @@ class AllocationEnding:
 
 
 @dataclass(frozen=True, slots=True)
-class AllocationEnded:
+class AllocationEnded(_Requested):
     """Request number `request`: the queue system says that the allocation is over for good, without a supervisor; the
     job is no longer in any queue."""
 
-    at: float
-    request: int
     allocation: str
     cause: Cause
     why: str
 
 
 @dataclass(frozen=True, slots=True)
-class CancelRequested:
+class CancelRequested(_Requested):
     """Request number `request` of the job folder: the user wants the job to stop for good."""
 
-    at: float
-    request: int
-
 
 @dataclass(frozen=True, slots=True)
-class RestartRequested:
+class RestartRequested(_Requested):
     """Request number `request`: end the present attempt, and begin the next one from the newest checkpoint."""
 
-    at: float
-    request: int
-
 
 @dataclass(frozen=True, slots=True)
-class InspectRequested:
+class InspectRequested(_Requested):
     """Request number `request`: the user wants to see what all ranks do; nothing else follows."""
 
-    at: float
-    request: int
-
 
 @dataclass(frozen=True, slots=True)
-class ResumeRequested:
+class ResumeRequested(_Requested):
     """Request number `request`: go on with an ended job, from the save of this number, or the newest for 0."""
 
-    at: float
-    request: int
     save: int = 0
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from orchestrator.backends.api import LaunchError
-from orchestrator.brain.checks import bisect, network, node, sameness
+from orchestrator.brain.checks import network, node, sameness
 from orchestrator.brain.checks.finding import Finding, Severity, error, names, note
 from orchestrator.brain.checks.network import Link, Pair
 from orchestrator.client.checks.visits import Visits, apart
@@ -303,7 +303,7 @@ def _reduce(visits: Visits, reduction: _Reduction, report: Report) -> None:
         return
     fix = "read the reason; with `NCCL_DEBUG=INFO` or `TORCH_CPP_LOG_LEVEL=INFO` in env: ranks say more"
     try:
-        found = bisect.suspects(nodes, succeeds)
+        found = network.suspects(nodes, succeeds)
     except _OutOfTime:
         text = f"a sum over {counted(len(nodes), 'node')} by {library} fails: {next(iter(faults.values()))}"
         report.findings += [

@@ -18,11 +18,11 @@ from orchestrator.core import codec, placeholders
 from orchestrator.core.codec import Json
 from orchestrator.core.errors import ClusterError
 from orchestrator.core.host import hardware
+from orchestrator.core.host_facts import HardwareFacts
 from orchestrator.core.jobdir import home, rank_env
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.planned import PlannedNode
-from orchestrator.core.settings.hardware_facts import HardwareFacts
 from orchestrator.core.settings.rank_settings import Layers, SetBy, Setting, is_watched, settings
 from orchestrator.core.text import counted, ranks_text
 from orchestrator.spec.load import SpecFile
@@ -130,7 +130,7 @@ def _nodes(plan: Plan, environ: Mapping[str, str]) -> tuple[tuple[NodeOutline, .
             "Slurm chooses the nodes: their cores, GPUs and networks, and what Slurm and its nodes set, are known in the allocation"
         )
         return _on_slurm(plan, environ), notes
-    facts = hardware.gather_all(environ)
+    facts = hardware.gather(environ)
     nodes = [
         NodeOutline(
             node.name, node.host, node.ranks, f"GPU {ranks_text(node.gpus)}" if node.gpus else "CPU", facts=facts,

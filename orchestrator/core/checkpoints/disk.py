@@ -11,7 +11,7 @@ import errno
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -204,23 +204,18 @@ def copy(source: Path, target: Path) -> None:
     """Copy a file with its times, durably; on disks that can, it shares its blocks. Raises OSError."""
     with formats.open_regular(source) as read, target.open("wb") as write:
         about = os.fstat(read.fileno())
-        for _ in _blocks(read.fileno(), write.fileno(), about.st_size):
-            pass
+        done = 0
+        while count := _copy_block(read.fileno(), write.fileno(), done):
+            done += count
         os.fsync(write.fileno())
     os.utime(target, ns=(about.st_atime_ns, about.st_mtime_ns))
 
 
-def _blocks(read: int, write: int, size: int) -> Iterator[int]:
-    done = 0
-    while done < size:
-        try:
-            count = os.copy_file_range(read, write, min(size - done, 1 << 30))
-        except OSError:
-            count = os.sendfile(write, read, done, min(size - done, 1 << 30))
-        if not count:
-            return
-        done += count
-        yield done
+def _copy_block(read: int, write: int, done: int) -> int:
+    try:
+        return os.copy_file_range(read, write, 1 << 30)
+    except OSError:
+        return os.sendfile(write, read, done, 1 << 30)
 
 
 def delete(save: Save, root: Path) -> str:

@@ -1,1 +1,1 @@
-"""Settings of ranks: the facts about a host that they follow from, and the one function that decides them. Pure."""
+"""Settings of ranks: the one function that decides them from the facts about a host. Pure."""

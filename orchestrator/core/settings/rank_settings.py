@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from orchestrator.core.settings.hardware_facts import HardwareFacts
+from orchestrator.core.host_facts import HardwareFacts
 from orchestrator.core.text import counted
 
 RECORDED = "2000"

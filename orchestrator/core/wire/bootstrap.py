@@ -10,9 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from orchestrator.core.host_facts import HostFacts, Source
+from orchestrator.core.host_facts import HardwareFacts, HostFacts, Source
 from orchestrator.core.observations import Address
-from orchestrator.core.settings.hardware_facts import HardwareFacts
 from orchestrator.core.wire.messages import AgentConfig
 
 GO = b"go"
@@ -21,7 +20,6 @@ GO = b"go"
 GO_S_MAX = 15.0
 """How long a keeper waits for it; by then its launcher has vanished."""
 
-REQUEST_BYTES_MAX = 1 << 20
 REPLY_BYTES_MAX = 1 << 20
 STEP_BYTES_MAX = 4 << 20
 STEP_S_MAX = 400
@@ -36,16 +34,19 @@ class Blob:
     size_bytes: int
 
 
-# Requests. Each has a bundle and the job's folder: these alone are read before the bundle is on the host.
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """What each request has: this alone is read before the bundle is on the host."""
+
+    # The job's folder; may begin with `~`, which the host resolves
+    root: str
+    bundle: Blob
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class Launch(_Request):
     """Start the agent of `config`."""
 
-    # May begin with `~`, which the host resolves
-    root: str
-    bundle: Blob
     code: Blob
     # The size of the code archive once unpacked
     unpacked_bytes: int
@@ -53,33 +54,27 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
+class Reach(_Request):
     """Report on the agent of `node`; from now on it dials `endpoint` (`host:port`; empty: leave that as it is)."""
 
-    root: str
-    bundle: Blob
     node: str
     endpoint: str
 
 
 @dataclass(frozen=True, slots=True)
-class CleanUp:
+class CleanUp(_Request):
     """End what an ended job has left running on this host, and remove its folder, unless it is the submitter's own."""
 
-    root: str
-    bundle: Blob
     job: str
 
 
 @dataclass(frozen=True, slots=True)
-class SurveyHost:
+class SurveyHost(_Request):
     """Report what the host has for a job, and leave nothing. `programs`: the first that is there runs the ranks.
 
     Steps of a check may follow, a line each, until the input ends.
     """
 
-    root: str
-    bundle: Blob
     programs: tuple[str, ...]
 
 
@@ -227,14 +222,13 @@ class AgentSeen:
 
     alive: bool
     boot_id: str
-    words: str
+    words: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class CleanedUp:
-    """What was cleaned up. `kept`: why the folder was not removed, empty when it is gone."""
+    """A clean-up is over. `kept`: why a folder stays that should have gone; empty for none."""
 
-    killed: int
     kept: str
 
 

@@ -7,7 +7,9 @@ sends is trusted; a peer that is too slow to read is cut off, since what waits f
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -190,3 +192,19 @@ async def dial(host: str, port: int, context: ssl.SSLContext, connect_s_max: flo
     except asyncio.TimeoutError as err:
         raise LineError(f"no answer from {host}:{port} within {connect_s_max:g} s") from err
     return Line(reader, writer)
+
+
+async def secured(sock: socket.socket, context: ssl.SSLContext, handshake_s_max: float) -> Line | None:
+    """Return an accepted connection with TLS; None when the other side cannot."""
+    loop, reader = asyncio.get_running_loop(), asyncio.StreamReader(limit=LINE_BYTES_MAX)
+    protocol = asyncio.StreamReaderProtocol(reader)
+    try:
+        transport, _ = await loop.connect_accepted_socket(
+            lambda: protocol, sock, ssl=context, ssl_handshake_timeout=handshake_s_max
+        )
+    except OSError as err:
+        # The error holds the frames of asyncio in which it was raised, these hold the error, and in between are
+        # 256 KiB of buffers: until a full collection, which in a large process hardly ever comes.
+        traceback.clear_frames(err.__traceback__)
+        return None
+    return Line(reader, asyncio.StreamWriter(transport, protocol, reader, loop))

@@ -130,29 +130,33 @@ class Heartbeat:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    """The node is ready; the first node adds its port, and the addresses where others may reach it (empty: not asked)."""
+class _OfAttempt:
+    """What each report and order about an attempt has."""
 
     attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared(_OfAttempt):
+    """The node is ready; the first node adds its port, and the addresses where others may reach it (empty: not asked)."""
+
     address: str
     port: int
     addresses: tuple[Address, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Probed:
+class Probed(_OfAttempt):
     """Which of the first node's addresses this node reaches, best first, and how the others failed."""
 
-    attempt: int
     reached: tuple[Reached, ...]
     missed: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class PrepareFailed:
+class PrepareFailed(_OfAttempt):
     """The node's setup lines failed, or a rank's program cannot be started there."""
 
-    attempt: int
     reason: str
     tail: str
     # The number of the save that is not whole there, if that is why
@@ -160,20 +164,18 @@ class PrepareFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class Started(_OfAttempt):
     """All ranks of the node were started; their process ids in the order of its ranks."""
 
-    attempt: int
     pids: tuple[int, ...]
     # How they were started, for people
     how: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Exited:
+class Exited(_OfAttempt):
     """A rank's process ended. Exactly one of `code` and `signal` is set."""
 
-    attempt: int
     rank: int
     code: int | None
     signal: int | None
@@ -190,28 +192,25 @@ class Exited:
 
 
 @dataclass(frozen=True, slots=True)
-class Stopped:
+class Stopped(_OfAttempt):
     """Nothing of an attempt, nor of any before it, still runs on this node."""
 
-    attempt: int
     # asked, fenced or ended
     how: str
 
 
 @dataclass(frozen=True, slots=True)
-class Inspected:
+class Inspected(_OfAttempt):
     """The answer to `Inspect` number `inspection`; the files with all stacks are in the node's evidence folder by then."""
 
-    attempt: int
     inspection: int
     ranks: tuple[RankInspection, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class SaveSeen:
+class SaveSeen(_OfAttempt):
     """A save that ranks have written where this agent looks, or its part of one. Reported anew when it has changed."""
 
-    attempt: int
     # See `names.Group`
     key: str
     series: str
@@ -220,10 +219,9 @@ class SaveSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class SaveHashed:
+class SaveHashed(_OfAttempt):
     """The files of a save that was reported, with their sha256."""
 
-    attempt: int
     key: str
     pieces: tuple[Piece, ...]
 
@@ -267,10 +265,9 @@ class Ack:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepare:
+class Prepare(_OfAttempt):
     """Make the node ready: the environment of its ranks, setup lines, the program, and a port when `wants_port`."""
 
-    attempt: int
     env: dict[str, str]
     # `env` is added to the agent's own environment and does not replace it
     own_env: bool
@@ -295,10 +292,9 @@ class Prepare:
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
+class Probe(_OfAttempt):
     """Try to reach the first node at each of these addresses and this port; report `Probed`."""
 
-    attempt: int
     addresses: tuple[str, ...]
     port: int
 
@@ -313,10 +309,9 @@ class RankStart:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class Start(_OfAttempt):
     """Start ranks: `argv` in the code snapshot."""
 
-    attempt: int
     argv: tuple[str, ...]
     # What the settings of the ranks follow from, with the facts of the node
     request: RankRequest
@@ -326,27 +321,24 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(_OfAttempt):
     """Stop the node's ranks: `signal` (a name, without SIG), after `grace_s` KILL."""
 
-    attempt: int
     grace_s: float
     signal: str = "TERM"
 
 
 @dataclass(frozen=True, slots=True)
-class Inspect:
+class Inspect(_OfAttempt):
     """Sample every rank of the node, compare it with the sample before, and write the evidence."""
 
-    attempt: int
     inspection: int
 
 
 @dataclass(frozen=True, slots=True)
-class Fence:
+class Fence(_OfAttempt):
     """How long this agent may go without contact before it stops its ranks."""
 
-    attempt: int
     # Without contact and without a step of its ranks
     quiet_s: float
     # The same, if it is longer, as long as they have made no step in this attempt

@@ -19,7 +19,7 @@ class Transfers:
 
     def __init__(self, job: JobDir) -> None:
         self._job = job
-        self._log_receiver = LogReceiver(job)
+        self.logs = LogReceiver(job)
         self._hellos: dict[str, m.Hello] = {}
         self.moved_at = 0.0
 
@@ -29,7 +29,7 @@ class Transfers:
 
     def up(self, hello: m.Hello) -> m.ResumeOffsets | None:
         """A node's agent is connected: return where its files go on; None for one that sees the job folder."""
-        return self._log_receiver.have(hello.node) if hello.ships else None
+        return self.logs.have(hello.node) if hello.ships else None
 
     def root(self, node: str) -> JobDir:
         """Return the job's folder as the node sees it."""
@@ -48,19 +48,12 @@ class Transfers:
 
     def receive(self, envelope: Envelope, at: float) -> bool:
         """Take a piece of a file; False when the node must begin again, over a new connection."""
-        data = {key: value for key, value in envelope.data.items() if key != "kind"}
         try:
-            self._log_receiver.receive(envelope.node, codec.unpack(m.Chunk, data), envelope.raw)
+            self.logs.receive(
+                envelope.node, codec.unpack_kind({"Chunk": m.Chunk}, envelope.data), envelope.raw
+            )
         except (LogReceiveError, codec.CodecError) as err:
             print(f"{envelope.node}: {err}", flush=True)
             return False
         self.moved_at = at
         return True
-
-    def owed(self) -> list[tuple[str, m.ChunkAck]]:
-        """Return the acknowledgements that are due, by node."""
-        return self._log_receiver.owed()
-
-    def close(self) -> None:
-        """Close the files."""
-        self._log_receiver.close()

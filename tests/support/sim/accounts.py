@@ -22,8 +22,9 @@ def check(world: World) -> None:
     lines = [json.loads(line) for line in world.journal.lines]
     found = goodput.of_record(world.journal.shadow)
     rows: dict[int, list[Span]] = {}
-    for span in found.each_rank().spans:
-        rows.setdefault(span.rank, []).append(span)
+    for span in sorted(found.spans, key=lambda span: span.begin_wall_s):
+        for rank in range(span.rank, span.rank + span.ranks):
+            rows.setdefault(rank, []).append(span)
         if span.end_wall_s <= span.begin_wall_s:
             raise Violation(f"a span of no length: {span}")
     for before, after in itertools.chain.from_iterable(map(itertools.pairwise, rows.values())):

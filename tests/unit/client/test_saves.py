@@ -14,7 +14,7 @@ from orchestrator.core.checkpoints.save import Closing, Content, Place, SaveStat
 from orchestrator.core.codec import Json
 from orchestrator.core.errors import UserError
 from orchestrator.core.jobdir.plan import PlannedSsh
-from orchestrator.journal import lost_journal
+from orchestrator.journal import facts_file
 from tests.support.saved_files import write
 from tests.unit.client.shelf import Shelf, flip, state
 
@@ -222,7 +222,7 @@ def test_a_damaged_line_of_the_ledger_is_named_and_the_others_count(shelf: Shelf
 
 
 def _explained(shelf: Shelf) -> Json:
-    record = lost_journal.record(shelf.job)
+    record = facts_file.record(shelf.job)
     why = Job(shelf.job).why(record)
     saves.explain(shelf.job, shelf.plan, why, record)
     return why

@@ -16,7 +16,7 @@ import pytest
 from orchestrator.core.wire import accepting
 from orchestrator.core.wire import messages as m
 from orchestrator.core.wire.accepting import Acceptor
-from orchestrator.supervisor import listener as port_listener
+from orchestrator.supervisor import agent_connections
 from tests.support.descriptors import few_descriptors, use_up
 from tests.support.listening import ANSWER_S_MAX, Place, play
 
@@ -53,7 +53,7 @@ def _is_open(sock: socket.socket) -> bool:
 def test_whoever_does_not_go_on_with_tls_is_cut_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, words: bytes
 ) -> None:
-    monkeypatch.setattr(port_listener, "HELLO_S_MAX", 0.4)
+    monkeypatch.setattr(agent_connections, "HELLO_S_MAX", 0.4)
 
     async def act(place: Place) -> None:
         assert await _ended(await _knock(place, words))
@@ -66,8 +66,8 @@ def test_whoever_does_not_go_on_with_tls_is_cut_off(
 def test_of_many_strangers_so_many_are_there_at_once_and_an_agent_gets_in_and_stays_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, words: bytes
 ) -> None:
-    monkeypatch.setattr(port_listener, "STRANGERS_MAX", 8)
-    monkeypatch.setattr(port_listener, "HELLO_S_MAX", 0.3)
+    monkeypatch.setattr(agent_connections, "STRANGERS_MAX", 8)
+    monkeypatch.setattr(agent_connections, "HELLO_S_MAX", 0.3)
 
     async def act(place: Place) -> None:
         first = await place.agent()

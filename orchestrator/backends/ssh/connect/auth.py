@@ -78,12 +78,6 @@ def authenticate(transport: paramiko.Transport, target: Target) -> None:
         raise _refused(target, tried, methods, keys)
 
 
-def locked_key(target: Target) -> Path | None:
-    """Return the encrypted key for a host when there is no other to offer."""
-    keys = _find(target)
-    return keys.locked[0] if keys.locked and not keys.offers else None
-
-
 def _find(target: Target) -> OfferedKeys:
     held, notes = _agent_keys(target.agent_socket)
     named: list[Identity] = []
@@ -104,11 +98,6 @@ def _find(target: Target) -> OfferedKeys:
     others = [Identity(key.comment, key) for blob, key in held.items() if blob not in taken]
     plain = [*named, *([] if target.identities_only else others), *files]
     return OfferedKeys([*_certified(target, plain), *plain], locked, notes)
-
-
-def ssh_add(target: Target, path: Path) -> str:
-    """Return the command that gives a key to ssh-agent, or to a new one where there is none."""
-    return f"ssh-add {path}" if target.agent_socket else f'eval "$(ssh-agent)" && ssh-add {path}'
 
 
 class AgentKey(paramiko.PKey):
@@ -266,5 +255,5 @@ def _refused(target: Target, tried: list[str], methods: list[str], keys: Offered
         why = f"there is no key for {who}: nothing in ssh-agent, nor {files}"
         fix = f"ssh-keygen -t ed25519 && {copy_command}"
     if keys.locked:
-        fix = ssh_add(target, keys.locked[0])
+        fix = ("" if target.agent_socket else 'eval "$(ssh-agent)" && ') + f"ssh-add {keys.locked[0]}"
     return LaunchError("auth", why + also, fix, Retryable.PERMANENT)

@@ -16,7 +16,7 @@ from tests.support.slurm_states import STATES
 WORD = "slurmstepd-node1: error: *** JOB 8 ON node1 CANCELLED AT 2026-11-21T06:22:58{} ***"
 JOB = (
     "JobId=8 JobName=a JobState=RUNNING x UserId=t(1) JobState={state} Reason=None Restarts={restarts} RunTime=00:01:30"
-    " TimeLimit=1-00:02:00 EndTime=2026-11-22T00:00:10{preempted} ExcNodeList=(null) NodeList=node[1-2]"
+    " TimeLimit=1-00:02:00 EndTime=2026-12-01T00:00:10{preempted} ExcNodeList=(null) NodeList=node[1-2]"
 )
 
 
@@ -60,7 +60,7 @@ def test_a_running_job_is_not_ending() -> None:
 
 
 def test_a_grace_before_preemption_is_known_with_its_length() -> None:
-    preempted = job(preempted=" PreemptTime=2026-11-21T23:59:30")
+    preempted = job(preempted=" PreemptTime=2026-11-30T23:59:30")
     ending = end_causes.of_job(preempted, 0, 30.0)
     assert ending is not None and (ending.cause, ending.left_s) == (Cause.PREEMPTED, 40.0)
     assert not preempted.is_running

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from orchestrator.brain.checks.bisect import suspects
+from orchestrator.brain.checks.network import suspects
 
 
 def find(nodes: list[str], bad: list[set[str]]) -> tuple[tuple[str, ...], int]:

@@ -8,18 +8,6 @@ from pathlib import Path
 import pytest
 
 from orchestrator.core.host import hardware
-from orchestrator.core.settings.hardware_facts import RdmaPort
-
-MATRIX = """\t\x1b[4mGPU0\tGPU1\tGPU2\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m
-GPU0\t X \tNV18\tNV18\tPXB\t0-47,96-143\t0\t\tN/A
-GPU1\tNV18\t X \tNV18\tSYS\t0-47,96-143\t0\t\tN/A
-GPU2\tNV18\tNV18\t X \tSYS\t0-47,96-143\t0\t\tN/A
-NIC0\tPXB\tSYS\tSYS\t X
-
-Legend:
-
-  X    = Self
-"""
 
 
 def _write(root: Path, files: dict[str, str]) -> Path:
@@ -30,32 +18,21 @@ def _write(root: Path, files: dict[str, str]) -> Path:
     return root
 
 
-def test_gpus_and_ports_are_found(tmp_path: Path) -> None:
-    ib = "sys/class/infiniband"
+def test_gpus_are_found(tmp_path: Path) -> None:
     root = _write(tmp_path, {
         "proc/driver/nvidia/gpus/0000:1B:00.0/information": "Model: H100\n",
         "proc/driver/nvidia/gpus/0000:43:00.0/information": "Model: H100\n",
-        f"{ib}/mlx5_0/ports/1/state": "4: ACTIVE\n",
-        f"{ib}/mlx5_0/ports/1/rate": "400 Gb/sec (4X NDR)\n",
-        f"{ib}/mlx5_0/ports/1/link_layer": "InfiniBand\n",
-        f"{ib}/mlx5_bond_0/ports/1/state": "1: DOWN\n",
-        f"{ib}/mlx5_bond_0/ports/1/rate": "100 Gb/sec (2X HDR)\n",
-        f"{ib}/mlx5_bond_0/ports/1/link_layer": "Ethernet\n",
     })  # fmt: skip
-    facts = hardware.gather_all({"NCCL_DEBUG": "INFO", "PATH": "/bin", "SLURM_CPUS_ON_NODE": "16"}, root=root)
+    facts = hardware.gather({"NCCL_DEBUG": "INFO", "PATH": "/bin", "SLURM_CPUS_ON_NODE": "16"}, root=root)
     assert facts.gpus == ("0000:1B:00.0", "0000:43:00.0")
-    assert facts.rdma == (
-        RdmaPort("mlx5_0", 1, "ACTIVE", "400 Gb/sec (4X NDR)", False),
-        RdmaPort("mlx5_bond_0", 1, "DOWN", "100 Gb/sec (2X HDR)", True),
-    )
     assert (facts.environ, facts.slurm_cpus) == ({"NCCL_DEBUG": "INFO"}, 16)
 
 
 def test_a_host_that_shows_nothing_has_its_cpus(tmp_path: Path) -> None:
-    facts = hardware.gather_all({}, root=tmp_path)
+    facts = hardware.gather({}, root=tmp_path)
     count = len(os.sched_getaffinity(0))
     assert (facts.cpus, facts.cores, facts.quota_cpus, facts.slurm_cpus) == (count, count, None, None)
-    assert (facts.gpus, facts.rdma) == ((), ())
+    assert facts.gpus == ()
 
 
 def test_threads_of_one_core_are_one_core(tmp_path: Path) -> None:
@@ -81,17 +58,3 @@ def test_the_cpu_quota_of_a_cgroup_is_read_in_both_versions(
     tmp_path: Path, files: dict[str, str], quota: float | None
 ) -> None:
     assert hardware.gather({}, root=_write(tmp_path, files)).quota_cpus == quota
-
-
-@pytest.mark.parametrize(
-    ("matrix", "text"),
-    [
-        (MATRIX, "NV18 between all 3 GPUs"),
-        (MATRIX.replace("GPU1\tNV18\t X \tNV18", "GPU1\tNV18\t X \tSYS"), "NV18 between 2 pairs, SYS between 1 pair"),
-        ("\tGPU0\tCPU Affinity\nGPU0\t X \t0-7\n", ""),
-        ("Failed to initialize NVML\n", ""),
-        ("", ""),
-    ],
-)  # fmt: skip
-def test_the_links_between_gpus_are_told_in_words(matrix: str, text: str) -> None:
-    assert hardware.links_text(matrix) == text

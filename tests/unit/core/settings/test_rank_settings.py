@@ -7,11 +7,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.core.settings.hardware_facts import (
-    HardwareFacts,
-    NetInterface,
-    RdmaPort,
-)
+from orchestrator.core.host_facts import HardwareFacts
+from orchestrator.core.observations import Address
 from orchestrator.core.settings.rank_settings import (
     Layers,
     RankRequest,
@@ -22,13 +19,11 @@ from orchestrator.core.settings.rank_settings import (
     to_set,
 )
 
-LAPTOP = HardwareFacts(cpus=8, cores=4, interfaces=(NetInterface("wlan0", "192.168.1.7", 0),))
+LAPTOP = HardwareFacts(cpus=8, cores=4, interfaces=(Address("192.168.1.7", "wlan0"),))
 GPUS = tuple(f"0000:{bus:02x}:00.0" for bus in range(8))
-PORTS = tuple(RdmaPort(f"mlx5_{number}", 1, "ACTIVE", "400 Gb/sec (4X NDR)", False) for number in range(4))
-DOWN = RdmaPort("mlx5_4", 1, "DOWN", "10 Gb/sec (4X SDR)", False)
 DGX = HardwareFacts(
     cpus=192, cores=96, gpus=GPUS,
-    gpu_links="NV18 between all 8 GPUs", rdma=(*PORTS, DOWN), interfaces=(NetInterface("eth0", "10.0.0.1", 25_000),),
+    interfaces=(Address("10.0.0.1", "eth0"),),
 )  # fmt: skip
 EIGHT = RankRequest(
     "ssh", nodes=2, ranks=8, ranks_on_host=8, gpus=8, interface="eth0", evidence="/job/evidence"

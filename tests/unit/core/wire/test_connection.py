@@ -21,8 +21,8 @@ from orchestrator.core.wire import messages as m
 from orchestrator.core.wire.connection import Line, LineError
 from orchestrator.core.wire.messages import Envelope
 from orchestrator.submission.credentials import new_certificate
+from orchestrator.supervisor import agent_connections
 from orchestrator.supervisor import agent_connections as links_module
-from orchestrator.supervisor import listener
 from orchestrator.supervisor.agent_connections import (
     HELLO_BYTES_MAX,
     AgentConnections,
@@ -133,7 +133,7 @@ async def _until_down(place: Place) -> AsyncIterator[LinkEvent]:
 
 
 def test_a_stranger_who_says_nothing_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listener, "HELLO_S_MAX", 0.2)
+    monkeypatch.setattr(agent_connections, "HELLO_S_MAX", 0.2)
 
     async def act(place: Place) -> None:
         assert await _is_cut_off(await place.dial())
@@ -312,8 +312,8 @@ def test_the_supervisor_s_end_cuts_off_whoever_is_there_without_a_traceback(
     async def act(place: Place) -> None:
         for _ in range(3):
             strangers.append(await place.dial())
-        assert place.links._listener is not None
-        pending = place.links._listener._acceptor._pending
+        assert place.links._acceptor is not None
+        pending = place.links._acceptor._pending
         while len(pending) < len(strangers):  # the other side's end of TLS may take a moment longer
             await asyncio.sleep(0.001)
 

@@ -53,7 +53,7 @@ def test_a_piece_of_a_log_lands_under_its_name_and_one_that_leaves_a_gap_is_to_b
     greet(transfers, "n0", ships=True)
     assert transfers.receive(chunk("n0", 0, b"one\n"), 3.0)
     assert (tmp_path / LOG).read_bytes() == b"one\n" and transfers.moved_at == 3.0
-    assert [node for node, _ in transfers.owed()] == ["n0"]
+    assert [node for node, _ in transfers.logs.owed()] == ["n0"]
     assert not transfers.receive(chunk("n0", 9, b"three\n"), 4.0)
     assert transfers.moved_at == 3.0
-    transfers.close()
+    transfers.logs.close()
