@@ -24,9 +24,10 @@ from pathlib import Path
 from orchestrator.agent.hang import classify, python_stacks, sample, stack_frames
 from orchestrator.agent.hang.classify import PreviousSample, SampleContext
 from orchestrator.agent.numbers import gpu_use
-from orchestrator.agent.ranks import failure, flight_recorder
+from orchestrator.agent.ranks import failure, flight_recorder, stack_dump
 from orchestrator.agent.ranks.hook.layout import RING_STEPS
 from orchestrator.agent.ranks.processes import STACK_SIGNAL, NodeRanks, RankProcess
+from orchestrator.agent.ranks.stack_dump import Frame
 from orchestrator.core import observations
 from orchestrator.core.host import procfs
 from orchestrator.core.jobdir import ownership
@@ -312,10 +313,9 @@ def _evidence_text(
 
 
 def _in_order(pid: int, text: str) -> str:
-    began_s = sample.started_s(pid)
-    return stack_frames.in_order(
-        text, lambda frame: sample.line_at(pid, frame, began_s) if frame.is_users else ""
-    )
+    """Return a dump as a traceback; a text without a stack as it is."""
+    threads, began_s = [thread for thread in stack_dump.parse(text) if thread.frames], sample.started_s(pid)
+    return stack_dump.as_traceback(threads, lambda frame: sample.line_at(pid, frame, began_s)) or text
 
 
 def _gone(rank: int) -> observations.RankInspection:
@@ -329,7 +329,7 @@ def _from_stacks(job: _RankJob) -> observations.RankInspection:
     if not stacks:
         return _gone(process.rank)
     first = stacks[0]
-    main = stack_frames.own_stack(first.text)
+    main = stack_dump.own_stack(first.text)
     frames = main.frames if main is not None else ()
     return _unknown(process.rank, first.pid, first.state, _TOO_LONG, frames, (_TOO_LONG,))
 
@@ -347,7 +347,7 @@ def _unknown(
     pid: int,
     state: str,
     why: str,
-    frames: tuple[stack_frames.Frame, ...] = (),
+    frames: tuple[Frame, ...] = (),
     unavailable: tuple[str, ...] = (),
 ) -> observations.RankInspection:
     """Return the inspection of a rank of which only its frames, if any, are known."""
