@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from orchestrator.cli import terminal
-from orchestrator.cli.params import JobName, Verbs, complete_backend
-from orchestrator.client.job import Job, find
+from orchestrator.cli.params import JobName, Verbs, complete_backend, complete_field
+from orchestrator.client.job import Job
 from orchestrator.core.errors import OrchError, UserError
 from orchestrator.core.jobdir import home
 from orchestrator.core.version import VERSION
@@ -41,6 +41,7 @@ SET = click.option(
     multiple=True,
     metavar="KEY=VALUE",
     help="Change a field of the spec, such as nodes=2 or restart.max=5; repeatable.",
+    shell_complete=complete_field,
 )
 BACKEND = click.option(
     "--backend",
@@ -66,7 +67,9 @@ def cli() -> None:
     """
 
 
-find_job = find
+def find_job(wanted: str | None) -> Job:
+    """Return the job of this id or name, the latest one for None. Raises UserError when there is none."""
+    return Job(home.find(home.home(os.environ), wanted))
 
 
 def all_jobs() -> list[Job]:

@@ -21,6 +21,7 @@ from orchestrator.cli.group import (
     follow_job,
     print_json,
 )
+from orchestrator.cli.params import complete_save
 from orchestrator.client.job import Job
 from orchestrator.core.errors import ClusterError, UserError
 from orchestrator.core.jobdir.plan import Plan
@@ -144,6 +145,7 @@ def restart(job: str | None) -> int:
     "checkpoint",
     metavar="CHECKPOINT",
     help="Start from this one, not the newest.",
+    shell_complete=complete_save,
 )
 @SET
 @FOLLOW

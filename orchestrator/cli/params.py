@@ -14,6 +14,8 @@ from orchestrator.core.errors import OrchError
 from orchestrator.core.jobdir import home
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from click.shell_completion import CompletionItem
 
 COUNT_MAX = 10_000_000
@@ -107,9 +109,32 @@ class JobName(click.ParamType):  # type: ignore[type-arg]  # generic from click 
         return [CompletionItem(text) for text in (*names, *ids) if text.startswith(incomplete)]
 
 
+def _begun(texts: Iterable[str], incomplete: str) -> list[str]:
+    return [text for text in texts if text.startswith(incomplete)]
+
+
 def complete_backend(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Return the backends that begin like this."""
-    return [name for name in ("local", "ssh", "slurm") if name.startswith(incomplete)]
+    return _begun(("local", "ssh", "slurm"), incomplete)
+
+
+def complete_field(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Return the fields of a job file that begin like this, as `--set` takes them."""
+    from orchestrator.spec.load import field_names
+
+    return _begun((f"{name}=" for name in field_names()), incomplete)
+
+
+def complete_save(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Return the checkpoints of the line's job that begin like this, the newest first, by name and by number."""
+    from orchestrator.client import saves
+
+    try:
+        known = saves.known(home.find(home.home(os.environ), ctx.params.get("job")))
+    except OrchError:
+        return []
+    names = [save.main for save in known.values()][::-1]
+    return _begun(dict.fromkeys((*names, *map(str, known))), incomplete)
 
 
 class Count(click.IntRange):

@@ -141,6 +141,18 @@ def _names(part: type[Part], prefix: str = "") -> Iterator[str]:
                 yield from _names(kind, f"{prefix}{key}.")
 
 
+def field_names() -> list[str]:
+    """Return the dotted names of all fields of a job file."""
+    names = []
+    for name, info in JobSpec.model_fields.items():
+        kind = info.annotation
+        if isinstance(kind, type) and issubclass(kind, Part):
+            names += [f"{name}.{key}" for key in kind.model_fields]
+        else:
+            names.append(name)
+    return names
+
+
 def json_schema() -> dict[str, Any]:
     """Return the JSON Schema of a job file, for editors; every field has its description."""
     schema = JobSpec.model_json_schema()

@@ -1,13 +1,14 @@
-"""Is a verb of another tool answered, and does an editor learn what a job file may hold?"""
+"""Is a verb of another tool answered, are values completed, and does an editor learn what a job file may hold?"""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
+import click
 import pytest
 
-from orchestrator.cli import app, params
+from orchestrator.cli import app, group, params
 from orchestrator.spec import load
 
 
@@ -16,6 +17,12 @@ def test_a_verb_of_another_tool_is_answered_with_ours(verb: str, capsys: pytest.
     assert app.run([verb, "gpt"]) == 2
     assert params.MEANT[verb] in capsys.readouterr().err
     assert verb not in params.VERBS
+
+
+def test_values_are_completed() -> None:
+    context, option = click.Context(group.cli), group.cli.params[0]
+    assert params.complete_backend(context, option, "s") == ["ssh", "slurm"]
+    assert params.complete_field(context, option, "restart.m") == ["restart.max="]
 
 
 def test_a_starter_file_names_the_schema_beside_it(tmp_path: Path) -> None:
