@@ -110,7 +110,7 @@ def original_of(job: JobDir) -> Path | None:
 def require_original(job: JobDir) -> None:
     """Raise UserError for a copy of a job's folder."""
     if (original := original_of(job)) is not None:
-        fix = f"ORCH_HOME={original.parent.parent} for the job itself; or {anew(job.root)}"
+        fix = f"ORCH_HOME={original.parent.parent} for the job itself; or orch resume {job.id} --as-new"
         raise UserError(f"it is a copy of {original}, of which it changes nothing", str(job.root), fix)
 
 

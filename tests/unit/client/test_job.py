@@ -104,15 +104,21 @@ def test_a_supervisor_that_cannot_write_its_status_is_known_by_its_full_disk(
     assert Job(running).last_status()["full_disk"] == str(running.root)
 
 
-def test_a_copy_shows_of_what_it_is_one_and_no_command_acts_for_it(tmp_path: Path) -> None:
+def test_a_copy_shows_of_what_it_is_one_and_begins_a_job_of_its_own_when_asked_to(tmp_path: Path) -> None:
     job = folders.failed(tmp_path / "a")
     home.note_origin(job, job.root)
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     copy = Job(JobDir(tmp_path / "b" / "jobs" / job.id))
     assert copy.status()["copy_of"] == str(job.root) and "copy_of" not in Job(job).status()
     for act in (copy.resume, lambda: requests.ask(copy.folder.requests, "cancel")):
-        with pytest.raises(UserError, match=r"(?s)it is a copy of.*submit it again"):
+        with pytest.raises(UserError, match="it is a copy of"):
             act()
+    own = copy.as_new()
+    assert (own.folder.root.parent, own.name) == (copy.folder.root.parent, "gpt")
+    assert own.id != job.id and {own.id} == {own.plan().id, own.status()["id"]}
+    assert not copy.folder.root.exists() and "copy_of" not in own.status()
+    with pytest.raises(UserError, match="is no copy"):
+        own.as_new()
 
 
 def test_a_folder_that_is_no_job_is_not_revived(tmp_path: Path) -> None:
