@@ -45,7 +45,6 @@ def status(job: str | None, show_all: bool, watch: bool, every_rank: bool, as_js
     """Show how a job is doing, node by node and rank by rank; of more than 64, how many are in which state."""
     from orchestrator.client.logs import trackers
     from orchestrator.views import status as status_view
-    from orchestrator.views import tables
 
     if show_all and (job is not None or watch):
         raise UserError("--all shows all jobs, once", "--all", "leave out JOB and --watch, or --all")
@@ -61,13 +60,13 @@ def status(job: str | None, show_all: bool, watch: bool, every_rank: bool, as_js
         print_json([status_file.as_json(status) for status in statuses])
     elif not statuses:
         terminal.say(f"no jobs yet in {place}; submit one: orch submit job.yaml")
+    elif show_all:
+        from orchestrator.views import tables
+
+        terminal.write(tables.jobs(statuses, terminal.width()))
     else:
         terminal.write(
-            tables.jobs(statuses, terminal.width())
-            if show_all
-            else status_view.job(
-                statuses[0], every_rank=every_rank, called=called, chars_max=terminal.width()
-            )
+            status_view.job(statuses[0], every_rank=every_rank, called=called, chars_max=terminal.width())
         )
     return 0
 

@@ -96,19 +96,6 @@ class Job:
             state = ""
         return f"<Job {self.id}{state}>"
 
-    def _repr_html_(self) -> str:
-        """Return the job as a notebook shows it: its id, state and step, and its folder."""
-        import html
-
-        try:
-            status = self.source.status()
-            words = [status.state, f"attempt {status.attempt}"]
-            words += [f"step {status.step:,}"] if status.step is not None else []
-        except OrchError as err:
-            words = [err.what]
-        shown = " · ".join(html.escape(word) for word in words)
-        return f"<b>{html.escape(self.id)}</b> {shown}<br><code>{html.escape(str(self.folder.root))}</code>"
-
     def wait(self, timeout_s: float | None = None) -> Json:
         """Wait until the job has ended and return its status. Raises TimeoutError after `timeout_s`."""
         deadline_s = time.monotonic() + (timeout_s if timeout_s is not None else float("inf"))

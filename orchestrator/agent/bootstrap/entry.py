@@ -33,6 +33,7 @@ LOG_TAIL_BYTES = 4096
 LOG_TAIL_LINES = 5
 
 _REQUESTS = codec.by_kind(w.Request)
+_STEPS = codec.by_kind(w.Step)
 _REPLIES = codec.by_kind(w.Word)
 
 
@@ -54,10 +55,10 @@ def main(mark: str, line: bytes, bundle: bytes, bundle_fd: int) -> int:
 
                 replies.send(cleanup.clean_up(request))
             case w.SurveyHost() as request:
-                from orchestrator.agent.bootstrap import survey, visit
+                from orchestrator.agent.bootstrap import survey
 
                 replies.send(survey.survey(request))
-                visit.serve(replies)
+                _visit(replies)
     except Fault as failure:
         replies.send(failure.reply)
         return 1
@@ -86,6 +87,18 @@ def _launch(request: w.Launch, bundle: bytes, bundle_fd: int, replies: Replies) 
         job_folder.fill(job, request, bundle, replies, placed)
     replies.send(w.CopiedHere())
     _bring_up(job, config, bundle_fd, replies)
+
+
+def _visit(replies: Replies) -> None:
+    """Answer the steps of a check, a line each, until the launcher closes; what they have opened is closed."""
+    from orchestrator.agent.host import steps
+
+    here = steps.here()
+    try:
+        while line := replies.next_line(w.STEP_S_MAX):
+            replies.send(here.run(codec.loads_kind(_STEPS, line)))
+    finally:
+        here.close()
 
 
 def _bring_up(job: JobDir, config: AgentConfig, bundle_fd: int, replies: Replies) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from orchestrator.agent.hang import describe, kernel_wait, stack_frames
 from orchestrator.agent.hang.kernel_wait import Wait
 from orchestrator.agent.hang.sample import RankSample, SideThread
+from orchestrator.agent.ranks import stack_dump
 from orchestrator.core import observations
 
 BURNS_SHARE = 0.5
@@ -114,7 +115,7 @@ def classify(
     return inspection, PreviousSample(sample, context, since_s, since_queue_s)
 
 
-def texts(stack: tuple[stack_frames.Frame, ...]) -> tuple[str, ...]:
+def texts(stack: tuple[stack_dump.Frame, ...]) -> tuple[str, ...]:
     """Return the frames of a stack as an inspection lists them, `file:line function`."""
     return tuple(str(frame) for frame in stack_frames.without_imports(stack)[:STACK_FRAMES])
 
@@ -192,7 +193,7 @@ def _movement_of_children(sample: RankSample, previous: PreviousSample) -> str:
         goes_on = child.chain != then.chain
         if computes and (goes_on or not child.frames):
             return f"its child {child.pid} computes"
-        if goes_on and stack_frames.users_frame(child.frames) is not None:
+        if goes_on and stack_dump.users_frame(child.frames) is not None:
             return f"its child {child.pid} goes on"
         idle = stack_frames.awaits_task(child.frames)
         if not idle and _trickles(sample, previous, child.pid, child.wait, then.wait):
@@ -291,7 +292,7 @@ def _may_enter_collectives(thread: SideThread) -> bool:
     stack = thread.stack.frames
     waits = thread.wait.call == "futex" and thread.wait.for_ever
     in_torch = any("/torch/distributed/" in frame.file for frame in stack)
-    own = in_torch or stack_frames.users_frame(stack) is not None
+    own = in_torch or stack_dump.users_frame(stack) is not None
     return own and not waits and not stack_frames.serves(stack)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from orchestrator.agent.hang import kernel_wait, stack_frames
 from orchestrator.agent.hang.sample import Child, RankSample
+from orchestrator.agent.ranks import stack_dump
 
 
 def in_words(sample: RankSample) -> str:
@@ -37,7 +38,7 @@ def in_words(sample: RankSample) -> str:
     if sample.wait.call == "futex" and stack_frames.is_on_lock(stack, sample.line):
         limit = "" if sample.wait.for_ever else ", with a time limit"
         stacks = [thread.stack.frames for thread in sample.others]
-        others = [frame for frame in stacks if stack_frames.users_frame(frame) is not None]
+        others = [frame for frame in stacks if stack_dump.users_frame(frame) is not None]
         whom = f"; the other thread is at {stack_frames.place(others[0])}" if len(others) == 1 else ""
         words = f"{stack_frames.lock_text(stack)}{limit}{whom}"
     else:

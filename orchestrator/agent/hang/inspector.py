@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import json
 import os
 import threading
 import time
@@ -24,9 +23,10 @@ from pathlib import Path
 from orchestrator.agent.hang import classify, python_stacks, sample, stack_frames
 from orchestrator.agent.hang.classify import PreviousSample, SampleContext
 from orchestrator.agent.numbers import gpu_use
-from orchestrator.agent.ranks import failure, flight_recorder
+from orchestrator.agent.ranks import failure, flight_recorder, stack_dump
 from orchestrator.agent.ranks.hook.layout import RING_STEPS
 from orchestrator.agent.ranks.processes import STACK_SIGNAL, NodeRanks, RankProcess
+from orchestrator.agent.ranks.stack_dump import Frame
 from orchestrator.core import observations
 from orchestrator.core.host import procfs
 from orchestrator.core.jobdir import ownership
@@ -40,10 +40,7 @@ INSPECTION_S_MAX = 4.0
 """How long an inspection may take in all: the stacks, then what torch says and who holds Python's lock."""
 
 EVIDENCE_BYTES_MAX = 16 << 20
-"""How much is written to one evidence file in one attempt; later inspections are not written down."""
-
-TRACE_SHARE = 4
-"""A trace may use this part of the room left in its evidence file, so that the last inspection still finds some."""
+"""An evidence file of one attempt that is larger takes no later inspections."""
 
 POLL_S = 0.01
 _TOO_LONG = f"the inspection took longer than {INSPECTION_S_MAX:g} s: a file system that does not answer?"
@@ -203,7 +200,8 @@ class Inspector:
             context = self._with_gpu(context, now.pid, until_s)
         result, rank.previous = classify.classify(now, context, rank.previous)
         with contextlib.suppress(OSError):  # a full disk costs the evidence files, not their summary
-            self._append(job, _evidence_text(result, stacks, threads))
+            text = _evidence_text(result, stacks, threads)
+            self._append(f"{rank_name(result.rank)}-stacks.txt", text.encode(errors="replace"))
         job.result = result
 
     def _context(
@@ -221,7 +219,7 @@ class Inspector:
             )
         with contextlib.suppress(OSError):
             if record.trace:
-                self._append_trace(job, record.trace)
+                self._append_trace(job.rank, record.trace)
         last = {entry.group: entry for entry in record.entries if not entry.is_p2p}
         return SampleContext(
             is_exiting=is_exiting,
@@ -244,53 +242,30 @@ class Inspector:
         unavailable = (*context.unavailable, reason) if reason else context.unavailable
         return dataclasses.replace(context, gpu_use=share, unavailable=unavailable)
 
-    def _evidence_file(self, job: _RankJob, name: str) -> Path:
+    def _append(self, name: str, content: bytes) -> None:
+        """Add to an evidence file, while it has room. Raises OSError."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        return self.folder / f"{rank_name(job.rank.process.rank)}-{name}"
-
-    def _append(self, job: _RankJob, text: str) -> None:
-        """Add to the rank's evidence file of stacks."""
-        with ownership.growing_file(self._evidence_file(job, "stacks.txt")) as file:
+        with ownership.growing_file(self.folder / name) as file:
             if file.tell() < EVIDENCE_BYTES_MAX:
-                file.write(text.encode(errors="replace"))
+                file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
 
-    def _append_trace(self, job: _RankJob, trace: bytes) -> None:
+    def _append_trace(self, rank: _WatchedRank, trace: bytes) -> None:
         """Add torch's trace to the rank's evidence file of traces, or that it is unchanged."""
         digest = hashlib.sha256(trace).digest()
-        with ownership.growing_file(self._evidence_file(job, "flight.jsonl")) as file:
-            free_bytes = EVIDENCE_BYTES_MAX - file.tell()
-            if free_bytes <= 0:
-                return
-            if digest == job.rank.trace_digest:
-                content = b'"unchanged": true'
-            else:
-                content = b'"trace": ' + _shortened(trace, free_bytes // TRACE_SHARE).replace(b"\n", b" ")
-            looked_at = time.strftime("%Y-%m-%dT%H:%M:%S%z").encode()
-            file.write(b'{"looked_at": "%b", %b}\n' % (looked_at, content))
-        job.rank.trace_digest = digest
+        is_same, rank.trace_digest = digest == rank.trace_digest, digest
+        content = b'"unchanged": true' if is_same else b'"trace": ' + trace.replace(b"\n", b" ")
+        looked_at = time.strftime("%Y-%m-%dT%H:%M:%S%z").encode()
+        name = f"{rank_name(rank.process.rank)}-flight.jsonl"
+        self._append(name, b'{"looked_at": "%b", %b}\n' % (looked_at, content))
 
     def _note_gpus(self, query: _GpuQuery) -> None:
         query.use = gpu_use.gpu_use()
-        if not query.use.text:
-            return
-        text = f"{time.strftime('%H:%M:%S')}\n{query.use.text}\n"
-        with contextlib.suppress(OSError):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with ownership.growing_file(self.folder / f"node-{self.ranks.node}-gpus.txt") as file:
-                if file.tell() < EVIDENCE_BYTES_MAX:
-                    file.write(text.encode(errors="replace"))
-
-
-def _shortened(trace: bytes, bytes_max: int) -> bytes:
-    """Return a trace with only its newest entries, where it would use much more than `bytes_max`."""
-    if len(trace) <= bytes_max:
-        return trace
-    record = json.loads(trace)
-    entries = record.get("entries", [])
-    left_out = len(entries) - len(entries) * bytes_max // len(trace)
-    return json.dumps({**record, "entries": entries[left_out:], "entries_left_out": left_out}).encode()
+        if query.use.text:
+            text = f"{time.strftime('%H:%M:%S')}\n{query.use.text}\n"
+            with contextlib.suppress(OSError):
+                self._append(f"node-{self.ranks.node}-gpus.txt", text.encode(errors="replace"))
 
 
 def _evidence_text(
@@ -312,10 +287,9 @@ def _evidence_text(
 
 
 def _in_order(pid: int, text: str) -> str:
-    began_s = sample.started_s(pid)
-    return stack_frames.in_order(
-        text, lambda frame: sample.line_at(pid, frame, began_s) if frame.is_users else ""
-    )
+    """Return a dump as a traceback; a text without a stack as it is."""
+    threads, began_s = [thread for thread in stack_dump.parse(text) if thread.frames], sample.started_s(pid)
+    return stack_dump.as_traceback(threads, lambda frame: sample.line_at(pid, frame, began_s)) or text
 
 
 def _gone(rank: int) -> observations.RankInspection:
@@ -329,7 +303,7 @@ def _from_stacks(job: _RankJob) -> observations.RankInspection:
     if not stacks:
         return _gone(process.rank)
     first = stacks[0]
-    main = stack_frames.own_stack(first.text)
+    main = stack_dump.own_stack(first.text)
     frames = main.frames if main is not None else ()
     return _unknown(process.rank, first.pid, first.state, _TOO_LONG, frames, (_TOO_LONG,))
 
@@ -347,7 +321,7 @@ def _unknown(
     pid: int,
     state: str,
     why: str,
-    frames: tuple[stack_frames.Frame, ...] = (),
+    frames: tuple[Frame, ...] = (),
     unavailable: tuple[str, ...] = (),
 ) -> observations.RankInspection:
     """Return the inspection of a rank of which only its frames, if any, are known."""

@@ -16,10 +16,9 @@ from pathlib import Path
 from orchestrator.agent.hang import kernel_wait, open_files, stack_frames
 from orchestrator.agent.hang.kernel_wait import NO_WAIT, Wait
 from orchestrator.agent.hang.python_stacks import RankStack
-from orchestrator.agent.hang.stack_frames import Frame, Thread
-from orchestrator.agent.ranks import io_counter, processes
+from orchestrator.agent.ranks import io_counter, processes, stack_dump
+from orchestrator.agent.ranks.stack_dump import Frame, Thread
 from orchestrator.core.host import procfs
-from orchestrator.core.jobdir import ownership
 
 CHILDREN_MAX = 64
 THREADS_MAX = 512
@@ -154,9 +153,9 @@ def sample_rank(
     its steps; zeros before the first step. `port`: that of the rendezvous's store."""
     own = _trainer(stacks, trainer[0])
     tid = own.tid
-    if trainer[0] == own.pid and procfs.has_thread(*trainer) and stack_frames.own_stack(own.text) is None:
+    if trainer[0] == own.pid and procfs.has_thread(*trainer) and stack_dump.own_stack(own.text) is None:
         tid = trainer[1]
-    main = stack_frames.own_stack(own.text)
+    main = stack_dump.own_stack(own.text)
     wait = kernel_wait.wait_of(own.pid, tid)
     after = measure(tuple(dict.fromkeys((own.pid, *(stack.pid for stack in stacks)))), tid)
     return RankSample(
@@ -183,11 +182,11 @@ def sample_rank(
 def with_threads(sample: RankSample, dump: str) -> RankSample:
     """Add the other Python threads, from torch's dump of all threads; and the judged thread's stack, where no signal
     could be sent for it."""
-    threads = [thread for thread in stack_frames.parse(dump) if not thread.current][:THREADS_MAX]
+    threads = [thread for thread in stack_dump.parse(dump) if not thread.current][:THREADS_MAX]
     if not threads:
         return sample
     began_s = started_s(sample.pid)
-    is_cut = dump.rstrip().endswith(stack_frames.CUT)
+    is_cut = dump.rstrip().endswith(stack_dump.CUT)
     sides = [_side(sample.pid, thread, began_s) for thread in threads]
     if not is_cut and not any(side.tid == sample.pid for side in sides):
         # Its memory cannot be read, but the oldest is the main one.
@@ -217,7 +216,7 @@ def _line(pid: int, thread: Thread | None, began_s: float) -> str:
 
 def users_line(pid: int, thread: Thread | None, began_s: float) -> str:
     """Return the source of the user's innermost frame."""
-    frame = stack_frames.users_frame(thread.frames) if thread is not None else None
+    frame = stack_dump.users_frame(thread.frames) if thread is not None else None
     return line_at(pid, frame, began_s) if frame is not None else ""
 
 
@@ -232,7 +231,7 @@ def _trainer(stacks: list[RankStack], trainer_pid: int) -> RankStack:
             return stack
     chosen, stack, rest = stacks[0], stacks[0], stacks[1:]
     while True:
-        main = stack_frames.own_stack(stack.text)
+        main = stack_dump.own_stack(stack.text)
         chosen = chosen if main is None else stack
         if main is not None and not any(frame.file.endswith("/subprocess.py") for frame in main.frames[:3]):
             return chosen
@@ -248,7 +247,7 @@ def _trainer(stacks: list[RankStack], trainer_pid: int) -> RankStack:
 
 def _is_program_of(pid: int, stack: RankStack) -> bool:
     """Tell whether a process is a child of `pid` that runs a program of its own, and no fork of multiprocessing."""
-    stat, main = procfs.stat(stack.pid), stack_frames.own_stack(stack.text)
+    stat, main = procfs.stat(stack.pid), stack_dump.own_stack(stack.text)
     forked = main is not None and any(
         frame.file.endswith("/multiprocessing/process.py") for frame in main.frames
     )
@@ -275,7 +274,7 @@ def _is_servant(pid: int) -> bool:
 
 
 def _child(stack: RankStack) -> Child:
-    main, stat = stack_frames.own_stack(stack.text), procfs.stat(stack.pid)
+    main, stat = stack_dump.own_stack(stack.text), procfs.stat(stack.pid)
     ppid = stat.ppid if stat is not None else 0
     wait = kernel_wait.wait_of(stack.pid, stack.pid)
     return Child(stack.pid, ppid, _name(stack.pid), stack.state, main.frames if main else (), wait)
@@ -319,27 +318,6 @@ def started_s(pid: int) -> float:
     return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + stat.start_ticks / ticks_per_s
 
 
-SOURCE_BYTES_MAX = 2 << 20
-LINE_CHARS_MAX = 300
-START_SLACK_S = 2.0
-"""A file this much younger than its process is still read: the kernel's and the file system's clocks are coarse, and a
-script may be written at the moment it is started."""
-
-
 def line_at(pid: int, frame: Frame, began_s: float) -> str:
     """Return the line of a frame of process `pid`, which began at `began_s` (Unix time); empty if unreadable."""
-    lines = _source(pid, frame.file, began_s).splitlines()
-    return lines[frame.line - 1].strip()[:LINE_CHARS_MAX] if 0 < frame.line <= len(lines) else ""
-
-
-def _source(pid: int, file: str, began_s: float) -> str:
-    path = Path(file)
-    try:
-        if not path.is_absolute():
-            path = Path(f"/proc/{pid}/cwd").readlink() / path
-        stat = path.stat()
-        if stat.st_mtime > began_s + START_SLACK_S or stat.st_size > SOURCE_BYTES_MAX:
-            return ""
-        return ownership.read_regular(path).decode(errors="replace")
-    except (OSError, ValueError):
-        return ""
+    return stack_dump.source_line(frame, began_s, f"/proc/{pid}/cwd")

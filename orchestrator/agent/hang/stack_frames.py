@@ -1,29 +1,17 @@
-"""Stack frames of Python threads: parser of `faulthandler` dumps, and the meaning of places in a stack.
+"""Places in the stack of a Python thread, and what they mean.
 
-Places are recognised by file and function of the frames between the innermost one and the user's own: what the user's
-code has called. `faulthandler` writes dumps without locks, so every line may be torn: a line that cannot be parsed is
-passed over.
+They are recognised by file and function of the frames between the innermost one and the user's own: what the user's code
+has called.
 """
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import PurePosixPath
 
-from orchestrator.agent.ranks.failure import LIBRARY, ORCHS
-
-FRAMES_MAX = 100
-"""Frames kept of one thread; `faulthandler` itself writes at most as many."""
-
-_HEAD = re.compile(
-    r"(Current thread|Thread|Stack)(?: 0x([0-9a-f]+))?(?: \[(.*)\])? \(most recent call first\)"
-)
-_FRAME = re.compile(r'\s+File "(.*)", line (\d+|\?+)(?: in (.*))?')
-CUT = "..."
-"""The last line of a dump with more than 100 threads, which shows the youngest of them."""
+from orchestrator.agent.ranks.stack_dump import Frame, users_frame
 
 _PYTHONS_OWN = re.compile(r"/lib(64)?/python3[^/]*/(?!(site|dist)-packages/)|^<")
 
@@ -68,94 +56,6 @@ _RENDEZVOUS = re.compile(r"(?i)^_?(init_process_group|.*rendezvous.*|_store_base
 _EVALUATE = re.compile(r"(?i)eval|valid|(^|_)(test|infer|predict)")
 _SAVE = re.compile(r"(?i)(^|_)(save|checkpoint|ckpt|dump)")
 _EXIT = re.compile(r"(?i)^(_?exit|.*_atexit|_shutdown|_python_exit|_run_exitfuncs|destroy_process_group)")
-
-
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """One frame: `line` is 0 where it is not known."""
-
-    file: str
-    line: int
-    function: str
-
-    @property
-    def is_users(self) -> bool:
-        """Tell whether it is the user's code, not a package's or Python's own."""
-        return LIBRARY.search(self.file) is None
-
-    def __str__(self) -> str:
-        return f"{PurePosixPath(self.file).name}:{self.line} {self.function}"
-
-
-@dataclass(frozen=True, slots=True)
-class Thread:
-    """A thread with a Python stack, innermost frame first."""
-
-    # Its pthread, 0 where it has dumped only itself.
-    ident: int
-    # Empty before Python 3.14.
-    name: str
-    current: bool
-    frames: tuple[Frame, ...]
-
-    @property
-    def chain(self) -> tuple[tuple[str, str], ...]:
-        """File and function of each frame: while this is the same, no call has been made or has returned."""
-        return tuple((frame.file, frame.function) for frame in self.frames)
-
-    @property
-    def callers(self) -> tuple[tuple[str, int], ...]:
-        """File and line of all frames but the innermost: these stand still during one call."""
-        return tuple((frame.file, frame.line) for frame in self.frames[1:])
-
-
-def parse(text: str) -> tuple[Thread, ...]:
-    """Return the threads of a dump, in its order: the oldest, which is the main one, comes last."""
-    threads: list[Thread] = []
-    frames: list[Frame] = []
-    for line in text.splitlines():
-        head = _HEAD.match(line)
-        if head is not None:
-            frames = []
-            current = head[1] == "Current thread"
-            threads.append(Thread(int(head[2] or "0", 16), (head[3] or "").strip(), current, ()))
-        frame = _FRAME.match(line)
-        if frame is not None and threads and len(frames) < FRAMES_MAX and not ORCHS.search(frame[1]):
-            number = int(frame[2]) if frame[2].isdigit() else 0
-            frames.append(Frame(frame[1], number, frame[3] or "?"))
-            last = threads[-1]
-            threads[-1] = Thread(last.ident, last.name, last.current, tuple(frames))
-    return tuple(threads)
-
-
-def in_order(text: str, source: Callable[[Frame], str]) -> str:
-    """Return a dump as Python prints a traceback, outermost frame first, with the user's source; a text without a stack as
-    it is."""
-    threads = [thread for thread in parse(text) if thread.frames]
-    if not threads:
-        return text
-    lines = []
-    for thread in threads:
-        whose = " ".join(
-            filter(None, (f"Thread 0x{thread.ident:x}" if thread.ident else "Stack", thread.name))
-        )
-        lines.append(f"{whose} (most recent call last):")
-        for frame in reversed(thread.frames):
-            lines.append(f'  File "{frame.file}", line {frame.line}, in {frame.function}')
-            lines += [f"    {line}" for line in (source(frame),) if line]
-        lines.append("")
-    return "\n".join(lines)
-
-
-def own_stack(text: str) -> Thread | None:
-    """Return the thread that has dumped itself, None where there is no stack in `text`."""
-    threads = parse(text)
-    return threads[-1] if threads else None
-
-
-def users_frame(frames: tuple[Frame, ...]) -> Frame | None:
-    """Return the innermost frame of the user's own code."""
-    return next((frame for frame in frames if frame.is_users), None)
 
 
 def called(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:

@@ -6,10 +6,13 @@ from __future__ import annotations
 import dataclasses
 import re
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from orchestrator.agent.ranks import stack_dump
 from orchestrator.agent.ranks.hook.layout import ERROR_FILE, STACKS_FILE
+from orchestrator.agent.ranks.stack_dump import Frame
 from orchestrator.core import codec
 from orchestrator.core.jobdir import full_disk, ownership
 from orchestrator.core.jobdir.layout import TORCHELASTIC_ERROR_FILE
@@ -125,7 +128,6 @@ def forget_errors(node_folder: Path) -> None:
 
 TAIL_BYTES = 64 << 10
 TRACEBACK_CHARS_MAX = 20_000
-SOURCE_BYTES_MAX = 2 << 20
 MESSAGE_CHARS_MAX = 1_000
 
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
@@ -138,21 +140,11 @@ _ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 _LIBRARY_WARNING = re.compile(r"\[W\d{3,}")
 """The start of a warning of torch's C++ part, such as NCCL's at an exit without destroy_process_group."""
 
-LIBRARY = re.compile(
-    r"/site-packages/|/dist-packages/|/lib(64)?/python3[^/]*/|^<|/torch/(distributed|nn|autograd)/"
-)
-"""Files that are not the user's: installed packages, the standard library, frozen modules."""
-
-ORCHS = re.compile(r"/nodes/[^/]+/template/|/hook/(sitecustomize\.py$|_orch_hook/)")
-"""Files of orch in a rank, whose frames no person needs: the template that ranks are forked from, and the hook."""
-
 FATAL_SIGNALS = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT})
 SHELLS_SIGNAL = 128
 """A shell's exit code is this and the number of the signal that ended its script."""
 
 _FATAL = "Fatal Python error: "
-_DUMPED_THREAD = re.compile(r"^((?:Current thread|Thread|Stack)\b(?!'s).*) \(most recent call first\)")
-_DUMPED_FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.*)')
 _LAST = re.compile(r"^([A-Za-z_][\w.]*)(?:: (.*))?$")
 _FRAME = re.compile(r'^\s+File "(.+?)", line (\d+)(?:, in (.+))?$', re.MULTILINE)
 
@@ -190,34 +182,10 @@ def of_a_fatal_signal(folder: Path, log: Path, pid: int, signum: int) -> Failure
 def _in_order(dump: str) -> tuple[str, str]:
     """Return the stacks of a fatal signal as Python prints tracebacks, the thread that it hit last, and the user's place
     there. A thread of C code has no stack: then the main thread, the last one of a dump, stands for it."""
-    threads: list[tuple[str, list[tuple[str, str, str]]]] = []
-    for line in dump.splitlines():
-        head, frame = _DUMPED_THREAD.match(line), _DUMPED_FRAME.match(line)
-        if head is not None:
-            threads.append((head[1], []))
-        elif frame is not None and threads and not ORCHS.search(frame[1]):
-            threads[-1][1].append((frame[1], frame[2], frame[3]))
-    threads = [thread for thread in threads if thread[1]]
-    threads.sort(key=lambda thread: thread[0].startswith("Current"))
-    lines = []
-    for whose, frames in threads:
-        lines.append(f"{whose} (most recent call last):")
-        for file, row, function in reversed(frames):
-            lines.append(f'  File "{file}", line {row}, in {function}')
-            lines += [f"    {source}" for source in (_source(file, int(row)),) if source]
-    return "\n".join(lines)[-TRACEBACK_CHARS_MAX:], _users_place(threads[-1][1][::-1]) if threads else ""
-
-
-def _source(file: str, row: int) -> str:
-    """Return a line of the user's code; empty where it cannot be read."""
-    path = Path(file)
-    try:
-        if LIBRARY.search(file) or not path.is_absolute() or path.stat().st_size > SOURCE_BYTES_MAX:
-            return ""
-        lines = ownership.read_regular(path).decode(errors="replace").splitlines()
-    except (OSError, ValueError):
-        return ""
-    return lines[row - 1].strip() if 0 < row <= len(lines) else ""
+    threads = [thread for thread in stack_dump.parse(dump) if thread.frames]
+    threads.sort(key=lambda thread: thread.current)
+    text = stack_dump.as_traceback(threads, stack_dump.source_line)
+    return text[-TRACEBACK_CHARS_MAX:], _users_place(threads[-1].frames) if threads else ""
 
 
 def of_an_interrupt(log: Path) -> Failure | None:
@@ -267,16 +235,16 @@ def parse(text: str) -> Failure | None:
         last = _LAST.match(line)
         if last and not line.startswith(" "):
             body = "\n".join(lines[: number + 1])
-            where = _users_place(_FRAME.findall(body))
+            found = _FRAME.findall(body)
+            where = _users_place([Frame(file, int(row), function) for file, row, function in found[::-1]])
             return Failure(last.group(1), last.group(2) or "", body[-TRACEBACK_CHARS_MAX:], where)
     return None
 
 
-def _users_place(frames: list[tuple[str, str, str]]) -> str:
-    """Return the innermost frame, the last one, of the user's own code, else the innermost of all."""
-    users = [frame for frame in frames if not LIBRARY.search(frame[0])]
-    file, row, function = (users or frames or [("", "", "")])[-1]
-    return f"{file}:{row} {function}".strip() if file else ""
+def _users_place(frames: Sequence[Frame]) -> str:
+    """Return the innermost frame, the first one, of the user's own code, else the innermost of all."""
+    frame = stack_dump.users_frame(frames) or next(iter(frames), None)
+    return f"{frame.file}:{frame.line} {frame.function}".strip() if frame else ""
 
 
 def _syntax_error_start(text: str) -> int:

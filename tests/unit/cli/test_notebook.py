@@ -57,14 +57,6 @@ def test_the_panel_is_something_that_jupyter_can_show(tmp_path: Path) -> None:
     assert "x" * 999 not in bundle["text/html"]
 
 
-def test_a_job_in_a_cell_is_short_and_harmless(tmp_path: Path) -> None:
-    text = Job(folders.succeeded(tmp_path, "done", jobs.BEGAN_S))._repr_html_()
-    assert text.startswith("<b>done-") and "SUCCEEDED · attempt 1 · step" in text and "<code>" in text
-    job = folders.failed(tmp_path, "broken", jobs.BEGAN_S)
-    job.state.write_text("{")
-    assert "<b>broken-" in Job(job)._repr_html_()
-
-
 def test_what_is_wrong_names_the_argument_and_shows_no_traceback_in_a_notebook(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

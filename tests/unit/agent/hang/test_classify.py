@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.agent.hang.stack_frames import Frame, is_in_users_code
+from orchestrator.agent.hang.stack_frames import is_in_users_code
+from orchestrator.agent.ranks.stack_dump import Frame
 from orchestrator.core.observations import Activity
 from tests.support.watch import SAY_READY, watching
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.agent.hang import inspector, open_files
+from orchestrator.agent.hang import open_files
 from orchestrator.agent.numbers import gpu_use
 from tests.support.torch_window import trace
 from tests.support.watch import LOOKS_S_MAX, SAY_READY, Watch, watching
@@ -42,20 +42,6 @@ def test_each_inspection_adds_a_line_with_torchs_trace_or_that_it_is_unchanged(t
         known = len(flight_page(watch, 2))
         assert flight_page(watch, known + 1)[-1]["trace"] == json.loads(trace(4))
         assert flight_page(watch, 1)[0] == one, "what was written stays"
-
-
-def test_an_evidence_file_that_is_nearly_full_takes_only_the_newest_collectives(tmp_path: Path) -> None:
-    path = tmp_path / TRACE
-    path.write_bytes(trace(1000))
-    with watching(tmp_path, WAITS, FAKE_TRACE=str(path)) as watch:
-        room_bytes = 40_000
-        page = watch.job.evidence(1) / "rank-00000-flight.jsonl"
-        page.parent.mkdir(parents=True, exist_ok=True)
-        page.write_bytes(b"{}".ljust(inspector.EVIDENCE_BYTES_MAX - room_bytes - 1) + b"\n")
-        kept = flight_page(watch, 2)[1]["trace"]
-        assert kept["entries"][-1]["collective_seq_id"] == 999
-        assert 10 < len(kept["entries"]) == 1000 - kept["entries_left_out"] < 100
-        assert page.stat().st_size < inspector.EVIDENCE_BYTES_MAX - room_bytes / 2
 
 
 USE = """index, uuid, name, utilization.gpu [%], utilization.memory [%], memory.used [MiB], power.draw [W], pstate

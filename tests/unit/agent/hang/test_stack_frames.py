@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.agent.hang import stack_frames
-from orchestrator.agent.hang.stack_frames import Frame
+from orchestrator.agent.ranks import stack_dump
+from orchestrator.agent.ranks.stack_dump import Frame
 
 SITE = "/opt/venv/lib/python3.11/site-packages"
 C10D = f"{SITE}/torch/distributed/distributed_c10d.py"
@@ -34,7 +35,7 @@ def test_the_dump_of_this_very_process_is_read_with_all_its_threads(tmp_path: Pa
         file.seek(0)
         text = file.read()
     done.set()
-    threads = stack_frames.parse(text)
+    threads = stack_dump.parse(text)
     assert other.ident in {thread.ident for thread in threads}
     main = threads[-1]
     assert main.ident == threading.main_thread().ident
@@ -51,12 +52,12 @@ def test_a_dump_of_python_3_14_bears_names_and_is_read_alike() -> None:
         f'  File "{MINE}", line 7 in <module>\n'
         '\nCurrent thread\'s C stack trace (most recent call first):\n  Binary file "/lib/libc.so", at x [0x1]\n'
     )
-    threads = stack_frames.parse(text)
+    threads = stack_dump.parse(text)
     assert [(thread.name, len(thread.frames)) for thread in threads[:2]] == [
         ("Thread-1 (wait)", 1),
         ("python", 1),
     ]
-    main = stack_frames.own_stack(text)
+    main = stack_dump.own_stack(text)
     assert main is not None
     assert main.frames == (Frame(MINE, 7, "<module>"),)
 
@@ -67,12 +68,11 @@ def test_frames_of_orch_are_left_out_and_a_page_reads_like_a_traceback() -> None
         f'Stack (most recent call first):\n  File "{MINE}", line 7 in step\n  File "{MINE}", line 9 in <module>\n'
         f'  File "{template}", line 171 in run\n  File "{template}", line 246 in main\n'
     )
-    page = stack_frames.in_order(text, lambda frame: f"line {frame.line}")
+    page = stack_dump.as_traceback(stack_dump.parse(text), lambda frame: f"line {frame.line}")
     assert page == (
         f'Stack (most recent call last):\n  File "{MINE}", line 9, in <module>\n    line 9\n'
         f'  File "{MINE}", line 7, in step\n    line 7\n'
     )
-    assert stack_frames.in_order("stopped (state T)\n", lambda _: "") == "stopped (state T)\n"
 
 
 def test_torn_lines_and_unknown_ones_are_passed_over() -> None:
@@ -80,10 +80,10 @@ def test_torn_lines_and_unknown_ones_are_passed_over() -> None:
         'Current thread 0x00007f02 (most recent call first):\n  File "a.py", line 3 in f\n  <invalid frame>\n'
         '  File "a.py", line ??? in g\n  File "a.py", li'
     )
-    main = stack_frames.own_stack(text)
+    main = stack_dump.own_stack(text)
     assert main is not None
     assert main.frames == (Frame("a.py", 3, "f"), Frame("a.py", 0, "g"))
-    assert stack_frames.own_stack("waits in the kernel and takes no signal (state D)\n") is None
+    assert stack_dump.own_stack("waits in the kernel and takes no signal (state D)\n") is None
 
 
 def test_the_place_is_the_users_innermost_frame_and_tells_of_the_loader_around_it() -> None:
