@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 
 _TYPED = "orch.run"
+_OF_TORCHRUN = re.compile(
+    r"--(nnodes|nproc|rdzv|node[-_]rank|master[-_]|standalone|max[-_]restarts|no[-_]python|module)"
+)
 
 
 class _Line(click.Command):
@@ -45,9 +49,7 @@ class _Line(click.Command):
 
 def _where(name: str) -> str:
     """Say where an option belongs that is not one of the verb's own."""
-    from orchestrator.spec.launchers import torchrun
-
-    if torchrun.has_option(name):
+    if _OF_TORCHRUN.match(name):
         return f"It is torchrun's: orch run torchrun {name} … train.py"
     return f"Options of your script stand behind it: orch run train.py {name}"
 

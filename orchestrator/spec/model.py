@@ -16,7 +16,7 @@ from pydantic import Field, ValidationInfo
 
 from orchestrator.core.slurm import sbatch_options
 from orchestrator.spec import value_types as rules
-from orchestrator.spec.launchers import shell_text
+from orchestrator.spec.foreign import launchers
 from orchestrator.spec.sections import (
     Accelerate,
     Batch,
@@ -190,7 +190,9 @@ class JobSpec(Part):
     def _resumes_the_program(cls, value: Checkpoint, info: ValidationInfo) -> Checkpoint:
         entry = info.data.get("entrypoint") or info.data.get("command")
         if value.resume_args and isinstance(entry, Entry) and entry.kind == "command":
-            last = shell_text.last_command(entry.target)
+            last = next((words[0] for words in launchers.commands_of(entry.target)[::-1]), "").rpartition(
+                "/"
+            )[2]
             if last in _NOT_RESUMED:
                 args = value.resume_args.replace("{path}", "$ORCH_RESUME_FROM")
                 raise ValueError(

@@ -45,7 +45,7 @@ LAYERS = (
     "journal",
     *("supervisor.transfers", "supervisor"),
     *(
-        "spec.launchers",
+        "spec.foreign",
         "spec",
         "submission",
         "client.checks",
