@@ -65,7 +65,7 @@ def job_file(command: str, folder: Path, target: Path) -> MadeFile:
     except ValueError as err:
         fix = "change the line, or write the job file by hand: orch init"
         raise UserError(str(err), "--from-command", fix) from err
-    became = [Became(one.option, one.field, _shown(one.value)) for one in header.settings]
+    became = [Became(one.option, one.field, one.text) for one in header.settings]
     became += launch_lines.take_over(document, folder)
     if document.faults:
         raise SpecError(document.faults)
@@ -139,7 +139,8 @@ def _of_script(
         raise ValueError(f"the script begins with {shell}, and a launch line is one for bash")
     options, body = sbatch_header.split(text)
     if not options and not is_sbatch:
-        return _of_hosts(text) if _REMOTE.search(text) else (Header(), launchers.joined(words))
+        runs = "" if at or "/" in words[0] else "bash "
+        return _of_hosts(text) if _REMOTE.search(text) else (Header(), f"{runs}{launchers.joined(words)}")
     header = sbatch_header.header([*options, *given])
     header.settings.insert(0, sbatch_header.Setting("backend", "slurm", "sbatch"))
     if not any(setting.field in ("gpus_per_node", "procs_per_node") for setting in header.settings):
@@ -232,10 +233,6 @@ def _of_hosts(text: str) -> tuple[Header, str]:
 
 def _data(value: str | Sequence[str]) -> Value:
     return value if isinstance(value, str) else list(value)
-
-
-def _shown(value: str | Sequence[str]) -> str:
-    return value if isinstance(value, str) else " ".join(value)
 
 
 def _short(command: str) -> str:

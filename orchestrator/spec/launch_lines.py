@@ -156,22 +156,20 @@ def _of_slurm(document: Document, words: Sequence[str]) -> list[Became]:
     if launchers.start_of(words[at:]).starter is Starter.LAUNCHER:  # that one counts the ranks
         options = [option for option in options if not option.name.startswith("ntasks")]
     elsewhere = document.data.get("backend") not in (None, "slurm")
-    settings = [sbatch_header.Setting("backend", "slurm", "srun"), *sbatch_header.header(options).settings]
     became = []
-    for one in settings:
-        if not elsewhere or one.field in ("", "nodes", "procs_per_node", "gpus_per_node"):
-            value: Value = one.value if isinstance(one.value, str) else list(one.value)
-            is_free = one.field and _agree(document, "launch", one.field, value, one.option)
-            text = one.value if isinstance(one.value, str) else " ".join(one.value)
-            became += [Became(one.option, one.field, text)] if is_free or not one.field else []
+    for one in [sbatch_header.Setting("backend", "slurm", "srun"), *sbatch_header.header(options).settings]:
+        is_size = one.field in ("nodes", "procs_per_node", "gpus_per_node")
+        if one.field and not is_size and (elsewhere or _value(document, one.field) is not None):
+            continue
+        value: Value = one.value if isinstance(one.value, str) else list(one.value)
+        if not one.field or _agree(document, "launch", one.field, value, one.option):
+            became.append(Became(one.option, one.field, one.text))
     return became
 
 
 def _agree(document: Document, key: str, field: str, value: Value, option: str) -> bool:
     """Set a field to what a line says, unless it is set: then both must be the same. Tell whether it was set here."""
-    there: Value = document.data
-    for part in field.split("."):
-        there = there.get(part) if isinstance(there, dict) else None
+    there = _value(document, field)
     place = document.places.get(key) or document.places.get("entrypoint") or Place(key)
     if there is None:
         document.put(field, value, place.text)
@@ -182,6 +180,14 @@ def _agree(document: Document, key: str, field: str, value: Value, option: str) 
         what = f"is {shown(there)}, and {text} says {option}; keep one"
         document.faults.append(document.fault(field, what))
     return False
+
+
+def _value(document: Document, field: str) -> Value:
+    """Return what stands at a dotted key, None for nothing."""
+    found: Value = document.data
+    for part in field.split("."):
+        found = found.get(part) if isinstance(found, dict) else None
+    return found
 
 
 def _refuse_script_that_launches(commands: Sequence[Sequence[str]], document: Document, folder: Path) -> None:

@@ -110,6 +110,11 @@ class Setting:
     value: str | list[str]
     option: str
 
+    @property
+    def text(self) -> str:
+        """The value in one line."""
+        return self.value if isinstance(self.value, str) else " ".join(self.value)
+
 
 @dataclass(slots=True)
 class Header:
@@ -242,7 +247,7 @@ def _of_array(option: Option) -> str:
     numbers = []
     for part in option.value.partition("%")[0].split(","):
         match = re.fullmatch(r"(\d+)-(\d+)(?::(\d+))?", part)
-        numbers.append(f"$(seq {match[1]} {match[3] or 1} {match[2]})" if match else part)
+        numbers.append(f"$(seq {match[1]} {match[3] + ' ' if match[3] else ''}{match[2]})" if match else part)
     return (
         f"{option.text}: a job is one job. Leave the line out; then this starts one for each number, which the script finds "
         f"as before: for i in {' '.join(numbers)}; do orch submit job.yaml --set name=job-$i "
