@@ -159,5 +159,5 @@ def json_schema() -> dict[str, Any]:
     # Pydantic puts a section's description into its class, where forms and references do not look.
     for name, info in JobSpec.model_fields.items():
         schema["properties"][name]["description"] = info.description
-    one_entry = [{"required": ["entrypoint"]}, {"required": ["command"]}]
+    one_entry = [{"required": [name]} for name in ("entrypoint", "command", "launch")]
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "oneOf": one_entry}

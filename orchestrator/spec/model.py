@@ -62,6 +62,11 @@ class JobSpec(Part):
     command: rules.RankCommand | None = about(
         None, "Shell command that a rank runs, in place of entrypoint; may hold a launch line."
     )
+    launch: rules.LaunchScript | None = about(
+        None,
+        "Shell line or script that each node runs once, in place of entrypoint; where it calls torchrun, accelerate, deepspeed, "
+        "fabric, srun or mpirun, the ranks start.",
+    )
     entrypoint: rules.EntryPoint | None = about(
         None,
         'What a rank runs: "train.py --lr 0.1", "-m pkg.train --x", a launch line such as "torchrun --nproc-per-node 8 '
@@ -103,8 +108,8 @@ class JobSpec(Part):
 
     @property
     def entry(self) -> Entry:
-        """The program of a rank, from `entrypoint` or `command`."""
-        entry = self.entrypoint or self.command
+        """What starts a rank, from `entrypoint`, `command` or `launch`."""
+        entry = self.entrypoint or self.command or self.launch
         assert entry is not None, "a spec without an entry is refused"
         return entry
 
@@ -140,13 +145,20 @@ class JobSpec(Part):
             raise ValueError("must be an existing folder")
         return value
 
-    @pydantic.field_validator("entrypoint")
+    @pydantic.field_validator("launch", "entrypoint")
     @classmethod
     def _one_entry(cls, value: Entry | None, info: ValidationInfo) -> Entry | None:
-        if "command" in info.data and value is None and info.data["command"] is None:
+        others = [name for name in ("command", "launch") if info.data.get(name) is not None]
+        if value is not None and others:
+            raise ValueError(f"excludes {others[0]}; keep one of the two")
+        return value
+
+    @pydantic.field_validator("entrypoint")
+    @classmethod
+    def _is_there(cls, value: Entry | None, info: ValidationInfo) -> Entry | None:
+        others = [info.data.get(name, "at fault") for name in ("command", "launch")]
+        if value is None and others == [None, None]:
             raise ValueError("is missing; name the script, such as `entrypoint: train.py`")
-        if value is not None and info.data.get("command") is not None:
-            raise ValueError("excludes command; keep one of the two")
         folder, workdir = info.context, info.data.get("workdir")
         if value is not None and value.kind == "script" and folder is not None and workdir is not None:
             missing = missing_file(path_in(folder, workdir) / value.target)

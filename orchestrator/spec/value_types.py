@@ -63,11 +63,17 @@ PATTERNS = {
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What a rank runs: a script or module with `args`; or a command, as shell text in `target` or words in `args`."""
+    """What a rank runs: a script or module with `args`; or a command, as shell text in `target` or words in `args`. Or what
+    each node runs once, as shell text."""
 
-    kind: Literal["script", "module", "command"]
+    kind: Literal["script", "module", "command", "launch"]
     target: str
     args: tuple[str, ...] = ()
+
+    @property
+    def is_python(self) -> bool:
+        """Tell whether it is a Python program that orch knows, and no shell text or other command."""
+        return self.kind in ("script", "module")
 
 
 # Sections and fields
@@ -283,6 +289,13 @@ def _command(value: object) -> Entry:
     return Entry("command", "", tuple(_words(value, "a shell command, as a text or a list of words")))
 
 
+def _launch(value: object) -> Entry:
+    lines = _shell_lines(value)
+    if not isinstance(lines, list) or not lines or not all(isinstance(line, str) for line in lines):
+        raise ValueError("must be a shell line such as `bash train.sh`, or the lines of a script")
+    return Entry("launch", "\n".join(lines))
+
+
 def _words(value: object, says: str) -> list[str]:
     """Split a text as a shell would, or take a list's words as they are. Raises ValueError."""
     words = _split(value) if isinstance(value, str) else value
@@ -379,6 +392,7 @@ ShellLines: TypeAlias = Annotated[
 ]
 Command: TypeAlias = Annotated[Entry, BeforeValidator(_command, json_schema_input_type=_TEXT_OR_LIST)]
 RankCommand: TypeAlias = Annotated[Command, AfterValidator(_rank_entry)]
+LaunchScript: TypeAlias = Annotated[Entry, BeforeValidator(_launch, json_schema_input_type=_TEXT_OR_LIST)]
 _ENTRY: Any = _TEXT_OR_LIST | dict[Literal["command"], _TEXT_OR_LIST]
 EntryPoint: TypeAlias = Annotated[
     Entry, BeforeValidator(_entry, json_schema_input_type=_ENTRY), AfterValidator(_rank_entry)
