@@ -101,7 +101,7 @@ def run(
 ) -> int:
     """Run a script without a job file.
 
-    SCRIPT is train.py, -m pkg.train, or a launch line such as torchrun --nproc-per-node 2 train.py; what stands behind it belongs to it. Ctrl-C detaches, and the job goes on. The job's folder gets the job file that the line stands for.
+    SCRIPT is train.py, -m pkg.train, a launch line such as torchrun --nproc-per-node 2 train.py, or a shell script with one, such as bash dist_train.sh; what stands behind it belongs to it. Ctrl-C detaches, and the job goes on. The job's folder gets the job file that the line stands for.
     """
     file = _job_file(words, env, overrides, said, save)
     if save is not None:

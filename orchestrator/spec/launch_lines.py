@@ -56,6 +56,8 @@ def take_over(document: Document, folder: Path) -> list[Became]:
                 document.faults.append(document.fault(key, str(err)))
                 document.data[key] = {"command": "true"} if key == "entrypoint" else "true"  # no second fault
     launch, accelerate = document.data.get("launch"), document.data.get("accelerate")
+    if isinstance(launch, list):
+        launch = "\n".join(str(line) for line in launch)
     if isinstance(launch, str):
         words = launchers.launched_by(launch)
         try:
@@ -82,8 +84,11 @@ def take_over(document: Document, folder: Path) -> list[Became]:
 def _sort(document: Document, key: str, folder: Path) -> None:
     """Put what a rank runs, or a node, into its field. Raises ValueError for a line that has none."""
     value = document.data[key]
-    is_command = key == "command" or (isinstance(value, dict) and list(value) == ["command"])
-    value = value["command"] if isinstance(value, dict) and is_command else value
+    is_inner = isinstance(value, dict) and list(value) == ["command"]
+    is_command, value = (
+        key == "command" or is_inner,
+        value["command"] if isinstance(value, dict) and is_inner else value,
+    )
     if isinstance(value, list) and all(isinstance(word, str) for word in value):
         commands = [[str(word) for word in value]]
         text = launchers.joined(commands[0])

@@ -59,9 +59,7 @@ class JobSpec(Part):
         high=RANKS_EACH_MAX,
     )
     workdir: Line = about(".", "Folder of the code, relative to the job file; ranks run in a snapshot.")
-    command: rules.RankCommand | None = about(
-        None, "Shell command that a rank runs, in place of entrypoint; may hold a launch line."
-    )
+    command: rules.RankCommand | None = about(None, "Shell command that a rank runs, in place of entrypoint.")
     launch: rules.LaunchScript | None = about(
         None,
         "Shell line or script that each node runs once, in place of entrypoint; where it calls torchrun, accelerate, deepspeed, "
@@ -69,8 +67,8 @@ class JobSpec(Part):
     )
     entrypoint: rules.EntryPoint | None = about(
         None,
-        'What a rank runs: "train.py --lr 0.1", "-m pkg.train --x", a launch line such as "torchrun --nproc-per-node 8 '
-        'train.py", a list of words, or {command: …}; placeholders such as `{checkpoint_dir}` are filled in.',
+        'What a rank runs: "train.py --lr 0.1", "-m pkg.train --x", a list of words, or {command: …}; placeholders such as '
+        "`{checkpoint_dir}` are filled in. A launch line, such as `torchrun --nproc-per-node 8 train.py`, means launch.",
     )
     start: rules.Start = about(
         "auto",

@@ -265,22 +265,10 @@ def _rank_entry(entry: Entry) -> Entry:
     is_shell = entry.kind == "command" and not entry.args
     faults = map(placeholders.misspelled, (entry.target, *entry.args))
     if is_shell:
-        faults = map(placeholders.misplaced, _shell_words(entry.target))
+        faults = map(placeholders.misplaced, launchers.words_with_placeholders(entry.target))
     if fault := next(filter(None, faults), ""):
         raise ValueError(fault)
     return entry
-
-
-_BRACES = ("awk", "gawk", "mawk", "jq")
-"""Programs in whose own language `{attempt}` means something."""
-
-
-def _shell_words(text: str) -> list[str]:
-    """Return the words of shell text in which a placeholder or a variable of orch's may be meant: none that names a variable
-    that the text itself sets, and none of a text that cannot be taken apart."""
-    words = [word for one in launchers.commands_of(text) if one[0] not in _BRACES for word in one]
-    own = [word.partition("=")[0] for word in words if word.startswith("ORCH_") and "=" in word]
-    return [word for word in words if not any(name in word for name in own)]
 
 
 def _command(value: object) -> Entry:

@@ -48,6 +48,9 @@ _RUNNERS = {
 _NAMING = ("-n", "--name", "-p", "--prefix", "--env", "-e", "--with", "--group", "--extra", "--only-group")
 """Options of these that a name follows, which may be a launcher's."""
 
+_BRACES = ("awk", "gawk", "mawk", "jq")
+"""Programs in whose own language `{attempt}` means something."""
+
 _RESERVED = ("if", "then", "else", "elif", "while", "until", "do", "!", "{")
 _QUOTED_OR_COMMENT = re.compile(r"('[^']*'|\"(?:\\.|[^\"\\])*\")|(?:^|(?<=[\s;&|(]))#[^\n]*", re.DOTALL)
 _OPERATOR = re.compile(r"\|\|?|&&?|;|<|(?:\d|&)?>>?(?:&\d|\S*)")
@@ -193,6 +196,14 @@ def first_operator(text: str) -> str:
     except ValueError:
         return ""
     return next((word for word in words[1:] if _OPERATOR.fullmatch(word)), "")
+
+
+def words_with_placeholders(text: str) -> list[str]:
+    """Return the words of shell text in which a placeholder or a variable of orch's may be meant: none that names a variable
+    that the text itself sets, and none of a text that cannot be taken apart."""
+    words = [word for one in commands_of(text) if one[0] not in _BRACES for word in one]
+    own = [word.partition("=")[0] for word in words if word.startswith("ORCH_") and "=" in word]
+    return [word for word in words if not any(name in word for name in own)]
 
 
 def joined(words: Sequence[str]) -> str:

@@ -37,19 +37,19 @@ def made(folder: Path, command: str) -> tuple[JobSpec, str, str]:
 )
 def test_a_launch_line_is_kept(tmp_path: Path, line: str) -> None:
     spec, _, _ = made(tmp_path, line)
-    assert ((spec.launch or "").strip(), spec.procs_per_node) == (line, 4)
+    assert (spec.entry.target, spec.procs_per_node) == (line, 4)
 
 
 def test_other_lines_are_programs_and_scripts(tmp_path: Path) -> None:
     assert made(tmp_path, "train.py --lr 0.1")[1].endswith("name: train\nentrypoint: train.py --lr 0.1\n")
     assert made(tmp_path, "PYTHONPATH=. python train.py")[0].env == {"PYTHONPATH": "."}
     (tmp_path / "run.sh").write_text("torchrun --nproc_per_node $1 train.py\n")
-    assert made(tmp_path, "A=1 bash run.sh 4")[0].launch == "A=1 bash run.sh 4"
-    assert made(tmp_path, "run.sh 4")[0].launch == "bash run.sh 4"
+    assert made(tmp_path, "A=1 bash run.sh 4")[0].entry.target == "A=1 bash run.sh 4"
+    assert made(tmp_path, "run.sh 4")[0].entry.target == "bash run.sh 4"
     for name in ("bin/torchrun", "bin/python3"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("#!/usr/bin/python3\nif x: 'y\n")
-    assert made(tmp_path, "bin/torchrun train.py")[0].launch == "bin/torchrun train.py"
+    assert made(tmp_path, "bin/torchrun train.py")[0].entry.target == "bin/torchrun train.py"
     assert made(tmp_path, "bin/python3 train.py")[0].python == "bin/python3"
 
 
@@ -84,8 +84,8 @@ def test_an_sbatch_script_is_its_header_as_fields_and_its_body_as_it_is(tmp_path
     assert spec.time_limit == 7200
     body = SCRIPT[SCRIPT.index("module") :]
     arguments = "set -- a 'b c'\n" if command.endswith("'b c'") else ""
-    assert spec.launch is not None
-    assert spec.launch.strip() == f"{arguments}. /etc/profile\n{body}".strip()
+    assert spec.entry.kind == "launch"
+    assert spec.entry.target == f"{arguments}. /etc/profile\n{body}".strip()
     assert "launch: |\n" in text
     for word in ("mkdir -p out", "GROUP_RANK", "take the trap out", "login shell"):
         assert word in notes
@@ -118,7 +118,7 @@ def test_commands_on_other_hosts_are_a_job_over_ssh(
     (tmp_path / "run.sh").write_text(LOOP)
     spec, _, _ = made(tmp_path, command)
     assert (spec.backend, spec.ssh.hosts, spec.nodes, spec.gpus_per_node) == ("ssh", hosts, 2, 4)
-    assert spec.launch == launch
+    assert spec.entry.target == launch
 
 
 @pytest.mark.parametrize("chdir", ["", "--chdir=src "])

@@ -39,6 +39,7 @@ def fault(folder: Path, text: str, *overrides: str) -> str:
         ("entrypoint: {command: python -m torch.distributed.run --nnodes 2 --nproc-per-node 4 t.py}",
          "python -m torch.distributed.run --nnodes 2 --nproc-per-node 4 t.py"),
         ("command: true; uv run accelerate launch --num_machines 2 --num_processes 8 t.py", None),
+        ("launch: [fabric run --num-nodes 2 --devices 4 t.py]", "fabric run --num-nodes 2 --devices 4 t.py"),
         ("launch: fabric run --num-nodes 2 --devices 4 t.py", None),
         ("launch: torchrun t.py\nnodes: 2\nprocs_per_node: 4", "torchrun t.py"),
         ("launch: torchrun --nnodes $N --nproc_per_node=${GPUS} t.py\nnodes: 2\nprocs_per_node: 4",
@@ -50,7 +51,8 @@ def test_a_launch_line_is_kept_as_it_is_and_gives_its_counts(
     tmp_path: Path, entry: str, launch: str | None
 ) -> None:
     spec = loaded(tmp_path, entry)
-    assert spec.launch == (launch or entry.partition(": ")[2])
+    assert spec.entry.kind == "launch"
+    assert spec.entry.target == (launch or entry.partition(": ")[2])
     assert (spec.nodes, spec.procs_per_node, spec.gpus_per_node) == (2, 4, None)
     assert (spec.entrypoint, spec.command) == (None, None)
 
