@@ -100,7 +100,7 @@ class Agent:
         self._next_call: RankCall | None = (
             None  # of the script that runs; it waits for what the last one has left
         )
-        self._stopped = 0  # the latest attempt that was ordered to stop
+        self._last_stop = 0  # the latest attempt that was ordered to stop
         self._latest = 0  # the highest attempt named in any order
         self._beat_due = 0.0
         self._fence = Fence(config.fence_s, config.away_fence_s)
@@ -231,7 +231,7 @@ class Agent:
 
     def _launch(self, order: m.Prepare, layers: Layers) -> None:
         """Run the script of an attempt, whose ranks start when it calls a launcher."""
-        if order.attempt <= self._stopped or order.script is None:
+        if order.attempt <= self._last_stop or order.script is None:
             return
         node = self._config.node
         ranks = NodeRanks(
@@ -348,7 +348,7 @@ class Agent:
 
     def _stop(self, order: m.Stop) -> None:
         self._unstarted = None
-        self._stopped = max(self._stopped, order.attempt)
+        self._last_stop = max(self._last_stop, order.attempt)
         if (ranks := self._ranks) is None:
             self._preparation.let_go()
             self._link.report(m.Stopped(order.attempt, "asked"))
