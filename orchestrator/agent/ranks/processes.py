@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import InitVar, dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from orchestrator.agent.numbers.rank_numbers import NodeNumbers, RankNumbers, device_of
 from orchestrator.agent.ranks import spawn, step_counter, warm
@@ -98,6 +99,28 @@ class RankProcess:
         self.worker_server.close()
 
 
+class RankCall(Protocol):
+    """A launcher call, see `agent.launch.calls`."""
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def cwd(self) -> Path: ...
+    def argv_of(self, local_rank: int, more: tuple[str, ...]) -> tuple[str, ...]: ...
+    def env_of(self, rank: int, local_rank: int, script: m.Script) -> dict[str, str]: ...
+
+
+class RankScript(Protocol):
+    """The script of a node, see `agent.launch.script`."""
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def script(self) -> m.Script: ...
+    @property
+    def is_running(self) -> bool: ...
+
+
 @dataclass(slots=True)
 class NodeRanks:
     """The ranks of one attempt on this node."""
@@ -124,6 +147,9 @@ class NodeRanks:
     settings: tuple[Setting, ...] = ()
     # By which its processes are known
     tag: str = ""
+    # The script that calls a launcher for them, and the call that they run for
+    script: RankScript | None = None
+    call: RankCall | None = None
 
     def begin(self) -> None:
         """Prepare for the first process of the attempt."""
@@ -140,6 +166,26 @@ class NodeRanks:
             step_counter.create(folder / STEP_FILE)
             self.job.rank_log(self.attempt, rank.rank).open("ab").close()
 
+    @property
+    def script_runs(self) -> bool:
+        """Tell whether there is a script that has not ended."""
+        return self.script is not None and self.script.is_running
+
+    @property
+    def awaits_start(self) -> bool:
+        """Tell whether a launcher was called for ranks that are not started."""
+        return self.call is not None and not self.processes and self.want is RanksGoal.RUN
+
+    def renew(self, call: RankCall) -> None:
+        """Make way for the ranks of the next launcher call, and kill what those before have left behind."""
+        sessions = {process.pid for process in self.processes}
+        for pid in process_tags.descendants(os.getpid(), self.tag) if sessions else ():
+            stat = procfs.stat(pid)
+            if stat is not None and stat.session in sessions:
+                _signal(pid, signal.SIGKILL)
+        self.close()
+        self.processes, self.stepped, self.first_ns, self.call = [], False, 0, call
+
     def start(self, order: m.Start, layers: Layers) -> None:
         """Start the ranks of the order. Raises OSError when a program cannot be executed, or the disk is full."""
         for rank in order.ranks:
@@ -147,10 +193,14 @@ class NodeRanks:
 
     def _start_one(self, order: m.Start, rank: m.RankStart, layers: Layers) -> RankProcess:
         folder = self.job.rank_run(self.node, self.attempt, rank.rank)
-        own = {**rank.env, RANK_DIR_ENV: str(folder), process_tags.NAME: self.tag}
+        argv, cwd, numbers = order.argv, self.job.code, dict[str, str]()
+        if self.call is not None and self.script is not None:
+            argv = self.call.argv_of(rank.local_rank, order.argv if self.call.number == 1 else ())
+            cwd, numbers = self.call.cwd, self.call.env_of(rank.rank, rank.local_rank, self.script.script)
+        own = {**numbers, **rank.env, RANK_DIR_ENV: str(folder), process_tags.NAME: self.tag}
         env = rank_environment(self.job.node(self.node), layers, self.settings, own, rank.rank)
         log = self.job.rank_log(self.attempt, rank.rank)
-        pid = self.starter.start(spawn.Program(order.argv, env, self.job.code, log))
+        pid = self.starter.start(spawn.Program(argv, env, cwd, log))
         index = LogIndex(self.job.rank_index(self.attempt, rank.rank))
         size = env.get("WORLD_SIZE", "")
         world_size = int(size) if size.isdecimal() else 0
@@ -234,7 +284,8 @@ class NodeRanks:
             self.kill_at = min(self.kill_at, kill_at)
             return
         self.want, self.how, self.kill_at, self.signum = RanksGoal.STOP, how, kill_at, signum
-        self.graced = frozenset(process.pid for process in self.alive)
+        script = {self.script.pid} if self.script is not None and self.script.is_running else set()
+        self.graced = frozenset(process.pid for process in self.alive) | script
         tree = procfs.children() if self.alive else {}
         for process in self.alive:
             self._tell(spawn.scripts_of(process.pid, process.counter.read().pid, tree, signum))
@@ -266,6 +317,8 @@ class NodeRanks:
                 for pid, group in remaining.items()
                 if pid in self.told or self.of_pid(group) is not None
             }
+            if self.alive and self.script is not None:  # it is told to end when its ranks have
+                busy.add(self.script.pid)
             self._tell(pid for pid, group in remaining.items() if group in self.graced - busy)
         return False
 
@@ -342,7 +395,17 @@ HOOK_FILES = (
     "sitecustomize.py",
     *(
         f"_orch_hook/{name}.py"
-        for name in ("__init__", "arm", "errors", "groups", "layout", "stacks", "steps", "worker_server")
+        for name in (
+            "__init__",
+            "arm",
+            "errors",
+            "groups",
+            "launch",
+            "layout",
+            "stacks",
+            "steps",
+            "worker_server",
+        )
     ),
 )
 """The hook as it lies in a node's folder; all but the first are a package, so that programs see one name of it."""

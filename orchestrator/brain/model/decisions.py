@@ -231,6 +231,13 @@ class Start(_Stamped):
 
 
 @dataclass(frozen=True, slots=True)
+class NextCall(_Stamped):
+    """The scripts of all nodes have come to launcher call `call`: the same gang starts again in the same attempt."""
+
+    call: int
+
+
+@dataclass(frozen=True, slots=True)
 class Inspect(_Stamped):
     """Inspect every rank of the node, write what it does to the evidence folder, and report `Inspected`."""
 
@@ -331,6 +338,7 @@ Decision: TypeAlias = (
     | Prepare
     | Probe
     | Start
+    | NextCall
     | Inspect
     | Fence
     | Judge

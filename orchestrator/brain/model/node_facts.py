@@ -60,6 +60,16 @@ class SetupFailure:
     reason: str
     tail: str
     save: int = 0
+    is_final: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptEnd:
+    """How a node's script ended: with `code` (negative: a signal) after this many launcher calls, and its last lines."""
+
+    calls: int
+    code: int
+    tail: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +129,10 @@ class NodeFacts:
     # Of the current attempt. `inspected`: the last inspection that it has answered.
     rendezvous: RendezvousFacts = field(default_factory=RendezvousFacts)
     inspected: int = 0
+    # The launcher call that its script has come to, when (job clock) that was, and how the script ended.
+    call: int = 0
+    call_at: float = 0.0
+    script_end: ScriptEnd | None = None
     setup_failure: SetupFailure | None = None
     lost: AgentLoss | None = None
 
