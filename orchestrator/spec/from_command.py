@@ -139,8 +139,8 @@ def _of_script(
         raise ValueError(f"the script begins with {shell}, and a launch line is one for bash")
     options, body = sbatch_header.split(text)
     if not options and not is_sbatch:
-        runs = "" if at or "/" in words[0] else "bash "
-        return _of_hosts(text) if _REMOTE.search(text) else (Header(), f"{runs}{launchers.joined(words)}")
+        line = launchers.runnable(launchers.joined(words))
+        return _of_hosts(text) if _REMOTE.search(text) else (Header(), line)
     header = sbatch_header.header([*options, *given])
     header.settings.insert(0, sbatch_header.Setting("backend", "slurm", "sbatch"))
     if not any(setting.field in ("gpus_per_node", "procs_per_node") for setting in header.settings):

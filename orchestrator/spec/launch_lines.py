@@ -90,15 +90,15 @@ def _sort(document: Document, key: str, folder: Path) -> None:
         value["command"] if isinstance(value, dict) and is_inner else value,
     )
     if isinstance(value, list) and all(isinstance(word, str) for word in value):
-        commands = [[str(word) for word in value]]
-        text = launchers.joined(commands[0])
+        words = [str(word) for word in value]
+        commands, text = [words, *launchers.given_to_shell(words)], launchers.joined(words)
     elif isinstance(value, str):
         commands, text = launchers.commands_of(value), value.strip()
     else:
         return
     starts = [launchers.start_of(words).starter for words in commands]
     if Starter.LAUNCHER in starts or (Starter.SHELL in starts[:1] and not is_command):
-        _put_launch(document, key, text)
+        _put_launch(document, key, launchers.runnable(text))
     elif is_command:
         _refuse_script_that_launches(commands, document, folder)
     elif starts[:1] in ([Starter.SBATCH], [Starter.REMOTE]):

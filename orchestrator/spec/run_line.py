@@ -54,7 +54,7 @@ def job_file(line: RunLine, path: Path, notes: Sequence[str], spell: Spell) -> S
     ):  # fmt: skip
         _say(document, key, value, spell(option, str(value)))
     if launchers.start_of(line.words).starter in (Starter.LAUNCHER, Starter.SHELL):
-        document.put("launch", launchers.joined(line.words), "SCRIPT")
+        document.put("launch", launchers.runnable(launchers.joined(line.words)), "SCRIPT")
     else:
         document.put("entrypoint", _data(job_writer.entry(line.words)), "SCRIPT")
     _say(document, "python", line.python, spell("python", str(line.python)))

@@ -168,7 +168,7 @@ def is_launch(text: str) -> bool:
 
 def commands_of(text: str) -> list[list[str]]:
     """Return the words of the commands in shell text, as far as they can be told apart without a shell; none for text that
-    cannot, and none behind a here-document."""
+    cannot, and none behind a here-document. What `bash -c` is given as text stands behind its own command."""
     head = _QUOTED_OR_COMMENT.sub(lambda match: match[1] or "", text.replace("\\\n", " ").partition("<<")[0])
     lexer = shlex.shlex(head, posix=True, punctuation_chars=";&|()<>\n")
     lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
@@ -185,7 +185,14 @@ def commands_of(text: str) -> list[list[str]]:
                 commands[-1].append(word)
     except ValueError:
         return []
-    return [words for words in commands if words]
+    return [inner for words in commands if words for inner in (words, *given_to_shell(words))]
+
+
+def given_to_shell(words: Sequence[str]) -> list[list[str]]:
+    """Return the commands in the text that words give to a shell."""
+    start = start_of(words)
+    texts = words[start.at + 1 : start.at + 3] if start.starter is Starter.SHELL else []
+    return commands_of(texts[1]) if len(texts) == 2 and re.fullmatch("-[a-z]*c", texts[0]) else []
 
 
 def first_operator(text: str) -> str:
@@ -214,6 +221,11 @@ def joined(words: Sequence[str]) -> str:
             break
         variables.append(f"{match[1]}={shlex.quote(match[2])}")
     return " ".join([*variables, *map(shlex.quote, words[len(variables) :])])
+
+
+def runnable(text: str) -> str:
+    """Return a line as a shell finds its script: one that is named without a folder is not looked for in PATH."""
+    return f"bash {text}" if re.match(r"[\w.-]+\.(sh|bash)(\s|$)", text) else text
 
 
 def launched_by(text: str) -> list[str]:

@@ -44,6 +44,8 @@ def fault(folder: Path, text: str, *overrides: str) -> str:
         ("launch: torchrun t.py\nnodes: 2\nprocs_per_node: 4", "torchrun t.py"),
         ("launch: torchrun --nnodes $N --nproc_per_node=${GPUS} t.py\nnodes: 2\nprocs_per_node: 4",
          "torchrun --nnodes $N --nproc_per_node=${GPUS} t.py"),
+        ("command: [bash, -lc, torchrun --nnodes 2 --nproc-per-node 4 t.py]", "bash -lc 'torchrun --nnodes 2 --nproc-per-node 4 t.py'"),
+        ("entrypoint: run.sh 8\nnodes: 2\nprocs_per_node: 4", "bash run.sh 8"),
         ("entrypoint: bash tools/dist_train.sh cfg.py 8\nnodes: 2\nprocs_per_node: 4", "bash tools/dist_train.sh cfg.py 8"),
     ],
 )  # fmt: skip
