@@ -102,8 +102,8 @@ def _fields(data: Mapping[str, Any], table: Mapping[str, str], gpus: str) -> dic
     if isinstance(fields.get("launch"), list):
         fields["launch"] = "\n".join(map(str, fields["launch"]))
     if (launch := fields.get("launch")) is not None:
-        each = dict.fromkeys(("SKYPILOT_NUM_GPUS_PER_NODE", "DSTACK_GPUS_PER_NODE"), gpus or "1")
-        values = {**_VARIABLES, **each}
+        of_node = dict.fromkeys(("SKYPILOT_NUM_GPUS_PER_NODE", "DSTACK_GPUS_PER_NODE"), gpus or "1")
+        values = {**_VARIABLES, **of_node}
         used = [f"{name}={value}" for name, value in values.items() if name in str(launch)]
         fields["launch"] = "\n".join([*([f"export {' '.join(used)}"] if used else []), str(launch)])
     return fields
