@@ -124,7 +124,7 @@ def _script_of(words: Sequence[str], folder: Path) -> tuple[Path | None, list[sb
     is_script = (
         path.is_file()
         and path.suffix != ".py"
-        and launchers.start_of(words[at:]).starter in (Starter.SHELL, Starter.OTHER)
+        and launchers.start_of(words[at:]).starter in (Starter.SHELL, Starter.SBATCH, Starter.OTHER)
     )
     return (path if is_script else None), given
 

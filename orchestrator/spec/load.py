@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -70,8 +71,11 @@ class SpecFile:
 
 def load(path: Path, *, overrides: Sequence[str] = (), backend: str | None = None) -> SpecFile:
     """Read a job file. `overrides` are `key.path=value`, values in YAML. Raises SpecError with all faults at once, and
-    UserError for a job file of another system."""
+    UserError for a script, or a job file of another system."""
     text = yaml_document.read(path)
+    if text.startswith("#!"):
+        fix = f"make a job file of it: orch init --from-command {shlex.quote(str(path))}"
+        raise UserError("is a script, and not a job file", escaped(str(path)), fix)
     document = yaml_document.compose(text, escaped(str(path)))
     if (answer := job_files.answer(document.data)) is not None:
         raise _meant_for_another(answer, document.origin)

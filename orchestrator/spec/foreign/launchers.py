@@ -127,7 +127,7 @@ def _start(words: Sequence[str], at: int) -> Start:
         return _python(words, at)
     if SHELL.fullmatch(base):
         return Start(Starter.SHELL, at, at + 1)
-    if base in ("sbatch", "salloc"):
+    if base in ("sbatch", "salloc") or base.endswith((".sbatch", ".slurm")):
         return Start(Starter.SBATCH, at, at + 1)
     if base in ("ssh", "pdsh", "clush", "parallel-ssh", "pssh"):
         return Start(Starter.REMOTE, at, at + 1)

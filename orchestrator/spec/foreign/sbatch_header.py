@@ -9,6 +9,7 @@ Rules, those of sbatch (Slurm 22.05 to 25.11):
 from __future__ import annotations
 
 import difflib
+import math
 import re
 import signal
 from collections.abc import Mapping, Sequence
@@ -290,10 +291,14 @@ def _add_size(last: Mapping[str, Option], made: Header) -> None:
     """Add nodes and the ranks of each: one for each GPU where GPUs are asked for, else one for each task."""
     given = {name: last[name] for name in _SIZES if name in last}
     nodes = _number(given["nodes"], given["nodes"].value.rpartition("-")[2]) if "nodes" in given else 1
+    if "nodes" not in given and {"ntasks", "ntasks-per-node"} <= given.keys():  # as Slurm spreads them
+        nodes = math.ceil(_number(given["ntasks"]) / _number(given["ntasks-per-node"]))
     tasks = _tasks(given, nodes)
     gpus, gres = _gpus(given, nodes, tasks)
-    if "nodes" in given:
-        made.settings.append(Setting("nodes", str(nodes), given["nodes"].text))
+    if "nodes" in given or nodes > 1:
+        made.settings.append(
+            Setting("nodes", str(nodes), given["nodes" if "nodes" in given else "ntasks"].text)
+        )
     elif "ntasks" in given and tasks > 1:
         made.notes.append(
             f"{given['ntasks'].text} without --nodes lets Slurm choose the nodes, and a job has a number of them: nodes: 1"

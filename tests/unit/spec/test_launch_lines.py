@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.core.errors import UserError
 from orchestrator.spec.load import JobSpec, SpecError, load
 
 
@@ -217,3 +218,9 @@ def test_one_that_may_start_a_launcher_elsewhere_is_fine(tmp_path: Path, text: s
 )
 def test_braces_and_variables_of_the_text_itself_are_its_own(tmp_path: Path, text: str) -> None:
     assert loaded(tmp_path, "command: |\n  " + text).entry.target == text
+
+
+def test_a_script_is_no_job_file(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text("#!/bin/bash\ntorchrun train.py\n")
+    with pytest.raises(UserError, match="make a job file of it: orch init --from-command"):
+        load(tmp_path / "run.sh")

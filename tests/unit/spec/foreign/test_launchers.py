@@ -22,7 +22,7 @@ STARTS = {
     Starter.PYTHON: "python t.py | A=1 python -u t.py | python -m pkg.t | python -m torch.utils.x t.py | .venv/bin/python t.py",
     Starter.RUNNER: """uv run t.py | uv run --with deepspeed t.py | uv run --with torch python t.py --launcher torchrun
     conda run -n torchrun python t.py | nohup python t.py""",
-    Starter.SBATCH: "sbatch run.sh",
+    Starter.SBATCH: "sbatch run.sh | ./run.sbatch 1",
     Starter.REMOTE: "ssh host torchrun t.py | pdsh -w a,b torchrun t.py",
     Starter.OTHER: "t.py torchrun | uv pip install deepspeed | accelerate config | env | ./prog bash x.sh | ls",
 }  # fmt: skip

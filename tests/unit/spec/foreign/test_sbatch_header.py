@@ -39,6 +39,7 @@ SIZES: list[tuple[str, dict[str, str]]] = [
     ("-N 2 -G 16", {"nodes": "2", "gpus_per_node": "8"}),
     ("-N 2 --gpus=a100:16 --gres=nvme:1", {"nodes": "2", "gpus_per_node": "8", "slurm.gres": "gpu:a100:8,nvme:1"}),
     ("--gpus-per-node=2 --gres=nvme:1", {"gpus_per_node": "2", "slurm.gres": "gpu:2,nvme:1"}),
+    ("-n 16 --ntasks-per-node=8", {"nodes": "2", "procs_per_node": "8"}),
     ("--gres=gpu", {"gpus_per_node": "1"}),
     ("--gres=gpu:v100", {"gpus_per_node": "1", "slurm.gres": "gpu:v100"}),
     ("-N 3 -N 2 --ntasks-per-node 8 --ntasks-per-node 4", {"nodes": "2", "procs_per_node": "4"}),
