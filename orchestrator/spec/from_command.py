@@ -24,16 +24,8 @@ from orchestrator.spec.value_types import host_texts
 from orchestrator.spec.yaml_document import Document, Place, SpecError, Value, escaped, path_in, read
 
 _ORDER = (
-    "name",
-    "backend",
-    "nodes",
-    "gpus_per_node",
-    "procs_per_node",
-    "workdir",
-    "launch",
-    "entrypoint",
-    "python",
-)
+    "name", "backend", "nodes", "gpus_per_node", "procs_per_node", "workdir", "launch", "entrypoint", "python",
+)  # fmt: skip
 _ONCE = re.compile(
     r"(mkdir|cp|mv|rm|rsync|scp|ln|tar|unzip|touch|git|pip|conda\s+install|wget|curl|aws|gsutil|rclone|wandb|huggingface-cli)\b"
 )
@@ -84,15 +76,15 @@ def _fill(document: Document, command: str, folder: Path) -> Header:
     """Put what a command says into an empty document. Raises ValueError for one that cannot be taken."""
     words = shlex.split(command.replace("\\\n", " "))
     start, header = launchers.start_of(words), Header()
-    script, given = _script_of(words, folder)
+    at, given = _script_of(words, folder)
     key = "launch"
-    if script is not None:
+    if at < len(words):
+        script = path_in(folder, words[at])
         name = script.stem
-        at = next(at for at, word in enumerate(words) if path_in(folder, word) == script)
         header, launch = _of_script(read(script), given, words, at, is_sbatch=start.starter is Starter.SBATCH)
     elif start.starter is Starter.SBATCH:
         raise ValueError("names no script behind sbatch's options")
-    elif start.starter is Starter.REMOTE or "-H" in words or "--host" in words:
+    elif start.starter is Starter.REMOTE or launchers.hosts_of(words):
         name, (header, launch) = run_line.name_of(words), _of_hosts(command)
     elif start.starter in (Starter.LAUNCHER, Starter.SHELL) or launchers.is_launch(command):
         name, launch = run_line.name_of(words), command
@@ -109,24 +101,21 @@ def _fill(document: Document, command: str, folder: Path) -> Header:
     return header
 
 
-def _script_of(words: Sequence[str], folder: Path) -> tuple[Path | None, list[sbatch_header.Option]]:
-    """Return the script that a command names for sbatch, or that lies at its first word, and sbatch's options before it."""
-    given: list[sbatch_header.Option] = []
-    at = 0
+def _script_of(words: Sequence[str], folder: Path) -> tuple[int, list[sbatch_header.Option]]:
+    """Return the position of the script that words name for sbatch, for a shell, or as the first of them, behind the last for
+    none; and sbatch's options before it."""
     if words[:1] == ["sbatch"]:
         given, at = sbatch_header.read(words, 1, "sbatch")
-        return (path_in(folder, words[at]) if at < len(words) else None), given
-    if launchers.SHELL.fullmatch("".join(words[:1]).rpartition("/")[2]) and not "".join(words[:1]).endswith(
-        ".sh"
-    ):
-        at = 1
+        return at, given
+    at = 1 if words[:1] in (["bash"], ["sh"]) else 0
     path = path_in(folder, words[at]) if at < len(words) else folder
-    is_script = (
-        path.is_file()
-        and path.suffix != ".py"
-        and launchers.start_of(words[at:]).starter in (Starter.SHELL, Starter.SBATCH, Starter.OTHER)
-    )
-    return (path if is_script else None), given
+    kinds = (
+        Starter.SHELL,
+        Starter.SBATCH,
+        Starter.OTHER,
+    )  # not a program by its path, such as .venv/bin/torchrun
+    is_script = path.is_file() and path.suffix != ".py" and launchers.start_of(words[at:]).starter in kinds
+    return at if is_script else len(words), []
 
 
 def _of_script(
@@ -205,9 +194,8 @@ def _of_hosts(text: str) -> tuple[Header, str]:
             at += 1
         launch = " ".join(words[at:])
     else:
-        words = shlex.split(text.replace("\\\n", " "))
-        flag = next((at for at, word in enumerate(words[:-1]) if word in ("-H", "-host", "--host")), 0)
-        hosts, launch = re.sub(r":\d+", "", words[flag + 1]) if flag else "", text
+        named = launchers.hosts_of(shlex.split(text.replace("\\\n", " ")))
+        hosts, launch = re.sub(r":\d+", "", named), text
     if not launch.strip():
         raise ValueError(
             "no command is seen that runs on the hosts; give the launch line itself, and ssh.hosts"

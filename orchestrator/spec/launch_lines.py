@@ -10,7 +10,6 @@ Rules:
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import re
 import shlex
@@ -28,6 +27,9 @@ from orchestrator.spec.yaml_document import Document, Place, Value, path_in, sho
 CONFIG_BYTES_MAX = 1 << 18
 SCRIPT_BYTES_MAX = 1 << 18
 _EXPANDED = re.compile(r"[$`*?\[~]")
+_KEPT = re.compile(r"'[^']*'|\"[^\"$`\\]*\"")
+"""Quoted text in which a shell changes nothing."""
+
 _STARTS_LAUNCHER = re.compile(
     r"^(?:[A-Za-z_]\w*=\S*\s+)*(?:exec\s+)?(?:\S*/)?(?:torchrun|accelerate\s+launch|deepspeed|srun|"
     r"python[0-9.]*\s+-m\s+torch\.distributed\.(?:run|launch))\s",
@@ -68,12 +70,9 @@ def take_over(document: Document, folder: Path) -> list[Became]:
         return became + _Sizes(document, "launch", _with_config(words, document, folder)).run()
     if isinstance(accelerate, dict):
         args, named = accelerate.get("args") or [], accelerate.get("config_file")
-        words = (
-            (launchers.commands_of(args) or [[]])[0]
-            if isinstance(args, str)
-            else [str(word) for word in args]
-        )
-        words = ["accelerate", "launch", *words, *(["--config_file", str(named)] if named else [])]
+        text = args if isinstance(args, str) else launchers.joined([str(word) for word in args])
+        words = launchers.launched_by(f"accelerate launch {text}")
+        words += ["--config_file", str(named)] if named else []
         return _Sizes(document, "accelerate", _with_config(words, document, folder)).run()
     return []
 
@@ -85,10 +84,8 @@ def _sort(document: Document, key: str, folder: Path) -> None:
     """Put what a rank runs, or a node, into its field. Raises ValueError for a line that has none."""
     value = document.data[key]
     is_inner = isinstance(value, dict) and list(value) == ["command"]
-    is_command, value = (
-        key == "command" or is_inner,
-        value["command"] if isinstance(value, dict) and is_inner else value,
-    )
+    is_command = key == "command" or is_inner
+    value = value["command"] if isinstance(value, dict) and is_inner else value
     if isinstance(value, list) and all(isinstance(word, str) for word in value):
         words = [str(word) for word in value]
         commands, text = [words, *launchers.given_to_shell(words)], launchers.joined(words)
@@ -122,7 +119,11 @@ def _put_launch(document: Document, key: str, text: str) -> None:
 
 
 def _needs_shell(text: str) -> bool:
-    return bool(_EXPANDED.search(text) or launchers.first_operator(text) or "\n" in text.replace("\\\n", " "))
+    return bool(
+        _EXPANDED.search(_KEPT.sub("", text))
+        or launchers.first_operator(text)
+        or "\n" in text.replace("\\\n", " ")
+    )
 
 
 def _put_python(document: Document, key: str, words: Sequence[str], text: str, *, is_shell: bool) -> None:
@@ -151,10 +152,9 @@ def _of_slurm(document: Document, words: Sequence[str]) -> list[Became]:
     """Put what options of srun say into fields; the size alone where the job runs elsewhere. Raises ValueError for an option that
     srun does not have, and for hosts that a line of mpirun names and the job file does not."""
     start = launchers.start_of(words)
-    hosts = [after for word, after in itertools.pairwise(words) if word in ("-H", "-host", "--host")]
-    if start.launcher in ("mpirun", "mpiexec") and hosts and not document.data.get("backend"):
+    if (hosts := launchers.hosts_of(words)) and not document.data.get("backend"):
         fix = "write backend: ssh, and them as ssh.hosts (orch run: --hosts)"
-        raise ValueError(f"names the hosts {hosts[0]}, which orch reaches itself: {fix}")
+        raise ValueError(f"names the hosts {hosts}, which orch reaches itself: {fix}")
     if start.launcher != "srun":
         return []
     options, at = sbatch_header.read(words, start.behind, "srun")

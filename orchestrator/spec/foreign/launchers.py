@@ -264,6 +264,17 @@ def counts(words: Sequence[str]) -> Counts:
     return found
 
 
+def hosts_of(words: Sequence[str]) -> str:
+    """Return the list of hosts that a line of mpirun names before its program; empty for none."""
+    start = start_of(words)
+    at = start.behind if start.launcher in ("mpirun", "mpiexec") else len(words)
+    while at + 1 < len(words) and not INTERPRETER.fullmatch(_base(words[at])) and not _is_program(words[at]):
+        if words[at] in ("-H", "-host", "--host"):
+            return words[at + 1]
+        at += 1
+    return ""
+
+
 def _with(found: Counts, name: str, count: Count, value: str) -> Counts:
     if name in _NODES:
         return replace(found, nodes=replace(count, value=_number(value.rpartition(":")[2])))

@@ -69,6 +69,7 @@ def test_a_launch_line_is_kept_as_it_is_and_gives_its_counts(
         ("poetry run python train.py", "command", "poetry run python train.py"),
         ("python -O train.py", "command", "python -O train.py"),
         ("python train.py --out $HOME/x", "command", "python train.py --out $HOME/x"),
+        ("python train.py '*.tar' {checkpoint_dir}", "script", "train.py *.tar {checkpoint_dir}"),
         ("python train.py | tee log", "command", "set -o pipefail; python train.py | tee log"),
     ],
 )
@@ -125,6 +126,7 @@ def test_a_line_of_srun_is_a_job_on_slurm_with_its_options(tmp_path: Path) -> No
          "job.yaml:2: entrypoint: gpus_per_node: Slurm must be asked for a number"),
         ("entrypoint: srun --nodess 2 python t.py", "job.yaml:2: entrypoint: srun has no option --nodess"),
         ("entrypoint: mpirun -np 2 -H a,b python t.py", "job.yaml:2: entrypoint: names the hosts a,b, which orch reaches"),
+        ("entrypoint: mpirun -np 3 python t.py -H a\nnodes: 2", "job.yaml:3: nodes: is 2, and -np 3 counts"),
         ("entrypoint: sbatch run.sh", "job.yaml:2: entrypoint: a submit to Slurm is what orch does; make a job file of it"),
         ("entrypoint: python", "job.yaml:2: entrypoint: python names no script"),
         ("entrypoint: torchrun t.py\nlaunch: torchrun u.py", "job.yaml:2: entrypoint: excludes launch"),
