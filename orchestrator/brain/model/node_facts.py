@@ -61,6 +61,7 @@ class SetupFailure:
     tail: str
     save: int = 0
     is_final: bool = False
+    fix: str = ""
 
 
 @dataclass(frozen=True, slots=True)
