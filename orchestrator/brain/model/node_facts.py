@@ -138,6 +138,11 @@ class NodeFacts:
     lost: AgentLoss | None = None
 
     @property
+    def script_ended_well(self) -> bool:
+        """Tell whether its script has ended with code 0."""
+        return self.script_end is not None and self.script_end.code == 0
+
+    @property
     def hopeless(self) -> bool:
         """Tell whether no agent can be started here. Where one has been up before, the host may be rebooting."""
         return self.launch_failures >= LAUNCH_FAILURES_MAX and not self.incarnation
