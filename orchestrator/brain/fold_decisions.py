@@ -172,11 +172,10 @@ def _start(facts: Facts, news: d.Start) -> None:
 
 def _next_call(facts: Facts, news: d.NextCall) -> None:
     attempt = cast(AttemptFacts, facts.attempt)
-    made = facts.made
-    attempt.call, attempt.call_at, attempt.running_at, attempt.earlier_steps = news.call, news.at, None, made
+    attempt.call, attempt.call_at, attempt.running_at = news.call, news.at, None
+    attempt.earlier_steps = facts.made
     facts.ranks = {number: RankFacts(number, rank.node) for number, rank in facts.ranks.items()}
     facts.forget_signs()
-    facts.made = made
     desync.forget(facts)
     for node in facts.gang:
         node.started = node.ordered.start = 0

@@ -202,7 +202,7 @@ def _prepare_failed(facts: Facts, news: e.PrepareFailed) -> None:
         if node in facts.spares:
             node.excluded = Fault(node.name, news.reason)
         else:
-            node.setup_failure = SetupFailure(news.reason, news.tail, news.save, news.is_final)
+            node.setup_failure = SetupFailure(news.reason, news.tail, news.save, news.is_final, news.fix)
 
 
 def _launch_ended(facts: Facts, news: e.LaunchEnded) -> None:

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from orchestrator.agent.host import rendezvous, setup_script
 from orchestrator.agent.host.node_log import NodeLog
-from orchestrator.agent.launch.calls import RankCall
 from orchestrator.agent.outputs.save_scanner import GivenUp, Hasher
 from orchestrator.agent.ranks import warm
+from orchestrator.agent.ranks.launched import RankCall
 from orchestrator.agent.ranks.processes import rank_environment
 from orchestrator.core import observations
 from orchestrator.core.checkpoints import disk

@@ -41,6 +41,7 @@ WATCH_S = 1.0
 HAND_OVER_S_MAX = 10.0
 """How long a launcher with the hook on its path may take to become a stand-in: its Python may lie on a cold network disk."""
 
+LINE_CHARS_MAX = 200
 _AGENT_LINE = re.compile(r"^\d\d:\d\d:\d\d agent: ")
 _NOT_NEEDED = "not needed, orch does that itself"
 
@@ -138,9 +139,8 @@ class LaunchScript:
             _send(writer, {"exit": 0})
 
     def close(self) -> None:
-        """Close the socket."""
+        """Close the socket, which is the server's to close: the loop must forget it before its number is free."""
         self._serving.cancel()
-        self._socket.close()
 
     # Stand-ins
 
@@ -202,6 +202,7 @@ class LaunchScript:
         self._note(f"launcher call {self.calls}: {call.launcher} starts {shown}")
         if call.unused:
             self._note(f"{', '.join(call.unused)}: {_NOT_NEEDED}")
+        _send(writer, {"say": ""})  # it waits now without limit
         self._called(RankCall(self.calls, call, argv, Path(request.cwd), env))
 
     def _refuse(self, request: Request, err: options.Refused, writer: asyncio.StreamWriter) -> None:
@@ -210,10 +211,10 @@ class LaunchScript:
         _send(writer, {"say": f"orch: {err.text}{usage}", "exit": 2})
         self._fail(f"{err.text}", f"{line}{usage}\n")
 
-    def _fail(self, reason: str, tail: str) -> None:
+    def _fail(self, reason: str, tail: str, fix: str = "") -> None:
         if not self._is_refused:
             self._is_refused = True
-            self._refused(m.PrepareFailed(self._place.attempt, reason, tail, is_final=True))
+            self._refused(m.PrepareFailed(self._place.attempt, reason, tail, is_final=True, fix=fix))
 
     async def _watch_stand_in(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Notice the end of a stand-in whose ranks run: a launcher that is killed takes its ranks with it."""
@@ -239,10 +240,10 @@ class LaunchScript:
             if not hands_over or now_s - seen_at > HAND_OVER_S_MAX:
                 line = procfs.text(Path(f"/proc/{pid}/cmdline")).replace("\0", " ").strip()
                 self._fail(
-                    f"a launcher runs past orch: {line[:200]} (pid {pid}); its ranks would not meet those of other nodes, nor be "
-                    "watched. Start it without env -i or python -I, and with the node's PATH; in a container, start orch's ranks "
-                    "with command: instead",
+                    f"a launcher runs past orch: {line[:LINE_CHARS_MAX]}",
                     self.tail(),
+                    "its ranks would not meet those of other nodes: start it with the script's environment, without env -i or "
+                    "python -I; for ranks in a container write command:",
                 )
 
     def _is_launcher(self, pid: int) -> bool:

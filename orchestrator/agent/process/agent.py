@@ -20,7 +20,6 @@ from orchestrator.agent.hang import inspector
 from orchestrator.agent.host import rendezvous
 from orchestrator.agent.host.node_log import NodeLog
 from orchestrator.agent.host.prepare import Preparation
-from orchestrator.agent.launch.calls import RankCall
 from orchestrator.agent.launch.script import LaunchScript, Place
 from orchestrator.agent.numbers.rank_numbers import NodeNumbers
 from orchestrator.agent.outputs.log_shipper import LogShipper
@@ -28,7 +27,9 @@ from orchestrator.agent.outputs.save_scanner import Hasher, SaveScanner
 from orchestrator.agent.process.lost_supervisor import Fence, LostSupervisor, NewerAllocation
 from orchestrator.agent.process.supervisor_link import SupervisorLink
 from orchestrator.agent.ranks import failure, spawn
-from orchestrator.agent.ranks.processes import NodeRanks, RanksGoal, install_hook
+from orchestrator.agent.ranks.hook_files import install_hook
+from orchestrator.agent.ranks.launched import RankCall
+from orchestrator.agent.ranks.processes import NodeRanks, RanksGoal
 from orchestrator.core import observations
 from orchestrator.core.host import procfs
 from orchestrator.core.jobdir import full_disk
@@ -447,7 +448,9 @@ class Agent:
             quiet_s = self._fence.over_s(ranks, self._link.proved_at, self._link.connected_at, now_s)
             if quiet_s is not None:
                 self._note(f"no contact and no step for {quiet_s:.0f} s: stopping attempt {ranks.attempt}")
-                ranks.stop(0.0, "fenced" if ranks.alive or ranks.script_runs else "ended")
+                ranks.stop(
+                    0.0, "fenced" if ranks.alive or (self._script and self._script.is_running) else "ended"
+                )
         if ranks.want is RanksGoal.STOP and self._is_over(ranks, now_s):
             self._stopped(ranks)
 

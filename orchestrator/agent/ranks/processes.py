@@ -6,15 +6,12 @@ Times are this host's monotonic seconds. Nothing here blocks: the agent calls `p
 from __future__ import annotations
 
 import enum
-import functools
 import os
-import pkgutil
 import signal
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import InitVar, dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from orchestrator.agent.numbers.rank_numbers import NodeNumbers, RankNumbers, device_of
 from orchestrator.agent.ranks import spawn, step_counter, warm
@@ -27,9 +24,8 @@ from orchestrator.agent.ranks.hook.layout import (
     STEP_FILE,
 )
 from orchestrator.agent.ranks.io_counter import IoCounter
+from orchestrator.agent.ranks.launched import RankCall, RankScript
 from orchestrator.core.host import process_tags, procfs
-from orchestrator.core.jobdir import full_disk, ownership
-from orchestrator.core.jobdir.durable import replace_bytes
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.log_index import LogIndex
 from orchestrator.core.observations import Failure
@@ -99,28 +95,6 @@ class RankProcess:
         self.worker_server.close()
 
 
-class RankCall(Protocol):
-    """A launcher call, see `agent.launch.calls`."""
-
-    @property
-    def number(self) -> int: ...
-    @property
-    def cwd(self) -> Path: ...
-    def argv_of(self, local_rank: int, more: tuple[str, ...]) -> tuple[str, ...]: ...
-    def env_of(self, rank: int, local_rank: int, script: m.Script) -> dict[str, str]: ...
-
-
-class RankScript(Protocol):
-    """The script of a node, see `agent.launch.script`."""
-
-    @property
-    def pid(self) -> int: ...
-    @property
-    def script(self) -> m.Script: ...
-    @property
-    def is_running(self) -> bool: ...
-
-
 @dataclass(slots=True)
 class NodeRanks:
     """The ranks of one attempt on this node."""
@@ -165,11 +139,6 @@ class NodeRanks:
             folder.mkdir(parents=True, exist_ok=True)
             step_counter.create(folder / STEP_FILE)
             self.job.rank_log(self.attempt, rank.rank).open("ab").close()
-
-    @property
-    def script_runs(self) -> bool:
-        """Tell whether there is a script that has not ended."""
-        return self.script is not None and self.script.is_running
 
     @property
     def awaits_start(self) -> bool:
@@ -284,7 +253,7 @@ class NodeRanks:
             self.kill_at = min(self.kill_at, kill_at)
             return
         self.want, self.how, self.kill_at, self.signum = RanksGoal.STOP, how, kill_at, signum
-        script = {self.script.pid} if self.script is not None and self.script.is_running else set()
+        script = {self.script.pid} if self.script is not None else set()
         self.graced = frozenset(process.pid for process in self.alive) | script
         tree = procfs.children() if self.alive else {}
         for process in self.alive:
@@ -389,37 +358,6 @@ def rank_environment(
     }
     path = (str(node_folder / "hook"), env.get("PYTHONPATH", ""))
     return {**env, "PYTHONPATH": os.pathsep.join(part for part in path if part)}
-
-
-HOOK_FILES = (
-    "sitecustomize.py",
-    *(
-        f"_orch_hook/{name}.py"
-        for name in (
-            "__init__",
-            "arm",
-            "errors",
-            "groups",
-            "launch",
-            "layout",
-            "stacks",
-            "steps",
-            "worker_server",
-        )
-    ),
-)
-"""The hook as it lies in a node's folder; all but the first are a package, so that programs see one name of it."""
-
-
-def install_hook(node_folder: Path) -> None:
-    """Install the hook in the node's folder. An unchanged hook is not written again: the disk may be full by now."""
-    for name in HOOK_FILES:
-        source = pkgutil.get_data("orchestrator.agent.ranks.hook", Path(name).name)
-        assert source is not None
-        file = node_folder / "hook" / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        if not file.exists() or ownership.read_regular(file) != source:
-            full_disk.wait_for(functools.partial(replace_bytes, file, source, durable=False))
 
 
 def _is_reapable(pid: int) -> bool:

@@ -60,9 +60,10 @@ def _cannot_launch(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) ->
     for node in facts.gang:
         if node.setup_failure is not None:
             reason, tail = node.setup_failure.reason, node.setup_failure.tail
-            retry = not node.setup_failure.is_final
+            retry, fix = not node.setup_failure.is_final, node.setup_failure.fix
+            output = (Evidence(tail, EvidenceKind.OUTPUT),) if tail else ()
             return facts.verdict_on(
-                Kind.LAUNCH, f"{node.name}: {reason}", node=node.name, proof=(Evidence(tail, EvidenceKind.OUTPUT),) if tail else (),
+                Kind.LAUNCH, f"{node.name}: {reason}", node=node.name, proof=(*((Evidence("no rank was started", fix=fix),) if fix else ()), *output),
                 cause=FailureCause.SETUP, place=(reason,), since_s=node.contact_at, retry=retry,
             )  # fmt: skip
         if node.hopeless and facts.pool is None and (fault := node.launch_fault):

@@ -74,7 +74,7 @@ class AttemptFacts:
     placed_at: float | None = None
     queued_at: float = 0.0
     running_at: float | None = None
-    # The launcher call of the nodes' scripts whose ranks run, since when, and the steps that ranks of the calls before it made.
+    # The launcher call whose ranks run, since when, and the steps that ranks of the calls before it made.
     call: int = 1
     call_at: float = 0.0
     earlier_steps: int = 0
@@ -131,7 +131,7 @@ class AttemptFacts:
 
     @property
     def call_step(self) -> int:
-        """The job's step that the ranks of the present launcher call started from."""
+        """The job's step that the ranks of the present call started from."""
         return self.base_step + self.earlier_steps
 
     def noticed(self, topic: d.Topic, key: str = "") -> d.Notice | None:
@@ -297,8 +297,7 @@ class Facts:
 
     def runs_script(self, node: NodeFacts) -> bool:
         """Tell whether the node has a script to run that has not been seen to end well."""
-        is_over = node.script_end is not None and node.script_end.code == 0
-        return self.limits is not None and self.limits.launches and not is_over
+        return self.limits is not None and self.limits.launches and not node.script_ended_well
 
     @property
     def ranks_done(self) -> bool:
@@ -354,7 +353,7 @@ class Facts:
 
     def forget_signs(self) -> None:
         """Forget what the ranks of an attempt have shown: other ranks begin."""
-        self.made = self.exited = 0
+        self.made, self.exited = (self.attempt.earlier_steps if self.attempt is not None else 0), 0
         self.stepped_at = self.progress_at = 0.0
         self.ended_well_at = None
         self.members.clear()

@@ -61,6 +61,7 @@ class SetupFailure:
     tail: str
     save: int = 0
     is_final: bool = False
+    fix: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +136,11 @@ class NodeFacts:
     script_end: ScriptEnd | None = None
     setup_failure: SetupFailure | None = None
     lost: AgentLoss | None = None
+
+    @property
+    def script_ended_well(self) -> bool:
+        """Tell whether its script has ended with code 0."""
+        return self.script_end is not None and self.script_end.code == 0
 
     @property
     def hopeless(self) -> bool:

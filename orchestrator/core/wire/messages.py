@@ -160,8 +160,9 @@ class PrepareFailed:
     tail: str
     # The number of the save that is not whole there, if that is why
     save: int = 0
-    # Another attempt cannot help
+    # Another attempt cannot help; what can
     is_final: bool = False
+    fix: str = ""
 
 
 @dataclass(frozen=True, slots=True)
