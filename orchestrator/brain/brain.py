@@ -19,6 +19,7 @@ from orchestrator.brain.scheduling import (
     allocation,
     checkpoints,
     fence,
+    launch_calls,
     placement,
     rendezvous,
     restart_policy,
@@ -166,7 +167,8 @@ def _drive(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[De
     if attempt.placed_at is None:
         return placement.gather(facts, attempt, deadlines)
     if attempt.phase is Phase.RUN:
-        orders = _starts(facts, attempt, deadlines) or fence.orders(facts, attempt, deadlines)
+        orders = launch_calls.next_call(facts, attempt, deadlines) or _starts(facts, attempt, deadlines)
+        orders = orders or fence.orders(facts, attempt, deadlines)
         orders = orders or placement.keep_spares(facts, attempt, deadlines)
         if orders or facts.pool is None or not facts.pool.readies_spares:
             return orders

@@ -59,7 +59,8 @@ def _begin_attempt(facts: Facts, news: d.BeginAttempt) -> None:
         facts.ranks = unplaced(facts.pool)
     for node in facts.nodes.values():
         node.rendezvous, node.inspected = RendezvousFacts(), 0
-        node.setup_failure = node.lost = None
+        node.setup_failure = node.lost = node.script_end = None
+        node.call, node.call_at = 0, 0.0
         if facts.pool is not None:
             node.launch_failures = 0
     for node in facts.every_node() if facts.pool is not None else ():
@@ -146,7 +147,15 @@ def _launch(facts: Facts, news: d.Launch) -> None:
 
 
 def _prepare(facts: Facts, news: d.Prepare) -> None:
-    facts.nodes[news.node].ordered.prepare = news.attempt
+    node = facts.nodes[news.node]
+    node.ordered.prepare = news.attempt
+    if facts.limits is not None and facts.limits.launches:  # its script may run from now on
+        _may_run(node, news.attempt)
+
+
+def _may_run(node: NodeFacts, attempt: int) -> None:
+    node.ever_started = attempt
+    node.clear = min(node.clear, attempt - 1)
 
 
 def _probe(facts: Facts, news: d.Probe) -> None:
@@ -155,10 +164,21 @@ def _probe(facts: Facts, news: d.Probe) -> None:
 
 def _start(facts: Facts, news: d.Start) -> None:
     node = facts.nodes[news.node]
-    node.ordered.start = node.ever_started = news.attempt
-    node.clear = min(node.clear, news.attempt - 1)
+    node.ordered.start = news.attempt
+    _may_run(node, news.attempt)
     node.alone_s = 0.0
     cast(AttemptFacts, facts.attempt).phase = Phase.RUN
+
+
+def _next_call(facts: Facts, news: d.NextCall) -> None:
+    attempt = cast(AttemptFacts, facts.attempt)
+    attempt.call, attempt.call_at, attempt.running_at = news.call, news.at, None
+    attempt.earlier_steps = facts.made
+    facts.ranks = {number: RankFacts(number, rank.node) for number, rank in facts.ranks.items()}
+    facts.forget_signs()
+    desync.forget(facts)
+    for node in facts.gang:
+        node.started = node.ordered.start = 0
 
 
 def _inspect(facts: Facts, news: d.Inspect) -> None:
@@ -251,6 +271,7 @@ FOLDS: dict[type[Any], Any] = {
     d.Prepare: _prepare,
     d.Probe: _probe,
     d.Start: _start,
+    d.NextCall: _next_call,
     d.Inspect: _inspect,
     d.Fence: _fence,
     d.Judge: _judge,

@@ -19,6 +19,7 @@ from orchestrator.brain.model.node_facts import (
     HostBusy,
     NodeFacts,
     Orders,
+    ScriptEnd,
     SetupFailure,
 )
 from orchestrator.brain.model.rank_facts import RankFacts, RankState
@@ -98,7 +99,7 @@ def _agent_up(facts: Facts, news: e.AgentUp) -> None:
     node.ready = news.ready
     if news.ready == attempt:
         node.rendezvous.address, node.rendezvous.port = news.address, news.port
-    if news.running == attempt and attempt and node.started != attempt:
+    if news.running == attempt and news.ranks and node.started != attempt:
         _ranks_started(facts, node, attempt, tuple(seen.pid for seen in news.ranks), news.at)
 
 
@@ -180,8 +181,12 @@ def _is_current(facts: Facts, node: str, attempt: int) -> bool:
 def _prepared(facts: Facts, news: e.Prepared) -> None:
     if node := _current(facts, news.node, news.attempt, news.at):
         node.ready = news.attempt
+        if news.call > node.call:
+            node.call, node.call_at = news.call, news.at
         rendezvous = node.rendezvous
-        rendezvous.address, rendezvous.port, rendezvous.addresses = news.address, news.port, news.addresses
+        rendezvous.port = news.port
+        if news.call <= 1:  # a later call goes the way that the first has found
+            rendezvous.address, rendezvous.addresses = news.address, news.addresses
 
 
 def _probed(facts: Facts, news: e.Probed) -> None:
@@ -197,7 +202,12 @@ def _prepare_failed(facts: Facts, news: e.PrepareFailed) -> None:
         if node in facts.spares:
             node.excluded = Fault(node.name, news.reason)
         else:
-            node.setup_failure = SetupFailure(news.reason, news.tail, news.save)
+            node.setup_failure = SetupFailure(news.reason, news.tail, news.save, news.is_final, news.fix)
+
+
+def _launch_ended(facts: Facts, news: e.LaunchEnded) -> None:
+    if node := _current(facts, news.node, news.attempt, news.at):
+        node.script_end = ScriptEnd(news.calls, news.code, news.tail)
 
 
 def _started(facts: Facts, news: e.Started) -> None:
@@ -274,9 +284,9 @@ def _stopped(facts: Facts, news: e.Stopped) -> None:
     node.contact_at = max(node.contact_at, news.at)
     _cleared(node, min(news.attempt, node.ever_started), news.at)
     attempt = facts.attempt
-    if attempt is None or attempt.number != news.attempt or attempt.phase is not Phase.RUN:
+    if attempt is None or attempt.number != news.attempt or attempt.phase is Phase.STOP:
         return
-    done = all(rank.ended_well for rank in facts.ranks_on(node.name))
+    done = not facts.runs_script(node) and all(rank.ended_well for rank in facts.ranks_on(node.name))
     if (
         news.how != "ended" and not done
     ):  # without an order to stop: the attempt cannot go on without these ranks
@@ -363,6 +373,7 @@ _FOLDS: dict[type[Any], Any] = {
     e.Prepared: _prepared,
     e.Probed: _probed,
     e.PrepareFailed: _prepare_failed,
+    e.LaunchEnded: _launch_ended,
     e.Started: _started,
     e.Exited: _exited,
     e.Heartbeat: _heartbeat,

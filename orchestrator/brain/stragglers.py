@@ -76,7 +76,7 @@ def text(facts: Facts, rank: RankFacts) -> str:
     """Say in one line how slow a rank is, and since when."""
     assert rank.straggler is not None and facts.attempt is not None
     slow = rank.straggler
-    step = facts.attempt.base_step + slow.step
+    step = facts.attempt.call_step + slow.step
     times = f"{slow.factor:.1f} x its peers"
     return f"rank {rank.rank} on {rank.node}, {times} ({slow.own_work_s * 1000:.0f} ms a step) since step {step:,}"
 

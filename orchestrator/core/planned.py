@@ -98,3 +98,5 @@ class Limits:
     hang_patience_s: float | None = 0.0
     # How long an agent goes on that has long been without contact while its ranks made steps.
     away_fence_s: float = 0.0
+    # Each node runs a script, and its ranks start where that calls a launcher.
+    launches: bool = False

@@ -16,7 +16,7 @@ from pydantic import Field, ValidationInfo
 
 from orchestrator.core.slurm import sbatch_options
 from orchestrator.spec import value_types as rules
-from orchestrator.spec.launchers import shell_text
+from orchestrator.spec.foreign import launchers
 from orchestrator.spec.sections import (
     Accelerate,
     Batch,
@@ -59,13 +59,16 @@ class JobSpec(Part):
         high=RANKS_EACH_MAX,
     )
     workdir: Line = about(".", "Folder of the code, relative to the job file; ranks run in a snapshot.")
-    command: rules.RankCommand | None = about(
-        None, "Shell command that a rank runs, in place of entrypoint; may hold a launch line."
+    command: rules.RankCommand | None = about(None, "Shell command that a rank runs, in place of entrypoint.")
+    launch: rules.LaunchScript | None = about(
+        None,
+        "Shell line or script that each node runs once, in place of entrypoint; where it calls torchrun, accelerate, deepspeed, "
+        "fabric, srun or mpirun, the ranks start.",
     )
     entrypoint: rules.EntryPoint | None = about(
         None,
-        'What a rank runs: "train.py --lr 0.1", "-m pkg.train --x", a launch line such as "torchrun --nproc-per-node 8 '
-        'train.py", a list of words, or {command: …}; placeholders such as `{checkpoint_dir}` are filled in.',
+        'What a rank runs: "train.py --lr 0.1", "-m pkg.train --x", a list of words, or {command: …}; placeholders such as '
+        "`{checkpoint_dir}` are filled in. A launch line, such as `torchrun --nproc-per-node 8 train.py`, means launch.",
     )
     start: rules.Start = about(
         "auto",
@@ -103,8 +106,8 @@ class JobSpec(Part):
 
     @property
     def entry(self) -> Entry:
-        """The program of a rank, from `entrypoint` or `command`."""
-        entry = self.entrypoint or self.command
+        """What starts a rank, from `entrypoint`, `command` or `launch`."""
+        entry = self.entrypoint or self.command or self.launch
         assert entry is not None, "a spec without an entry is refused"
         return entry
 
@@ -140,13 +143,20 @@ class JobSpec(Part):
             raise ValueError("must be an existing folder")
         return value
 
-    @pydantic.field_validator("entrypoint")
+    @pydantic.field_validator("launch", "entrypoint")
     @classmethod
     def _one_entry(cls, value: Entry | None, info: ValidationInfo) -> Entry | None:
-        if "command" in info.data and value is None and info.data["command"] is None:
+        others = [name for name in ("command", "launch") if info.data.get(name) is not None]
+        if value is not None and others:
+            raise ValueError(f"excludes {others[0]}; keep one of the two")
+        return value
+
+    @pydantic.field_validator("entrypoint")
+    @classmethod
+    def _is_there(cls, value: Entry | None, info: ValidationInfo) -> Entry | None:
+        others = [info.data.get(name, "at fault") for name in ("command", "launch")]
+        if value is None and others == [None, None]:
             raise ValueError("is missing; name the script, such as `entrypoint: train.py`")
-        if value is not None and info.data.get("command") is not None:
-            raise ValueError("excludes command; keep one of the two")
         folder, workdir = info.context, info.data.get("workdir")
         if value is not None and value.kind == "script" and folder is not None and workdir is not None:
             missing = missing_file(path_in(folder, workdir) / value.target)
@@ -190,7 +200,9 @@ class JobSpec(Part):
     def _resumes_the_program(cls, value: Checkpoint, info: ValidationInfo) -> Checkpoint:
         entry = info.data.get("entrypoint") or info.data.get("command")
         if value.resume_args and isinstance(entry, Entry) and entry.kind == "command":
-            last = shell_text.last_command(entry.target)
+            last = next((words[0] for words in launchers.commands_of(entry.target)[::-1]), "").rpartition(
+                "/"
+            )[2]
             if last in _NOT_RESUMED:
                 args = value.resume_args.replace("{path}", "$ORCH_RESUME_FROM")
                 raise ValueError(

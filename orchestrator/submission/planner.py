@@ -70,6 +70,7 @@ def plan(file: SpecFile, inventory: Inventory, job_id: str, created_at: float) -
         argv=argv,
         resume_args=resume_args,
         shell=shell,
+        launches=spec.entry.kind == "launch",
         setup=tuple(spec.setup),
         env={name: value for name, (value, _) in chosen.items()},
         defaults={"PYTHONUNBUFFERED": "1"} if spec.logs.unbuffered else {},
@@ -119,7 +120,9 @@ def _argv(spec: JobSpec, inventory: Inventory) -> tuple[tuple[str, ...], bool]:
             return (python, entry.target, *entry.args), False
         case "module":
             return (python, "-m", entry.target, *entry.args), False
-        case _:
+        case "launch":
+            return ("bash", "-c", entry.target), True
+        case "command":
             return (tuple(entry.args), False) if entry.args else (("bash", "-c", entry.target), True)
 
 
@@ -181,7 +184,7 @@ def _pool(file: SpecFile, inventory: Inventory, job_id: str) -> PlannedPool:
         seed=zlib.crc32(job_id.encode()),
         queue=queue if spec.backend == "slurm" else None,
         # Setup lines could change files that ranks use, where nodes share a disk, or fail for a while and use up all hosts.
-        readies_spares=not spec.setup and spec.accelerate is None,
+        readies_spares=not spec.setup and spec.accelerate is None and spec.launch is None,
     )
 
 
@@ -241,12 +244,14 @@ def _pythons(spec: JobSpec, inventory: Inventory) -> tuple[str, ...]:
         return (spec.python,)
     if spec.entry.kind == "command":
         return ()
+    if spec.entry.kind == "launch" and spec.backend == "ssh":
+        return (inventory.python, "python3")
     return _programs(spec, inventory) if spec.backend == "ssh" else (inventory.python,)
 
 
 def _programs(spec: JobSpec, inventory: Inventory) -> tuple[str, ...]:
     """Return the candidates for the ranks' Python on a host, the best first; empty for a command."""
-    if spec.entry.kind == "command":
+    if not spec.entry.is_python:
         return ()
     return (spec.python,) if spec.python else (inventory.python, "python3")
 
@@ -292,7 +297,7 @@ def _accelerate_setup(file: SpecFile, inventory: Inventory, made: Plan) -> tuple
         "processes": made.world_size,
         "keep": sorted({*made.env, *made.secrets}),
     }
-    is_command = spec.entry.kind == "command"
+    is_command = not spec.entry.is_python
     pythons = ["python", "python3", inventory.python] if is_command else [inventory.python, "python3"]
     if spec.python:
         pythons = [spec.python]

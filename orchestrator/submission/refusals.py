@@ -81,7 +81,8 @@ def refuse_missing(file: SpecFile, plan: Plan, environ: Mapping[str, str]) -> No
     try:
         setup_script.find_program(plan.program, {**environ, **plan.env}, file.workdir)
     except setup_script.SetupError as err:
-        field = "python" if file.spec.python else "entrypoint" if file.spec.entrypoint else "command"
+        fields = ("python", "entrypoint", "command", "launch")
+        field = next(name for name in fields if getattr(file.spec, name))
         raise UserError(err.reason, file.where(field), "install it, or name another") from err
 
 

@@ -75,7 +75,7 @@ def save_gang(facts: Facts) -> Gang:
     )
     return Gang(
         attempt.number,
-        attempt.base_step,
+        attempt.call_step,
         len(facts.ranks),
         tuple(node.name for node in nodes),
         frozenset(node.name for node in nodes if node.is_clear(attempt.number)),
@@ -164,6 +164,7 @@ class Executor:
                 | d.Judge()
                 | d.Notice()
                 | d.Finish()
+                | d.NextCall()
                 | d.Requeue()
             ):
                 pass  # facts already
@@ -290,7 +291,10 @@ class Executor:
             return  # it has lost its place during the transfer
         if not has_place:
             gang = (*gang[:-1], (node, gang[-1][1]))  # a spare, as if it had the last place
-        order = translation.prepare(self._plan, decision, self._job_secrets, self._view(node, gang), resume)
+        found = self._resume_save(node, decision.resume)
+        path = found.path if found is not None else decision.resume.path if decision.resume else ""
+        view = self._view(node, gang)
+        order = translation.prepare(self._plan, decision, self._job_secrets, view, resume, path)
         if self._plan.ssh is not None:
             torn = self._desk.torn_on(node, decision.attempt)
             order = dataclasses.replace(order, deep=self._desk.deep, torn=torn)

@@ -100,7 +100,7 @@ def status(
     """Return the job as `orch status --json` shows it. `reasons`: why a node has no connection; `travels`: the checkpoints
     in transfer."""
     attempt = facts.attempt
-    number, base = (attempt.number, attempt.base_step) if attempt else (0, 0)
+    number, base = (attempt.number, attempt.call_step) if attempt else (0, 0)
     alive = [rank for rank in facts.ranks.values() if rank.rank_state is RankState.ALIVE]
     now_state = state(facts)
     rates = {rank.rank: _rate_per_s(facts, rank, now) for rank in alive} if now_state == "RUNNING" else {}
@@ -263,7 +263,7 @@ def _stragglers(facts: Facts) -> tuple[StragglerStatus, ...]:
             factor=round(rank.straggler.factor, 2),
             own_s=round(rank.straggler.own_work_s, 4),
             peers_s=round(rank.straggler.peers_s, 4),
-            since_step=attempt.base_step + rank.straggler.step,
+            since_step=attempt.call_step + rank.straggler.step,
         )
         for rank in stragglers.slow_ranks(facts)
         if rank.straggler is not None

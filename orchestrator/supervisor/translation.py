@@ -35,7 +35,7 @@ T = TypeVar("T")
 _EVENTS: dict[str, type[Any]] = {
     cls.__name__: cls
     for cls in (
-        e.Prepared, e.PrepareFailed, e.Probed, e.Started, e.Exited, e.Stopped, e.Inspected,
+        e.Prepared, e.PrepareFailed, e.LaunchEnded, e.Probed, e.Started, e.Exited, e.Stopped, e.Inspected,
     )
 }  # fmt: skip
 
@@ -196,8 +196,10 @@ def prepare(
     job_secrets: JobSecrets,
     view: NodeView,
     resume: Save | None,
+    resume_from: str,
 ) -> m.Prepare:
-    """Return the order to make a node ready; `resume`: the save that was sent there, to be compared."""
+    """Return the order to make a node ready; `resume`: the save that was sent there, to be compared; `resume_from`: its
+    path on that host."""
     gpus = next((planned for planned in plan.nodes if planned.name == decision.node), plan.nodes[0])
     first = view.index == 0
     return m.Prepare(
@@ -210,10 +212,22 @@ def prepare(
         wants_addresses=first and plan.pool is not None and len(view.gang) > 1,
         port=plan.rendezvous_port,
         resume=resume,
-        argv=() if plan.starts_fresh else plan.argv,
+        argv=() if plan.starts_fresh or plan.launches else plan.argv,
         request=rank_env.settings_request(plan, view.node, len(view.slots()), "", Path("evidence")),
         pythons=plan.pythons,
         sets_path="PATH" in plan.env,
+        script=_script(plan, decision, view, resume_from) if plan.launches else None,
+    )
+
+
+def _script(plan: Plan, decision: d.Prepare, view: NodeView, resume_from: str) -> m.Script:
+    return m.Script(
+        text=plan.argv[-1],
+        env=rank_env.script_env(plan, view.job, view.index, view.gang, decision.attempt, resume_from),
+        gang=view.gang,
+        stands_in_slurm=plan.slurm is None,
+        keep=tuple(sorted({*plan.env, *plan.secrets})),
+        starts_fresh=plan.starts_fresh,
     )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from orchestrator.agent.hang import python_stacks
 from orchestrator.agent.hang.python_stacks import RankStack
-from orchestrator.agent.ranks import failure, processes, step_counter
+from orchestrator.agent.ranks import failure, hook_files, step_counter
 from orchestrator.agent.ranks.hook import layout
 from orchestrator.agent.ranks.step_counter import LastStep, StepCounter
 
@@ -126,7 +126,7 @@ def lay_out(root: Path) -> Rank:
     rank = Rank(root)
     for folder in (rank.dir, rank.code):
         folder.mkdir()
-    processes.install_hook(root)
+    hook_files.install_hook(root)
     step_counter.create(rank.dir / layout.STEP_FILE)
     return rank
 

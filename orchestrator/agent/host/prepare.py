@@ -18,6 +18,7 @@ from orchestrator.agent.host import rendezvous, setup_script
 from orchestrator.agent.host.node_log import NodeLog
 from orchestrator.agent.outputs.save_scanner import GivenUp, Hasher
 from orchestrator.agent.ranks import warm
+from orchestrator.agent.ranks.launched import RankCall
 from orchestrator.agent.ranks.processes import rank_environment
 from orchestrator.core import observations
 from orchestrator.core.checkpoints import disk
@@ -45,8 +46,12 @@ class Preparation:
         environ: Mapping[str, str],
         hasher: Hasher,
         report: Callable[[m.ReliableReport], None],
+        launch: Callable[[m.Prepare, Layers], None] = lambda order, layers: None,
     ) -> None:
-        """`environ` is the agent's own environment, the base of the ranks' when the order says so."""
+        """`environ` is the agent's own environment, the base of the ranks' when the order says so; `launch` runs the script of
+        an order, and `called` follows for each launcher that it calls."""
+        self._launch = launch
+        self._call = 0
         self._config = config
         self._job = JobDir.at(config.root)
         self._incarnation = incarnation
@@ -98,7 +103,7 @@ class Preparation:
         if self._held is not None and self._held[0] == order:
             return  # the same, while the template imports
         self.let_go()
-        self._order = order
+        self._order, self._call = order, 0
         if not self._job.root.exists():
             self._report(m.PrepareFailed(order.attempt, f"{self._job.root} does not exist any more", ""))
             return
@@ -235,6 +240,20 @@ class Preparation:
     def _make_ready(self, order: m.Prepare) -> None:
         """Find the program, begin its template, and hold the port."""
         self.layers = self._layers(order)
+        if order.script is not None:
+            self._launch(order, self.layers)
+        else:
+            self._hold(order, order.argv, self._job.code)
+
+    def called(self, call: RankCall) -> None:
+        """Make the node ready for a launcher call of its script: the template and the port, then `Prepared`."""
+        order = self._order
+        assert order is not None and order.script is not None
+        self._call = call.number
+        self.layers = Layers(self.layers.host, self.layers.job, call.env)
+        self._hold(order, () if order.script.starts_fresh else call.argv_of(0, ()), call.cwd)
+
+    def _hold(self, order: m.Prepare, argv: tuple[str, ...], cwd: Path) -> None:
         try:
             self._program = (
                 setup_script.first_program(order.programs, self.layers.given, self._job.code)
@@ -242,30 +261,30 @@ class Preparation:
                 else ""
             )
             # Never the port of the previous attempt: another process may have it.
-            candidates = rendezvous.PORT_RANGE[order.attempt % 2 :: 2]
-            seed = f"{self._incarnation} {order.attempt}"
+            candidates = rendezvous.PORT_RANGE[(order.attempt + self._call) % 2 :: 2]
+            seed = f"{self._incarnation} {order.attempt} {self._call}"
             held = rendezvous.held_port(seed, order.port, candidates) if order.wants_port else None
         except (setup_script.SetupError, rendezvous.PortError) as err:
             self._report(m.PrepareFailed(order.attempt, str(err), ""))
             return
-        if order.argv:
+        if argv:
             node = self._config.node
             shared = rank_environment(self._job.node(node), self.layers, self.settings(order.request), {})
-            self.starter.prepare(self.argv(order.argv), shared, self._job, node)
+            self.starter.prepare(argv if self._call else self.argv(argv), shared, self._job, node, cwd)
         self._held = order, held
         self.poll()
 
     def _finish(self, order: m.Prepare, held: socket.socket | None) -> None:
         """Report that the node is ready."""
         port = held.getsockname()[1] if held is not None else 0
-        self.ready = m.Prepared(order.attempt, "", port, self._listen(held, order))
+        self.ready = m.Prepared(order.attempt, "", port, self._listen(held, order), self._call)
         self._report(self.ready)
 
     def _listen(self, held: socket.socket | None, order: m.Prepare) -> tuple[observations.Address, ...]:
         """Listen for probes on the port until the ranks start, if ordered; return the addresses to probe."""
         if held is None:
             return ()
-        if not order.wants_addresses:
+        if not order.wants_addresses or self._call > 1:  # the first call has found the way
             held.close()
             return ()
         self._listener = rendezvous.Listener(held, self._config.token, order.attempt)

@@ -20,17 +20,21 @@ from orchestrator.agent.hang import inspector
 from orchestrator.agent.host import rendezvous
 from orchestrator.agent.host.node_log import NodeLog
 from orchestrator.agent.host.prepare import Preparation
+from orchestrator.agent.launch.script import LaunchScript, Place
 from orchestrator.agent.numbers.rank_numbers import NodeNumbers
 from orchestrator.agent.outputs.log_shipper import LogShipper
 from orchestrator.agent.outputs.save_scanner import Hasher, SaveScanner
 from orchestrator.agent.process.lost_supervisor import Fence, LostSupervisor, NewerAllocation
 from orchestrator.agent.process.supervisor_link import SupervisorLink
 from orchestrator.agent.ranks import failure, spawn
-from orchestrator.agent.ranks.processes import NodeRanks, RanksGoal, install_hook
+from orchestrator.agent.ranks.hook_files import install_hook
+from orchestrator.agent.ranks.launched import RankCall
+from orchestrator.agent.ranks.processes import NodeRanks, RanksGoal
 from orchestrator.core import observations
 from orchestrator.core.host import procfs
 from orchestrator.core.jobdir import full_disk
 from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.settings.rank_settings import Layers
 from orchestrator.core.slurm import step_env
 from orchestrator.core.wire import messages as m
 
@@ -82,15 +86,22 @@ class Agent:
         self._link = SupervisorLink(config, self._hello, self._obey, launcher)
         self._wake = asyncio.Event()
         hasher = Hasher()
-        self._preparation = Preparation(config, self._incarnation, environ, hasher, self._link.report)
+        self._preparation = Preparation(
+            config, self._incarnation, environ, hasher, self._link.report, self._launch
+        )
         self._scanner = SaveScanner(config, hasher, self._link.report, self._note, self._wake)
         self._numbers = NodeNumbers()
         self._shipper = LogShipper(self._job, config.node, self._link.chunk, self._note)
         self._probing: set[asyncio.Task[None]] = set()
         self._ranks: NodeRanks | None = None
+        self._script: LaunchScript | None = None  # of these ranks
         self._waiting: m.Prepare | m.Stop | None = None  # for the end of an older attempt
         self._unstarted: m.Start | None = None  # its ranks wait for a disk that takes nothing
         self._inspector: inspector.Inspector | None = None
+        self._next_call: RankCall | None = (
+            None  # of the script that runs; it waits for what the last one has left
+        )
+        self._last_stop = 0  # the latest attempt that was ordered to stop
         self._latest = 0  # the highest attempt named in any order
         self._beat_due = 0.0
         self._fence = Fence(config.fence_s, config.away_fence_s)
@@ -129,8 +140,10 @@ class Agent:
 
     def _pause_s(self) -> float:
         ranks = self._ranks
+        if self._preparation.is_importing:
+            return STOP_TICK_S
         if ranks is None:
-            return STOP_TICK_S if self._preparation.is_importing else IDLE_TICK_S
+            return IDLE_TICK_S
         is_stopping = ranks.want is RanksGoal.STOP and not ranks.alive and not self._scanner.is_finishing
         is_inspecting = self._inspector is not None and self._inspector.is_inspecting
         return STOP_TICK_S if is_stopping or is_inspecting else TICK_S
@@ -211,9 +224,55 @@ class Agent:
         """Prepare an attempt; ranks of an older one are stopped first."""
         if self._ranks is not None:
             self._supersede(self._ranks, order)
+            if self._ranks.attempt == self._preparation.ready.attempt == order.attempt:
+                self._link.report(self._preparation.ready)  # its script has called a launcher
             return
         self._note(f"preparing attempt {order.attempt}" + (", setup lines first" if order.setup else ""))
         self._preparation.begin(order)
+
+    def _launch(self, order: m.Prepare, layers: Layers) -> None:
+        """Run the script of an attempt, whose ranks start when it calls a launcher."""
+        if order.attempt <= self._last_stop or order.script is None:
+            return
+        node = self._config.node
+        ranks = NodeRanks(
+            order.attempt,
+            self._job,
+            node,
+            starter=self._preparation.starter,
+            numbers=self._numbers,
+            tag=self._config.tag,
+        )
+        place = Place(self._job, node, order.attempt)
+        try:
+            script = LaunchScript(
+                place, order.script, layers.given, self._called, self._link.report, self._note
+            )
+        except OSError as err:
+            reason = f"the script cannot be run: {err.strerror}: {err.filename}"
+            self._link.report(m.PrepareFailed(order.attempt, reason, ""))
+            return
+        ranks.script, self._script, self._next_call = script, script, None
+        self._note(f"the script runs (pid {script.pid})")
+        ranks.begin()
+        self._fence.begin()
+        self._ranks = ranks
+
+    def _called(self, call: RankCall) -> None:
+        """Note that the script has called a launcher."""
+        self._next_call = call
+        self._wake.set()
+
+    def _take_call(self, ranks: NodeRanks, call: RankCall, now_s: float) -> None:
+        """Make ready for a launcher call, once what the ranks of the one before have saved is reported."""
+        if ranks.processes and not self._scanner.finish(ranks, now_s):
+            return
+        self._next_call = None
+        if self._inspector is not None:
+            self._inspector.close()
+            self._inspector = None
+        ranks.renew(call)
+        self._preparation.called(call)
 
     async def _probe(self, order: m.Probe) -> None:
         """Report at which of these addresses this node reaches the first node."""
@@ -233,20 +292,23 @@ class Agent:
     def _start(self, order: m.Start) -> None:
         """Start the ranks of a prepared attempt; on a disk that takes nothing, as soon as it does."""
         is_again, self._unstarted = self._unstarted is not None, None
-        if self._ranks is not None or self._preparation.ready.attempt != order.attempt:
+        called = self._ranks
+        if (
+            called is not None and not called.awaits_start
+        ) or self._preparation.ready.attempt != order.attempt:
             return
         starter, layers = self._preparation.starter, self._preparation.layers
         reports = self._numbers.reports.settings(self._job.node(self._config.node), layers.given)
         settings = (*self._preparation.settings(order.request), *reports)
-        ranks = NodeRanks(
+        ranks = called or NodeRanks(
             order.attempt,
             self._job,
             self._config.node,
             starter=starter,
             numbers=self._numbers,
-            settings=settings,
             tag=self._config.tag,
         )
+        ranks.settings = settings
         try:
             ranks.make_files(order)
         except OSError as err:
@@ -258,7 +320,8 @@ class Agent:
                 self._report_unstarted(order, err)
             return
         self._preparation.let_go()  # the port is rank 0's from here on
-        order = dataclasses.replace(order, argv=self._preparation.argv(order.argv))
+        if called is None:
+            order = dataclasses.replace(order, argv=self._preparation.argv(order.argv))
         self._ranks = ranks
         for setting in settings:
             self._note(f"setting {setting.text}")
@@ -279,11 +342,14 @@ class Agent:
         self._beat_due = time.monotonic() + self._config.heartbeat_s
 
     def _report_unstarted(self, order: m.Start, err: OSError) -> None:
-        reason = f"{err.filename or order.argv[0]} cannot be started: {err.strerror}"
+        reason = (
+            f"{err.filename or ' '.join(order.argv[:1]) or 'the program'} cannot be started: {err.strerror}"
+        )
         self._link.report(m.PrepareFailed(order.attempt, reason, ""))
 
     def _stop(self, order: m.Stop) -> None:
         self._unstarted = None
+        self._last_stop = max(self._last_stop, order.attempt)
         if (ranks := self._ranks) is None:
             self._preparation.let_go()
             self._link.report(m.Stopped(order.attempt, "asked"))
@@ -317,6 +383,9 @@ class Agent:
         if self._preparation.ended(pid, status):
             return
         ranks = self._ranks
+        if ranks is not None and self._script is not None and pid == self._script.pid:
+            self._script_ended(ranks, self._script, os.waitstatus_to_exitcode(status))
+            return
         process = ranks.of_pid(pid) if ranks else None
         if ranks is None or process is None:
             return
@@ -326,6 +395,17 @@ class Agent:
         how = f"signal {report.signal}" if report.signal else f"code {report.code}"
         self._note(f"rank {report.rank} (pid {pid}) ended with {how}")
         if not self._ends_with_agent(ranks):
+            self._link.report(report)
+        is_over = not ranks.alive and ranks.all_ended_well and ranks.want is RanksGoal.RUN
+        if self._script is not None and is_over:
+            self._script.ranks_ended()
+
+    def _script_ended(self, ranks: NodeRanks, script: LaunchScript, exit_code: int) -> None:
+        report = script.ended(exit_code)
+        self._note(
+            f"the script ended with {f'code {exit_code}' if exit_code >= 0 else f'signal {-exit_code}'}"
+        )
+        if ranks.want is RanksGoal.RUN:
             self._link.report(report)
 
     def _tick(self, now_s: float) -> None:
@@ -354,16 +434,23 @@ class Agent:
 
     def _tick_ranks(self, ranks: NodeRanks, now_s: float) -> None:
         ranks.note_logs(time.time_ns())
+        if self._script is not None and ranks.want is RanksGoal.RUN:
+            self._script.watch(now_s)
+            if self._next_call is not None and not ranks.alive:
+                self._take_call(ranks, self._next_call, now_s)
         if ranks.makes_first_step():
             self._beat_due, ranks.starter.has_stepped = 0.0, True
         if self._inspector is not None and (report := self._inspector.gather()) is not None:
             self._link.report(report)
         if ranks.want is RanksGoal.RUN:
-            self._scanner.scan(ranks, now_s)
+            if ranks.processes and not self._scanner.is_finishing:
+                self._scanner.scan(ranks, now_s)
             quiet_s = self._fence.over_s(ranks, self._link.proved_at, self._link.connected_at, now_s)
             if quiet_s is not None:
                 self._note(f"no contact and no step for {quiet_s:.0f} s: stopping attempt {ranks.attempt}")
-                ranks.stop(0.0, "fenced" if ranks.alive else "ended")
+                ranks.stop(
+                    0.0, "fenced" if ranks.alive or (self._script and self._script.is_running) else "ended"
+                )
         if ranks.want is RanksGoal.STOP and self._is_over(ranks, now_s):
             self._stopped(ranks)
 
@@ -378,10 +465,12 @@ class Agent:
     def _stopped(self, ranks: NodeRanks) -> None:
         """Report an attempt without processes as stopped, after its last log lines; then obey the waiting order."""
         ranks.close()
+        if self._script is not None:
+            self._script.close()
         self._shipper.push(self._attempts)
         if self._inspector is not None:
             self._inspector.close()
-        self._ranks = self._inspector = None
+        self._ranks = self._inspector = self._script = self._next_call = None
         if not self._ends_with_agent(ranks):
             self._link.report(m.Stopped(ranks.attempt, ranks.how))
         waiting, self._waiting = self._waiting, None

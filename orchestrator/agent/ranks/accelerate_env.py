@@ -45,6 +45,7 @@ class _Launch(BaseException):
 def main(words: Sequence[str]) -> int:
     """Print the variables as lines for a shell; on failure say why on standard error, and return 1.
 
+    With `line`, the words behind `accelerate launch`, a JSON object is printed: `env`, and what that line starts.
     The word is a JSON object: `args`, `config_file` or null, `processes` and `nodes` of the job, and `keep`, the names
     that are not to be changed.
     """
@@ -56,6 +57,10 @@ def main(words: Sequence[str]) -> int:
     except Refused as err:
         print(f"orch: {err}", file=sys.stderr)
         return 1
+    if "line" in settings:
+        with lines:
+            json.dump({**settings["found"], "env": found}, lines)
+        return 0
     with lines:
         lines.writelines(f"export {name}={shlex.quote(value)}\n" for name, value in sorted(found.items()))
     names = " ".join(sorted(found)) or "nothing"
@@ -63,7 +68,7 @@ def main(words: Sequence[str]) -> int:
     return 0
 
 
-def variables(settings: Mapping[str, Any]) -> dict[str, str]:
+def variables(settings: dict[str, Any]) -> dict[str, str]:
     """Return what the launch would change of this process's environment. Raises Refused."""
     before = dict(os.environ)
     env = _environment(_launch_module(), settings)
@@ -83,9 +88,9 @@ def _launch_module() -> Any:
         raise Refused(f"{sys.executable} cannot import accelerate ({err}); {fix}") from err
 
 
-def _environment(launch: Any, settings: Mapping[str, Any]) -> dict[str, str]:
+def _environment(launch: Any, settings: dict[str, Any]) -> dict[str, str]:
     """Return the environment in which Accelerate would start the ranks. Raises Refused."""
-    args = _parsed(launch, settings)
+    args = _read_line(launch, settings) if "line" in settings else _parsed(launch, settings)
     which = f"accelerate {_version()}"
     config = settings["config_file"]
     read = f" with {config}" if config else ""
@@ -117,6 +122,33 @@ def _parsed(launch: Any, settings: Mapping[str, Any]) -> Any:
     args = parser.parse_args([*settings["args"], *config, *place, SCRIPT])
     if args.training_script != SCRIPT:
         raise Refused(f"accelerate.args holds {args.training_script}, which is not an option; leave it out")
+    return args
+
+
+def _read_line(launch: Any, settings: dict[str, Any]) -> Any:
+    """Return the options of a whole line as Accelerate's own parser reads them, with orch's place of the ranks in them; note
+    under `found` what the line starts, and how many."""
+    parser = launch.launch_command_parser()
+
+    def refuse(message: str) -> NoReturn:
+        raise Refused(f"accelerate launch {_version()}: {message}")
+
+    parser.error = refuse
+    args = parser.parse_args(settings["line"])
+    settings["found"] = {
+        "words": [args.training_script, *args.training_script_args],
+        "kind": "module" if args.module else "command" if args.no_python else "script",
+        "num_processes": args.num_processes,
+        "num_machines": args.num_machines,
+    }
+    args.training_script, args.training_script_args = SCRIPT, []
+    args.num_processes, args.num_machines, args.machine_rank = settings["processes"], settings["nodes"], 0
+    args.main_process_ip, args.main_process_port = "127.0.0.1", 0
+    if settings["nodes"] > 1:
+        args.deepspeed_multinode_launcher = "standard"
+    others = (args.multi_gpu, args.use_fsdp, args.use_deepspeed, args.use_megatron_lm, args.config_file)
+    if not any(others) and not importlib.import_module("torch").cuda.is_available():
+        args.cpu = True  # else each of several CPU ranks would be alone
     return args
 
 

@@ -6,9 +6,7 @@ Times are this host's monotonic seconds. Nothing here blocks: the agent calls `p
 from __future__ import annotations
 
 import enum
-import functools
 import os
-import pkgutil
 import signal
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,9 +24,8 @@ from orchestrator.agent.ranks.hook.layout import (
     STEP_FILE,
 )
 from orchestrator.agent.ranks.io_counter import IoCounter
+from orchestrator.agent.ranks.launched import RankCall, RankScript
 from orchestrator.core.host import process_tags, procfs
-from orchestrator.core.jobdir import full_disk, ownership
-from orchestrator.core.jobdir.durable import replace_bytes
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.log_index import LogIndex
 from orchestrator.core.observations import Failure
@@ -124,6 +121,9 @@ class NodeRanks:
     settings: tuple[Setting, ...] = ()
     # By which its processes are known
     tag: str = ""
+    # The script that calls a launcher for them, and the call that they run for
+    script: RankScript | None = None
+    call: RankCall | None = None
 
     def begin(self) -> None:
         """Prepare for the first process of the attempt."""
@@ -140,6 +140,21 @@ class NodeRanks:
             step_counter.create(folder / STEP_FILE)
             self.job.rank_log(self.attempt, rank.rank).open("ab").close()
 
+    @property
+    def awaits_start(self) -> bool:
+        """Tell whether a launcher was called for ranks that are not started."""
+        return self.call is not None and not self.processes and self.want is RanksGoal.RUN
+
+    def renew(self, call: RankCall) -> None:
+        """Make way for the ranks of the next launcher call, and kill what those before have left behind."""
+        sessions = {process.pid for process in self.processes}
+        for pid in process_tags.descendants(os.getpid(), self.tag) if sessions else ():
+            stat = procfs.stat(pid)
+            if stat is not None and stat.session in sessions:
+                _signal(pid, signal.SIGKILL)
+        self.close()
+        self.processes, self.stepped, self.first_ns, self.call = [], False, 0, call
+
     def start(self, order: m.Start, layers: Layers) -> None:
         """Start the ranks of the order. Raises OSError when a program cannot be executed, or the disk is full."""
         for rank in order.ranks:
@@ -147,10 +162,14 @@ class NodeRanks:
 
     def _start_one(self, order: m.Start, rank: m.RankStart, layers: Layers) -> RankProcess:
         folder = self.job.rank_run(self.node, self.attempt, rank.rank)
-        own = {**rank.env, RANK_DIR_ENV: str(folder), process_tags.NAME: self.tag}
+        argv, cwd, numbers = order.argv, self.job.code, dict[str, str]()
+        if self.call is not None and self.script is not None:
+            argv = self.call.argv_of(rank.local_rank, order.argv if self.call.number == 1 else ())
+            cwd, numbers = self.call.cwd, self.call.env_of(rank.rank, rank.local_rank, self.script.script)
+        own = {**numbers, **rank.env, RANK_DIR_ENV: str(folder), process_tags.NAME: self.tag}
         env = rank_environment(self.job.node(self.node), layers, self.settings, own, rank.rank)
         log = self.job.rank_log(self.attempt, rank.rank)
-        pid = self.starter.start(spawn.Program(order.argv, env, self.job.code, log))
+        pid = self.starter.start(spawn.Program(argv, env, cwd, log))
         index = LogIndex(self.job.rank_index(self.attempt, rank.rank))
         size = env.get("WORLD_SIZE", "")
         world_size = int(size) if size.isdecimal() else 0
@@ -234,7 +253,8 @@ class NodeRanks:
             self.kill_at = min(self.kill_at, kill_at)
             return
         self.want, self.how, self.kill_at, self.signum = RanksGoal.STOP, how, kill_at, signum
-        self.graced = frozenset(process.pid for process in self.alive)
+        script = {self.script.pid} if self.script is not None else set()
+        self.graced = frozenset(process.pid for process in self.alive) | script
         tree = procfs.children() if self.alive else {}
         for process in self.alive:
             self._tell(spawn.scripts_of(process.pid, process.counter.read().pid, tree, signum))
@@ -266,6 +286,8 @@ class NodeRanks:
                 for pid, group in remaining.items()
                 if pid in self.told or self.of_pid(group) is not None
             }
+            if self.alive and self.script is not None:  # it is told to end when its ranks have
+                busy.add(self.script.pid)
             self._tell(pid for pid, group in remaining.items() if group in self.graced - busy)
         return False
 
@@ -336,27 +358,6 @@ def rank_environment(
     }
     path = (str(node_folder / "hook"), env.get("PYTHONPATH", ""))
     return {**env, "PYTHONPATH": os.pathsep.join(part for part in path if part)}
-
-
-HOOK_FILES = (
-    "sitecustomize.py",
-    *(
-        f"_orch_hook/{name}.py"
-        for name in ("__init__", "arm", "errors", "groups", "layout", "stacks", "steps", "worker_server")
-    ),
-)
-"""The hook as it lies in a node's folder; all but the first are a package, so that programs see one name of it."""
-
-
-def install_hook(node_folder: Path) -> None:
-    """Install the hook in the node's folder. An unchanged hook is not written again: the disk may be full by now."""
-    for name in HOOK_FILES:
-        source = pkgutil.get_data("orchestrator.agent.ranks.hook", Path(name).name)
-        assert source is not None
-        file = node_folder / "hook" / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        if not file.exists() or ownership.read_regular(file) != source:
-            full_disk.wait_for(functools.partial(replace_bytes, file, source, durable=False))
 
 
 def _is_reapable(pid: int) -> bool:

@@ -262,19 +262,25 @@ class Starter:
         self._why_fresh = ""
         self.has_stepped = False
 
-    def prepare(self, argv: tuple[str, ...], env: Mapping[str, str], job: JobDir, node: str) -> None:
-        """Begin a template for ranks that will run `argv`, unless there is one or it could not take their place."""
+    def prepare(
+        self, argv: tuple[str, ...], env: Mapping[str, str], job: JobDir, node: str, cwd: Path
+    ) -> None:
+        """Begin a template for ranks that will run `argv` in `cwd`, unless there is one or it could not take their place."""
         before = self._template
-        if before is not None and (before.argv[:2], before.env) == (argv[:2], env) and not before.is_gone:
+        if (
+            before is not None
+            and (before.argv[:2], before.env, before.cwd) == (argv[:2], env, cwd)
+            and not before.is_gone
+        ):
             return
         self.close()
         self._why_fresh = ""
         try:
-            source = source_of(argv, job.code, has_stepped=self.has_stepped)
+            source = source_of(argv, cwd, has_stepped=self.has_stepped)
         except ValueError as err:
             self._why_fresh = str(err)
             return
-        self._template = Template(job.node(node), argv, dict(env), job.code, imports=source.imports)
+        self._template = Template(job.node(node), argv, dict(env), cwd, imports=source.imports)
         self._template.begin()
 
     @property

@@ -125,7 +125,7 @@ def _crash(
     cause, place = _cause(culprit)
     hopeless = failure is not None and failure.type in HOPELESS and not culprit.steps
     never = facts.limits is not None and culprit.code in facts.limits.never_on_exit_codes
-    step = facts.attempt.base_step + culprit.steps if facts.attempt and culprit.steps else facts.step
+    step = facts.attempt.call_step + culprit.steps if facts.attempt and culprit.steps else facts.step
     return facts.verdict_on(
         kind, f"{gone}rank {culprit.rank} on {culprit.node}: {what}",
         ranks=tuple(rank.rank for rank in blamed), node=node_of(blamed), proof=tuple(proof),

@@ -168,7 +168,7 @@ def _is_explained(facts: Facts, difference: Difference) -> bool:
 
 def _verdict(facts: Facts, difference: Difference) -> Verdict:
     assert facts.limits is not None and facts.attempt is not None
-    base = facts.attempt.base_step
+    base = facts.attempt.call_step
     usual = max(count for rank, count in difference.counts.items() if rank not in difference.odd)
     began = base + _began(facts, difference)
     odd = [facts.ranks[rank] for rank in difference.odd]

@@ -14,7 +14,7 @@ from orchestrator.brain.model.deadlines import Deadlines
 from orchestrator.brain.model.decisions import Evidence, EvidenceKind, FailureCause, Kind, Verdict
 from orchestrator.brain.model.facts import AttemptFacts, Facts, Phase
 from orchestrator.brain.model.node_facts import AgentState, NodeFacts
-from orchestrator.brain.scheduling import allocation, placement, rendezvous
+from orchestrator.brain.scheduling import allocation, launch_calls, placement, rendezvous
 from orchestrator.brain.scheduling.repeated_failure import recognise
 from orchestrator.core.text import sentence
 
@@ -32,6 +32,7 @@ def diagnose(facts: Facts, deadlines: Deadlines) -> Verdict | None:
         placement.queued_too_long,
         rendezvous.verdict,
         crash.judge,
+        launch_calls.verdict,
         node_lost.judge,
         _start_took_too_long,
         hang.judge,
@@ -59,9 +60,11 @@ def _cannot_launch(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) ->
     for node in facts.gang:
         if node.setup_failure is not None:
             reason, tail = node.setup_failure.reason, node.setup_failure.tail
+            retry, fix = not node.setup_failure.is_final, node.setup_failure.fix
+            output = (Evidence(tail, EvidenceKind.OUTPUT),) if tail else ()
             return facts.verdict_on(
-                Kind.LAUNCH, f"{node.name}: {reason}", node=node.name, proof=(Evidence(tail, EvidenceKind.OUTPUT),) if tail else (),
-                cause=FailureCause.SETUP, place=(reason,), since_s=node.contact_at,
+                Kind.LAUNCH, f"{node.name}: {reason}", node=node.name, proof=(*((Evidence("no rank was started", fix=fix),) if fix else ()), *output),
+                cause=FailureCause.SETUP, place=(reason,), since_s=node.contact_at, retry=retry,
             )  # fmt: skip
         if node.hopeless and facts.pool is None and (fault := node.launch_fault):
             head = f"{node.name}: its agent could not be started, {node.launch_failures} times"
@@ -77,7 +80,7 @@ def _start_took_too_long(facts: Facts, attempt: AttemptFacts, deadlines: Deadlin
     if attempt.running_at is not None or placement.is_queued(facts):
         return None
     assert facts.limits is not None
-    since_s = max(attempt.watched_at, attempt.queued_at)
+    since_s = max(attempt.watched_at, attempt.queued_at, attempt.call_at)
     if not deadlines.passed(since_s + facts.limits.start_timeout_s):
         return None
     unstarted = [node for node in facts.gang or facts.nodes.values() if node.started < attempt.number]

@@ -19,11 +19,11 @@ from orchestrator.core.text import named
 
 def judge(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict | None:
     """Return the verdict on a node that is lost, or None; deadlines still ahead are left in `deadlines`."""
-    if attempt.phase is not Phase.RUN:
-        return _lost_before_start(facts, attempt, deadlines)
     for node in facts.nodes.values():
         if node.lost is not None and not allocation.may_be_taken(facts, node.lost.at, deadlines):
             return verdict(facts, node, node.lost.how)
+    if attempt.phase is not Phase.RUN:
+        return _lost_before_start(facts, attempt, deadlines)
     stepped_at = facts.stepped_at
     for node in facts.nodes.values():
         if (

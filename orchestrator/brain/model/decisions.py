@@ -233,6 +233,13 @@ class Start(_OfNode):
 
 
 @dataclass(frozen=True, slots=True)
+class NextCall(_Stamped):
+    """The scripts of all nodes have come to launcher call `call`: the same gang starts again in the same attempt."""
+
+    call: int
+
+
+@dataclass(frozen=True, slots=True)
 class Inspect(_OfNode):
     """Inspect every rank of the node, write what it does to the evidence folder, and report `Inspected`."""
 
@@ -328,6 +335,7 @@ Decision: TypeAlias = (
     | Prepare
     | Probe
     | Start
+    | NextCall
     | Inspect
     | Fence
     | Judge

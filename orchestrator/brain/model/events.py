@@ -115,6 +115,11 @@ class PrepareFailed(m.PrepareFailed, FromNode):
 
 
 @dataclass(frozen=True)
+class LaunchEnded(m.LaunchEnded, FromNode):
+    """A node's script ended."""
+
+
+@dataclass(frozen=True)
 class Started(m.Started, FromNode):
     """The ranks of a node run."""
 
@@ -230,6 +235,7 @@ Event: TypeAlias = (
     | QueueSeen
     | Prepared
     | PrepareFailed
+    | LaunchEnded
     | Probed
     | Started
     | Exited

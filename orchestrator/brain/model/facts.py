@@ -74,6 +74,10 @@ class AttemptFacts:
     placed_at: float | None = None
     queued_at: float = 0.0
     running_at: float | None = None
+    # The launcher call whose ranks run, since when, and the steps that ranks of the calls before it made.
+    call: int = 1
+    call_at: float = 0.0
+    earlier_steps: int = 0
 
     # The last inspection that was ordered, when, and which one it was in its silence.
     inspection: int = 0
@@ -124,6 +128,11 @@ class AttemptFacts:
         if self.began is not None:
             return self.began.step
         return (self.resume.step or 0) if self.resume else 0
+
+    @property
+    def call_step(self) -> int:
+        """The job's step that the ranks of the present call started from."""
+        return self.base_step + self.earlier_steps
 
     def noticed(self, topic: d.Topic, key: str = "") -> d.Notice | None:
         """Return the last notice on a topic, also if it was withdrawn."""
@@ -283,6 +292,15 @@ class Facts:
 
     @property
     def done(self) -> bool:
+        """Tell whether every rank ended by itself and with code 0, and the script of every node, if there is one."""
+        return self.ranks_done and not any(map(self.runs_script, self.gang))
+
+    def runs_script(self, node: NodeFacts) -> bool:
+        """Tell whether the node has a script to run that has not been seen to end well."""
+        return self.limits is not None and self.limits.launches and not node.script_ended_well
+
+    @property
+    def ranks_done(self) -> bool:
         """Tell whether every rank ended by itself and with code 0."""
         return self.exited == len(self.ranks) and all(rank.ended_well for rank in self.ranks.values())
 
@@ -309,8 +327,10 @@ class Facts:
         return self.nodes.get(name) or self.leaving.get(name)
 
     def unfinished(self, node: NodeFacts) -> bool:
-        """Tell whether a rank of the node has not been seen to end."""
-        return any(rank.rank_state is not RankState.EXITED for rank in self.ranks_on(node.name))
+        """Tell whether a rank of the node, or its script, has not been seen to end."""
+        return self.runs_script(node) or any(
+            rank.rank_state is not RankState.EXITED for rank in self.ranks_on(node.name)
+        )
 
     def ranks_on(self, node: str) -> list[RankFacts]:
         """Return the ranks on a node, in order. Each change of a rank's node comes with another dictionary `ranks`."""
@@ -333,7 +353,7 @@ class Facts:
 
     def forget_signs(self) -> None:
         """Forget what the ranks of an attempt have shown: other ranks begin."""
-        self.made = self.exited = 0
+        self.made, self.exited = (self.attempt.earlier_steps if self.attempt is not None else 0), 0
         self.stepped_at = self.progress_at = 0.0
         self.ended_well_at = None
         self.members.clear()
@@ -341,7 +361,8 @@ class Facts:
 
     def note_signs(self, rank: RankFacts) -> None:
         """Note how far a rank has come, and its signs."""
-        self.made = max(self.made, rank.steps)
+        earlier = self.attempt.earlier_steps if self.attempt is not None else 0
+        self.made = max(self.made, earlier + rank.steps)
         self.stepped_at = max(self.stepped_at, rank.step_at)
         self.progress_at = max(self.progress_at, rank.sign_at)
 

@@ -60,6 +60,17 @@ class SetupFailure:
     reason: str
     tail: str
     save: int = 0
+    is_final: bool = False
+    fix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptEnd:
+    """How a node's script ended: with `code` (negative: a signal) after this many launcher calls, and its last lines."""
+
+    calls: int
+    code: int
+    tail: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +130,17 @@ class NodeFacts:
     # Of the current attempt. `inspected`: the last inspection that it has answered.
     rendezvous: RendezvousFacts = field(default_factory=RendezvousFacts)
     inspected: int = 0
+    # The launcher call that its script has come to, when (job clock) that was, and how the script ended.
+    call: int = 0
+    call_at: float = 0.0
+    script_end: ScriptEnd | None = None
     setup_failure: SetupFailure | None = None
     lost: AgentLoss | None = None
+
+    @property
+    def script_ended_well(self) -> bool:
+        """Tell whether its script has ended with code 0."""
+        return self.script_end is not None and self.script_end.code == 0
 
     @property
     def hopeless(self) -> bool:

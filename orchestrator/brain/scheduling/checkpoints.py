@@ -180,7 +180,7 @@ def _compare_steps(attempt: AttemptFacts, save: Save) -> None:
     """Note that what a save states proves that its attempt began from its save, or how far it is from what was
     counted."""
     assert save.stated is not None
-    counted = attempt.base_step + save.steps
+    counted = attempt.call_step + save.steps
     apart = abs(save.stated - counted)
     if apart <= NEAR_STEPS and attempt.base_step > 2 * NEAR_STEPS and attempt.began is None:
         attempt.resumes = True

@@ -26,7 +26,7 @@ OWN_MAX = 2000
 def of(file: SpecFile) -> tuple[tuple[Source, ...], tuple[str, ...]]:
     """Return the sources, the entry point first, and the top-level modules of the job's own code."""
     entry = file.spec.entry
-    if entry.kind == "command":
+    if not entry.is_python:
         return (), ()
     script = file.workdir / entry.target
     roots = [

@@ -95,6 +95,8 @@ class Plan:
     batch: PlannedBatch | None = None
     # Hosts that are taken only when no others are left, since they failed lately; each with the reason
     set_aside: dict[str, str] = field(default_factory=dict)
+    # The last word of `argv` is a script that each node runs once; the ranks are what it calls a launcher for
+    launches: bool = False
 
     @property
     def effective_batch(self) -> int | None:

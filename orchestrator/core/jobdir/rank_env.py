@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 from orchestrator.core import placeholders
 from orchestrator.core.jobdir.layout import TORCHELASTIC_ERROR_FILE, JobDir
 from orchestrator.core.jobdir.plan import Plan
-from orchestrator.core.planned import PlannedNode
+from orchestrator.core.planned import Gang, PlannedNode
 from orchestrator.core.settings.rank_settings import RankRequest
 
 
@@ -20,10 +21,13 @@ def arguments(plan: Plan, job: JobDir, attempt: int, resume_from: str) -> tuple[
     """Return a rank's command for an attempt, with the resume arguments only when there is a checkpoint to resume from.
 
     `job` is the job's folder and `resume_from` the checkpoint as the rank's host sees them. Shell text stays as it is:
-    there the shell fills in what the rank's environment has.
+    there the shell fills in what the rank's environment has. Of a script that calls a launcher only the resume arguments
+    are returned: what the launcher starts is not known here.
     """
     values = {**_values(plan, job), **_attempt_values(attempt, resume_from), placeholders.PATH: resume_from}
     extra = tuple(placeholders.fill(word, values) for word in plan.resume_args) if resume_from else ()
+    if plan.launches:
+        return extra
     if plan.shell:
         return (*plan.argv[:-1], f"{plan.argv[-1]} {shlex.join(extra)}") if extra else plan.argv
     del values[placeholders.PATH]
@@ -147,6 +151,44 @@ def rank_env(
         "TORCHELASTIC_MAX_RESTARTS": str(plan.limits.restarts_max),
         "TORCHELASTIC_ERROR_FILE": str(error_file),
         **{name: values[name] for name in placeholders.VARIABLES},
+    }
+
+
+def script_env(
+    plan: Plan, job: JobDir, node_rank: int, gang: Gang, attempt: int, resume_from: str
+) -> dict[str, str]:
+    """Return the variables that are those of a node's script: the user's that name the attempt, orch's, and what people
+    write into launcher lines. Where the ranks meet is not known yet; orch decides it, whatever such a line says."""
+    values = {**_values(plan, job), **_attempt_values(attempt, resume_from)}
+    each, index = str(len(gang[0][1])), str(node_rank)
+    return {
+        "MASTER_ADDR": gang[0][0] if plan.backend != "local" else "127.0.0.1",
+        "MASTER_PORT": "29500",
+        **_chosen(plan, values, of_attempt=True),
+        **dict.fromkeys(("GROUP_RANK", "NODE_RANK"), index),
+        **dict.fromkeys(("GROUP_WORLD_SIZE", "NNODES"), str(len(gang))),
+        **dict.fromkeys(("LOCAL_WORLD_SIZE", "NPROC_PER_NODE"), each),
+        **{name: values[name] for name in placeholders.VARIABLES},
+        **(slurm_like(plan, node_rank, gang) if plan.slurm is None else {}),
+    }
+
+
+def slurm_like(plan: Plan, node_rank: int, gang: Gang) -> dict[str, str]:
+    """Return those of sbatch's variables that have a plain meaning where there is no Slurm."""
+    here = gang[node_rank][1]
+    names = ",".join(name for name, _ in gang)
+    gpus = plan.pool.gpus_each if plan.pool is not None else len(plan.nodes[node_rank].gpus)
+    return {
+        "SLURM_JOB_ID": str(
+            zlib.crc32(plan.id.encode()) % 10**8
+        ),  # a number: scripts make port numbers of it
+        **dict.fromkeys(("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), str(len(gang))),
+        **dict.fromkeys(("SLURM_NODEID", "SLURM_PROCID"), str(node_rank)),
+        **dict.fromkeys(("SLURM_JOB_NODELIST", "SLURM_NODELIST"), names),
+        "SLURM_LOCALID": "0",
+        "SLURM_NTASKS": str(plan.world_size),
+        "SLURM_NTASKS_PER_NODE": str(len(here)),
+        **({"SLURM_GPUS_ON_NODE": str(gpus)} if gpus else {}),
     }
 
 

@@ -22,9 +22,10 @@ from orchestrator.core.observations import (
     Training,
     Usage,
 )
+from orchestrator.core.planned import Gang
 from orchestrator.core.settings.rank_settings import RankRequest
 
-PROTOCOL = 7
+PROTOCOL = 8
 """Both ends run the same bundle, so a peer with another number is a stranger."""
 
 
@@ -143,6 +144,8 @@ class Prepared(_OfAttempt):
     address: str
     port: int
     addresses: tuple[Address, ...]
+    # Of a node whose script has called a launcher: which call of the attempt it is, from 1
+    call: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +164,18 @@ class PrepareFailed(_OfAttempt):
     tail: str
     # The number of the save that is not whole there, if that is why
     save: int = 0
+    # Another attempt cannot help; what can
+    is_final: bool = False
+    fix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchEnded(_OfAttempt):
+    """The node's script ended, with `code` (negative: the signal), after this many launcher calls; the end of what it wrote."""
+
+    calls: int
+    code: int
+    tail: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +242,16 @@ class SaveHashed(_OfAttempt):
 
 
 ReliableReport: TypeAlias = (
-    Prepared | PrepareFailed | Probed | Started | Exited | Stopped | Inspected | SaveSeen | SaveHashed
+    Prepared
+    | PrepareFailed
+    | LaunchEnded
+    | Probed
+    | Started
+    | Exited
+    | Stopped
+    | Inspected
+    | SaveSeen
+    | SaveHashed
 )
 
 
@@ -265,6 +289,22 @@ class Ack:
 
 
 @dataclass(frozen=True, slots=True)
+class Script:
+    """A script that the node runs once in an attempt: shell text, the variables that are its own, and the gang."""
+
+    text: str
+    env: dict[str, str]
+    # The nodes of the attempt, each with its ranks
+    gang: Gang
+    # What sbatch sets has to be set, and Slurm's programs have to be stood in for
+    stands_in_slurm: bool
+    # The names of the job file's variables, which a launcher does not change
+    keep: tuple[str, ...] = ()
+    # Each rank is a new interpreter
+    starts_fresh: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Prepare(_OfAttempt):
     """Make the node ready: the environment of its ranks, setup lines, the program, and a port when `wants_port`."""
 
@@ -289,6 +329,8 @@ class Prepare(_OfAttempt):
     # The folder of the first that the node has comes first in PATH, unless the user's `env` sets that
     pythons: tuple[str, ...] = ()
     sets_path: bool = False
+    # To be run then: `Prepared` follows when it calls a launcher
+    script: Script | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +352,7 @@ class RankStart:
 
 @dataclass(frozen=True, slots=True)
 class Start(_OfAttempt):
-    """Start ranks: `argv` in the code snapshot."""
+    """Start ranks: `argv` in the code snapshot; what a script has called a launcher for, with `argv` behind it."""
 
     argv: tuple[str, ...]
     # What the settings of the ranks follow from, with the facts of the node

@@ -80,6 +80,8 @@ class Agent:
         self.line: Line | None = None
         self.seen = self.running = self.started = self.ready = self.preparing = 0
         self.address, self.port = "", 0
+        # The attempt whose script runs, the launcher call that it has come to, and the one whose ranks were started
+        self.script = self.call = self.started_call = 0
         self.listens = False  # on the port, for those who try to reach it
         self.stopping, self.how = False, "asked"
         self.sequence = 0
@@ -181,6 +183,9 @@ class Agent:
         """Stop the ranks when nobody was heard for as long as was told, and they made no step; those that have made
         none in their attempt may be left alone for longer."""
         alive, unheard_s = self.host.living(), self.world.now - self.acked_s
+        if not alive and self.script and self.quiet_s is not None and unheard_s > self.quiet_s:
+            self.script, self.running = 0, 0
+            self.post(e.Stopped(0.0, self.host.name, self.seen, "fenced"))
         if not alive or self.quiet_s is None or self.base_s is None or unheard_s <= self.base_s:
             return
         if self.world.slurm is not None and self.world.slurm.claimed != self.host.allocation:
@@ -234,7 +239,7 @@ class Agent:
             return
         self.preparing = attempt
         if self.running and self.running < attempt:
-            self.stopping = True
+            self.stopping, self.script = True, 0
             for rank in self.host.living():
                 self._kill(rank)
             self._maybe_stopped("asked")
@@ -262,12 +267,39 @@ class Agent:
                 e.PrepareFailed(0.0, self.host.name, attempt, "setup line 1 exited with code 1", "no module")
             )
             return
-        self.host.set_up = self.ready = attempt
+        self.host.set_up = attempt
+        if self.world.night.calls:
+            self.script = self.running = attempt
+            self.call = self.started_call = 0
+            self.stopping, self.how, self.host.processes = False, "asked", []
+            self.tick_soon()
+            self.world.after(self.world.rng.uniform(0.1, 1.0), self._go_on, attempt)
+            return
+        self.ready = attempt
         self.address = f"10.0.0.{self.host.index + 1}"
         self.port = self.world.rng.randint(20000, 60000) if first else 0
         self.listens = first
         addresses = network.addresses(self.host) if first and hosts and self.world.nodes > 1 else ()
         self.post(e.Prepared(0.0, self.host.name, attempt, self.address, self.port, addresses))
+
+    def _go_on(self, attempt: int) -> None:
+        """The script of an attempt comes to its next launcher call, or to its end."""
+        night = self.world.night
+        if not self.alive or self.script != attempt or self.stopping:
+            return
+        is_odd = self.host.index == night.script_odd and self.call + 1 == night.calls
+        if is_odd or self.call == night.calls:
+            is_first = self.host.index == 0 and attempt == 1
+            self.script = 0
+            code = night.script_code if is_first else 0
+            self.post(e.LaunchEnded(0.0, self.host.name, attempt, self.call, code, "bye"))
+            return
+        self.call += 1
+        self.host.processes = []
+        self.ready = attempt
+        self.address = f"10.0.0.{self.host.index + 1}"
+        self.port = self.world.rng.randint(20000, 60000)
+        self.post(e.Prepared(0.0, self.host.name, attempt, self.address, self.port, (), self.call))
 
     def _is_spoiled(self, resume: d.Checkpoint) -> bool:
         """Tell whether a save is not whole any more, though it was when it was compared."""
@@ -280,13 +312,14 @@ class Agent:
             self.post(e.Probed(0.0, self.host.name, order.attempt, reached, missed))
 
     def _start(self, order: d.Start, ranks: tuple[int, ...]) -> None:
-        if self.started >= order.attempt:
+        if self.started >= order.attempt and self.started_call >= self.call:
             return
+        self.started_call = self.call
         self.started = self.running = order.attempt
         self.stopping, self.how, self.listens = False, "asked", False
         self.started_s = self.world.now
         self.alone_s = 0.0
-        pids = self.host.spawn(order, self.ready, ranks)
+        pids = self.host.spawn(order, self.ready, ranks, self.call)
         self.post(e.Started(0.0, self.host.name, order.attempt, pids))
         self.tick_soon()
 
@@ -296,7 +329,7 @@ class Agent:
         if not self.running:
             self.post(e.Stopped(0.0, self.host.name, attempt, "asked"))
             return
-        self.stopping = True
+        self.stopping, self.script = True, 0
         for rank in self.host.living():
             if rank.stands:
                 self.world.after(grace_s, self._kill, rank)
@@ -335,14 +368,20 @@ class Agent:
         self.post(dataclasses.replace(exit, ordered=exit.ordered or self.stopping))
         if self.stopping:
             self._maybe_stopped(self.how)
-        elif not self.host.living() and self.world.night.says_ended:
+        elif self.script:
+            if all(not rank.alive and rank.ended_well for rank in self.host.processes):
+                self.world.after(self.world.rng.uniform(0.1, 2.0), self._go_on, self.script)
+        elif not self.host.living() and self.world.night.says_ended and not self.world.night.calls:
             self._maybe_stopped("ended")
 
     def _maybe_stopped(self, how: str) -> None:
         if self.running and not self.host.living():
             attempt, self.running = self.running, 0
+            gang = self.world.gangs.get(attempt)
+            if gang is None:  # only its script has run
+                self.post(e.Stopped(0.0, self.host.name, attempt, how))
+                return
             save = self.world.last_save(attempt)
-            gang = self.world.gangs[attempt]
             if how == "asked" and save is not None and gang.ranks[0].host is self.host:
                 self.host.found(attempt, *save)
                 is_free = gang.saved_itself or gang.finished or self.world.travels

@@ -254,7 +254,7 @@ class Boss:
         attempt = facts.attempt
         if attempt is None:
             return Attempt(0, 0, 0)
-        return Attempt(attempt.number, attempt.base_step, len(facts.ranks))
+        return Attempt(attempt.number, attempt.call_step, len(facts.ranks))
 
     def _enter(self, report: Saved, boot: str, sequence: int) -> None:
         """Enter a save in the ledger, then journal what follows; the report is known with the first line of that."""
@@ -423,7 +423,7 @@ class Boss:
                 self.saves.mirror(self.brain.facts)
                 if self.world.slurm is not None:
                     self.world.slurm.ended()
-            case d.BeginAttempt() | d.Place() | d.Notice() | d.Finish():
+            case d.BeginAttempt() | d.Place() | d.Notice() | d.Finish() | d.NextCall():
                 pass
 
     def _order(self, order: d.Prepare | d.Probe | d.Start | d.Stop | d.Inspect | d.Fence | d.Dismiss) -> None:

@@ -75,6 +75,8 @@ class DesyncBook:
         match news:
             case e.SupervisorStarted():
                 self._begin()
+            case d.NextCall():
+                self._begin()
             case d.BeginAttempt():
                 self._begin()
                 self.said = False
@@ -104,7 +106,7 @@ class DesyncBook:
         told = verdict.ranks if gang.size > 2 or gang.ranks[odd[0]].counted.odd < 0 else odd
         must(tuple(told) == tuple(odd), f"ranks {odd} are out of step: {verdict}")
         equal, unequal = self._split(gang)
-        own = (verdict.step or 0) - self.ledger.tries[-1].base
+        own = (verdict.step or 0) - (gang.base if gang.call else self.ledger.tries[-1].base)
         must(
             bool(equal) and equal[-1] < own <= unequal[0],
             f"it began in {equal[-1:]} to {unequal[:1]}: {verdict}",

@@ -39,6 +39,7 @@ class Rank:
     hung: bool = False
     immortal_until_s: float = 0.0
     stance: Stance | None = None
+    ended_well: bool = False
     left: bool = False  # it has said its last word
     polled: int = (
         0  # the steps of one that waits for others in a loop of its own: it has ended the one they are in
@@ -101,6 +102,7 @@ class Gang:
     attempt: int
     size: int
     base: int
+    call: int = 0
     ranks: dict[int, Rank] = field(default_factory=dict)
     count: int = 0
     since_s: float = 0.0
@@ -112,6 +114,12 @@ class Gang:
     version: int = 0
     saved_itself: bool = False
     last_save: tuple[str, int, int] | None = None  # its path, the count that its time says, and its bytes
+
+    @property
+    def goal(self) -> int:
+        """The job's step at which its ranks are done."""
+        night = self.world.night
+        return night.steps * self.call // night.calls if self.call else night.steps
 
     @property
     def is_stuck(self) -> bool:
@@ -158,7 +166,7 @@ class Gang:
     def _milestones(self) -> list[int]:
         night = self.world.night
         marks = [
-            max(night.steps - self.base, self.count),
+            max(self.goal - self.base, self.count),
             (self.count // night.save_steps + 1) * night.save_steps,
         ]
         if night.crash_step - self.base > self.count:
@@ -174,7 +182,7 @@ class Gang:
         self.settle()
         night, world = self.world.night, self.world
         assert self.count == count, (self.count, count)
-        if self.base + count >= night.steps:
+        if self.base + count >= self.goal:
             self._finish()
             return
         if count % night.save_steps == 0:
@@ -227,7 +235,7 @@ class Gang:
         if not rank.alive:
             return
         self.settle()
-        rank.alive = False
+        rank.alive, rank.ended_well = False, code == 0
         if told:
             rank.host.exited(rank, code, signal, failure, oom, ordered)
         self.review()

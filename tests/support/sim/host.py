@@ -156,10 +156,10 @@ class Host:
 
     # Ranks
 
-    def spawn(self, order: d.Start, ready: int, ranks: tuple[int, ...]) -> tuple[int, ...]:
+    def spawn(self, order: d.Start, ready: int, ranks: tuple[int, ...], call: int = 0) -> tuple[int, ...]:
         world = self.world
         version = world.version_read(order.resume)
-        gang = world.gang(order.attempt, world.files.step(version))
+        gang = world.gang(order.attempt, world.files.step(version), call)
         fatal = self._dies_of(order, version)
         world.ledger.starting(self, order, ready)
         self.processes = []

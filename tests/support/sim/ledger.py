@@ -112,6 +112,12 @@ class Ledger:
         if gang is not None and (sure or attempt.anew):
             heard = max((rank.steps for rank in boss.brain.facts.ranks.values()), default=0)
             step = boss.brain.facts.step or 0
+            if (
+                gang.call
+                and boss.brain.facts.attempt is not None
+                and boss.brain.facts.attempt.call != gang.call
+            ):
+                heard = gang.count  # the ranks of the next call are not started yet
             self.must(step == gang.base + heard, f"step {step}, but it is {gang.base} + {heard}")
 
     def must(self, holds: bool, what: str) -> None:
@@ -165,7 +171,7 @@ class Ledger:
                 self._save_changed(news.save)
             case e.BeganElsewhere():
                 self._began_elsewhere(news)
-            case e.Prepared() | e.Exited():
+            case e.Prepared() | e.Exited() | e.LaunchEnded():
                 self._report(news)
             case _ if isinstance(news, d.Decision):
                 self._decided(news)
@@ -178,11 +184,15 @@ class Ledger:
         if isinstance(news, e.AgentUp) and self.tries and news.ready == self.tries[-1].number:
             self.tries[-1].prepared[news.node] = (news.address, news.port)
 
-    def _report(self, news: e.Prepared | e.Exited) -> None:
+    def _report(self, news: e.Prepared | e.Exited | e.LaunchEnded) -> None:
         if not self.tries or news.attempt != self.tries[-1].number:
             return
         if isinstance(news, e.Prepared):
             self.tries[-1].prepared[news.node] = (news.address, news.port)
+            self.tries[-1].came[news.node] = news.call
+            return
+        if isinstance(news, e.LaunchEnded):
+            self.tries[-1].scripts += [news.node] if news.code == 0 else []
             return
         self.tries[-1].counts.setdefault(news.rank, news.steps)
         if news.code == 0:
@@ -266,6 +276,8 @@ class Ledger:
                 self.stopped_s, self.stopped = self.world.clock, attempt.number
             case d.Start():
                 self._starts(attempt, decision)
+            case d.NextCall():
+                self._next_call(attempt, decision)
             case _:
                 pass
 
@@ -333,9 +345,25 @@ class Ledger:
                 self.must(plan.name in attempt.prepared, f"a start before {plan.name} is ready: {order}")
             meet = attempt.prepared[self.world.plan()[0].name]
             self.must((order.address, order.port) == meet, f"the ranks meet at {meet}: {order}")
+        if self.world.night.calls:
+            apart = {name: call for name, call in attempt.came.items() if call != attempt.call}
+            self.must(not apart, f"nodes have come to other calls than {attempt.call}, {apart}: {order}")
         self.must(order.resume == attempt.begun.resume, f"the attempt began from {attempt.begun.resume}")
 
+    def _next_call(self, attempt: Try, order: d.NextCall) -> None:
+        """A gang starts again when all of its ranks have ended well, and every script has come to the next call."""
+        self.must(order.call == attempt.call + 1, f"call {attempt.call + 1} is next: {order}")
+        self.must(self._ranks_ok(attempt), f"not every rank has ended well: {order}")
+        late = [plan.name for plan in self.world.plan() if attempt.came.get(plan.name) != order.call]
+        self.must(not late, f"{late} have not come to it: {order}")
+        attempt.call, attempt.ok = order.call, []
+        attempt.counts.clear()
+
     def _all_ok(self, attempt: Try) -> bool:
+        nodes = [plan.name for plan in self.world.plan()] if self.world.night.calls else []
+        return self._ranks_ok(attempt) and set(nodes) <= set(attempt.scripts)
+
+    def _ranks_ok(self, attempt: Try) -> bool:
         return sorted(attempt.ok) == list(range(self.world.nodes * self.world.night.ranks))
 
     def _ends(self, decision: d.EndJob) -> None:

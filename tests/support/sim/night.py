@@ -151,6 +151,11 @@ class Night:
     unloadable: tuple[int, ...] = ()  # the script cannot load the so-manieth of all that was written
     names_unloadable: bool = True  # and a library says which file it was loading
     spoiled: tuple[int, ...] = ()  # these are not whole any more when a node is made ready
+    calls: int = (
+        0  # each node runs a script that calls a launcher so many times; the steps are divided among them
+    )
+    script_odd: int = -1  # on this node it ends before the last of these calls
+    script_code: int = 0  # with which the script of node 0 ends in the first attempt
     hosts: Hosts | None = None  # a pool of hosts, from which the job takes `nodes`
     lease: Lease | None = (
         None  # a queue system lends them; of `hosts` only what is wrong with some counts then
@@ -246,7 +251,21 @@ def random_night(seed: int, *, queues: bool = True) -> Night:
         launch_lost=rng.choice((0,) * 20 + (1, 2)), calm_s=calm_s,
     )  # fmt: skip
     night = _restarted(_without_steps(_out_of_step(_judged_by_looks(_on_hosts(_named_otherwise(night))))))
-    return _with_bad_saves(_where_locks_tell(_partitioned(_in_queue(night) if queues else night)))
+    night = _with_bad_saves(_where_locks_tell(_partitioned(_in_queue(night) if queues else night)))
+    return _with_scripts(night)
+
+
+def _with_scripts(night: Night) -> Night:
+    """Let the nodes of some nights run scripts that call a launcher, one or several times. Drawn from a chance of its own,
+    too."""
+    rng = random.Random(night.seed ^ 0x5C217)
+    if rng.random() > 0.2 or night.hosts is not None or night.begins_anew or night.prints:
+        return night
+    limits = dataclasses.replace(night.limits, launches=True)
+    return dataclasses.replace(
+        night, limits=limits, calls=rng.choice((1, 2, 3)), naming=Naming.STEP, late_steps=0, closes_s=(0.0, 0.0),
+        script_code=rng.choice((0, 0, 0, 3)), script_odd=rng.choice((-1, -1, -1, -1, night.nodes - 1)),
+    )  # fmt: skip
 
 
 def _named_otherwise(night: Night) -> Night:

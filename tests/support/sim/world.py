@@ -115,9 +115,12 @@ class World:
             return 0
         return self.files.at(resume.path.removeprefix(f"{ROOT}/"))
 
-    def gang(self, attempt: int, base: int) -> Gang:
-        if attempt not in self.gangs:
-            self.gangs[attempt] = Gang(self, attempt, self.nodes * self.night.ranks, base)
+    def gang(self, attempt: int, base: int, call: int = 0) -> Gang:
+        before = self.gangs.get(attempt)
+        if before is None or before.call != call:
+            base = base if before is None else before.base + before.count
+            self.gangs[attempt] = Gang(self, attempt, self.nodes * self.night.ranks, base, call)
+            self.gangs[attempt].last_save = before.last_save if before is not None else None
         return self.gangs[attempt]
 
     def last_save(self, attempt: int) -> tuple[str, int, int] | None:
@@ -139,14 +142,16 @@ class World:
                 assert_never(never)
 
     def journal_high(self, attempt: int) -> int:
-        """Return the most steps of one rank of an attempt that the journal tells of."""
-        counts = [
-            rank["steps"]
-            for line in map(json.loads, self.journal.lines)
-            if line["kind"] in ("Heartbeat", "Exited") and line["attempt"] == attempt
-            for rank in line.get("ranks", [line])
-        ]
-        return max(counts, default=0)
+        """Return the most steps of one rank of an attempt that the journal tells of, in all its launcher calls together."""
+        earlier = high = 0
+        for line in map(json.loads, self.journal.lines):
+            if line.get("attempt") != attempt:
+                continue
+            if line["kind"] == "NextCall":
+                earlier = high
+            elif line["kind"] in ("Heartbeat", "Exited"):
+                high = max([high, *(earlier + rank["steps"] for rank in line.get("ranks", [line]))])
+        return high
 
     # The night
 

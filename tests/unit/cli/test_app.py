@@ -128,7 +128,7 @@ TABLE: list[tuple[str, int, str]] = [
     ("init nosuch/job.yaml", 2, "make it: mkdir -p "),
     ("init - --from-command train.py", 0, "entrypoint: train.py"),
     ("init ../up.yaml --from-command train.py", 0, "wrote ../up.yaml"),
-    ("init line.yaml --from-command ls", 2, "starts none of torchrun"),
+    ("init line.yaml --from-command ls", 2, "starts no launcher"),
     ("init --systemd", 0, " -m orchestrator.cli status --all"),
     ("schema", 0, '"entrypoint"'),
     ("clean", 0, "ended jobs have left nothing behind"),

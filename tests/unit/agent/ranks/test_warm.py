@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.agent.ranks import imports_ahead, processes, spawn, warm
+from orchestrator.agent.ranks import hook_files, imports_ahead, spawn, warm
 from orchestrator.agent.ranks.first_imports import Import
 from orchestrator.core.host import procfs
 from orchestrator.core.jobdir import rank_env
@@ -59,7 +59,7 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "code/own.py").touch()
     for name, source in MODULES.items():
         (tmp_path / "site-packages" / f"{name}.py").write_text(source)
-    processes.install_hook(tmp_path)
+    hook_files.install_hook(tmp_path)
     return tmp_path
 
 

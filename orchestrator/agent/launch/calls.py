@@ -1,0 +1,176 @@
+"""A call of a launcher as an agent starts its ranks: their words, folder and environment. Pure."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from orchestrator.agent.launch import files, options
+from orchestrator.agent.launch.options import Call, Count, Once, Refused, ToReal
+from orchestrator.agent.ranks.hook.launch import FOLDER_ENV
+from orchestrator.core.planned import Gang
+from orchestrator.core.slurm import step_env
+from orchestrator.core.wire import messages as m
+
+_OF_A_SHELL = ("_", "SHLVL", "OLDPWD")
+_ACCELERATE = ("accelerate", "accelerate-launch")
+ACCELERATE_USAGE = "accelerate launch [options] script [arguments]"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a stand-in tells: the launcher's name and words, the folder, the environment, the next real program of the name
+    in PATH (empty: none), and the Python that would have run it."""
+
+    name: str
+    words: tuple[str, ...]
+    cwd: str
+    env: dict[str, str]
+    real: str
+    python: str
+
+    @classmethod
+    def of(cls, data: Any) -> Request:
+        """Return a request of plain data. Raises ValueError."""
+        try:
+            texts = [str(data[name]) for name in ("name", "cwd", "real", "python")]
+            env = {str(name): str(value) for name, value in data["env"].items()}
+            words = tuple(str(word) for word in data["words"])
+        except (KeyError, TypeError, AttributeError) as err:
+            raise ValueError(f"no call of a launcher: {err}") from err
+        if texts[0] not in files.STAND_INS:
+            raise ValueError(f"no stand-in: {texts[0]}")
+        return cls(texts[0], words, texts[1], env, texts[2], texts[3])
+
+    @property
+    def accelerate_words(self) -> tuple[str, ...] | None:
+        """The words behind `accelerate launch`; None where it is no such call."""
+        if self.name not in _ACCELERATE or (self.name == "accelerate" and self.words[:1] != ("launch",)):
+            return None
+        words = self.words[self.name == "accelerate" :]
+        return None if words[:1] in (("-h",), ("--help",)) else words
+
+
+@dataclass(frozen=True, slots=True)
+class RankCall:
+    """What the ranks of a call run. `number`: which call of the attempt it is, from 1."""
+
+    number: int
+    call: Call
+    # The program first, found on this node
+    argv: tuple[str, ...]
+    cwd: Path
+    env: dict[str, str] = field(repr=False)
+
+    def argv_of(self, local_rank: int, more: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the words of a rank, with `more` behind them."""
+        call, words = self.call, list(self.argv)
+        if call.local_rank:
+            at = call.local_rank_at + call.is_python
+            words[at:at] = [f"{call.local_rank}={local_rank}"]
+        if call.has_macros:
+            words = [Template(word).safe_substitute(local_rank=local_rank) for word in words]
+        return (*words, *more)
+
+    def env_of(self, rank: int, local_rank: int, script: m.Script) -> dict[str, str]:
+        """Return the variables by which srun and mpirun number a rank, for programs that read those."""
+        if self.call.launcher == "mpirun":
+            counts = {name: len(ranks) for name, ranks in script.gang}
+            here = next(len(ranks) for _, ranks in script.gang if rank in ranks)
+            values = {
+                "RANK": rank,
+                "SIZE": sum(counts.values()),
+                "LOCAL_RANK": local_rank,
+                "LOCAL_SIZE": here,
+            }
+            return {f"OMPI_COMM_WORLD_{name}": str(value) for name, value in values.items()}
+        if self.call.launcher == "srun" and script.stands_in_slurm:
+            return step_env.of_a_rank(rank, local_rank, script.gang)
+        return {}
+
+
+def read(request: Request, ranks_here: int, gang: Gang) -> Call | Once | ToReal:
+    """Return what a call other than Accelerate's asks for, compared with the job. Raises Refused."""
+    if request.name in _ACCELERATE:
+        return ToReal()
+    ranks = sum(len(ranks) for _, ranks in gang)
+    found = options.read(request.name, request.words, ranks_here, ranks)
+    if isinstance(found, Call):
+        options.agree(found, len(gang), ranks_here, ranks)
+    return found
+
+
+def accelerate_settings(words: tuple[str, ...], gang: Gang, keep: tuple[str, ...]) -> str:
+    """Return the word for `accelerate_env` that has it read a line of `accelerate launch`."""
+    ranks = sum(len(ranks) for _, ranks in gang)
+    return json.dumps(
+        {
+            "line": words,
+            "args": [],
+            "config_file": None,
+            "processes": ranks,
+            "nodes": len(gang),
+            "keep": keep,
+        }
+    )
+
+
+def of_accelerate(done: Any, ranks_here: int, gang: Gang) -> Call:
+    """Return the call that Accelerate's own code has read. Raises Refused with Accelerate's words."""
+    try:
+        found = json.loads(done["out"])
+        words, kind, env = tuple(found["words"]), str(found["kind"]), dict(found["env"])
+        asked = {name: found[name] for name in ("num_machines", "num_processes")}
+    except (ValueError, KeyError, TypeError):
+        lines = str(done.get("err", "") if isinstance(done, dict) else "").strip().splitlines()
+        text = lines[-1].removeprefix("orch: ") if lines else "Accelerate has not answered"
+        raise Refused(text, ACCELERATE_USAGE) from None
+    counts = {
+        name: Count(int(number), f"--{name} {number}") if number is not None else None
+        for name, number in asked.items()
+    }
+    nodes = counts["num_machines"]
+    call = Call(
+        "accelerate launch", ("-m", *words) if kind == "module" else words, kind != "command", has_macros=True,
+        nodes=None if nodes is None else (nodes, nodes), ranks=counts["num_processes"], env=env,
+    )  # fmt: skip
+    options.agree(call, len(gang), ranks_here, sum(len(ranks) for _, ranks in gang))
+    return call
+
+
+def rank_env(request: Request, call: Call, script: m.Script, hook: str) -> dict[str, str]:
+    """Return the environment of the ranks: that of the script where it called, without what was the script's alone."""
+    folder = request.env.get(FOLDER_ENV, "")
+    env = {
+        name: value
+        for name, value in request.env.items()
+        if name not in _OF_A_SHELL and script.env.get(name) != value
+    }
+    for name, ours in (("PATH", folder), ("PYTHONPATH", hook)):
+        parts = [part for part in env.get(name, "").split(os.pathsep) if part != ours]
+        env[name] = os.pathsep.join(parts)
+        if not env[name]:
+            del env[name]
+    env.pop(FOLDER_ENV, None)
+    bash_env = env.pop(files.USERS_BASH_ENV, "")
+    if env.get("BASH_ENV", "").startswith(f"{folder}/"):
+        del env["BASH_ENV"]
+        if bash_env:
+            env["BASH_ENV"] = bash_env
+    return {**env, **call.env}
+
+
+def script_env(script: m.Script, given: Mapping[str, str], folder: Path, hook: str) -> dict[str, str]:
+    """Return the environment of a node's script: that which ranks would have, its own variables, and the three nets."""
+    env = {**given, **script.env, FOLDER_ENV: str(folder)}
+    if users := env.get("BASH_ENV", ""):
+        env[files.USERS_BASH_ENV] = users
+    env["BASH_ENV"] = str(folder / files.BASH_FILE)
+    for name, ours in (("PATH", str(folder)), ("PYTHONPATH", hook)):
+        env[name] = os.pathsep.join(part for part in (ours, env.get(name, "")) if part)
+    return env

@@ -1,0 +1,68 @@
+"""Files of the stand-ins in a node's folder: a program for each launcher, Slurm's programs where there is no Slurm, and
+functions of the same names for bash, which `conda activate` and `module load` cannot put behind another folder in PATH."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+from orchestrator.agent.launch.stand_in import ADDRESS_FILE
+from orchestrator.agent.ranks.hook.launch import MODULES, NAMES
+from orchestrator.core.jobdir.durable import replace_text
+
+BASH_FILE = "functions.sh"
+USERS_BASH_ENV = "ORCH_BASH_ENV"
+"""The variable with the user's own BASH_ENV, which the functions' file reads."""
+
+STAND_INS = tuple(dict.fromkeys((*NAMES, *MODULES.values())))
+
+_PROGRAM = """\
+#!/bin/sh
+''':'
+exec {python} -I "$0" "$@"
+'''
+import os, sys
+if sys.executable != {executable!r}:  # a Python of the script's runs this file
+    os.environ["ORCH_LAUNCH_PYTHON"] = sys.executable
+    os.execv({executable!r}, [{executable!r}, "-I", os.path.abspath(__file__)] + sys.argv[1:])
+sys.path.insert(0, {source!r})
+from orchestrator.agent.launch.stand_in import main
+sys.exit(main(os.path.abspath(__file__), sys.argv[1:]))
+"""
+
+_SCONTROL = """\
+#!/bin/sh
+if [ "$1 $2" = "show hostnames" ] || [ "$1 $2" = "show hostname" ]; then
+    printf '%s\\n' "${3:-$SLURM_JOB_NODELIST}" | tr , '\\n'
+    exit 0
+fi
+echo "orch: there is no Slurm here: scontrol $*: the nodes are in SLURM_JOB_NODELIST, divided by commas" >&2
+exit 1
+"""
+_SQUEUE = """\
+#!/bin/sh
+echo "orch: there is no Slurm here: squeue $*: use orch status" >&2
+exit 1
+"""
+
+
+def write(folder: Path, address: str, *, stands_in_slurm: bool) -> None:
+    """Write all files into the folder. Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    source = str(Path(__file__).parents[3])
+    text = _PROGRAM.format(python=shlex.quote(sys.executable), executable=sys.executable, source=source)
+    programs = dict.fromkeys(STAND_INS, text)
+    if stands_in_slurm:
+        programs |= {"scontrol": _SCONTROL, "squeue": _SQUEUE}
+    for name, program in programs.items():
+        _replace(folder / name, program, 0o700)
+    functions = [f'{name}() {{ {shlex.quote(str(folder / name))} "$@"; }}\n' for name in NAMES]
+    users = f'[ -z "${{{USERS_BASH_ENV}-}}" ] || . "${USERS_BASH_ENV}"\n'
+    _replace(folder / BASH_FILE, users + "".join(functions))
+    _replace(folder / ADDRESS_FILE, address)
+
+
+def _replace(file: Path, text: str, mode: int = 0o600) -> None:
+    if not file.exists() or file.read_text() != text:
+        replace_text(file, text, mode=mode, durable=False)

@@ -1,0 +1,279 @@
+"""Script of a node in one attempt: its process, the socket for its stand-ins, and the watch for launchers that went past them.
+
+1. The script runs in a session of its own; what it prints goes to the node's log.
+2. One call at a time: a stand-in waits until the ranks of its call have ended well, and the script goes on.
+3. While ranks fail or are stopped, no stand-in returns: the script ends with the attempt.
+4. A launcher that runs without orch would start copies that never meet: the attempt ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import secrets
+import shutil
+import socket
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.agent.host.setup_script import TAIL_BYTES
+from orchestrator.agent.launch import calls, files, options
+from orchestrator.agent.launch.calls import RankCall, Request
+from orchestrator.agent.launch.stand_in import MESSAGE_BYTES_MAX, RUN_S_MAX
+from orchestrator.agent.ranks import spawn
+from orchestrator.agent.ranks.hook.launch import FOLDER_ENV, REAL_ENV, launcher_of
+from orchestrator.core.host import procfs
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.wire import messages as m
+
+ASK_S_MAX = 10.0
+"""How long a stand-in may take to send its call."""
+
+WATCH_S = 1.0
+"""How often the processes of the script are looked at for launchers."""
+
+HAND_OVER_S_MAX = 10.0
+"""How long a launcher with the hook on its path may take to become a stand-in: its Python may lie on a cold network disk."""
+
+LINE_CHARS_MAX = 200
+_AGENT_LINE = re.compile(r"^\d\d:\d\d:\d\d agent: ")
+_NOT_NEEDED = "not needed, orch does that itself"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a script runs: the job, the node's name, and the attempt."""
+
+    job: JobDir
+    node: str
+    attempt: int
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the stand-ins."""
+        return self.job.node(self.node) / "launch"
+
+    @property
+    def hook(self) -> str:
+        """The folder of the hook."""
+        return str(self.job.node(self.node) / "hook")
+
+    @property
+    def log(self) -> Path:
+        """The node's log."""
+        return self.job.node_log(self.attempt, self.node)
+
+
+class LaunchScript:
+    """A running script."""
+
+    def __init__(
+        self,
+        place: Place,
+        script: m.Script,
+        given: Mapping[str, str],
+        called: Callable[[RankCall], None],
+        refused: Callable[[m.PrepareFailed], None],
+        note: Callable[[str], None],
+    ) -> None:
+        """Start the script. `given`: the environment that setup lines made; `called` takes each call, `refused` the reason
+        why the attempt must end. Raises OSError."""
+        self._place, self.script = place, script
+        self._called, self._refused, self._note = called, refused, note
+        self._ranks_here = next(len(ranks) for name, ranks in script.gang if name == place.node)
+        self.calls = 0
+        self.exit_code: int | None = None
+        self._waiting: asyncio.StreamWriter | None = None
+        self._is_refused = False
+        self._watch_at = 0.0
+        self._seen: dict[int, float] = {}
+        name = f"orch-{secrets.token_hex(16)}"
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.bind("\0" + name)
+        self._serving = asyncio.get_running_loop().create_task(self._serve())
+        files.write(place.folder, name, stands_in_slurm=script.stands_in_slurm)
+        file = place.folder / "script.sh"
+        file.write_text(f"{script.text}\n")
+        self._log_start = place.log.stat().st_size if place.log.exists() else 0
+        env = calls.script_env(script, given, place.folder, place.hook)
+        self.pid = spawn.start(spawn.Program(("bash", str(file)), env, place.job.code, place.log))
+
+    async def _serve(self) -> None:
+        server = await asyncio.start_unix_server(self._answer, sock=self._socket, limit=MESSAGE_BYTES_MAX)
+        async with server:
+            await server.serve_forever()
+
+    @property
+    def is_running(self) -> bool:
+        """Tell whether the script's shell has not been reaped."""
+        return self.exit_code is None
+
+    @property
+    def is_waiting(self) -> bool:
+        """Tell whether a stand-in waits for the ranks of its call."""
+        return self._waiting is not None
+
+    def ended(self, exit_code: int) -> m.LaunchEnded:
+        """Note that the script was reaped; return the report of it. `exit_code`: negative for a signal."""
+        self.exit_code = exit_code
+        return m.LaunchEnded(self._place.attempt, self.calls, exit_code, self.tail())
+
+    def tail(self) -> str:
+        """Return the last lines that the script has written."""
+        with contextlib.suppress(OSError), self._place.log.open("rb") as file:
+            file.seek(max(self._log_start, self._place.log.stat().st_size - TAIL_BYTES))
+            lines = file.read().decode("utf-8", "replace").splitlines(keepends=True)
+            return "".join(line for line in lines if not _AGENT_LINE.match(line))
+        return ""
+
+    def ranks_ended(self) -> None:
+        """The ranks of the call have ended well: let the script go on."""
+        if self._waiting is not None:
+            writer, self._waiting = self._waiting, None
+            _send(writer, {"exit": 0})
+
+    def close(self) -> None:
+        """Close the socket, which is the server's to close: the loop must forget it before its number is free."""
+        self._serving.cancel()
+
+    # Stand-ins
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            if _peer_uid(writer) == os.getuid():
+                await self._take(reader, writer)
+        except (OSError, ValueError, asyncio.TimeoutError, asyncio.IncompleteReadError) as err:
+            self._note(f"a launcher's stand-in was not understood: {err}")
+        finally:
+            if self._waiting is not writer:
+                writer.close()
+
+    async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        request = Request.of(await _receive(reader, ASK_S_MAX))
+        try:
+            answer = await self._read(request, reader, writer)
+        except options.Refused as err:
+            self._refuse(request, err, writer)
+            return
+        if isinstance(answer, options.Call):
+            self._begin(request, answer, writer)
+            await self._watch_stand_in(reader, writer)
+        elif isinstance(answer, options.Once) or not request.real:
+            words = answer.words if isinstance(answer, options.Once) else _program_of(request)
+            _send(writer, {"exec": words, "is_real": False})
+        else:
+            self._note(f"{request.name} {' '.join(request.words[:3])} is left to {request.real}")
+            _send(writer, {"exec": [request.real, *request.words], "is_real": True})
+
+    async def _read(
+        self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> options.Call | options.Once | options.ToReal:
+        """Return what is asked for. Raises Refused."""
+        words, gang = request.accelerate_words, self.script.gang
+        if words is None:
+            return calls.read(request, self._ranks_here, gang)
+        settings = calls.accelerate_settings(words, gang, self.script.keep)
+        _send(writer, {"run": [request.python, "-m", "orchestrator.agent.ranks.accelerate_env", settings]})
+        return calls.of_accelerate(await _receive(reader, RUN_S_MAX + ASK_S_MAX), self._ranks_here, gang)
+
+    def _begin(self, request: Request, call: options.Call, writer: asyncio.StreamWriter) -> None:
+        if self._waiting is not None:
+            raise options.Refused(
+                f"{call.launcher} is called while the ranks of launcher call {self.calls} run: one gang at a time; start the "
+                "calls one after the other"
+            )
+        env = calls.rank_env(request, call, self.script, self._place.hook)
+        first = request.python if call.is_python else call.words[0]
+        program = shutil.which(first, path=env.get("PATH", os.defpath)) or ""
+        if not program and (Path(request.cwd) / first).exists():
+            program = str(Path(request.cwd) / first)
+        if not program:
+            raise options.Refused(f"{call.launcher}: there is no {first or 'python'} on this node")
+        argv = (program, *(call.words if call.is_python else call.words[1:]))
+        self.calls += 1
+        self._waiting = writer
+        shown = " ".join(call.words)
+        self._note(f"launcher call {self.calls}: {call.launcher} starts {shown}")
+        if call.unused:
+            self._note(f"{', '.join(call.unused)}: {_NOT_NEEDED}")
+        _send(writer, {"say": ""})  # it waits now without limit
+        self._called(RankCall(self.calls, call, argv, Path(request.cwd), env))
+
+    def _refuse(self, request: Request, err: options.Refused, writer: asyncio.StreamWriter) -> None:
+        usage = f"\nusage: {err.usage}" if err.usage else ""
+        line = " ".join((request.name, *request.words))
+        _send(writer, {"say": f"orch: {err.text}{usage}", "exit": 2})
+        self._fail(f"{err.text}", f"{line}{usage}\n")
+
+    def _fail(self, reason: str, tail: str, fix: str = "") -> None:
+        if not self._is_refused:
+            self._is_refused = True
+            self._refused(m.PrepareFailed(self._place.attempt, reason, tail, is_final=True, fix=fix))
+
+    async def _watch_stand_in(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Notice the end of a stand-in whose ranks run: a launcher that is killed takes its ranks with it."""
+        with contextlib.suppress(OSError):
+            await reader.read(1)
+        if self._waiting is writer and self.is_running:
+            self._waiting = None
+            reason = f"the launcher of call {self.calls} was ended by its script while its ranks ran"
+            self._refused(m.PrepareFailed(self._place.attempt, reason, self.tail()))
+
+    # Launchers that went past the stand-ins
+
+    def watch(self, now_s: float) -> None:
+        """End the attempt when a launcher runs that no stand-in stands for."""
+        if now_s < self._watch_at or not self.is_running:
+            return
+        self._watch_at = now_s + WATCH_S
+        tree = procfs.children()
+        below = [pid for pid in procfs.descendants(self.pid, tree) if self._is_launcher(pid)]
+        self._seen = {pid: self._seen.get(pid, now_s) for pid in below}
+        for pid, seen_at in self._seen.items():
+            hands_over = procfs.environment(pid, FOLDER_ENV) and not tree.get(pid)
+            if not hands_over or now_s - seen_at > HAND_OVER_S_MAX:
+                line = procfs.text(Path(f"/proc/{pid}/cmdline")).replace("\0", " ").strip()
+                self._fail(
+                    f"a launcher runs past orch: {line[:LINE_CHARS_MAX]}",
+                    self.tail(),
+                    "its ranks would not meet those of other nodes: start it with the script's environment, without env -i or "
+                    "python -I; for ranks in a container write command:",
+                )
+
+    def _is_launcher(self, pid: int) -> bool:
+        argv = procfs.text(Path(f"/proc/{pid}/cmdline")).split("\0")[:-1]
+        folder = f"{self._place.folder}/"
+        if not argv or any(word.startswith(folder) for word in argv[:4]) or procfs.environment(pid, REAL_ENV):
+            return False
+        program = argv[0].rpartition("/")[2]
+        if program.startswith("python"):
+            return bool(launcher_of(argv)[0])
+        return program in files.STAND_INS
+
+
+def _program_of(request: Request) -> list[str]:
+    """Return the program of a line whose launcher this node lacks: it runs once here, or the shell says that it is not there."""
+    at = next((at for at, word in enumerate(request.words) if not word.startswith("-")), None)
+    is_wrapper = request.name in ("srun", "mpirun", "mpiexec") and at is not None
+    return list(request.words[at:]) if is_wrapper else [f"{request.name}-is-not-installed"]
+
+
+def _peer_uid(writer: asyncio.StreamWriter) -> int:
+    peer = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    return int(struct.unpack("3i", peer)[1])
+
+
+async def _receive(reader: asyncio.StreamReader, limit_s: float) -> Any:
+    line = await asyncio.wait_for(reader.readline(), limit_s)
+    return json.loads(line)
+
+
+def _send(writer: asyncio.StreamWriter, data: Mapping[str, Any]) -> None:
+    with contextlib.suppress(OSError):
+        writer.write(json.dumps(data).encode() + b"\n")
