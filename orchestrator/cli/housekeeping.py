@@ -83,9 +83,9 @@ def nodes(host: str | None, free: bool, as_json: bool) -> int:
     if free:
         from orchestrator.client.outline import stock
 
-        stocks, told_s = stock.ask(folder, os.environ), time.time()
+        stocks, asked_s = stock.ask(folder, os.environ), time.time()
         listed = [
-            {**one, "free": stocks[one["host"]].as_json(told_s) if one["host"] in stocks else None}
+            {**one, "free": stocks[one["host"]].as_json(asked_s) if one["host"] in stocks else None}
             for one in listed
         ]
     print_json(listed) if as_json else terminal.write(tables.hosts(listed))

@@ -47,7 +47,7 @@ RANKS_MAX = 64
 
 LINES, LINES_MAX = 100, 1_000
 LOG_BYTES_MAX = 64 << 10
-"""Of log lines the last so many."""
+"""Longer text of logs loses its beginning."""
 
 WAIT_S, WAIT_S_MAX = 50.0, 3_600.0
 """Many clients give a call up after a minute."""
@@ -135,7 +135,8 @@ def logs(
         str | None, Field(description="Only lines in which this regular expression is found.")
     ] = None,
 ) -> Logs:
-    """Show the last lines that ranks printed, merged by time, without secrets."""
+    """Show the last lines that ranks printed, merged by time, without secrets. Where there are none, name nodes: their setup lines may
+    tell why."""
     found = _found(job)
     try:
         pattern = re.compile(grep) if grep is not None else None
@@ -171,7 +172,7 @@ def wait(
     context: Context[Any, Any],
     job: AnyJob = None,
     timeout_s: Annotated[
-        float, Field(description="After so many seconds it returns anyway: wait again.", ge=0, le=WAIT_S_MAX)
+        float, Field(description="Seconds after which it returns anyway: wait again.", ge=0, le=WAIT_S_MAX)
     ] = WAIT_S,
 ) -> Json:
     """Wait until a job has ended or needs a person; tell who is to blame, and what to do then."""
@@ -182,8 +183,8 @@ def wait(
         if waited.has_ended or waited.need is not None or waited_s >= timeout_s:
             return outcome.outcome(waited, found.why(), found.called)
         anyio.from_thread.check_cancelled()
-        said = f"{waited.status.state}, step {waited.status.step or '-'}"
-        anyio.from_thread.run(context.report_progress, time.monotonic() - begin_s, timeout_s, said)
+        course = f"{waited.status.state}, step {waited.status.step or '-'}"
+        anyio.from_thread.run(context.report_progress, time.monotonic() - begin_s, timeout_s, course)
 
 
 def cancel(job: OneJob) -> Json:

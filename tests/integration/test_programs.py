@@ -219,10 +219,10 @@ def test_an_agent_submits_waits_and_learns_why_by_the_model_context_protocol(des
             async def call(name: str, verb: str = "", **arguments: Any) -> Any:
                 answer = await client.call_tool(name, arguments)
                 assert not answer.is_error, answer.content
-                told: Any = answer.structured_content
-                told = told.get("result", told)
-                jsonschema.validate(told, schema_of(verb)) if verb else None
-                return told
+                found: Any = answer.structured_content
+                found = found.get("result", found)
+                jsonschema.validate(found, schema_of(verb)) if verb else None
+                return found
 
             async def refusal(name: str, **arguments: Any) -> str:
                 answer = await client.call_tool(name, arguments)
@@ -246,8 +246,8 @@ def test_an_agent_submits_waits_and_learns_why_by_the_model_context_protocol(des
             shown = await call("logs", job=job, ranks=[1], tail=1)
             assert shown["text"].endswith("ValueError: bad batch\n") and shown["lines"] == 1
             assert "no job has the id or name 'other'" in await refusal("cancel", job="other")
-            told = await refusal("cancel", job=job)
-            assert "there is nothing to stop" in told and "fix: orch resume" in told
+            found = await refusal("cancel", job=job)
+            assert "there is nothing to stop" in found and "fix: orch resume" in found
             assert "is no regular expression" in await refusal("logs", grep="(")
             assert "less than or equal to" in await refusal("logs", tail=10_000_000)
 

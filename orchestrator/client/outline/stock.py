@@ -29,7 +29,7 @@ class Stock:
     fault: str = ""
 
     def as_json(self, wall_s: float) -> Json:
-        """Return it as `orch nodes --free --json` prints it; `wall_s`: when the host told it, since it may have another time."""
+        """Return it as `orch nodes --free --json` prints it; `wall_s`: when the host answered, by this machine's clock."""
         held = [
             {
                 "count": one.count,
