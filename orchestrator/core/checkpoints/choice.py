@@ -2,8 +2,8 @@
 
 - Only whole saves count, and of those the kind of content that comes first in `Content` of all that the job has written:
   weights alone are not resumed from where there are saves with the whole state.
-- The newest counts: the last of the latest attempt. If an earlier attempt got further, as one did before a script began
-  anew, its save counts.
+- The newest counts: the last of the latest attempt. If the last of an earlier attempt got further, as one did before a
+  script began again, that counts.
 - Where a person has named one, that counts until an attempt after it has written another. If it cannot be used, nothing
   takes its place, not even the beginning: see `Choice.save`.
 - A save whose files belong to ranks fits that number of ranks only.
@@ -58,6 +58,7 @@ def choose(saves: Iterable[Save], world_size: int, pin: Pin | None = None) -> Ch
         (save.content for save in known if save.is_candidate), key=list(Content).index, default=Content.STATE
     )
     best: Save | None = None
+    lasts: set[int] = set()  # attempts whose last fit save was seen
     passed: list[Passed] = []
     for save in known:
         if pin is not None and save.number != pin.save and save.attempt <= pin.attempt:
@@ -67,9 +68,12 @@ def choose(saves: Iterable[Save], world_size: int, pin: Pin | None = None) -> Ch
         if why:
             if best is None:
                 passed.append(_passed(save, why))
-        elif best is None:
+            continue
+        is_last = save.attempt not in lasts
+        lasts.add(save.attempt)
+        if best is None:
             best = save
-        elif not is_named and _got_further(save, best):
+        elif is_last and not is_named and _got_further(save, best):
             passed.append(_passed(best, f"an earlier attempt has saved step {save.step:,}"))
             best = save
     if best is not None and not fits(best, world_size):

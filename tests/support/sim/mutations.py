@@ -239,7 +239,7 @@ MUTATIONS = (
     Mutation("a torn save is chosen", "choice._unfit", "if save.state is not SaveState.WHOLE:", "if save.state not in (SaveState.WHOLE, SaveState.TORN):"),
     Mutation("a save counts before it is closed, or home", "choice._unfit", "if save.state is not SaveState.WHOLE:", "if save.state not in (SaveState.WHOLE, SaveState.OPEN):"),
     Mutation("the oldest save is the newest", "choice.choose", "reverse=True", "reverse=False"),
-    Mutation("what an earlier attempt saved further on is forgotten", "choice.choose", "elif not is_named and _got_further(save, best):", "elif False:"),
+    Mutation("what an earlier attempt saved further on is forgotten", "choice.choose", "elif is_last and not is_named and _got_further(save, best):", "elif False:"),
     Mutation("any save fits any number of ranks", "choice.fits", "return save.fits_any_size or", "return True or"),
     Mutation("saves that were passed over are not named", "brain._begin", "passed = facts.choice.passed", "passed = ()"),
     Mutation("the save that a person has named is ignored", "fold_events._resume_requested", "facts.pin = Pin(news.save, facts.resumed_after) if news.save else None", "pass"),

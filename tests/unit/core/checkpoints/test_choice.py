@@ -55,6 +55,13 @@ def test_of_the_contents_the_best_that_the_job_has_ever_written_counts() -> None
     assert reasons(choose([saved(1), weights], 2)) == [(3, "weights alone")]
 
 
+def test_of_each_attempt_its_last_one_counts_whatever_steps_the_script_states() -> None:
+    saves = [saved(1, attempt=1, step=7), saved(2, attempt=2, step=10), saved(3, attempt=2, step=3)]
+    assert chosen(saves) == 1
+    assert chosen([*saves, saved(4, attempt=3, step=5)]) == 1
+    assert chosen([*saves[1:], saved(4, attempt=3, step=5)]) == 4
+
+
 def test_an_earlier_attempt_that_got_further_counts() -> None:
     saves = [saved(1, attempt=1, step=500), saved(2, attempt=2, step=40), saved(3, attempt=2, step=60)]
     choice = choose(saves, 2)
@@ -123,9 +130,10 @@ def test_only_what_is_whole_is_begun_from_and_of_that_the_newest(saves: list[Sav
         return
     assert found in fit and fits(found, 2) == (choice.misfit is None)
     assert all(save.number <= found.number for save in fit if save.attempt == found.attempt)
-    for save in fit:
-        if save.attempt > found.attempt:
-            assert save.step is not None and found.step is not None and save.step < found.step
+    lasts = {save.attempt: save for save in fit if save.attempt > found.attempt}  # of each the newest
+    if lasts:
+        assert found.step is not None and lasts[max(lasts)].step is not None
+        assert all(save.step < found.step for save in lasts.values() if save.step is not None)
     assert found.number not in [one.save for one in choice.passed]
 
 
