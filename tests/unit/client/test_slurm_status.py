@@ -154,7 +154,7 @@ def test_two_who_look_at_once_close_a_job_once(slurm: FakeSlurm, tmp_path: Path)
         '(job / "ended")', 'import time; time.sleep(0.5); (job / "ended")'
     )
     folder.bundle.write_text(slow)
-    both = [threading.Thread(target=slurm_status.settle, args=(folder,)) for _ in range(2)]
+    both = [threading.Thread(target=slurm_status.SlurmSource(folder).settle) for _ in range(2)]
     for one in both:
         one.start()
     for one in both:
@@ -170,9 +170,9 @@ def test_a_closing_that_was_cut_off_goes_on_with_the_same_request(slurm: FakeSlu
     works = folder.bundle.read_text()
     folder.bundle.write_text("raise SystemExit('no')")
     with pytest.raises(ClusterError):
-        slurm_status.settle(folder)
+        slurm_status.SlurmSource(folder).settle()
     folder.bundle.write_text(works)
-    slurm_status.settle(folder)
+    slurm_status.SlurmSource(folder).settle()
     assert len(asked(folder)) == 1
     assert folder.ended.exists()
 
@@ -347,7 +347,7 @@ def test_a_resumed_job_waits_and_its_last_end_does_not_show(slurm: FakeSlurm, tm
     before = Job(folder).source.settled_status()
     folder.slurm.write_text('["7", "9"]')
     folder.ended.unlink()
-    slurm_status.requeue_status(folder, before)
+    slurm_status.SlurmSource(folder).await_resume(before)
     for line in (PENDING, RUNNING):
         slurm.queue(line.replace("7|", "9|", 1))
         slurm_status.QUEUE.expect_news()
@@ -378,7 +378,7 @@ def test_a_long_batch_log_is_shown_from_a_whole_line_on_or_half_a_secret_would_b
     folder.batch_log.write_bytes(
         secret[:2] + half + b"last\n".rjust(slurm_status.WORDS_BYTES_MAX - len(half), b".")
     )
-    assert [line.strip(".") for line in slurm_status.batch_lines(folder)] == ["last"]
+    assert [line.strip(".") for line in slurm_status.SlurmSource(folder).batch_lines()] == ["last"]
 
 
 def test_no_secret_in_the_last_words_of_a_batch_script_is_told_nor_half_of_one(
