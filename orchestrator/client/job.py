@@ -78,10 +78,6 @@ class Job:
 
         return SlurmSource(self.folder)
 
-    def last_status(self) -> Json:
-        """Return the last status, joined with Slurm's state of a job in its queue; start nothing. Raises ClusterError."""
-        return status_file.as_json(self.source.status())
-
     def __repr__(self) -> str:
         """Return the job's id and last known state."""
         try:

@@ -40,24 +40,25 @@ def clean_up(request: w.CleanUp) -> w.CleanedUp:
         raise Fault("folder", f"{job.root} is not the folder of job {request.job}")
     job_folder.require_own(job)
     nodes = _nodes(job)
-    killed = sum(_end(job, node) for node in nodes)
+    for node in nodes:
+        _end(job, node)
     tags = [process_tags.of(job.root, node) for node in nodes]
     surviving = [pid for tag in tags for pid in keeper.clean_up_processes(tag)]
     if not job.root.is_dir():
-        return w.CleanedUp(killed, "")
+        return w.CleanedUp("")
     if job.secrets.exists() or job.journal.exists():
-        return w.CleanedUp(killed, "it is the folder that the job was submitted from")
+        return w.CleanedUp("it is the folder that the job was submitted from")
     living = [node for node in nodes if locks.is_held(job.node(node) / "agent.lock")]
     if living:
-        return w.CleanedUp(killed, f"an agent still lives in it, on another host: {', '.join(living)}")
+        return w.CleanedUp(f"an agent still lives in it, on another host: {', '.join(living)}")
     if surviving:
-        return w.CleanedUp(killed, f"processes that cannot be ended: {', '.join(map(str, surviving))}")
+        return w.CleanedUp(f"processes that cannot be ended: {', '.join(map(str, surviving))}")
     try:
         _delete(job.root)
     except OSError as err:
         raise fault("folder", err, job.root) from err
     _remove_if_empty(job.root.parent)
-    return w.CleanedUp(killed, "")
+    return w.CleanedUp("")
 
 
 def _delete(folder: Path) -> None:
@@ -81,21 +82,18 @@ def _nodes(job: JobDir) -> list[str]:
         return []
 
 
-def _end(job: JobDir, node: str) -> int:
-    """End the node's keeper with its agent, if they are on this host; return the number of their processes."""
+def _end(job: JobDir, node: str) -> None:
+    """End the node's keeper with its agent, if they are on this host."""
     proc = _keeper(job.node(node))
     if proc is None:
-        return 0
-    tag = process_tags.of(job.root, node)
-    killed = 1 + len(process_tags.descendants(proc.pid, tag))
+        return
     _signal(proc.pid, signal.SIGTERM)
     deadline_s = time.monotonic() + LEAVE_S_MAX
     while procfs.alive(proc) and time.monotonic() < deadline_s:
         time.sleep(POLL_S)
     if procfs.alive(proc):
-        for pid in (proc.pid, *process_tags.descendants(proc.pid, tag)):
+        for pid in (proc.pid, *process_tags.descendants(proc.pid, process_tags.of(job.root, node))):
             _signal(pid, signal.SIGKILL)
-    return killed
 
 
 def _keeper(folder: Path) -> procfs.Proc | None:

@@ -234,7 +234,6 @@ class AgentSeen:
 class CleanedUp:
     """What was cleaned up. `kept`: why the folder was not removed, empty when it is gone."""
 
-    killed: int
     kept: str
 
 

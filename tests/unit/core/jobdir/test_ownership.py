@@ -15,7 +15,7 @@ from orchestrator.cli import app
 from orchestrator.client import slurm_status
 from orchestrator.client.job import Job
 from orchestrator.core.errors import OrchError, UserError
-from orchestrator.core.jobdir import home, ownership, requests
+from orchestrator.core.jobdir import home, ownership, requests, status_file
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.spec.load import load
 from orchestrator.submission import bundle, submit, supervisor_process
@@ -239,7 +239,7 @@ def test_slurms_word_is_not_kept_where_others_can_write(slurm: FakeSlurm, tmp_pa
     job.root.chmod(0o777)
     before = _state(job.root)
     slurm.queue(f"{fake_slurm.RUNNING}|/nfs/jobs/{job.id}")
-    assert Job(job).last_status()["queue"]["state"] == "RUNNING"
+    assert status_file.as_json(Job(job).source.status())["queue"]["state"] == "RUNNING"
     slurm.queue(f"{fake_slurm.FAILED}|/nfs/jobs/{job.id}")
     slurm_status.QUEUE.expect_news()
     with pytest.raises(UserError, match="other users can write to it"):
