@@ -65,10 +65,6 @@ class Job:
         """
         return status_file.as_json(self.source.settled_status())
 
-    def look_after(self) -> None:
-        """Start the job's supervisor if it died; settle a job of Slurm by its state in the queue. Raises ClusterError."""
-        self.source.settle()
-
     @property
     def source(self) -> JobSource:
         """Who knows how the job is, and lets it end or go on."""

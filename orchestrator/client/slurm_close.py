@@ -30,23 +30,20 @@ def close(job: JobDir, allocation: str, cause: Cause, why: str) -> None:
     try:
         with locks.held(job.queue.with_suffix(".lock"), CLOSE_S_MAX) as is_mine:
             if is_mine and not _has_ended(job):
-                if not _is_requested(job, allocation):
+                last = requests.latest(job.requests)
+                if last is None or (last.ask, last.allocation) != ("allocation_ended", allocation):
                     requests.ask(
                         job.requests, "allocation_ended", allocation=allocation, cause=cause.value, why=why
                     )
                 supervisor_process.start_supervisor(job)
-                _await_end(job)
+                deadline_s = time.monotonic() + CLOSE_S_MAX
+                while not _has_ended(job) and time.monotonic() < deadline_s:
+                    time.sleep(POLL_S)
     except OSError as err:
         raise requests.refused(err, job.root) from err
     if not _has_ended(job):
         what = f"{why}, and the job could not be closed within {CLOSE_S_MAX:g} s"
         raise ClusterError(what, job.id, f"see {job.supervisor_log}")
-
-
-def _await_end(job: JobDir) -> None:
-    deadline_s = time.monotonic() + CLOSE_S_MAX
-    while not _has_ended(job) and time.monotonic() < deadline_s:
-        time.sleep(POLL_S)
 
 
 def _has_ended(job: JobDir) -> bool:
@@ -55,8 +52,3 @@ def _has_ended(job: JobDir) -> bool:
         return any(path.name == job.ended.name for path in job.root.iterdir())
     except OSError:
         return False
-
-
-def _is_requested(job: JobDir, allocation: str) -> bool:
-    request = requests.latest(job.requests)
-    return request is not None and (request.ask, request.allocation) == ("allocation_ended", allocation)
