@@ -117,7 +117,7 @@ def apply_slurm_end(job: Job) -> None:
     if job.folder.ended.exists() or not home.is_slurm(job.folder):
         return
     try:
-        job.look_after()
+        job.source.settle()
     except (OrchError, OSError) as err:
         terminal.complain(str(err))
 

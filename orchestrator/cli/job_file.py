@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import sys
 from pathlib import Path
 
 import click
@@ -14,7 +13,6 @@ from orchestrator.cli import terminal
 from orchestrator.cli.group import AS_JSON, BACKEND, SET, SPEC, print_json
 from orchestrator.core.errors import ClusterError, UserError
 from orchestrator.core.invisible_characters import harmless
-from orchestrator.core.jobdir import home
 
 
 @click.command()
@@ -80,23 +78,18 @@ def render(spec: Path, backend: str | None, overrides: tuple[str, ...]) -> int:
     "command",
     help="Make it of a launch line ('torchrun --nnodes 2 …'), a shell script, an sbatch script, or a loop over ssh.",
 )
-@click.option("--systemd", is_flag=True, help="Print a user unit that takes up your jobs after a boot.")
 @click.option(
     "--skill",
     type=click.Path(path_type=Path),
     metavar="DIR",
     help="Write DIR/orch/SKILL.md, which tells an AI agent how to use orch.",
 )
-def init(file: Path, command: str | None, systemd: bool, skill: Path | None) -> int:
+def init(file: Path, command: str | None, skill: Path | None) -> int:
     """Write a job file to start from (job.yaml), or to standard output (-)."""
-    from orchestrator.submission import render
     from orchestrator.submission.render import TEMPLATES
 
     if skill is not None:
         _write_skill(skill / "orch" / "SKILL.md")
-        return 0
-    if systemd:
-        click.echo(render.systemd_unit(sys.executable, home.home(os.environ), os.environ.get("PATH", "")))
         return 0
     if command is not None:
         return _from_command(file, command)

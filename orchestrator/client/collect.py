@@ -125,7 +125,10 @@ def _copy_folder(source: Path, target: Path, without: Collection[Path] = ()) -> 
         return [name for name in names if Path(folder, name) in without]
 
     shutil.copytree(source, target, symlinks=True, copy_function=_copy, ignore=left_out)
-    _close_folders(target)
+    for folder, _, _ in os.walk(
+        target
+    ):  # they have the modes of their sources: take others' right to write from them
+        Path(folder).chmod(ownership.mode_of_copy(Path(folder).stat().st_mode))
 
 
 def _copy(source: str | Path, target: str | Path) -> None:
@@ -143,12 +146,6 @@ def _copy(source: str | Path, target: str | Path) -> None:
         about = Path(source).lstat()
         os.utime(target, ns=(about.st_atime_ns, about.st_mtime_ns))
         Path(target).chmod(ownership.mode_of_copy(about.st_mode))
-
-
-def _close_folders(root: Path) -> None:
-    """Take others' right to write from the copies of folders, which have the modes of their sources."""
-    for folder, _, _ in os.walk(root):
-        Path(folder).chmod(ownership.mode_of_copy(Path(folder).stat().st_mode))
 
 
 def _why(job: Job) -> Json:
@@ -203,7 +200,7 @@ def await_last(job: Job) -> None:
     """Wait until an ended job's supervisor has fetched what it can; revive it if it died in the meantime."""
     deadline_s = time.monotonic() + LAST_S_MAX
     while not job.folder.ended.exists() and time.monotonic() < deadline_s:
-        job.look_after()
+        job.source.settle()
         time.sleep(POLL_S)
 
 

@@ -71,10 +71,6 @@ class Job:
 
         return status_file.as_json(trackers.with_runs(self.folder, self.source.settled_status()))
 
-    def look_after(self) -> None:
-        """Start the job's supervisor if it died; settle a job of Slurm by its state in the queue. Raises ClusterError."""
-        self.source.settle()
-
     @property
     def source(self) -> JobSource:
         """Who knows how the job is, and lets it end or go on."""
@@ -83,10 +79,6 @@ class Job:
         from orchestrator.client.slurm_status import SlurmSource
 
         return SlurmSource(self.folder)
-
-    def last_status(self) -> Json:
-        """Return the last status, joined with Slurm's state of a job in its queue; start nothing. Raises ClusterError."""
-        return status_file.as_json(self.source.status())
 
     def __repr__(self) -> str:
         """Return the job's id and last known state."""

@@ -30,12 +30,15 @@ def close(job: JobDir, allocation: str, cause: Cause, why: str) -> None:
     try:
         with locks.held(job.queue.with_suffix(".lock"), CLOSE_S_MAX) as is_mine:
             if is_mine and not _has_ended(job):
-                if not _is_requested(job, allocation):
+                last = requests.latest(job.requests)
+                if last is None or (last.ask, last.allocation) != ("allocation_ended", allocation):
                     requests.ask(
                         job.requests, "allocation_ended", allocation=allocation, cause=cause.value, why=why
                     )
                 supervisor_process.start_supervisor(job)
-                _await_end(job)
+                deadline_s = time.monotonic() + CLOSE_S_MAX
+                while not _has_ended(job) and time.monotonic() < deadline_s:
+                    time.sleep(POLL_S)
     except OSError as err:
         raise requests.refused(err, job.root) from err
     if not _has_ended(job):
@@ -51,20 +54,9 @@ def allocation_of(job: JobDir) -> str:
         return ""
 
 
-def _await_end(job: JobDir) -> None:
-    deadline_s = time.monotonic() + CLOSE_S_MAX
-    while not _has_ended(job) and time.monotonic() < deadline_s:
-        time.sleep(POLL_S)
-
-
 def _has_ended(job: JobDir) -> bool:
     """Tell whether the job has ended, from the folder's list: NFS caches for a minute that a file is missing."""
     try:
         return any(path.name == job.ended.name for path in job.root.iterdir())
     except OSError:
         return False
-
-
-def _is_requested(job: JobDir, allocation: str) -> bool:
-    request = requests.latest(job.requests)
-    return request is not None and (request.ask, request.allocation) == ("allocation_ended", allocation)

@@ -91,8 +91,27 @@ class SlurmSource(JobSource):
         return present(self.folder)
 
     def settle(self) -> None:
-        """See `JobSource.settle`."""
-        settle(self.folder)
+        """Act on Slurm's state: close a job that is over, and cancel a job whose supervisor has not cancelled it.
+
+        Raises ClusterError when that cannot be done.
+        """
+        if self.folder.ended.exists() or not home.is_ours(self.folder):
+            return
+        queued = _query(self.folder)
+        if queued is None:
+            if time.time() - self.folder.plan.stat().st_mtime > HANDED_S_MAX:
+                why = "its submit was cut off before Slurm had it; fix: submit it again"
+                slurm_close.close(self.folder, "", Cause.FAILED, why)
+            return
+        if queued.unanswered:
+            return
+        if not is_over(queued):
+            _pursue_cancel(self.folder, queued)
+        elif queued.stage is Stage.OVER or _is_still(self.folder):
+            queued = _of_this(self.folder, QUEUE.confirmed(queued))
+            if is_over(queued) and not queued.unanswered:
+                allocation = queued.id if queued.restarts is None else f"{queued.id}.{queued.restarts}"
+                slurm_close.close(self.folder, allocation, queued.cause, _end_words(self.folder, queued))
 
     def status(self) -> Status:
         """See `JobSource.status`. What the queue says is not of a copy."""
@@ -119,23 +138,55 @@ class SlurmSource(JobSource):
         return reader.nodes(self.folder)
 
     def batch_lines(self) -> list[str]:
-        """See `JobSource.batch_lines`."""
-        return batch_lines(self.folder)
+        """Return the lines that a job's batch script has printed, the last ones of many, with the secrets masked."""
+        try:
+            with os.fdopen(ownership.open_inside(self.folder.batch_log), "rb") as file:
+                begin = max(0, os.fstat(file.fileno()).st_size - WORDS_BYTES_MAX)
+                file.seek(begin)
+                text = file.read(WORDS_BYTES_MAX).decode(errors="replace")
+            lines = secret_mask.of_job(self.folder).apply(text).splitlines()
+        except OSError:
+            return []
+        except ValueError:
+            return ["(not shown: the job's secrets are damaged, so nothing could be masked)"]
+        if begin:
+            del lines[0]  # it is cut off, perhaps inside a secret
+        return [line.rstrip() for line in lines if line.strip()]
 
     def cancel(self) -> None:
-        """See `JobSource.cancel`."""
-        cancel(self.folder)
+        """Cancel a job: through Slurm while it waits in the queue, otherwise through its supervisor.
+
+        Raises ClusterError when Slurm refuses, and UserError for another user's job.
+        """
+        try:
+            requests.ask(self.folder.requests, "cancel")
+        except ClusterError as err:
+            raise _cancelled_by_slurm(self.folder, err) from err
+        QUEUE.expect_news()
+        queued = _query(self.folder)
+        if queued is not None and not queued.unanswered and queued.stage is Stage.WAITING:
+            refusal = QUEUE.cancel(queued.id)
+            if refusal:
+                fix = f"once Slurm answers: orch cancel {self.folder.id} again, or scancel {queued.id}"
+                raise ClusterError(f"scancel {queued.id}: {refusal}", self.folder.id, fix)
+        self.settle()
 
     def await_resume(self, before: Status) -> None:
-        """Write the status of a job that waits for nodes again: until it has them, no supervisor does."""
-        plan = self.plan()  # the new one, where there were overrides
-        sized = replace(
-            before,
+        """Write the status of a job that waits for nodes again: until it has them no supervisor writes one, and its last end
+        must not show."""
+        plan, now = self.plan(), status_file.iso(time.time())  # the new plan, where there were overrides
+        status = replace(
+            status_file.without_nodes(before),
+            state="QUEUED",
+            reason="",
+            ended_at=None,
+            written_at=now,
             world_size=plan.world_size,
             total_steps=plan.total_steps,
             effective_batch=plan.effective_batch,
         )
-        requeue_status(self.folder, sized)
+        status_file.write(self.folder, status, durable=False)
+        QUEUE.expect_news()
 
 
 # The status
@@ -246,49 +297,6 @@ def _own_cluster(job: JobDir) -> str:
 # What follows from it
 
 
-def settle(job: JobDir) -> None:
-    """Act on Slurm's state: close a job that is over, and cancel a job whose supervisor has not cancelled it.
-
-    Raises ClusterError when that cannot be done.
-    """
-    if job.ended.exists() or not home.is_ours(job):
-        return
-    queued = _query(job)
-    if queued is None:
-        if time.time() - job.plan.stat().st_mtime > HANDED_S_MAX:
-            why = "its submit was cut off before Slurm had it; fix: submit it again"
-            slurm_close.close(job, "", Cause.FAILED, why)
-        return
-    if queued.unanswered:
-        return
-    if not is_over(queued):
-        _pursue_cancel(job, queued)
-    elif queued.stage is Stage.OVER or _is_still(job):
-        queued = _of_this(job, QUEUE.confirmed(queued))
-        if is_over(queued) and not queued.unanswered:
-            allocation = queued.id if queued.restarts is None else f"{queued.id}.{queued.restarts}"
-            slurm_close.close(job, allocation, queued.cause, _end_words(job, queued))
-
-
-def cancel(job: JobDir) -> None:
-    """Cancel a job: through Slurm while it waits in the queue, otherwise through its supervisor.
-
-    Raises ClusterError when Slurm refuses, and UserError for another user's job.
-    """
-    try:
-        requests.ask(job.requests, "cancel")
-    except ClusterError as err:
-        raise _cancelled_by_slurm(job, err) from err
-    QUEUE.expect_news()
-    queued = _query(job)
-    if queued is not None and not queued.unanswered and queued.stage is Stage.WAITING:
-        refusal = QUEUE.cancel(queued.id)
-        if refusal:
-            fix = f"once Slurm answers: orch cancel {job.id} again, or scancel {queued.id}"
-            raise ClusterError(f"scancel {queued.id}: {refusal}", job.id, fix)
-    settle(job)
-
-
 def _cancelled_by_slurm(job: JobDir, err: ClusterError) -> ClusterError:
     """Cancel through Slurm a job to whose folder no request can be written; return the error to raise."""
     queued = _query(job)
@@ -304,34 +312,8 @@ def _cancelled_by_slurm(job: JobDir, err: ClusterError) -> ClusterError:
     return ClusterError(what, err.where, f"make room in {job.root}, then see with orch status {job.id}")
 
 
-def requeue_status(job: JobDir, before: Status) -> None:
-    """Write the status of a resumed job that waits: until it has nodes no supervisor writes one, and its last
-    end must not show."""
-    bare, now = status_file.without_nodes(before), status_file.iso(time.time())
-    status = replace(bare, state="QUEUED", reason="", ended_at=None, written_at=now)
-    status_file.write(job, status, durable=False)
-    QUEUE.expect_news()
-
-
-def batch_lines(job: JobDir) -> list[str]:
-    """Return the lines that a job's batch script has printed, the last ones of many, with the secrets masked."""
-    try:
-        with os.fdopen(ownership.open_inside(job.batch_log), "rb") as file:
-            begin = max(0, os.fstat(file.fileno()).st_size - WORDS_BYTES_MAX)
-            file.seek(begin)
-            text = file.read(WORDS_BYTES_MAX).decode(errors="replace")
-        lines = secret_mask.of_job(job).apply(text).splitlines()
-    except OSError:
-        return []
-    except ValueError:
-        return ["(not shown: the job's secrets are damaged, so nothing could be masked)"]
-    if begin:
-        del lines[0]  # it is cut off, perhaps inside a secret
-    return [line.rstrip() for line in lines if line.strip()]
-
-
 def _batch_words(job: JobDir) -> str:
-    return "".join(batch_lines(job)[-1:])[:WORDS_CHARS_MAX]
+    return "".join(SlurmSource(job).batch_lines()[-1:])[:WORDS_CHARS_MAX]
 
 
 def _end_words(job: JobDir, queued: QueueJob) -> str:

@@ -96,18 +96,6 @@ def _unfit_for_slurm(root: str) -> str:
     return f"{pattern.group()}, for which Slurm puts something else," if pattern else ""
 
 
-def systemd_unit(python: str, home: Path, path: str) -> str:
-    """Return the text of a `systemd --user` unit that gives the jobs in `home` a supervisor after a boot."""
-    text = environment().get_template("orch.service.j2")
-    words = {"python": python, "home": f"ORCH_HOME={home}", "path": f"PATH={path}"}
-    return text.render({name: _unit_word(word) for name, word in words.items()})
-
-
-def _unit_word(word: str) -> str:
-    """Quote a word for a unit file, where `%` and, in commands, `$` have a meaning (systemd.syntax(7), systemd.service(5))."""
-    return '"' + word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%") + '"'
-
-
 @functools.cache
 def environment() -> jinja2.Environment:
     """Return the templates' environment: undefined names are errors, the filter `q` quotes for a shell, `comment` makes one

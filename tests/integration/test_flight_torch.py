@@ -93,7 +93,7 @@ def hanging(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gang]:
             assert rank.last_step().step == STEPS
         time.sleep(flight_recorder.CALL_S_MAX)  # so that rank 1 is in its loop for good
         asked = [window.start_query(python_of=0) for window in windows]
-        found = [until(one.answer, "an answer") for one in asked]
+        found = [one.result(60.0) for one in asked]
         yield Gang(ranks, [process.pid for process in running], windows, found)
     finally:
         for process in running:
@@ -153,7 +153,7 @@ def test_a_stopped_rank_does_not_answer_and_that_is_said_in_time(hanging: Gang) 
     try:
         until(lambda: _stands_still(hanging.pids[3]), "every thread is stopped")
         began_s = time.monotonic()
-        found = until(hanging.windows[3].start_query(python_of=0).answer, "an answer")
+        found = hanging.windows[3].start_query(python_of=0).result(60.0)
         assert "no answer within 1 s" in found.unavailable
         assert time.monotonic() - began_s < 5 * flight_recorder.CALL_S_MAX
     finally:

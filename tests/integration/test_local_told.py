@@ -56,12 +56,12 @@ def test_a_stopped_rank_is_a_suspicion_within_seconds_and_none_once_it_goes_on(d
     procs = job.rank_procs()
     began_s = time.monotonic()
     kill(procs[1], signal.SIGSTOP)
-    said = wait_until(lambda: job.job.last_status()["suspicion"], "a suspicion")
+    said = wait_until(lambda: job.job.source.status().suspicion, "a suspicion")
     assert time.monotonic() - began_s < 20  # 2 s on a quiet machine
     assert said and "rank 1 on node-1 is stopped (state T)" in said
     assert "suspicion   rank 1" in cells.plain(status.job(job.job.source.status()))
     kill(procs[1], signal.SIGCONT)
-    wait_until(lambda: job.job.last_status()["suspicion"] is None, "the end of the suspicion")
+    wait_until(lambda: not job.job.source.status().suspicion, "the end of the suspicion")
     job.job.cancel()
     job.wait()
 

@@ -15,6 +15,7 @@ from orchestrator.agent.hang.python_stacks import RankStack
 from orchestrator.agent.ranks import failure, hook_files, step_counter
 from orchestrator.agent.ranks.hook import layout
 from orchestrator.agent.ranks.step_counter import LastStep, StepCounter
+from orchestrator.core.observations import Failure
 
 STACK_SIGNAL = 50
 STACKS_S_MAX = 2.0  # a busy machine; the agent waits less
@@ -84,12 +85,12 @@ class Rank:
     def reader(self) -> StepCounter:
         return StepCounter(self.dir / layout.STEP_FILE)
 
-    def errors(self) -> list[failure.RankError]:
+    def errors(self) -> list[Failure]:
         paths = self.dir.glob(layout.ERROR_FILE.format("*"))
         found = [failure.error_of(self.dir, int(path.stem.partition("-")[2])) for path in paths]
         return [error for error in found if error is not None]
 
-    def error(self) -> failure.RankError:
+    def error(self) -> Failure:
         (error,) = self.errors()
         return error
 

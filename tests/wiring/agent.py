@@ -21,7 +21,7 @@ MUTATIONS = (
         "tests/unit/agent/process/test_agent.py::test_an_agent_whose_job_goes_on_in_another_allocation_leaves_with_its_ranks"),
     Mutation("an order to look is not obeyed", "orchestrator/agent/process/agent.py", "self._inspector.begin(order.inspection)", "pass",
         "tests/unit/agent/process/test_agent.py::test_a_look_is_taken_and_answered_by_its_number"),
-    Mutation("evidence is not written", "orchestrator/agent/hang/inspector.py", "self._append(job, _evidence_text(result, stacks, threads))", "pass",
+    Mutation("evidence is not written", "orchestrator/agent/hang/inspector.py", 'self._append(f"{rank_name(result.rank)}-stacks.txt", text.encode(errors="replace"))', "pass",
         "tests/unit/agent/hang/test_inspector.py::test_each_inspection_adds_a_line_with_torchs_trace_or_that_it_is_unchanged"),
     Mutation("an attempt is over before its last save is told", "orchestrator/agent/process/agent.py", "return self._scanner.finish(ranks, now_s) or is_signalled", "return True",
         "tests/unit/agent/process/test_agent.py::test_the_last_save_is_reported_before_the_word_that_the_attempt_is_over"),

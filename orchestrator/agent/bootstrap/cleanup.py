@@ -85,13 +85,12 @@ def _end(job: JobDir, node: str) -> None:
     proc = _keeper(job.node(node))
     if proc is None:
         return
-    tag = process_tags.of(job.root, node)
     _signal(proc.pid, signal.SIGTERM)
     deadline_s = time.monotonic() + LEAVE_S_MAX
     while procfs.alive(proc) and time.monotonic() < deadline_s:
         time.sleep(POLL_S)
     if procfs.alive(proc):
-        for pid in (proc.pid, *process_tags.descendants(proc.pid, tag)):
+        for pid in (proc.pid, *process_tags.descendants(proc.pid, process_tags.of(job.root, node))):
             _signal(pid, signal.SIGKILL)
 
 

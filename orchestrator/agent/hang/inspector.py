@@ -17,8 +17,10 @@ import os
 import threading
 import time
 from collections.abc import Mapping
+from concurrent import futures
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from orchestrator.agent.hang import classify, python_stacks, sample, stack_frames
 from orchestrator.agent.hang.classify import PreviousSample, SampleContext
@@ -32,6 +34,8 @@ from orchestrator.core.host import procfs
 from orchestrator.core.jobdir import ownership
 from orchestrator.core.jobdir.layout import rank_name
 from orchestrator.core.wire import messages as m
+
+T = TypeVar("T")
 
 STACKS_S_MAX = 2.0
 """How long the ranks of a node may take to answer; a rank that has not by then is described from /proc."""
@@ -70,16 +74,9 @@ class _RankJob:
     rank: _WatchedRank
     before: sample.ResourceUse
     pending_stacks: python_stacks.PendingStacks
-    flight_query: flight_recorder.PendingQuery
+    flight_query: futures.Future[flight_recorder.FlightRecord]
     stacks: list[python_stacks.RankStack] | None = None
     result: observations.RankInspection | None = None
-
-
-@dataclass(slots=True)
-class _GpuQuery:
-    """What nvidia-smi says in one inspection, once it has answered."""
-
-    use: gpu_use.GpuUse | None = None
 
 
 @dataclass(slots=True)
@@ -91,7 +88,8 @@ class Inspector:
     _watched: dict[int, _WatchedRank] = field(default_factory=dict)
     _waiting: list[_WatchedRank] = field(default_factory=list)
     _jobs: list[_RankJob] = field(default_factory=list)
-    _gpus: _GpuQuery = field(default_factory=_GpuQuery)
+    # What nvidia-smi says in one inspection
+    _gpus: futures.Future[gpu_use.GpuUse] = field(default_factory=futures.Future)
     _number: int | None = None
     _began_s: float = 0.0
 
@@ -106,7 +104,7 @@ class Inspector:
         self._waiting = [self._watched[process.rank] for process in alive]
         self._jobs = []
         self._begin_ranks()
-        self._gpus = _GpuQuery()
+        self._gpus = futures.Future()
         with contextlib.suppress(RuntimeError):  # the limit of processes is reached
             threading.Thread(target=self._note_gpus, args=(self._gpus,), daemon=True).start()
 
@@ -191,8 +189,7 @@ class Inspector:
         last = rank.process.counter.read()
         port = self.env.get("MASTER_PORT", "")
         now = sample.sample_rank(rank.process.rank, stacks, job.before, (last.pid, last.tid), port)
-        while (record := job.flight_query.answer()) is None and time.monotonic() < until_s:
-            time.sleep(POLL_S)
+        record = _by(job.flight_query, until_s)
         threads = record.threads if record is not None and record.threads_of == now.pid else ""
         now = sample.with_threads(now, threads)
         context = self._context(job, now, record)
@@ -234,11 +231,10 @@ class Inspector:
         )
 
     def _with_gpu(self, context: SampleContext, pid: int, until_s: float) -> SampleContext:
-        gpus = self._gpus
-        while gpus.use is None and time.monotonic() < until_s:
-            time.sleep(POLL_S)
-        late = None, f"nvidia-smi took longer than {INSPECTION_S_MAX:g} s"
-        share, reason = gpus.use.share(pid) if gpus.use is not None else late
+        use = _by(self._gpus, until_s)
+        share, reason = (
+            use.share(pid) if use else (None, f"nvidia-smi took longer than {INSPECTION_S_MAX:g} s")
+        )
         unavailable = (*context.unavailable, reason) if reason else context.unavailable
         return dataclasses.replace(context, gpu_use=share, unavailable=unavailable)
 
@@ -260,12 +256,20 @@ class Inspector:
         name = f"{rank_name(rank.process.rank)}-flight.jsonl"
         self._append(name, b'{"looked_at": "%b", %b}\n' % (looked_at, content))
 
-    def _note_gpus(self, query: _GpuQuery) -> None:
-        query.use = gpu_use.gpu_use()
-        if query.use.text:
-            text = f"{time.strftime('%H:%M:%S')}\n{query.use.text}\n"
+    def _note_gpus(self, query: futures.Future[gpu_use.GpuUse]) -> None:
+        use = gpu_use.gpu_use()
+        query.set_result(use)
+        if use.text:
+            text = f"{time.strftime('%H:%M:%S')}\n{use.text}\n"
             with contextlib.suppress(OSError):
                 self._append(f"node-{self.ranks.node}-gpus.txt", text.encode(errors="replace"))
+
+
+def _by(answer: futures.Future[T], until_s: float) -> T | None:
+    """Return an answer that comes in time."""
+    with contextlib.suppress(futures.TimeoutError):
+        return answer.result(max(0.0, until_s - time.monotonic()))
+    return None
 
 
 def _evidence_text(

@@ -136,7 +136,7 @@ def measure(pids: tuple[int, ...], tid: int = 0) -> ResourceUse:
     for the main one."""
     at_s, first = time.monotonic(), pids[0]
     others = {pid: stat.cpu_s for pid in pids[1:CHILDREN_MAX] if (stat := procfs.stat(pid)) is not None}
-    children_s = {pid: max(cpu_s, _main_s(pid, cpu_s)) for pid, cpu_s in others.items()}
+    children_s = {pid: max(cpu_s, sum(kernel_wait.scheduled_s(pid, pid))) for pid, cpu_s in others.items()}
     io_bytes = sum(io_counter.io_bytes(pid) or 0 for pid in pids[:CHILDREN_MAX])
     stat = procfs.stat(first)
     process_s = stat.cpu_s if stat is not None else 0.0
@@ -171,7 +171,7 @@ def sample_rank(
         users_line(own.pid, main, started_s(own.pid)),
         wait,
         tuple(_child(stack) for stack in _children(stacks, own.pid)),
-        _is_at_store(wait, port),
+        bool(port) and wait.target.startswith("the connection to ") and wait.target.endswith(f":{port}"),
         open_files.uses_gpu(own.pid),
         before,
         after,
@@ -280,10 +280,6 @@ def _child(stack: RankStack) -> Child:
     return Child(stack.pid, ppid, _name(stack.pid), stack.state, main.frames if main else (), wait)
 
 
-def _is_at_store(wait: Wait, port: str) -> bool:
-    return wait.target.startswith("the connection to ") and bool(port) and wait.target.endswith(f":{port}")
-
-
 def _tids(pid: int) -> list[int]:
     try:
         return sorted(int(name) for name in os.listdir(f"/proc/{pid}/task"))[:THREADS_MAX]  # noqa: PTH208
@@ -297,11 +293,6 @@ def _tid(pid: int, ident: int) -> int | None:
     raw = kernel_wait.ProcessMemory(pid).read(ident, PTHREAD_BYTES)
     numbers = struct.unpack(f"<{len(raw) // 4}i", raw[: len(raw) // 4 * 4])
     return next((number for number in numbers if number in tids), None)
-
-
-def _main_s(pid: int, process_s: float) -> float:
-    """Return the main thread's time on a processor and in its queue; all threads' time without schedstats."""
-    return sum(kernel_wait.scheduled_s(pid, pid)) or process_s
 
 
 def _name(pid: int) -> str:

@@ -22,36 +22,39 @@ _MEBIBYTES = re.compile(r"(\d{1,12}) MiB")
 _QUERY = "index,uuid,name,utilization.gpu,utilization.memory,memory.used,power.draw,pstate"
 
 
+Use = tuple[float | None, int | None]
+"""How busy a GPU was, 0.0 to 1.0: the share of the last second at most in which a kernel ran there; and bytes of its memory.
+None: not known."""
+
+
 @dataclass(frozen=True, slots=True)
 class GpuUse:
-    """The output of nvidia-smi, and what it says of each process."""
+    """The output of nvidia-smi, and what it says of each GPU and process."""
 
-    text: str
-    # By process, how busy its GPU was, 0.0 to 1.0: the share of the last second at most in which a kernel ran there.
-    shares: Mapping[int, float]
-    # Bytes on GPUs by process, and share and bytes by GPU: its number and its UUID
-    process_bytes: Mapping[int, int] = field(default_factory=dict)
-    devices: Mapping[str, tuple[float | None, int | None]] = field(default_factory=dict)
+    text: str = ""
+    # By number and by UUID
+    devices: Mapping[str, Use] = field(default_factory=dict)
+    # On each of the process's GPUs
+    processes: Mapping[int, list[Use]] = field(default_factory=dict)
 
-    def of(self, pids: Iterable[int], device: str) -> tuple[float | None, int | None]:
+    def of(self, pids: Iterable[int], device: str) -> Use:
         """Return share and bytes of a rank: of its processes where they are known, as they are not in a container, else
         of its GPU."""
-        ours = list(pids)
+        uses = [use for pid in pids for use in self.processes.get(pid, ())]
+        shares = [share for share, _ in uses if share is not None]
+        sizes_bytes = [size_bytes for _, size_bytes in uses if size_bytes is not None]
         share, size_bytes = self.devices.get(device, (None, None))
-        shares = [self.shares[pid] for pid in ours if pid in self.shares]
-        sizes_bytes = [self.process_bytes[pid] for pid in ours if pid in self.process_bytes]
         return max(shares, default=share), sum(sizes_bytes) if sizes_bytes else size_bytes
 
     def share(self, pid: int) -> tuple[float | None, str]:
         """Return how busy the GPU of a process was, or None and the reason why that is not known."""
         if not self.text:
             return None, "nvidia-smi is not there, so the use of GPUs is not known"
-        if pid not in self.shares:
-            return None, "nvidia-smi does not say which GPU the process uses"
-        return self.shares[pid], ""
+        share, _ = self.of([pid], "")
+        return share, "nvidia-smi does not say which GPU the process uses" if share is None else ""
 
 
-NOTHING = GpuUse("", {})
+NOTHING = GpuUse()
 
 
 def gpu_use() -> GpuUse:
@@ -61,8 +64,7 @@ def gpu_use() -> GpuUse:
         return NOTHING
     use = _output(tool, f"--query-gpu={_QUERY}")
     users = _output(tool, "--query-compute-apps=pid,gpu_uuid,used_memory")
-    text = f"{use.rstrip()}\n\n{users.rstrip()}\n"
-    return GpuUse(text, gpu_shares(use, users), _process_bytes(users), _devices(use))
+    return parsed(use, users)
 
 
 class GpuWatch:
@@ -86,39 +88,24 @@ class GpuWatch:
         self._latest, self._asked_s = gpu_use(), now_s
 
 
-def gpu_shares(use: str, users: str) -> dict[int, float]:
-    """Return how busy each process's GPU is, the busiest of several, from nvidia-smi's two tables (`--format=csv`)."""
-    busy = {words[1]: words[3].removesuffix("%").strip() for words in gpus.rows(use) if len(words) > 3}
-    shares: dict[int, float] = {}
-    for words in gpus.rows(users):
-        percent = busy.get(words[1], "") if len(words) > 1 else ""  # not known for a part of a GPU (MIG)
-        if words[0].isdigit() and percent.isdigit():
-            shares[int(words[0])] = max(int(percent) / 100, shares.get(int(words[0]), 0.0))
-    return shares
-
-
-def _process_bytes(users: str) -> dict[int, int]:
-    """Return the bytes of each process on all its GPUs."""
-    sizes_bytes: dict[int, int] = {}
-    for words in gpus.rows(users):
-        size_bytes = _bytes(words[2]) if len(words) > 2 and words[0].isdigit() else None
-        if size_bytes is not None:
-            sizes_bytes[int(words[0])] = sizes_bytes.get(int(words[0]), 0) + size_bytes
-    return sizes_bytes
-
-
-def _devices(use: str) -> dict[str, tuple[float | None, int | None]]:
-    devices: dict[str, tuple[float | None, int | None]] = {}
+def parsed(use: str, users: str) -> GpuUse:
+    """Return what nvidia-smi's tables of GPUs and of processes say (`--format=csv`)."""
+    devices: dict[str, Use] = {}
     for words in gpus.rows(use):
-        if len(words) > 5 and words[0].isdigit():
+        if len(words) > 3 and words[0].isdigit():
             percent = words[3].removesuffix("%").strip()
             share = int(percent) / 100 if percent.isdigit() else None
-            devices[words[0]] = devices[words[1]] = share, _bytes(words[5])
-    return devices
+            devices[words[0]] = devices[words[1]] = share, _bytes(words[5:6])
+    processes: dict[int, list[Use]] = {}
+    for words in gpus.rows(users):
+        if len(words) > 1 and words[0].isdigit():
+            share, _ = devices.get(words[1], (None, None))  # not known for a part of a GPU (MIG)
+            processes.setdefault(int(words[0]), []).append((share, _bytes(words[2:3])))
+    return GpuUse(f"{use.rstrip()}\n\n{users.rstrip()}\n", devices, processes)
 
 
-def _bytes(cell: str) -> int | None:
-    found = _MEBIBYTES.fullmatch(cell)
+def _bytes(cells: list[str]) -> int | None:
+    found = _MEBIBYTES.fullmatch("".join(cells))
     return int(found[1]) << 20 if found else None
 
 

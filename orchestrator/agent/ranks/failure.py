@@ -3,12 +3,10 @@ the last line of its log."""
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from orchestrator.agent.ranks import stack_dump
 from orchestrator.agent.ranks.hook.layout import ERROR_FILE, STACKS_FILE
@@ -17,24 +15,6 @@ from orchestrator.core import codec
 from orchestrator.core.jobdir import full_disk, ownership
 from orchestrator.core.jobdir.layout import TORCHELASTIC_ERROR_FILE
 from orchestrator.core.observations import LINE_CHARS_MAX, Failure
-
-
-@dataclass(frozen=True, slots=True)
-class RankError:
-    """The uncaught exception that ended a rank's process; its place is in the user's code if possible."""
-
-    type: str
-    message: str
-    traceback: str
-    file: str
-    line: int
-    function: str
-    loading: str = ""
-
-    @property
-    def where(self) -> str:
-        """Its place, `file:line function`; empty where it is not known."""
-        return f"{self.file}:{self.line} {self.function}".strip() if self.file else ""
 
 
 def of_exit(folder: Path, log: Path, pid: int, exit_code: int) -> Failure | None:
@@ -54,14 +34,11 @@ def of_exit(folder: Path, log: Path, pid: int, exit_code: int) -> Failure | None
         return of_an_interrupt(log)
     if exit_code == 0 or (exit_code < 0 and not own_file.exists()):
         return None
-    error = error_of(folder, pid)
-    if error is None:
-        traceback = find(log) if exit_code == 1 else None
-        return traceback or (last_line(log) if exit_code > 0 else None)
-    return Failure(error.type, error.message, error.traceback, error.where, error.loading)
+    found = error_of(folder, pid) or (find(log) if exit_code == 1 else None)
+    return found or (last_line(log) if exit_code > 0 else None)
 
 
-def error_of(folder: Path, pid: int) -> RankError | None:
+def error_of(folder: Path, pid: int) -> Failure | None:
     """Return the uncaught exception of the rank's first process, else the newest of any process of the rank."""
     own = folder / ERROR_FILE.format(pid)
     others = sorted(folder.glob(ERROR_FILE.format("*")), key=_mtime_ns, reverse=True)
@@ -78,32 +55,26 @@ def raised(folder: Path, pid: int) -> Failure | None:
     return in_brief(error) if error is not None else None
 
 
-def in_brief(error: RankError) -> Failure:
+def in_brief(error: Failure) -> Failure:
     """Return an exception without its traceback, with the name of its file alone."""
-    where = dataclasses.replace(error, file=PurePosixPath(error.file).name).where
+    where = error.where.rpartition("/")[2]
     return Failure(error.type, error.message[:LINE_CHARS_MAX], "", where)
 
 
-def _read_error(path: Path) -> RankError | None:
+def _read_error(path: Path) -> Failure | None:
     try:
         return parse_error(ownership.read_regular(path))
     except OSError:
         return None
 
 
-def parse_error(text: bytes) -> RankError | None:
+def parse_error(text: bytes) -> Failure | None:
     """Return an exception as the hook has written it, or None."""
     try:
         data = codec.loads_plain(text)
-        return RankError(
-            type=str(data["type"]),
-            message=str(data["message"]),
-            traceback=str(data["traceback"]),
-            file=str(data["file"]),
-            line=int(data["line"]),
-            function=str(data["function"]),
-            loading=str(data.get("loading", "")),
-        )
+        where = f"{data['file']}:{int(data['line'])} {data['function']}".strip() if data["file"] else ""
+        kind, message, traceback = (str(data[name]) for name in ("type", "message", "traceback"))
+        return Failure(kind, message, traceback, where, str(data.get("loading", "")))
     except (ValueError, KeyError, TypeError):
         return None  # not of this hook: a script may write anything into the folder
 

@@ -2,7 +2,7 @@
 
 The hook starts the worker server on a unix socket in the rank's folder, and torch answers there from its flight
 recorder even while Python stands still. Queries go one at a time, each with a limit, and never in the agent's loop:
-`WorkerServerClient.start_query` begins one, `PendingQuery.answer` is called until it returns the answer.
+`WorkerServerClient.start_query` begins one.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import statistics
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -124,29 +125,6 @@ class FlightRecord:
         return tuple(collectives)
 
 
-class PendingQuery:
-    """A query under way, in a thread of its own that ends by itself."""
-
-    def __init__(self, client: WorkerServerClient, python_of: int | None) -> None:
-        self._record: FlightRecord | None = None
-        self._thread = threading.Thread(target=self._run, args=(client, python_of), daemon=True)
-        try:
-            self._thread.start()
-        except RuntimeError as err:  # the limit of processes is reached, by the ranks' own workers perhaps
-            self._record = FlightRecord(unavailable=f"torch's flight recorder: {err}")
-
-    def answer(self) -> FlightRecord | None:
-        """Return torch's answer, None while it has not come."""
-        return self._record
-
-    def _run(self, client: WorkerServerClient, python_of: int | None) -> None:
-        try:
-            self._record = client.query(python_of)
-        except Exception as err:  # no other code sees an error of this thread
-            reason = f"torch's flight recorder: {type(err).__name__}: {err}"
-            self._record = FlightRecord(unavailable=reason[:300])
-
-
 class WorkerServerClient:
     """Client of the worker servers in one rank: one server in each of its processes that has torch."""
 
@@ -156,10 +134,23 @@ class WorkerServerClient:
         self._unanswered: dict[int, socket.socket] = {}
         self._lock = threading.Lock()  # one query at a time: torch has two threads to answer
 
-    def start_query(self, python_of: int | None = None) -> PendingQuery:
-        """Start a query and return at once. `python_of`: the process to ask also for the stacks of all Python threads,
-        and so whether Python code runs; 0 for the process with the longest trace."""
-        return PendingQuery(self, python_of)
+    def start_query(self, python_of: int | None = None) -> Future[FlightRecord]:
+        """Start a query in a thread of its own that ends by itself. `python_of`: the process to ask also for the stacks of all
+        Python threads, and so whether Python code runs; 0 for the process with the longest trace."""
+        answer: Future[FlightRecord] = Future()
+
+        def run() -> None:
+            try:
+                answer.set_result(self.query(python_of))
+            except Exception as err:  # no other code sees an error of this thread
+                reason = f"torch's flight recorder: {type(err).__name__}: {err}"
+                answer.set_result(FlightRecord(unavailable=reason[:300]))
+
+        try:
+            threading.Thread(target=run, daemon=True).start()
+        except RuntimeError as err:  # the limit of processes is reached, by the ranks' own workers perhaps
+            answer.set_result(FlightRecord(unavailable=f"torch's flight recorder: {err}"))
+        return answer
 
     def query(self, python_of: int | None = None) -> FlightRecord:
         """Query and wait for the answer, a few `CALL_S_MAX` at most: that of the process with the longest trace."""
@@ -254,7 +245,7 @@ class OwnWork:
 
     def __init__(self, client: WorkerServerClient) -> None:
         self._client = client
-        self._pending: PendingQuery | None = None
+        self._pending: Future[FlightRecord] | None = None
         self._due_s = 0.0
         self._own_work_s: float | None = None
 
@@ -262,9 +253,8 @@ class OwnWork:
         """Return the latest result; start the next query when it is due."""
         if self._pending is None and now_s >= self._due_s:
             self._pending = self._client.start_query()
-        record = self._pending.answer() if self._pending is not None else None
-        if record is not None:
-            self._pending = None
+        if self._pending is not None and self._pending.done():
+            record, self._pending = self._pending.result(), None
             self._due_s = now_s + min(max(OWN_EVERY_S, OWN_COST * record.took_s), OWN_EVERY_S_MAX)
             if not record.unavailable:
                 self._own_work_s = own_work_s(counter.step_ends(OWN_STEPS_MAX + 1), record.entries)

@@ -258,8 +258,7 @@ class Starter:
     """How ranks are started on this node: forks of its template where there is one, else new interpreters."""
 
     def __init__(self) -> None:
-        self._template: Template | None = None
-        self._why_fresh = ""
+        self._template = Template(Path(), (), {}, Path())  # that was never begun
         self.has_stepped = False
 
     def prepare(
@@ -267,68 +266,55 @@ class Starter:
     ) -> None:
         """Begin a template for ranks that will run `argv` in `cwd`, unless there is one or it could not take their place."""
         before = self._template
-        if (
-            before is not None
-            and (before.argv[:2], before.env, before.cwd) == (argv[:2], env, cwd)
-            and not before.is_gone
-        ):
+        same = (before.argv[:2], before.env, before.cwd) == (argv[:2], env, cwd)
+        if before.began_at and same and not before.is_gone:
             return
         self.close()
-        self._why_fresh = ""
+        self._template = Template(job.node(node), argv, dict(env), cwd)
         try:
-            source = source_of(argv, cwd, has_stepped=self.has_stepped)
+            self._template.imports = source_of(argv, cwd, has_stepped=self.has_stepped).imports
         except ValueError as err:
-            self._why_fresh = str(err)
-            return
-        self._template = Template(job.node(node), argv, dict(env), cwd, imports=source.imports)
-        self._template.begin()
+            self._template.why_fresh = str(err)
+        else:
+            self._template.begin()
 
     @property
     def how(self) -> str:
         """How the ranks are started, for people."""
-        if self.is_warm:
-            assert self._template is not None
-            return f"forks of a process that has imported {_listed(self._template)}"
-        why, template = self._why_fresh, self._template
-        if template is not None:
+        template = self._template
+        if template.is_ready:
+            return f"forks of a process that has imported {_listed(template)}"
+        why = template.why_fresh
+        if template.began_at and not why:
             late = f"its template has not imported torch within {IMPORT_S_MAX:g} s"
-            why = template.why_fresh or (late if template.pid else "its template died")
+            why = late if template.pid else "its template died"
         return f"new interpreters{f': {why}' if why else ''}"
 
     @property
     def pid(self) -> int:
         """The pid of the template, 0 without one."""
-        return self._template.pid if self._template is not None else 0
+        return self._template.pid
 
     @property
     def is_importing(self) -> bool:
         """Tell whether a start is to wait for the template."""
-        return self._template is not None and self._template.is_importing
-
-    @property
-    def is_warm(self) -> bool:
-        """Tell whether ranks are forked."""
-        return self._template is not None and self._template.is_ready
+        return self._template.is_importing
 
     def poll(self) -> None:
         """Take what the template has said."""
-        if self._template is not None:
-            self._template.poll()
+        self._template.poll()
 
     def start(self, program: spawn.Program) -> int:
         """Start a rank and return its pid. Raises OSError when its program cannot be executed."""
-        pid = self._template.fork(program) if self._template is not None else 0
-        return pid or spawn.start(program)
+        return self._template.fork(program) or spawn.start(program)
 
     def ended(self, pid: int) -> bool:
         """Tell whether a process that was reaped is the template, and note its end."""
-        if self._template is None or pid != self._template.pid or not pid:
-            return False
-        self._template.ended()
-        return True
+        is_template = 0 < pid == self._template.pid
+        if is_template:
+            self._template.ended()
+        return is_template
 
     def close(self) -> None:
         """End the template."""
-        if self._template is not None:
-            self._template.end()
-            self._template = None
+        self._template.end()

@@ -170,7 +170,7 @@ def _links(
     """Measure every pair, both ends of it, in rounds; those that are cut or slow once more, each alone."""
     token = secrets.token_hex(32)
     step = w.OpenPorts(token, questions.port)
-    answers, failures = apart(visits.ask_all(hosts, step, w.PortsOpened))
+    answers, failures = apart(visits.ask(dict.fromkeys(hosts, step), w.PortsOpened))
     report.add_failures(failures)
     for name in [name for name, answer in answers.items() if answer.fault]:
         report.findings.append(error("port", [name], answers.pop(name).fault, "name another port, or none"))

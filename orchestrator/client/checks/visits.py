@@ -8,7 +8,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -127,12 +127,6 @@ class Visits:
         for name, answer in waiting.items():
             answers[name] = _result(answer, limit_s + STEP_S_MAX)
         return answers
-
-    def ask_all(
-        self, names: Iterable[str], step: w.Step, wanted: type[T], limit_s: float = STEP_S_MAX
-    ) -> dict[str, T | LaunchError]:
-        """Have hosts do the same step."""
-        return self.ask(dict.fromkeys(names, step), wanted, limit_s)
 
     def _run(self) -> None:
         """Visit all hosts; a host that could not be visited fails its survey, and one that was lost all later steps."""

@@ -129,7 +129,6 @@ TABLE: list[tuple[str, int, str]] = [
     ("init - --from-command train.py", 0, "entrypoint: train.py"),
     ("init ../up.yaml --from-command train.py", 0, "wrote ../up.yaml"),
     ("init line.yaml --from-command ls", 2, "starts no launcher"),
-    ("init --systemd", 0, " -m orchestrator.cli status --all"),
     ("schema", 0, '"entrypoint"'),
     ("clean", 0, "ended jobs have left nothing behind"),
     ("clean --older-than 1000d", 0, "no job ended that long ago"),
@@ -316,7 +315,7 @@ def test_a_home_that_is_none_is_told_about(
         assert "Traceback" not in said.err
 
 
-VOCABULARY = ["run", "submit", "status", "logs", "why", "goodput", "--by", "cause", "cancel", "resume", "checkpoints", "collect", "check", "render", "init", "schema", "clean", "nodes", "--systemd", "--from-command", "--from-command", "--json", "--all", "--watch", "--ranks", "--rank", "--node", "--attempt", "--tail", "--since", "--grep", "--follow", "-f", "--set", "--backend", "--from", "--to", "--wait", "--no-wait", "--verify", "--adopt", "--older-than", "--yes", "--help", "-h", "--", "-", "=", "0", "1", "-1", "99999999999999999999", "1e9", "nan", "10m", "node-0", "done", "broken", "good.yaml", "bad.yaml", "train.py", "nodes=2", "nodes=0", "name=x", "a=b", "..", ".", "/", "~", "*", "(", "[", "é", "\x1b[2J", "\n", "None", "local", "ssh", "slurm", "/dev/null", "/no/such"]  # fmt: skip
+VOCABULARY = ["run", "submit", "status", "logs", "why", "goodput", "--by", "cause", "cancel", "resume", "checkpoints", "collect", "check", "render", "init", "schema", "clean", "nodes", "--from-command", "--from-command", "--json", "--all", "--watch", "--ranks", "--rank", "--node", "--attempt", "--tail", "--since", "--grep", "--follow", "-f", "--set", "--backend", "--from", "--to", "--wait", "--no-wait", "--verify", "--adopt", "--older-than", "--yes", "--help", "-h", "--", "-", "=", "0", "1", "-1", "99999999999999999999", "1e9", "nan", "10m", "node-0", "done", "broken", "good.yaml", "bad.yaml", "train.py", "nodes=2", "nodes=0", "name=x", "a=b", "..", ".", "/", "~", "*", "(", "[", "é", "\x1b[2J", "\n", "None", "local", "ssh", "slurm", "/dev/null", "/no/such"]  # fmt: skip
 
 
 def test_no_words_make_a_traceback(orch: Type) -> None:

@@ -91,7 +91,7 @@ def test_a_supervisor_of_another_machine_is_left_alone_and_named(tmp_path: Path)
     running = folders.make(tmp_path, RUNNING)
     running.lock.write_text("4711 gpu-03\n")
     assert revive(running) == ""
-    status = Job(running).last_status()
+    status = status_file.as_json(Job(running).source.status())
     assert status["supervisor"] == {"pid": 4711, "host": "gpu-03"}
     assert status["written_s"] > 1000 and "full_disk" not in status
 
@@ -101,7 +101,7 @@ def test_a_supervisor_that_cannot_write_its_status_is_known_by_its_full_disk(
 ) -> None:
     running = folders.make(tmp_path, RUNNING)
     monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result((4096, 4096, 9, 0, 0, 9, 9, 9, 0, 255)))
-    assert Job(running).last_status()["full_disk"] == str(running.root)
+    assert status_file.as_json(Job(running).source.status())["full_disk"] == str(running.root)
 
 
 def test_a_copy_shows_of_what_it_is_one_and_begins_a_job_of_its_own_when_asked_to(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_statuses_with_torn_nodes_or_ranks_are_damaged(tmp_path: Path) -> None:
     for torn in torns:
         folder.state.write_text(json.dumps({**whole, **torn}))
         with pytest.raises(ClusterError, match="damaged"):
-            Job(folder).last_status()
+            status_file.as_json(Job(folder).source.status())
 
 
 def test_a_missing_status_file_of_an_ended_job_is_not_waited_for(tmp_path: Path) -> None:

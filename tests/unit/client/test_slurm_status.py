@@ -132,8 +132,8 @@ def test_a_job_that_slurm_has_ended_is_closed_once_with_slurms_words(
     slurm.says("scontrol.job", SHOWN)
     folder = job(tmp_path, "7")
     folder.batch_log.write_text("orch: no Python >= 3.10 on node1\n")
-    Job(folder).look_after()
-    Job(folder).look_after()
+    Job(folder).source.settle()
+    Job(folder).source.settle()
     assert asked(folder) == [
         {
             "ask": "allocation_ended",
@@ -154,7 +154,7 @@ def test_two_who_look_at_once_close_a_job_once(slurm: FakeSlurm, tmp_path: Path)
         '(job / "ended")', 'import time; time.sleep(0.5); (job / "ended")'
     )
     folder.bundle.write_text(slow)
-    both = [threading.Thread(target=slurm_status.settle, args=(folder,)) for _ in range(2)]
+    both = [threading.Thread(target=slurm_status.SlurmSource(folder).settle) for _ in range(2)]
     for one in both:
         one.start()
     for one in both:
@@ -170,9 +170,9 @@ def test_a_closing_that_was_cut_off_goes_on_with_the_same_request(slurm: FakeSlu
     works = folder.bundle.read_text()
     folder.bundle.write_text("raise SystemExit('no')")
     with pytest.raises(ClusterError):
-        slurm_status.settle(folder)
+        slurm_status.SlurmSource(folder).settle()
     folder.bundle.write_text(works)
-    slurm_status.settle(folder)
+    slurm_status.SlurmSource(folder).settle()
     assert len(asked(folder)) == 1
     assert folder.ended.exists()
 
@@ -192,12 +192,12 @@ def test_a_job_that_slurm_forgot_is_closed_unless_its_folder_moves(slurm: FakeSl
     supervisor = threading.Thread(target=speak)
     supervisor.start()
     try:
-        Job(alive).look_after()
+        Job(alive).source.settle()
         assert asked(alive) == []
     finally:
         over.set()
         supervisor.join()
-    Job(alive).look_after()
+    Job(alive).source.settle()
     assert [one["why"] for one in asked(alive)] == ["Slurm knows no job 7 any more"]
     assert [one["allocation"] for one in asked(alive)] == ["7"], (
         "how often it was requeued nobody knows any more"
@@ -211,7 +211,7 @@ def test_a_job_that_squeue_does_not_list_is_not_closed_while_scontrol_is_silent(
     slurm.says("squeue.out", "", UNKNOWN_ID, 1)
     slurm.says("scontrol.job", "", "Unable to contact slurm controller (connect failure)\n", 1)
     folder = job(tmp_path, "7")
-    Job(folder).look_after()
+    Job(folder).source.settle()
     assert asked(folder) == []
 
 
@@ -221,7 +221,7 @@ def test_a_job_that_squeue_does_not_list_is_not_closed_while_scontrol_is_silent(
 def test_a_job_that_may_go_on_is_not_closed(slurm: FakeSlurm, tmp_path: Path, line: str) -> None:
     slurm.queue(line)
     folder = job(tmp_path, "7")
-    Job(folder).look_after()
+    Job(folder).source.settle()
     assert asked(folder) == []
 
 
@@ -231,7 +231,7 @@ def test_a_job_that_was_put_back_into_the_queue_meanwhile_is_not_closed(
     slurm.queue(FAILED)
     slurm.says("scontrol.job", SHOWN.replace("=FAILED", "=PENDING"))
     folder = job(tmp_path, "7")
-    Job(folder).look_after()
+    Job(folder).source.settle()
     assert asked(folder) == []
 
 
@@ -250,7 +250,7 @@ def test_a_submit_that_was_cut_off_before_slurm_had_the_job_is_closed_in_time(
     assert Job(folder).status()["reason"] == "it is being handed to Slurm"
     long_ago_s = time.time() - 2 * slurm_status.HANDED_S_MAX
     os.utime(folder.plan, (long_ago_s, long_ago_s))
-    Job(folder).look_after()
+    Job(folder).source.settle()
     assert [one["why"] for one in asked(folder)] == [
         "its submit was cut off before Slurm had it; fix: submit it again"
     ]
@@ -347,7 +347,7 @@ def test_a_resumed_job_waits_and_its_last_end_does_not_show(slurm: FakeSlurm, tm
     before = Job(folder).source.settled_status()
     folder.slurm.write_text('["7", "9"]')
     folder.ended.unlink()
-    slurm_status.requeue_status(folder, before)
+    slurm_status.SlurmSource(folder).await_resume(before)
     for line in (PENDING, RUNNING):
         slurm.queue(line.replace("7|", "9|", 1))
         slurm_status.QUEUE.expect_news()
@@ -378,7 +378,7 @@ def test_a_long_batch_log_is_shown_from_a_whole_line_on_or_half_a_secret_would_b
     folder.batch_log.write_bytes(
         secret[:2] + half + b"last\n".rjust(slurm_status.WORDS_BYTES_MAX - len(half), b".")
     )
-    assert [line.strip(".") for line in slurm_status.batch_lines(folder)] == ["last"]
+    assert [line.strip(".") for line in slurm_status.SlurmSource(folder).batch_lines()] == ["last"]
 
 
 def test_no_secret_in_the_last_words_of_a_batch_script_is_told_nor_half_of_one(
@@ -393,5 +393,5 @@ def test_no_secret_in_the_last_words_of_a_batch_script_is_told_nor_half_of_one(
     slurm.queue(FAILED)
     slurm.says("scontrol.job", SHOWN)
     slurm_status.QUEUE.expect_news()
-    Job(folder).look_after()
+    Job(folder).source.settle()
     assert asked(folder)[0]["why"].endswith("....***")

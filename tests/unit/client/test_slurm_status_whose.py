@@ -8,6 +8,7 @@ import pytest
 
 from orchestrator.client import slurm_status
 from orchestrator.client.job import Job
+from orchestrator.core.jobdir import status_file
 from orchestrator.core.slurm.queue import SlurmQueue
 from tests.support.fake_slurm import CONFIG, FAILED, PENDING, RUNNING, SHOWN, FakeSlurm, asked, job
 
@@ -37,10 +38,10 @@ def test_an_id_that_is_anothers_by_now_is_not_taken_for_the_jobs(slurm: FakeSlur
         slurm.queue(f"{anothers}|/home/ada/other")
         slurm.says("scontrol.job", f"{SHOWN.strip()} WorkDir=/home/ada/other StdErr=/dev/null\n")
         slurm_status.QUEUE.expect_news()
-        told = Job(folder).last_status()["queue"]
+        told = status_file.as_json(Job(folder).source.status())["queue"]
         assert (told["state"], told["nodes"]) == ("FORGOTTEN", "")
     slurm.says("sacct.out", "7|FAILED|1:0|node[1-2]\n")  # that, too, is another's
-    slurm_status.cancel(folder)
+    slurm_status.SlurmSource(folder).cancel()
     assert not slurm.calls("scancel")
     lost = "Slurm has lost its job 7: its id is now that of a job in /home/ada/other; fix: orch resume "
     assert [one.get("why") for one in asked(folder)] == [None, f"{lost}{folder.id}"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import shlex
 import shutil
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from hypothesis import strategies as st
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan, PlannedSsh
 from orchestrator.core.planned import PlannedPool
-from orchestrator.submission.render import render, systemd_unit
+from orchestrator.submission.render import render
 from tests.support import fake_host, golden, jobs
 
 RUN_S_MAX = 20.0
@@ -215,44 +214,3 @@ def test_what_a_node_lacks_is_said_in_a_line(missing: str, code: int, tmp_path: 
     done = subprocess.run(["sh", script], capture_output=True, text=True, timeout=RUN_S_MAX, check=False)
     assert done.returncode == code
     assert done.stderr.startswith(f"{missing}: ") and done.stderr.count("\n") == 1
-
-
-@pytest.mark.slow
-def test_the_unit_of_systemd_is_enabled_as_its_first_lines_say(tmp_path: Path) -> None:
-    unit = systemd_unit(sys.executable, tmp_path / "jobs", os.environ["PATH"])
-    for name in ("orch", "systemctl", "loginctl"):
-        (tmp_path / name).write_text(f"#!/bin/sh\necho {name} $*\n")
-        (tmp_path / name).chmod(0o755)
-    environ = {"HOME": str(tmp_path), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    commands = "".join(line[4:] for line in unit.splitlines(keepends=True) if line.startswith("#   "))
-    subprocess.run(["sh", "-e"], input=commands, env=environ, text=True, check=True, timeout=RUN_S_MAX)
-    assert (tmp_path / ".config/systemd/user/orch.service").read_text() == "orch init --systemd\n"
-
-
-@pytest.mark.slow
-def test_the_unit_of_systemd_loads_nothing_that_lies_in_the_home_folder(tmp_path: Path) -> None:
-    unit = systemd_unit(sys.executable, tmp_path / "jobs", os.environ["PATH"])
-    (tmp_path / "click.py").write_text("raise SystemExit('of the home folder')\n")
-    words = dict(line.partition("=")[::2] for line in unit.splitlines() if "=" in line)
-    environ = {"HOME": str(tmp_path), "ORCH_HOME": str(tmp_path / "jobs"), "PATH": os.environ["PATH"]}
-    done = subprocess.run(
-        shlex.split(words["ExecStart"]), cwd=words.get("WorkingDirectory", tmp_path), env=environ,
-        capture_output=True, text=True, check=False, timeout=RUN_S_MAX,
-    )  # fmt: skip
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-@pytest.mark.slow
-def test_systemd_finds_no_fault_in_its_unit(tmp_path: Path) -> None:
-    verify = shutil.which("systemd-analyze")
-    if verify is None:
-        pytest.skip("systemd-analyze is not there")
-    python = tmp_path / "a b%h$c"
-    python.symlink_to(sys.executable)
-    file = tmp_path / "orch.service"
-    file.write_text(systemd_unit(str(python), tmp_path / 'jobs of "%u" $x', f"{os.environ['PATH']}:/a b%"))
-    done = subprocess.run(
-        [verify, "verify", "--user", str(file)], env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)},
-        capture_output=True, text=True, check=False, timeout=RUN_S_MAX,
-    )  # fmt: skip
-    assert (done.returncode, done.stdout + done.stderr) == (0, "")

@@ -59,12 +59,12 @@ USERS = """pid, gpu_uuid, used_gpu_memory [MiB]
 
 
 def test_the_use_of_gpus_is_told_by_process() -> None:
-    assert gpu_use.gpu_shares(USE, USERS) == {71: 0.97, 72: 0.0, 73: 0.97}
-    assert gpu_use.gpu_shares("NVIDIA-SMI has failed\n", "No devices were found\n\n") == {}
-    known = gpu_use.GpuUse(USE, gpu_use.gpu_shares(USE, USERS))
-    assert known.share(71) == (0.97, "")
+    failed = gpu_use.parsed("NVIDIA-SMI has failed\n", "No devices were found\n\n")
+    assert not failed.devices and not failed.processes
+    known = gpu_use.parsed(USE, USERS)
+    assert [known.share(pid) for pid in (71, 72, 73)] == [(0.97, ""), (0.0, ""), (0.97, "")]
     assert known.share(74) == (None, "nvidia-smi does not say which GPU the process uses")
-    assert gpu_use.GpuUse("", {}).share(71) == (
+    assert gpu_use.NOTHING.share(71) == (
         None,
         "nvidia-smi is not there, so the use of GPUs is not known",
     )

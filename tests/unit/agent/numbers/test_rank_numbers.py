@@ -12,7 +12,7 @@ from orchestrator.agent.numbers import gpu_use
 from orchestrator.agent.numbers.gpu_use import GpuUse, GpuWatch
 from orchestrator.agent.numbers.rank_numbers import TELL_S, NodeNumbers, RankNumbers, device_of
 
-USE = GpuUse("", {71: 0.9, 72: 0.5}, {71: 100, 72: 20}, {"1": (0.3, 7), "GPU-b": (0.3, 7)})
+USE = GpuUse("", {"1": (0.3, 7), "GPU-b": (0.3, 7)}, {71: [(0.9, 100)], 72: [(0.5, 20)]})
 
 
 def test_a_gpu_is_told_by_the_processes_of_a_rank_else_by_its_name() -> None:

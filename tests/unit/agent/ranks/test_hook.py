@@ -207,7 +207,7 @@ def test_an_uncaught_exception_is_noted_and_the_log_is_the_same(rank: Rank, name
     done, bare = rank.run([sys.executable, script]), rank.run_bare([sys.executable, script])
     assert (done.returncode, done.stdout) == (bare.returncode, bare.stdout)
     error = rank.error()
-    assert (error.type, Path(error.file), error.line, error.function) == (kind, script, line, function)
+    assert (error.type, error.where) == (kind, f"{script}:{line} {function}")
     assert kind.rpartition(".")[2] in error.traceback
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import cast
 
 from orchestrator.brain.checks import node
@@ -14,7 +14,7 @@ from orchestrator.core.wire import bootstrap as w
 class _Alone:
     """Visits to hosts that have no address but loopback."""
 
-    def ask_all(self, hosts: Sequence[str], *_: object) -> dict[str, w.PortsOpened]:
+    def ask(self, hosts: Iterable[str], *_: object) -> dict[str, w.PortsOpened]:
         return {name: w.PortsOpened((1, 2), (), "") for name in hosts}
 
 

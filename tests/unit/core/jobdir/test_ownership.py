@@ -15,7 +15,7 @@ from orchestrator.cli import app
 from orchestrator.client import slurm_status
 from orchestrator.client.job import Job
 from orchestrator.core.errors import OrchError, UserError
-from orchestrator.core.jobdir import home, ownership, requests
+from orchestrator.core.jobdir import home, ownership, requests, status_file
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.spec.load import load
 from orchestrator.submission import bundle, submit, supervisor_process
@@ -107,9 +107,9 @@ def test_no_verb_runs_or_writes_anything_in_the_job_of_another(
 def test_slurms_word_on_the_job_of_another_is_neither_heeded_nor_kept(theirs: JobDir) -> None:
     theirs.slurm.write_text('["7"]')
     before = _state(theirs.root)
-    slurm_status.settle(theirs)
+    slurm_status.SlurmSource(theirs).settle()
     with pytest.raises(UserError, match="not yours to change"):
-        slurm_status.cancel(theirs)
+        slurm_status.SlurmSource(theirs).cancel()
     assert _state(theirs.root) == before
 
 
@@ -239,11 +239,11 @@ def test_slurms_word_is_not_kept_where_others_can_write(slurm: FakeSlurm, tmp_pa
     job.root.chmod(0o777)
     before = _state(job.root)
     slurm.queue(f"{fake_slurm.RUNNING}|/nfs/jobs/{job.id}")
-    assert Job(job).last_status()["queue"]["state"] == "RUNNING"
+    assert status_file.as_json(Job(job).source.status())["queue"]["state"] == "RUNNING"
     slurm.queue(f"{fake_slurm.FAILED}|/nfs/jobs/{job.id}")
     slurm_status.QUEUE.expect_news()
     with pytest.raises(UserError, match="other users can write to it"):
-        slurm_status.settle(job)
+        slurm_status.SlurmSource(job).settle()
     assert _state(job.root) == before
 
 
