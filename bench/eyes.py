@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from orchestrator.agent.ranks import processes, step_counter
+from orchestrator.agent.ranks import hook_files, step_counter
 from orchestrator.agent.ranks.hook import layout
 from orchestrator.agent.ranks.processes import NodeRanks, RankProcess
 from orchestrator.core.jobdir.layout import JobDir
@@ -54,7 +54,7 @@ IMPORT = "import torch\nprint(0)\n"
 def rank(root: Path) -> dict[str, str]:
     """Lay out a rank's folder and return its environment."""
     folder = Path(tempfile.mkdtemp(dir=root))
-    processes.install_hook(folder)
+    hook_files.install_hook(folder)
     step_counter.create(folder / layout.STEP_FILE)
     own = {
         layout.RANK_DIR_ENV: str(folder),

@@ -42,6 +42,9 @@ HAND_OVER_S_MAX = 10.0
 """How long a launcher with the hook on its path may take to become a stand-in: its Python may lie on a cold network disk."""
 
 LINE_CHARS_MAX = 200
+NOT_FOUND = 127
+"""A shell's exit code for a program that is not there."""
+
 _AGENT_LINE = re.compile(r"^\d\d:\d\d:\d\d agent: ")
 _NOT_NEEDED = "not needed, orch does that itself"
 
@@ -164,12 +167,15 @@ class LaunchScript:
         if isinstance(answer, options.Call):
             self._begin(request, answer, writer)
             await self._watch_stand_in(reader, writer)
-        elif isinstance(answer, options.Once) or not request.real:
-            words = answer.words if isinstance(answer, options.Once) else _program_of(request)
-            _send(writer, {"exec": words, "is_real": False})
-        else:
+        elif isinstance(answer, options.Once):
+            _send(writer, {"exec": answer.words, "is_real": False})
+        elif request.real and not (request.name == "srun" and self.script.stands_in_slurm):
             self._note(f"{request.name} {' '.join(request.words[:3])} is left to {request.real}")
             _send(writer, {"exec": [request.real, *request.words], "is_real": True})
+        elif answer.words:
+            _send(writer, {"exec": answer.words, "is_real": False})
+        else:
+            _send(writer, {"say": f"orch: {request.name} is not installed on this node", "exit": NOT_FOUND})
 
     async def _read(
         self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -255,13 +261,6 @@ class LaunchScript:
         if program.startswith("python"):
             return bool(launcher_of(argv)[0])
         return program in files.STAND_INS
-
-
-def _program_of(request: Request) -> list[str]:
-    """Return the program of a line whose launcher this node lacks: it runs once here, or the shell says that it is not there."""
-    at = next((at for at, word in enumerate(request.words) if not word.startswith("-")), None)
-    is_wrapper = request.name in ("srun", "mpirun", "mpiexec") and at is not None
-    return list(request.words[at:]) if is_wrapper else [f"{request.name}-is-not-installed"]
 
 
 def _peer_uid(writer: asyncio.StreamWriter) -> int:
