@@ -105,7 +105,7 @@ def test_a_line_of_srun_is_a_job_on_slurm_with_its_options(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "start"),
     [
         ("nodes: 4\nentrypoint: torchrun --nnodes 2 train.py",
          "job.yaml:2: nodes: is 4, and job.yaml:3: entrypoint says --nnodes 2; keep one"),
@@ -132,8 +132,8 @@ def test_a_line_of_srun_is_a_job_on_slurm_with_its_options(tmp_path: Path) -> No
         ("entrypoint: torchrun t.py\nlaunch: torchrun u.py", "job.yaml:2: entrypoint: excludes launch"),
     ],
 )  # fmt: skip
-def test_a_fault_names_the_line(tmp_path: Path, text: str, said: str) -> None:
-    assert fault(tmp_path, text).startswith(said)
+def test_a_fault_names_the_line(tmp_path: Path, text: str, start: str) -> None:
+    assert fault(tmp_path, text).startswith(start)
 
 
 def test_what_the_command_line_sets_must_agree_too(tmp_path: Path) -> None:
