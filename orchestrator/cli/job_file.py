@@ -78,7 +78,7 @@ def render(spec: Path, backend: str | None, overrides: tuple[str, ...]) -> int:
 @click.option(
     "--from-command",
     "command",
-    help="Make it of a launch line ('torchrun --nnodes 2 …', srun, accelerate, deepspeed, fabric) or an sbatch script.",
+    help="Make it of a launch line ('torchrun --nnodes 2 …'), a shell script, an sbatch script, or a loop over ssh.",
 )
 @click.option("--systemd", is_flag=True, help="Print a user unit that takes up your jobs after a boot.")
 @click.option(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 
 _TYPED = "orch.run"
+_OF_TORCHRUN = re.compile(
+    r"--(nnodes|nproc|rdzv|node[-_]rank|master[-_]|standalone|max[-_]restarts|no[-_]python|module)"
+)
 
 
 class _Line(click.Command):
@@ -45,9 +49,7 @@ class _Line(click.Command):
 
 def _where(name: str) -> str:
     """Say where an option belongs that is not one of the verb's own."""
-    from orchestrator.spec.launchers import torchrun
-
-    if torchrun.has_option(name):
+    if _OF_TORCHRUN.match(name):
         return f"It is torchrun's: orch run torchrun {name} … train.py"
     return f"Options of your script stand behind it: orch run train.py {name}"
 
@@ -99,7 +101,7 @@ def run(
 ) -> int:
     """Run a script without a job file.
 
-    SCRIPT is train.py, -m pkg.train, or a launch line such as torchrun --nproc-per-node 2 train.py; what stands behind it belongs to it. Ctrl-C detaches, and the job goes on. The job's folder gets the job file that the line stands for.
+    SCRIPT is train.py, -m pkg.train, a launch line such as torchrun --nproc-per-node 2 train.py, or a shell script with one, such as bash dist_train.sh; what stands behind it belongs to it. Ctrl-C detaches, and the job goes on. The job's folder gets the job file that the line stands for.
     """
     file = _job_file(words, env, overrides, said, save)
     if save is not None:

@@ -1,24 +1,44 @@
-"""A job file made of a launch line or an sbatch script, and what became of each option, for `orch init --from-command`."""
+"""A job file made of a launch line or an sbatch script, and what became of what, for `orch init --from-command`.
+
+Rules: a line stays as it is typed. Of a script for sbatch the header becomes fields, and the body, unchanged, `launch`; of a loop
+over hosts the hosts become fields. Nothing else of a script is read.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.core.errors import UserError
 from orchestrator.spec import job_writer, launch_lines, run_line
+from orchestrator.spec.foreign import launchers, sbatch_header
+from orchestrator.spec.foreign.launchers import Starter
+from orchestrator.spec.foreign.sbatch_header import Header
+from orchestrator.spec.hosts import expand
 from orchestrator.spec.launch_lines import Became
-from orchestrator.spec.launchers import recognise, sbatch_script
-from orchestrator.spec.launchers.launch_line import read
-from orchestrator.spec.launchers.recognise import Taken
-from orchestrator.spec.launchers.srun import SBATCH
-from orchestrator.spec.yaml_document import Document, Place, SpecError, Value, escaped, missing_file, path_in
-from orchestrator.spec.yaml_document import read as read_text
+from orchestrator.spec.value_types import host_texts
+from orchestrator.spec.yaml_document import Document, Place, SpecError, Value, escaped, path_in, read
 
-_ORDER = ("name", "backend", "nodes", "gpus_per_node", "procs_per_node", "workdir", "entrypoint", "command", "python")  # fmt: skip
+_ORDER = (
+    "name", "backend", "nodes", "gpus_per_node", "procs_per_node", "workdir", "launch", "entrypoint", "python",
+)  # fmt: skip
+_ONCE = re.compile(
+    r"(mkdir|cp|mv|rm|rsync|scp|ln|tar|unzip|touch|git|pip|conda\s+install|wget|curl|aws|gsutil|rclone|wandb|huggingface-cli)\b"
+)
+"""Commands that usually run once for a job, and not on each of its nodes."""
+
+_LOGIN = "_path=$PATH; . /etc/profile; PATH=$_path:$PATH"
+"""What a login shell reads, such as the function `module`; many an /etc/profile forgets the PATH before it."""
+
+_LINES_SHOWN_MAX = 8
+_LOOP = re.compile(r"\bfor\s+\w+\s+in\s+([^;\n]+?)\s*(?:;|\n)\s*do\b")
+_REMOTE = re.compile(r"^[ \t]*(ssh|pdsh|clush)[ \t]+(.+?)[ \t]*&?[ \t]*$", re.MULTILINE)
+_WITH_VALUE = ("-o", "-p", "-i", "-l", "-F", "-J", "-f", "-w", "-x", "-u", "-b", "-R")
+"""Options of ssh and pdsh that a value follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,75 +54,174 @@ class MadeFile:
 def job_file(command: str, folder: Path, target: Path) -> MadeFile:
     """Return the job file of a launch line, of `sbatch run.sh`, or of a script's path, which is meant for `folder`; `target` is
     where the job file will lie. Raises UserError or SpecError."""
+    document = Document("--from-command")
     try:
-        taken = _taken(command.strip(), folder)
+        header = _fill(document, command.strip(), folder)
     except ValueError as err:
         fix = "change the line, or write the job file by hand: orch init"
         raise UserError(str(err), "--from-command", fix) from err
-    document = Document("--from-command")
-    key = "entrypoint" if taken.words is not None else "command"
-    document.places[key] = Place("--from-command", has_key=True)
-    became = launch_lines.apply(document, key, folder, taken)
+    became = [Became(one.option, one.field, one.text) for one in header.settings]
+    became += launch_lines.take_over(document, folder)
     if document.faults:
         raise SpecError(document.faults)
-    if taken.words is not None:
-        document.data["entrypoint"] = _entry(taken.words)
-    document.data.setdefault("name", run_line.name_of(taken.words or taken.shell.split()))
     data = document.data
+    if isinstance(data.get("entrypoint"), list):
+        data["entrypoint"] = _data(job_writer.entry([str(word) for word in data["entrypoint"] or []]))
     code = path_in(Path(), str(data.get("workdir", ".")))
     if target.resolve() != folder.resolve() and not code.is_absolute():
         data["workdir"] = os.path.relpath(folder / code, target)
     ordered = {name: data[name] for name in dict.fromkeys([*_ORDER, *data]) if name in data}
-    return MadeFile(
-        job_writer.job_file(ordered, [f"Made from: {_short(command)}"]),
-        tuple(became),
-        tuple(_advice(ordered)),
-    )
+    text = job_writer.job_file(ordered, [f"Made from: {_short(command)}"])
+    return MadeFile(text, tuple(became), (*header.notes, *_advice(ordered)))
 
 
-def _taken(command: str, folder: Path) -> Taken:
-    """Return what the command becomes. Raises ValueError for one that cannot be read."""
-    words = shlex.split(command.replace("\\\n", " "), comments=False)
-    script, directives, arguments = _script_of(words, folder)
-    if script is not None:
-        text = _inserted(read_text(script), directives)
-        return sbatch_script.taken(text, arguments, on_slurm=words[0] == "sbatch" or "#SBATCH" in text)
-    taken = recognise.in_text(command, as_program=True)
-    if taken is None:
-        if words and words[0].endswith(".py"):
-            return Taken("python", tuple(words), "")
-        raise ValueError(
-            "starts none of torchrun, accelerate launch, deepspeed, fabric run, srun and python, and is no sbatch script"
-        )
-    return taken
+def _fill(document: Document, command: str, folder: Path) -> Header:
+    """Put what a command says into an empty document. Raises ValueError for one that cannot be taken."""
+    words = shlex.split(command.replace("\\\n", " "))
+    start, header = launchers.start_of(words), Header()
+    at, given = _script_of(words, folder)
+    key = "launch"
+    if at < len(words):
+        script = path_in(folder, words[at])
+        name = script.stem
+        header, launch = _of_script(read(script), given, words, at, is_sbatch=start.starter is Starter.SBATCH)
+    elif start.starter is Starter.SBATCH:
+        raise ValueError("names no script behind sbatch's options")
+    elif start.starter is Starter.REMOTE or launchers.hosts_of(words):
+        name, (header, launch) = run_line.name_of(words), _of_hosts(command)
+    elif start.starter in (Starter.LAUNCHER, Starter.SHELL) or launchers.is_launch(command):
+        name, launch = run_line.name_of(words), command
+    elif start.starter in (Starter.PYTHON, Starter.RUNNER) or "".join(words[:1]).endswith(".py"):
+        name, launch, key = run_line.name_of(words), command, "entrypoint"
+    else:
+        raise ValueError("starts no launcher, no shell script and no python, and is no sbatch script")
+    document.put("name", launchers.as_job_name(name), "--from-command")
+    document.places[key] = Place("--from-command", has_key=True)
+    for setting in header.settings:
+        if setting.field:
+            document.put(setting.field, _data(setting.value), "--from-command")
+    document.data[key] = launch
+    return header
 
 
-def _script_of(words: list[str], folder: Path) -> tuple[Path | None, list[str], list[str]]:
-    """Return the script that a command names, the options for sbatch before it, and its arguments; None for another command."""
-    at, given = 0, []
+def _script_of(words: Sequence[str], folder: Path) -> tuple[int, list[sbatch_header.Option]]:
+    """Return the position of the script that words name for sbatch, for a shell, or as the first of them, behind the last for
+    none; and sbatch's options before it."""
     if words[:1] == ["sbatch"]:
-        options, at = read(words, 1, SBATCH)
-        if at >= len(words):
-            raise ValueError("sbatch names no script behind its options")
-        given = [option.text for option in options]
-    elif words[:1] in (["bash"], ["sh"]) and len(words) > 1:
-        at = 1
-    path = path_in(folder, words[at]) if words else folder
-    # Not a program by its path, such as .venv/bin/torchrun
-    is_program = recognise.is_line(words) or recognise.runs_python(words)
-    is_script = words[:1] == ["sbatch"] or not (missing_file(path) or path.suffix == ".py" or is_program)
-    return (path, given, words[at + 1 :]) if is_script else (None, [], [])
+        given, at = sbatch_header.read(words, 1, "sbatch")
+        return at, given
+    at = 1 if words[:1] in (["bash"], ["sh"]) else 0
+    path = path_in(folder, words[at]) if at < len(words) else folder
+    kinds = (
+        Starter.SHELL,
+        Starter.SBATCH,
+        Starter.OTHER,
+    )  # not a program by its path, such as .venv/bin/torchrun
+    is_script = path.is_file() and path.suffix != ".py" and launchers.start_of(words[at:]).starter in kinds
+    return at if is_script else len(words), []
 
 
-def _inserted(text: str, options: list[str]) -> str:
-    lines = text.splitlines(keepends=True)
-    last = max((number for number, line in enumerate(lines, 1) if line.startswith("#SBATCH")), default=0)
-    return "".join([*lines[:last], *(f"#SBATCH {option}\n" for option in options), *lines[last:]])
+def _of_script(
+    text: str, given: Sequence[sbatch_header.Option], words: Sequence[str], at: int, *, is_sbatch: bool
+) -> tuple[Header, str]:
+    """Return what a script's header says, and its body, which is given the arguments behind `at`; one that is not meant for
+    Slurm, and starts nothing on other hosts, is run as it is."""
+    shell = text.partition("\n")[0] if text.startswith("#!") else ""
+    if shell and not re.search(r"\b(ba|da|z|k)?sh\b", shell):
+        raise ValueError(f"the script begins with {shell}, and a launch line is one for bash")
+    options, body = sbatch_header.split(text)
+    if not options and not is_sbatch:
+        line = launchers.runnable(launchers.joined(words))
+        return _of_hosts(text) if _REMOTE.search(text) else (Header(), line)
+    header = sbatch_header.header([*options, *given])
+    header.settings.insert(0, sbatch_header.Setting("backend", "slurm", "sbatch"))
+    if not any(setting.field in ("gpus_per_node", "procs_per_node") for setting in header.settings):
+        header.settings.append(
+            sbatch_header.Setting("procs_per_node", "1", "no GPUs and no tasks in the header")
+        )
+    if re.search(r"\s(-\w*l|--login)\b", shell):
+        body = f"{_LOGIN}\n{body}"
+        header.notes.append(f"{shell} is a login shell, so the lines begin with what it reads, /etc/profile")
+    if words[at + 1 :]:
+        body = f"set -- {shlex.join(words[at + 1 :])}\n{body}"
+    header.notes += _notes_of(body)
+    return header, body.strip("\n") + "\n"
 
 
-def _entry(words: tuple[str, ...]) -> Value:
-    written = job_writer.entry(words)
-    return written if isinstance(written, str) else list(written)
+def _notes_of(body: str) -> list[str]:
+    """Return what to know of a body that ran once until now, and now runs on each node."""
+    lines = [line.strip() for line in body.splitlines()]
+    once = [line for line in lines if _ONCE.match(line)]
+    notes = [
+        "each node runs the lines of launch, once; srun, torchrun and other launchers in them start that node's ranks"
+    ]
+    if once:
+        more = f" and {len(once) - _LINES_SHOWN_MAX} more" if len(once) > _LINES_SHOWN_MAX else ""
+        shown = "; ".join(escaped(line, 60) for line in once[:_LINES_SHOWN_MAX])
+        notes.append(
+            f'these may have to run once: {shown}{more}. Write `[ "$GROUP_RANK" = 0 ] && ` before such a line'
+        )
+    if any(line.startswith("trap ") for line in lines):
+        notes.append(
+            "no signal reaches the script's trap: orch warns the ranks (checkpoint.on_preempt) and asks for a new turn in the "
+            "queue itself (time_limit_action: requeue); take the trap out"
+        )
+    if any(re.match(r"cd\s+\"?\$\{?SLURM_SUBMIT_DIR", line) for line in lines):
+        notes.append(
+            "cd to SLURM_SUBMIT_DIR leaves the job's copy of the code, in which the lines start; take it out"
+        )
+    return notes
+
+
+def _of_hosts(text: str) -> tuple[Header, str]:
+    """Return the hosts of a loop over ssh, of pdsh or of mpirun, and what runs on each. Raises ValueError where no command is
+    seen."""
+    header, hosts = Header(), ""
+    loop, remote = _LOOP.search(text), _REMOTE.search(text)
+    if remote is not None:
+        try:
+            words = shlex.split(remote[2])
+        except ValueError as err:
+            raise ValueError(
+                f"the command of {remote[1]} goes on in further lines; give that command itself"
+            ) from err
+        at = 0
+        while at < len(words) and words[at].startswith("-"):
+            hosts = words[at + 1] if words[at] == "-w" and at + 1 < len(words) else hosts
+            hosts = words[at][2:] if words[at].startswith("-w") and len(words[at]) > 2 else hosts
+            at += 2 if words[at] in _WITH_VALUE else 1
+        if remote[1] == "ssh":
+            hosts = loop[1] if loop else "".join(words[at : at + 1]).rpartition("@")[2]
+            at += 1
+        launch = " ".join(words[at:])
+    else:
+        named = launchers.hosts_of(shlex.split(text.replace("\\\n", " ")))
+        hosts, launch = re.sub(r":\d+", "", named), text
+    if not launch.strip():
+        raise ValueError(
+            "no command is seen that runs on the hosts; give the launch line itself, and ssh.hosts"
+        )
+    is_literal = bool(hosts) and not re.search(r"[$`*(]", hosts)
+    names = host_texts(hosts.replace('"', "")) if is_literal else ["host1", "host2"]
+    option = (
+        "the hosts" if is_literal else "hosts that only the shell knows: write them in place of host1, host2"
+    )
+    header.settings += [
+        sbatch_header.Setting("backend", "ssh", "a command on other hosts"),
+        sbatch_header.Setting("ssh.hosts", names, option),
+    ]
+    header.settings.append(
+        sbatch_header.Setting("nodes", str(len([host for name in names for host in expand(name)])), option)
+    )
+    if "$" in launch:
+        header.notes.append(
+            "variables of the loop have no value on the nodes: for the node's number write $GROUP_RANK; addresses are not needed"
+        )
+    return header, launch
+
+
+def _data(value: str | Sequence[str]) -> Value:
+    return value if isinstance(value, str) else list(value)
 
 
 def _short(command: str) -> str:
@@ -119,9 +238,4 @@ def _advice(data: dict[str, Value]) -> list[str]:
         )
     if data.get("backend") == "slurm":
         notes.append("the job is queued in Slurm; ORCH_HOME must be a folder that all nodes see")
-    texts = [*(data.get("setup") or []), data.get("command") or ""]
-    if any(re.search(r"\$[1-9@*]", str(text)) for text in texts):
-        notes.append(
-            "$1 is an argument of the script, which a job does not have: write its value in its place"
-        )
     return notes

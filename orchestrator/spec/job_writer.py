@@ -22,17 +22,24 @@ _SAME_TO_ALL = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?|true|false")
 """Numbers and truth values that are the same in YAML 1.1, YAML 1.2 and JSON."""
 
 
+_SCRIPT = re.compile(r"[\t\n\x20-\x7e\xa1-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd]*")
+"""Text that a reader of YAML takes unchanged."""
+
+
 def job_file(settings: Mapping[str, Setting], notes: Sequence[str] = ()) -> str:
     """Return a job file with `settings`, and with `notes` as lines of comment at its top."""
     comment = "".join(f"# {line}".rstrip() + "\n" for note in notes for line in note.splitlines() or [""])
-    body = yaml.dump(
-        dict(settings),
-        Dumper=_Dumper,
-        sort_keys=False,
-        allow_unicode=True,
-        width=LINE_CHARS_MAX,
+    return comment + "".join(_line(name, value) for name, value in settings.items())
+
+
+def _line(name: str, value: Setting) -> str:
+    """Return one setting; a text of several lines, such as a script, stands as it is, indented."""
+    if isinstance(value, str) and "\n" in value.strip("\n") and _SCRIPT.fullmatch(value):
+        lines = "".join(f"  {line}\n" if line else "\n" for line in value.strip("\n").split("\n"))
+        return f"{name}: |{'2' if value[:1].isspace() else ''}\n{lines}"
+    return str(
+        yaml.dump({name: value}, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=LINE_CHARS_MAX)
     )
-    return f"{comment}{body}"
 
 
 def entry(words: Sequence[str]) -> str | list[str]:

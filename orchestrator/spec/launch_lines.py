@@ -1,13 +1,17 @@
-"""Launch lines in a job file: orch takes the launcher's place, and what the line says holds where no field says it.
+"""Launch lines in a job file: they become `launch`, and the counts that they give literally hold where no field gives them.
 
-Rules: a field and a line that say different things are a fault of the field, which names the line. What the command line
-sets (`--set`, `--backend`) is meant for this job and wins over a line in the file.
+Rules:
+1. What starts a launcher or a shell script in `entrypoint`, or a launcher in `command`, is `launch`, unchanged.
+2. `python train.py` is the script, with that Python; a line for the runner of an environment is a command.
+3. A field and a line that give different counts are a fault of the field, which names the line.
+4. A count that only a shell knows is asked for.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,29 +20,27 @@ from pathlib import Path
 import yaml
 
 from orchestrator.core.host import gpus
-from orchestrator.spec.launchers import accelerate, recognise, shell_text
-from orchestrator.spec.launchers.launch_line import (
-    ALL,
-    CPUS_NODE,
-    DEVICE,
-    OF_JOB,
-    OF_NODE,
-    RANKS,
-    RANKS_EACH,
-    Setting,
-)
-from orchestrator.spec.launchers.recognise import Taken
-from orchestrator.spec.value_types import seconds_of
+from orchestrator.spec.foreign import launchers, sbatch_header
+from orchestrator.spec.foreign.launchers import ASSIGNMENT, CUDA, OWNED_NAMES, Count, Counts, Starter
 from orchestrator.spec.yaml_document import Document, Place, Value, path_in, shown
 
 CONFIG_BYTES_MAX = 1 << 18
 SCRIPT_BYTES_MAX = 1 << 18
-_PSEUDO = (RANKS, RANKS_EACH, DEVICE, CPUS_NODE)
+_EXPANDED = re.compile(r"[$`*?\[~]")
+_KEPT = re.compile(r"'[^']*'|\"[^\"$`\\]*\"")
+"""Quoted text in which a shell changes nothing."""
+
+_STARTS_LAUNCHER = re.compile(
+    r"^(?:[A-Za-z_]\w*=\S*\s+)*(?:exec\s+)?(?:\S*/)?(?:torchrun|accelerate\s+launch|deepspeed|srun|"
+    r"python[0-9.]*\s+-m\s+torch\.distributed\.(?:run|launch))\s",
+    re.MULTILINE,
+)
+_CONFIG_FILE = re.compile(r"--config[-_]file[= ]\s*(\S+)")
 
 
 @dataclass(frozen=True, slots=True)
 class Became:
-    """What became of a part of a launch line: a field with its value, or none with the reason."""
+    """What became of a part of a launch line or script: a field with its value, or none with the reason."""
 
     option: str
     field: str
@@ -46,254 +48,288 @@ class Became:
 
 
 def take_over(document: Document, folder: Path) -> list[Became]:
-    """Put what a launch line says into a job file's fields, and its program in the line's place. Faults go into the document.
-
-    Return what became of each option, for a reader.
-    """
-    for field in ("entrypoint", "command"):
-        value = document.data.get(field)
-        key = field
-        if field == "entrypoint" and isinstance(value, dict) and list(value) == ["command"]:
-            key, value = "entrypoint.command", value["command"]
-        if not value:
-            continue
+    """Put a launch line of a job file in its place, and the counts that it gives into their fields. Faults go into the
+    document. Return what became of each count, for a reader."""
+    for key in ("entrypoint", "command"):
+        if document.data.get(key):
+            try:
+                _sort(document, key, folder)
+            except ValueError as err:
+                document.faults.append(document.fault(key, str(err)))
+                document.data[key] = {"command": "true"} if key == "entrypoint" else "true"  # no second fault
+    launch, accelerate = document.data.get("launch"), document.data.get("accelerate")
+    if isinstance(launch, list):
+        launch = "\n".join(str(line) for line in launch)
+    if isinstance(launch, str):
+        words = launchers.launched_by(launch)
         try:
-            taken = _taken(value, as_program=key == "entrypoint")
-            if taken is None:
-                _refuse_script_that_launches(value, document, folder)
-                continue
+            became = _of_slurm(document, words)
         except ValueError as err:
-            _fail(document, key, field, str(err))
-            continue
-        return _Takeover(document, key, folder, taken).run()
-    if isinstance(document.data.get("accelerate"), dict):
-        return _Takeover(document, "accelerate", folder, Taken("accelerate", None, "")).run()
+            document.faults.append(document.fault("launch", str(err)))
+            return []
+        return became + _Sizes(document, "launch", _with_config(words, document, folder)).run()
+    if isinstance(accelerate, dict):
+        args, named = accelerate.get("args") or [], accelerate.get("config_file")
+        text = args if isinstance(args, str) else launchers.joined([str(word) for word in args])
+        words = launchers.launched_by(f"accelerate launch {text}")
+        words += ["--config_file", str(named)] if named else []
+        return _Sizes(document, "accelerate", _with_config(words, document, folder)).run()
     return []
 
 
-def apply(document: Document, key: str, folder: Path, taken: Taken) -> list[Became]:
-    """Put a launch line that was read elsewhere into a document; `key` is the field that its program gets."""
-    return _Takeover(document, key, folder, taken).run()
+# The line's place
 
 
-def _taken(value: Value, *, as_program: bool) -> Taken | None:
-    if isinstance(value, str):
-        return recognise.in_text(value.strip(), as_program=as_program)
+def _sort(document: Document, key: str, folder: Path) -> None:
+    """Put what a rank runs, or a node, into its field. Raises ValueError for a line that has none."""
+    value = document.data[key]
+    is_inner = isinstance(value, dict) and list(value) == ["command"]
+    is_command = key == "command" or is_inner
+    value = value["command"] if isinstance(value, dict) and is_inner else value
     if isinstance(value, list) and all(isinstance(word, str) for word in value):
-        return recognise.in_words([str(word) for word in value], as_program=as_program)
-    return None
+        words = [str(word) for word in value]
+        commands, text = [words, *launchers.given_to_shell(words)], launchers.joined(words)
+    elif isinstance(value, str):
+        commands, text = launchers.commands_of(value), value.strip()
+    else:
+        return
+    starts = [launchers.start_of(words).starter for words in commands]
+    if Starter.LAUNCHER in starts or (Starter.SHELL in starts[:1] and not is_command):
+        _put_launch(document, key, launchers.runnable(text))
+    elif is_command:
+        _refuse_script_that_launches(commands, document, folder)
+    elif starts[:1] in ([Starter.SBATCH], [Starter.REMOTE]):
+        line = shlex.quote(text) if "\n" not in text else "FILE"
+        raise ValueError(
+            f"{starts[0].value} is what orch does; make a job file of it: orch init --from-command {line}"
+        )
+    elif starts[:1] in ([Starter.PYTHON], [Starter.RUNNER]):
+        _put_python(document, key, commands[0], text, is_shell=isinstance(value, str) and _needs_shell(text))
 
 
-def _fail(document: Document, key: str, field: str, what: str) -> None:
-    document.faults.append(document.fault(key, what))
-    document.data[field] = (
-        {"command": "true"} if field == "entrypoint" else "true"
-    )  # no second fault of the same
+def _put_launch(document: Document, key: str, text: str) -> None:
+    """Make a line `launch`; its faults are found where it was written."""
+    place = document.places.get(key, Place(document.origin))
+    where = place.text if place.has_key else f"{place.text}: {key}"
+    document.places["launch"] = Place(where, place.line, has_key=True)
+    del document.data[key]
+    if document.data.get("launch") is not None:
+        document.faults.append(document.fault("launch", "excludes launch; keep one of the two"))
+    document.data["launch"] = text
 
 
-class _Takeover:
-    """One launch line, and the document that it stands in."""
+def _needs_shell(text: str) -> bool:
+    return bool(
+        _EXPANDED.search(_KEPT.sub("", text))
+        or launchers.first_operator(text)
+        or "\n" in text.replace("\\\n", " ")
+    )
 
-    def __init__(self, document: Document, key: str, folder: Path, taken: Taken) -> None:
-        self._document, self._key, self._taken = document, key, taken
-        self._folder = folder
+
+def _put_python(document: Document, key: str, words: Sequence[str], text: str, *, is_shell: bool) -> None:
+    """Put the script of an interpreter into `entrypoint`, or a command where a shell or another program must start it."""
+    start = launchers.start_of(words)
+    if start.starter is Starter.PYTHON and tuple(words[start.behind : start.behind + 1]) in ((), ("-",)):
+        raise ValueError(f"{' '.join(words)} names no script")
+    is_plain = set(words[start.at + 1 : start.behind]) <= {"-u"} and words[start.behind] != "-c"
+    if is_shell or start.starter is Starter.RUNNER or not is_plain:
+        fails = "set -o pipefail; " if "|" in text.replace("||", "") and is_shell else ""
+        document.data[key] = {"command": fails + text}
+        return
+    document.data[key] = list(words[start.behind :])
+    if words[start.at] not in ("python", "python3"):
+        _agree(document, key, "python", words[start.at], words[start.at])
+    for name, value in (
+        match.groups() for word in words[: start.at] if (match := ASSIGNMENT.fullmatch(word))
+    ):
+        if name == CUDA:
+            _Sizes(document, key, launchers.counts(words[: start.at])).run()
+        elif name not in OWNED_NAMES:
+            _agree(document, key, f"env.{name}", value, f"{name}={value}")
+
+
+def _of_slurm(document: Document, words: Sequence[str]) -> list[Became]:
+    """Put what options of srun say into fields; the size alone where the job runs elsewhere. Raises ValueError for an option that
+    srun does not have, and for hosts that a line of mpirun names and the job file does not."""
+    start = launchers.start_of(words)
+    if (hosts := launchers.hosts_of(words)) and not document.data.get("backend"):
+        fix = "write backend: ssh, and them as ssh.hosts (orch run: --hosts)"
+        raise ValueError(f"names the hosts {hosts}, which orch reaches itself: {fix}")
+    if start.launcher != "srun":
+        return []
+    options, at = sbatch_header.read(words, start.behind, "srun")
+    if launchers.start_of(words[at:]).starter is Starter.LAUNCHER:  # that one counts the ranks
+        options = [option for option in options if not option.name.startswith("ntasks")]
+    elsewhere = document.data.get("backend") not in (None, "slurm")
+    became = []
+    for one in [sbatch_header.Setting("backend", "slurm", "srun"), *sbatch_header.header(options).settings]:
+        is_size = one.field in ("nodes", "procs_per_node", "gpus_per_node")
+        if one.field and not is_size and (elsewhere or _value(document, one.field) is not None):
+            continue
+        value: Value = one.value if isinstance(one.value, str) else list(one.value)
+        if not one.field or _agree(document, "launch", one.field, value, one.option):
+            became.append(Became(one.option, one.field, one.text))
+    return became
+
+
+def _agree(document: Document, key: str, field: str, value: Value, option: str) -> bool:
+    """Set a field to what a line says, unless it is set: then both must be the same. Tell whether it was set here."""
+    there = _value(document, field)
+    place = document.places.get(key) or document.places.get("entrypoint") or Place(key)
+    if there is None:
+        document.put(field, value, place.text)
+        document.places[field] = Place(place.text, place.line)
+        return True
+    if (there.strip() if isinstance(there, str) else there) != value:
+        text = place.text if place.has_key else f"{place.text}: {key}"
+        what = f"is {shown(there)}, and {text} says {option}; keep one"
+        document.faults.append(document.fault(field, what))
+    return False
+
+
+def _value(document: Document, field: str) -> Value:
+    """Return what stands at a dotted key, None for nothing."""
+    found: Value = document.data
+    for part in field.split("."):
+        found = found.get(part) if isinstance(found, dict) else None
+    return found
+
+
+def _refuse_script_that_launches(commands: Sequence[Sequence[str]], document: Document, folder: Path) -> None:
+    """Raise ValueError for a command that runs a shell script of the workdir one of whose lines starts a launcher: each rank
+    would start ranks of its own. A line within a loop or condition may be for other places than orch."""
+    for words in commands:
+        start = launchers.start_of(words)
+        names = [word for word in words[start.at : start.at + 3] if word.endswith((".sh", ".bash"))]
+        if start.starter is not Starter.SHELL or not names:
+            continue
+        path = path_in(path_in(folder, str(document.data.get("workdir") or ".")), names[0])
+        try:
+            text = path.read_text(errors="replace")[:SCRIPT_BYTES_MAX]
+        except OSError:
+            continue
+        if "<<" not in text and (match := _STARTS_LAUNCHER.search(text)):
+            number = text.count("\n", 0, match.start()) + 1
+            raise ValueError(
+                f"runs {names[0]}, whose line {number} would start a launcher in every rank, each with ranks of its own; "
+                f"write it as `launch: {launchers.joined(words)}`, which each node runs once"
+            )
+
+
+# The size
+
+
+class _Sizes:
+    """The counts of one line, and the document whose fields they may fill; `key` is the field of the line."""
+
+    def __init__(self, document: Document, key: str, counts: Counts) -> None:
+        self._document, self._key, self._counts = document, key, counts
         self._became: list[Became] = []
-        self._place = document.places.get(key) or document.places.get(key.partition(".")[0]) or Place(key)
 
     def run(self) -> list[Became]:
-        if self._taken.words is not None or self._taken.shell:
-            self._put_program()
-        settings = [*self._taken.settings]
-        for setting in settings:
-            if setting.key not in _PSEUDO and setting.value not in (OF_NODE, OF_JOB, []):
-                self._set(setting)
-        if any(setting.key == "accelerate.args" for setting in settings) and not self._document.data.get(
-            "accelerate"
-        ):
-            self._put("accelerate", {})
-        settings += self._of_config()
-        self._set_size(settings)
-        if any(setting.key == "accelerate.args" for setting in settings):
-            self._tell_accelerate_of_cpus()
-        for setting in settings:
-            if setting.value in (OF_NODE, OF_JOB):
-                text = str(self._value("nodes") or 1) if setting.value == OF_JOB else self._ranks()
-                self._set(Setting(setting.key, text, setting.option))
-        self._became += [Became(drop.option, "", drop.why) for drop in self._taken.dropped]
+        """Fill the fields. Return what became of each count."""
+        counts = self._counts
+        if counts.nodes is not None:
+            self._fill("nodes", counts.nodes, "nodes: 2 (orch run: --nodes 2)")
+        each = counts.each or self._divided()
+        if each is None:
+            if counts.default is not None and not self._has_ranks():
+                self._choose(counts.default)
+        elif self._value("gpus_per_node") not in (None, "auto"):
+            self._fill("gpus_per_node", each)
+        elif self._value("procs_per_node") is not None:
+            self._fill("procs_per_node", each)
+        elif each.is_literal:
+            self._choose(each)
+        elif self._value("gpus_per_node") is None:
+            self._ask(
+                each, "gpus_per_node: 8, or procs_per_node: 8 for CPU ranks (orch run: --gpus 8 or --procs 8)"
+            )
         return self._became
 
-    def _put_program(self) -> None:
-        """Put the program in the line's place. Its faults are found later, at the same place."""
-        taken, field = self._taken, self._key.partition(".")[0]
-        entry: Value = taken.shell
-        if taken.words is not None:
-            entry = list(taken.words) if self._key == "entrypoint" else recognise.shell_of(taken.words)
-        if field == "entrypoint" and not isinstance(entry, list):
-            entry = {"command": entry}
-        self._document.data[field] = entry
+    def _fill(self, field: str, count: Count, fix: str = "") -> None:
+        if not count.is_literal:
+            if self._value(field) is None:
+                self._ask(count, fix)
+        elif count.value != "auto" and _agree(self._document, self._key, field, count.value, count.option):
+            self._became.append(Became(count.option, field, count.value))
 
-    def _set(self, setting: Setting) -> None:
-        """Set a field, unless the job file sets it: then both must agree."""
-        key = setting.key
-        there = self._value(key)
-        value: Value = list(setting.value) if isinstance(setting.value, list) else setting.value
-        if there is None:
-            self._put(key, value)
-            texts = value if key == "setup" and isinstance(value, list) else []
-            self._became += [Became(str(text), key, "runs once on each node") for text in texts]
-            self._became += [] if texts else [Became(setting.option, key, _shown(value))]
-        elif not setting.yields and not _is_same(there, value) and not self._is_overridden(key):
-            self._contradict(key, there, setting)
-        else:
-            self._became.append(Became(setting.option, key, _shown(there)))
+    def _ask(self, count: Count, fix: str) -> None:
+        what = f"{count.option}: only the shell on the nodes knows that number, and the job must; write {fix}"
+        if count.value == "cpu":
+            what = f"{count.option}: the cores of the nodes are not known here; write procs_per_node: 8, and leave it out"
+        self._document.faults.append(self._document.fault(self._key, what))
 
-    def _put(self, key: str, value: Value) -> None:
-        self._document.put(key, value, self._place.text)
-        self._document.places[key] = Place(self._place.text, self._place.line)
-
-    def _value(self, key: str) -> Value:
-        """Return what stands at a dotted key, None for nothing."""
-        section: Value = self._document.data
-        for part in key.split("."):
-            section = section.get(part) if isinstance(section, dict) else None
-        return section
-
-    def _is_overridden(self, key: str) -> bool:
-        place = self._document.places.get(key)
-        return place is not None and not place.line and bool(self._place.line)
-
-    def _contradict(self, key: str, there: Value, setting: Setting) -> None:
-        text = self._place.text if self._place.has_key else f"{self._place.text}: {self._key}"
-        what = f"is {shown(there)}, and {text} says {setting.option}; keep one"
+    def _divided(self) -> Count | None:
+        """Return the ranks of a node where a line counts those of all nodes."""
+        every, nodes = self._counts.every, str(self._value("nodes") or 1)
+        if every is None or not every.value.isdecimal() or not (nodes.isdecimal() and int(nodes)):
+            return every
+        count, rest = divmod(int(every.value), int(nodes))
+        if count and not rest:
+            return Count(str(count), every.option)
+        what = f"is {nodes}, and {every.option} counts the ranks of all nodes: they cannot be divided equally"
+        key = "nodes" if self._value("nodes") is not None else self._key
         self._document.faults.append(self._document.fault(key, what))
+        return None
 
-    def _ranks(self) -> str:
-        gpus_each, procs = self._value("gpus_per_node"), self._value("procs_per_node")
-        return str(gpus_each if gpus_each is not None else procs if procs is not None else 1)
-
-    # The size
-
-    def _set_size(self, settings: Sequence[Setting]) -> None:
-        """Set nodes before, then ranks: on GPUs where nodes have them."""
-        for setting in settings:
-            if setting.key == "nodes" and self._value("nodes") is None:
-                self._set(setting)
-        count = self._ranks_each(settings)
-        if count is None:
-            return
-        there = {key: self._value(key) for key in ("gpus_per_node", "procs_per_node")}
-        if there["gpus_per_node"] == ALL and count.yields:
-            return
-        said = next((key for key, value in there.items() if value not in (None, ALL)), "")
-        if said:
-            self._set(Setting(said, count.value, count.option, count.yields))
+    def _choose(self, count: Count) -> None:
+        """Put the ranks of a node on GPUs, or on processors where the line says so or this machine, which runs them, has no GPU."""
+        is_here = (self._value("backend") or "local") == "local"
+        if count.value == "auto" and not self._counts.is_cpu:
+            field, value = "gpus_per_node", "auto"
+        elif self._counts.is_cpu or (is_here and not _has_gpus()):
+            field, value = "procs_per_node", "1" if count.value == "auto" else count.value
+            self._document.data.pop("gpus_per_node", None)
         else:
-            self._choose_device(count, settings)
-        self._set_cpus(settings)
-        self._report_counts(count, settings)
+            field, value = "gpus_per_node", count.value
+            self._document.data.pop("gpus_per_node", None)
+        _agree(self._document, self._key, field, value, count.option)
+        self._became.append(Became(count.option, field, value))
 
-    def _report_counts(self, count: Setting, settings: Sequence[Setting]) -> None:
-        """Note what became of the other options that count ranks."""
-        ranks, known = self._ranks(), {change.option for change in self._became}
-        known |= {drop.option for drop in self._taken.dropped}
-        field = "gpus_per_node" if self._value("gpus_per_node") is not None else "procs_per_node"
-        for setting in settings:
-            if (
-                setting.key in (RANKS, RANKS_EACH)
-                and setting.option not in known
-                and " without " not in setting.option
-            ):
-                is_same = setting.key == RANKS or setting.value == ranks
-                text = ranks if is_same else f"{count.option} says how many ranks a node has"
-                self._became.append(Became(setting.option, field if is_same else "", text))
+    def _has_ranks(self) -> bool:
+        return any(self._value(field) is not None for field in ("gpus_per_node", "procs_per_node"))
 
-    def _ranks_each(self, settings: Sequence[Setting]) -> Setting | None:
-        """Return the ranks of a node: what is said firmly, else the first count that gives way to the job file's."""
-        nodes = str(self._value("nodes") or 1)
-        each = [setting for setting in settings if setting.key == RANKS_EACH]
-        for setting in settings:
-            if setting.key == RANKS and nodes.isascii() and nodes.isdecimal() and int(nodes):
-                count, rest = divmod(int(str(setting.value)), int(nodes))
-                if rest or not count:
-                    what = f"is {nodes}, and {setting.option} counts the ranks of all nodes: they cannot be divided equally"
-                    key = "nodes" if self._value("nodes") is not None else self._key
-                    self._document.faults.append(self._document.fault(key, what))
-                    return None
-                each.append(Setting(RANKS_EACH, str(count), setting.option, setting.yields))
-        each.sort(key=lambda one: (one.yields, one.value == ALL))
-        firm = [one for one in each if not one.yields]
-        if len({one.value for one in firm}) > 1:
-            what = f"says {firm[0].option} and {firm[1].option}, which are different numbers of ranks on a node; keep one"
-            self._document.faults.append(self._document.fault(self._key, what))
-            return None
-        return each[0] if each else None
+    def _value(self, field: str) -> Value:
+        return self._document.data.get(field)
 
-    def _choose_device(self, count: Setting, settings: Sequence[Setting]) -> None:
-        device = next((setting.value for setting in settings if setting.key == DEVICE), None)
-        backend = self._value("backend") or "local"
-        if count.value == ALL and device != "cpu":
-            self._replace("gpus_per_node", count, ALL)
-        elif device == "cpu" or (backend == "local" and device is None and not _has_gpus()):
-            number = "1" if count.value == ALL else str(count.value)
-            self._replace("procs_per_node", count, number)
-            why = "since this machine has no GPU" if device is None else ""
-            why = next((f"by {setting.option}" for setting in settings if setting.key == DEVICE), why)
-            what = f"{number} (CPU ranks, {why}; with GPUs: gpus_per_node: {count.value})"
-            self._became[-1] = Became(count.option, "procs_per_node", what)
-            if self._value("gpus_per_node") == ALL:
-                self._document.data.pop("gpus_per_node")
-        else:
-            self._replace("gpus_per_node", count, str(count.value))
 
-    def _replace(self, key: str, setting: Setting, value: str) -> None:
-        self._put(key, value)
-        self._became.append(Became(setting.option, key, value))
+def _has_gpus() -> bool:
+    if os.environ.get(CUDA, "0").split(",")[0].strip() in ("", "-1"):
+        return False
+    with contextlib.suppress(gpus.GpuError):
+        return gpus.program() is not None and bool(gpus.here())
+    return False
 
-    def _set_cpus(self, settings: Sequence[Setting]) -> None:
-        """Set the cores of a rank where a line counts those of a node."""
-        for setting in settings:
-            ranks = self._ranks()
-            if setting.key == CPUS_NODE and ranks.isdecimal() and str(setting.value).isdecimal():
-                each = max(1, int(str(setting.value)) // max(1, int(ranks)))
-                self._set(Setting("slurm.cpus_per_task", str(each), setting.option))
 
-    # Accelerate's configuration
+# Accelerate's configuration
 
-    def _of_config(self) -> list[Setting]:
-        """Return the size that Accelerate's configuration asks for, where it can be read here."""
-        if not isinstance(self._value("accelerate"), dict):
-            return []
-        named = self._value("accelerate.config_file")
-        path = (
-            path_in(path_in(self._folder, str(self._value("workdir") or ".")), str(named))
-            if named
-            else _default_config()
-        )
-        written = self._value("accelerate.args") or []
-        args = written.split() if isinstance(written, str) else [str(word) for word in written]
-        of_args = accelerate.size_of(args)
-        if path is None or (not named and "--cpu" in args):
-            return of_args
-        config = _read_config(path)
-        chosen = {one.key for one in (*self._taken.settings, *of_args) if not one.yields}
-        is_counted = not chosen.isdisjoint((RANKS, RANKS_EACH))
-        in_file = accelerate.of_config(config or {}, path.name, yields=not named)
-        return of_args + [
-            setting
-            for setting in in_file
-            if setting.key not in chosen and not (is_counted and setting.key == RANKS)
-        ]
 
-    def _tell_accelerate_of_cpus(self) -> None:
-        """Add the option for CPU ranks to a line of accelerate launch: without it each rank would be alone."""
-        args = self._value("accelerate.args")
-        others = ("--cpu", "--multi_gpu", "--use_fsdp", "--use_deepspeed", "--use_megatron_lm")
-        is_free = args is None or (isinstance(args, list) and not any(str(word) in others for word in args))
-        if is_free and self._value("gpus_per_node") is None and self._value("accelerate.config_file") is None:
-            self._put("accelerate.args", [*(args if isinstance(args, list) else []), "--cpu"])
-            self._became.append(
-                Became("accelerate launch", "accelerate.args", "--cpu, since the ranks are CPU ranks")
-            )
+def _with_config(words: Sequence[str], document: Document, folder: Path) -> Counts:
+    """Return the counts of a line with those of Accelerate's configuration where it gives none: the file that it names, or that
+    of this machine where the job file gives none either."""
+    counts = launchers.counts(words)
+    if not any("accelerate" in word for word in words):
+        return counts
+    match = _CONFIG_FILE.search(" ".join(words))
+    named = match[1] if match else ""
+    workdir = path_in(folder, str(document.data.get("workdir") or "."))
+    path = path_in(workdir, named) if named else _default_config()
+    if path is None or (not named and counts.is_cpu):
+        return counts
+    config = _read_config(path) or {}
+    data = document.data
+
+    def count(word: str, *fields: str) -> Count | None:
+        value = str(config.get(word, ""))
+        is_free = named or all(data.get(field) is None for field in fields)
+        is_number = value.isascii() and value.isdecimal() and int(value) > 0
+        return Count(value, f"{word}: {value} in {path.name}") if is_free and is_number else None
+
+    is_cpu = str(config.get("use_cpu", "")).lower() == "true" or config.get("distributed_type") == "MULTI_CPU"
+    every = None if counts.each else counts.every or count("num_processes", "gpus_per_node", "procs_per_node")
+    nodes = counts.nodes or count("num_machines", "nodes")
+    return Counts(nodes, counts.each, every, counts.is_cpu or is_cpu, counts.default)
 
 
 def _default_config() -> Path | None:
@@ -312,46 +348,3 @@ def _read_config(path: Path) -> Mapping[str, object] | None:
     except (OSError, ValueError, yaml.YAMLError):
         return None
     return data if isinstance(data, dict) else None
-
-
-def _has_gpus() -> bool:
-    if os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip() in ("", "-1"):
-        return False
-    with contextlib.suppress(gpus.GpuError):
-        return gpus.program() is not None and bool(gpus.here())
-    return False
-
-
-def _is_same(there: Value, value: Value) -> bool:
-    if isinstance(there, list) or isinstance(value, list):
-        return there == value
-    return str(there).strip() == str(value) or seconds_of(str(there)) == seconds_of(str(value)) != -1.0
-
-
-def _shown(value: Value) -> str:
-    return " ".join(str(word) for word in value) if isinstance(value, list) else str(value)
-
-
-# Scripts that launch
-
-
-def _refuse_script_that_launches(value: Value, document: Document, folder: Path) -> None:
-    """Raise ValueError for a command that runs a shell script of the workdir which starts a launcher itself, whatever holds
-    in its ranks: one behind a condition may be for other places than orch."""
-    script = recognise.script_run_by(value)
-    if not script:
-        return
-    path = path_in(path_in(folder, str(document.data.get("workdir") or ".")), script)
-    try:
-        text = path.read_text(errors="replace")[:SCRIPT_BYTES_MAX]
-        commands = shell_text.parsed(text).commands
-    except (OSError, ValueError):
-        return
-    for command in commands:
-        words = [word.text for word in command.words]
-        if not command.depth and recognise.is_line(words):
-            number = text.count("\n", 0, command.words[0].start) + 1
-            raise ValueError(
-                f"runs {script}, whose line {number} would start a launcher in every rank, each with ranks of its own; give "
-                f"that line as `entrypoint: {shlex.join(words)}`, or: orch init --from-command {script}"
-            )

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,8 +15,9 @@ from typing import Any, get_args
 import pydantic
 from pydantic_core import ErrorDetails
 
-from orchestrator.core.errors import Fault
-from orchestrator.spec import hosts, launch_lines, yaml_document
+from orchestrator.core.errors import Fault, UserError
+from orchestrator.spec import hosts, job_writer, launch_lines, yaml_document
+from orchestrator.spec.foreign import job_files
 from orchestrator.spec.model import JobSpec
 from orchestrator.spec.value_types import PATTERNS, Entry, Part
 from orchestrator.spec.yaml_document import Document, SpecError, did_you_mean, escaped, shown
@@ -68,14 +70,33 @@ class SpecFile:
 
 
 def load(path: Path, *, overrides: Sequence[str] = (), backend: str | None = None) -> SpecFile:
-    """Read a job file. `overrides` are `key.path=value`, values in YAML. Raises SpecError with all faults at once."""
+    """Read a job file. `overrides` are `key.path=value`, values in YAML. Raises SpecError with all faults at once, and
+    UserError for a script, or a job file of another system."""
     text = yaml_document.read(path)
+    if text.startswith("#!"):
+        fix = f"make a job file of it: orch init --from-command {shlex.quote(str(path))}"
+        raise UserError("is a script, and not a job file", escaped(str(path)), fix)
     document = yaml_document.compose(text, escaped(str(path)))
+    if (answer := job_files.answer(document.data)) is not None:
+        raise _meant_for_another(answer, document.origin)
     for argument in overrides:
         document.override(argument)
     if backend is not None:
         document.put("backend", backend, f"--backend {escaped(backend)}")
     return checked(path, text, document)
+
+
+def _meant_for_another(answer: job_files.Answer, origin: str) -> UserError:
+    """Return the error for a job file of another system, with the file that it means here."""
+    notes = "".join(f"# {text}\n" for text in answer.missing)
+    lines = f"{notes}{job_writer.job_file(answer.fields)}".splitlines()
+    fix = "\n".join(
+        [
+            "write this, which it means here; a # names what has no equal:",
+            *(f"    {line}".rstrip() for line in lines),
+        ]
+    )
+    return UserError(f"is a job file of {answer.system}", origin, fix)
 
 
 def checked(path: Path, text: str, document: Document) -> SpecFile:

@@ -16,7 +16,7 @@ from pydantic import Field, ValidationInfo
 
 from orchestrator.core.slurm import sbatch_options
 from orchestrator.spec import value_types as rules
-from orchestrator.spec.launchers import shell_text
+from orchestrator.spec.foreign import launchers
 from orchestrator.spec.sections import (
     Accelerate,
     Batch,
@@ -59,9 +59,7 @@ class JobSpec(Part):
         high=RANKS_EACH_MAX,
     )
     workdir: Line = about(".", "Folder of the code, relative to the job file; ranks run in a snapshot.")
-    command: rules.RankCommand | None = about(
-        None, "Shell command that a rank runs, in place of entrypoint; may hold a launch line."
-    )
+    command: rules.RankCommand | None = about(None, "Shell command that a rank runs, in place of entrypoint.")
     launch: rules.LaunchScript | None = about(
         None,
         "Shell line or script that each node runs once, in place of entrypoint; where it calls torchrun, accelerate, deepspeed, "
@@ -69,8 +67,8 @@ class JobSpec(Part):
     )
     entrypoint: rules.EntryPoint | None = about(
         None,
-        'What a rank runs: "train.py --lr 0.1", "-m pkg.train --x", a launch line such as "torchrun --nproc-per-node 8 '
-        'train.py", a list of words, or {command: …}; placeholders such as `{checkpoint_dir}` are filled in.',
+        'What a rank runs: "train.py --lr 0.1", "-m pkg.train --x", a list of words, or {command: …}; placeholders such as '
+        "`{checkpoint_dir}` are filled in. A launch line, such as `torchrun --nproc-per-node 8 train.py`, means launch.",
     )
     start: rules.Start = about(
         "auto",
@@ -202,7 +200,9 @@ class JobSpec(Part):
     def _resumes_the_program(cls, value: Checkpoint, info: ValidationInfo) -> Checkpoint:
         entry = info.data.get("entrypoint") or info.data.get("command")
         if value.resume_args and isinstance(entry, Entry) and entry.kind == "command":
-            last = shell_text.last_command(entry.target)
+            last = next((words[0] for words in launchers.commands_of(entry.target)[::-1]), "").rpartition(
+                "/"
+            )[2]
             if last in _NOT_RESUMED:
                 args = value.resume_args.replace("{path}", "$ORCH_RESUME_FROM")
                 raise ValueError(

@@ -7,23 +7,20 @@ file that the user never wrote.
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
 from orchestrator.spec import hosts, job_writer
-from orchestrator.spec.launchers import recognise
-from orchestrator.spec.launchers.launch_line import INTERPRETER, as_job_name
+from orchestrator.spec.foreign import launchers
+from orchestrator.spec.foreign.launchers import INTERPRETER, Starter, as_job_name
 from orchestrator.spec.load import SpecFile, checked
 from orchestrator.spec.value_types import host_texts
 from orchestrator.spec.yaml_document import ECHO_CHARS_MAX, Document, Place, Value, escaped
 
 Spell: TypeAlias = Callable[[str, str], str]
 """How a setting was written, from its name and value: `--nodes 2` on the command line, `nodes=2` in Python."""
-
-_SHELL = re.compile(r"(.*/)?((ba|z|da|k)?sh|[^/]+\.sh)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +53,8 @@ def job_file(line: RunLine, path: Path, notes: Sequence[str], spell: Spell) -> S
         ("gpus_per_node", "gpus", line.gpus), ("procs_per_node", "procs", line.procs),
     ):  # fmt: skip
         _say(document, key, value, spell(option, str(value)))
-    if _SHELL.fullmatch(next(iter(line.words), "")):
-        document.put("command", list(line.words), "SCRIPT")
+    if launchers.start_of(line.words).starter in (Starter.LAUNCHER, Starter.SHELL):
+        document.put("launch", launchers.runnable(launchers.joined(line.words)), "SCRIPT")
     else:
         document.put("entrypoint", _data(job_writer.entry(line.words)), "SCRIPT")
     _say(document, "python", line.python, spell("python", str(line.python)))
@@ -73,10 +70,10 @@ def job_file(line: RunLine, path: Path, notes: Sequence[str], spell: Spell) -> S
 
 def name_of(words: Sequence[str]) -> str:
     """Return the name of a job that runs these words: its script's or module's."""
-    scripts = [word for word in words if word.endswith(".py")]
+    scripts = [word for word in words if word.endswith((".py", ".sh"))]
     modules = [after.rpartition(".")[2] for word, after in itertools.pairwise(words) if word == "-m"]
     first = scripts[0] if scripts else modules[-1] if modules else next(iter(words), "")
-    stem = first.rstrip("/").rpartition("/")[2].removesuffix(".py")
+    stem = first.rstrip("/").rpartition("/")[2].removesuffix(".py").removesuffix(".sh")
     return as_job_name(stem)
 
 
@@ -88,7 +85,11 @@ def without_python(words: Sequence[str]) -> tuple[str, tuple[str, ...]]:
         return "", tuple(words)
     while rest[:1] == ["-u"]:  # lines are not buffered anyway
         rest = rest[1:]
-    if not rest or recognise.is_line(words) or (rest[0].startswith("-") and rest[0] != "-m"):
+    if (
+        not rest
+        or launchers.start_of(words).starter is Starter.LAUNCHER
+        or (rest[0].startswith("-") and rest[0] != "-m")
+    ):
         return "", tuple(words)
     return words[0], tuple(rest)
 

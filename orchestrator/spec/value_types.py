@@ -18,8 +18,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, Validati
 
 from orchestrator.core import placeholders
 from orchestrator.core.jobdir.layout import IN_CODE
-from orchestrator.spec.launchers import shell_text
-from orchestrator.spec.launchers.environment import OWNED_NAMES
+from orchestrator.spec.foreign import launchers
+from orchestrator.spec.foreign.launchers import OWNED_NAMES
 from orchestrator.spec.yaml_document import shown
 
 DURATION_S_MIN = 0.001
@@ -31,9 +31,8 @@ GRACE_S_MAX = 12 * 3600.0  # sbatch takes a --signal at most 65535 s before the 
 
 _NO_SCRIPTS = {
     r"-.*": "options stand behind it, only -m before",
-    r"horovodrun|mpirun|mpiexec": "orch takes the place of {}; write what it starts, and nodes and gpus_per_node",
+    r"horovodrun": "orch takes the place of {}; write what it starts, and nodes and gpus_per_node",
     r"accelerate|fabric|lightning": "only what starts a script is read, such as accelerate launch train.py",
-    r"(ba|z|da|k)?sh|.*\.sh": "for a shell script write `command: bash run.sh`",
 }
 _UNITS_S = {"d": 86_400.0, "h": 3_600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 
@@ -248,7 +247,7 @@ def _shell_lines(value: object) -> object:
 
 
 def _entry(value: object) -> Entry:
-    if isinstance(value, str) and (operator := shell_text.first_operator(value)):
+    if isinstance(value, str) and (operator := launchers.first_operator(value)):
         raise ValueError(
             f"holds {operator}, which only a shell reads: write `command: python3 {value.strip()}`, or quote it"
         )
@@ -266,26 +265,10 @@ def _rank_entry(entry: Entry) -> Entry:
     is_shell = entry.kind == "command" and not entry.args
     faults = map(placeholders.misspelled, (entry.target, *entry.args))
     if is_shell:
-        faults = map(placeholders.misplaced, _shell_words(entry.target))
+        faults = map(placeholders.misplaced, launchers.words_with_placeholders(entry.target))
     if fault := next(filter(None, faults), ""):
         raise ValueError(fault)
     return entry
-
-
-_BRACES = ("awk", "gawk", "mawk", "jq")
-"""Programs in whose own language `{attempt}` means something."""
-
-
-def _shell_words(text: str) -> list[str]:
-    """Return the words of shell text in which a placeholder or a variable of orch's may be meant: none that names a variable
-    that the text itself sets, and none of a text that cannot be taken apart."""
-    try:
-        commands = [one for one in shell_text.parsed(text).commands if one.words[0].text not in _BRACES]
-        words = [word.text for one in commands for word in one.words]
-    except ValueError:
-        return []
-    own = [word.partition("=")[0] for word in words if word.startswith("ORCH_") and "=" in word]
-    return [word for word in words if not any(name in word for name in own)]
 
 
 def _command(value: object) -> Entry:

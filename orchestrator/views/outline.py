@@ -20,7 +20,7 @@ NODES_SHOWN_MAX = 32
 def outline(data: Json) -> list[Line]:
     """Return the outline of a job as lines."""
     lines = [line(Cell(f"{data['name']}", "bold"), f"  {data['size']}, backend {data['backend']}")]
-    lines.append(line(f"  runs   {data['command']}"))
+    lines.append(line(f"  runs   {_launched(data['command']) if data['launches'] else data['command']}"))
     if data["batch"]:
         lines.append(line(f"  batch  {data['batch']}"))
     lines += [line(""), *(_unknown(data["nodes"]) if data["backend"] == "slurm" else _nodes(data["nodes"]))]
@@ -32,6 +32,16 @@ def outline(data: Json) -> list[Line]:
         more = ", and what their host sets"
     lines.append(line(f"  {CONTRACT}{more}"))
     return lines + [line(""), *(line(f"note: {note}") for note in data["notes"])] * bool(data["notes"])
+
+
+def _launched(text: str) -> str:
+    """Say what the ranks run of which only a shell on the nodes will know more."""
+    first, *more = text.strip().splitlines()
+    return (
+        f"what the {len(more) + 1} lines of launch call, once on each node"
+        if more
+        else f"what {first} calls, once on each node"
+    )
 
 
 def _nodes(nodes: list[Json]) -> Iterator[Line]:

@@ -46,7 +46,7 @@ LAYERS = (
     "journal",
     *("supervisor.transfers", "supervisor"),
     *(
-        "spec.launchers",
+        "spec.foreign",
         "spec",
         "submission",
         "client.checks",

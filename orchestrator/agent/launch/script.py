@@ -28,6 +28,7 @@ from orchestrator.agent.launch.calls import RankCall, Request
 from orchestrator.agent.launch.stand_in import MESSAGE_BYTES_MAX, RUN_S_MAX
 from orchestrator.agent.ranks import spawn
 from orchestrator.agent.ranks.hook.launch import FOLDER_ENV, REAL_ENV, launcher_of
+from orchestrator.core import placeholders
 from orchestrator.core.host import procfs
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.wire import messages as m
@@ -202,7 +203,9 @@ class LaunchScript:
             program = str(Path(request.cwd) / first)
         if not program:
             raise options.Refused(f"{call.launcher}: there is no {first or 'python'} on this node")
-        argv = (program, *(call.words if call.is_python else call.words[1:]))
+        values = placeholders.of_environment(request.env)
+        words = [placeholders.fill(word, values) for word in call.words]
+        argv = (program, *(words if call.is_python else words[1:]))
         self.calls += 1
         self._waiting = writer
         shown = " ".join(call.words)

@@ -146,6 +146,9 @@ def _read_line(launch: Any, settings: dict[str, Any]) -> Any:
     args.main_process_ip, args.main_process_port = "127.0.0.1", 0
     if settings["nodes"] > 1:
         args.deepspeed_multinode_launcher = "standard"
+    others = (args.multi_gpu, args.use_fsdp, args.use_deepspeed, args.use_megatron_lm, args.config_file)
+    if not any(others) and not importlib.import_module("torch").cuda.is_available():
+        args.cpu = True  # else each of several CPU ranks would be alone
     return args
 
 

@@ -74,6 +74,8 @@ class Outline:
     inherited: int
     notes: tuple[str, ...]
     exit_code: int
+    # Each node runs the command once, and the ranks are what it calls a launcher for
+    launches: bool = False
 
     def as_json(self) -> Json:
         """Return the object that `orch plan --json` prints."""
@@ -113,6 +115,7 @@ def outline(file: SpecFile, environ: Mapping[str, str]) -> Outline:
         inherited=sum(not is_watched(name) and name not in plan.env for name in rank_env.inherited(plan, outer)),
         notes=tuple(notes),
         exit_code=0 if answered >= wanted else ClusterError.exit_code,
+        launches=plan.launches,
     )  # fmt: skip
 
 

@@ -128,7 +128,7 @@ TABLE: list[tuple[str, int, str]] = [
     ("init nosuch/job.yaml", 2, "make it: mkdir -p "),
     ("init - --from-command train.py", 0, "entrypoint: train.py"),
     ("init ../up.yaml --from-command train.py", 0, "wrote ../up.yaml"),
-    ("init line.yaml --from-command ls", 2, "starts none of torchrun"),
+    ("init line.yaml --from-command ls", 2, "starts no launcher"),
     ("init --systemd", 0, " -m orchestrator.cli status --all"),
     ("schema", 0, '"entrypoint"'),
     ("clean", 0, "ended jobs have left nothing behind"),
@@ -188,7 +188,7 @@ def test_a_starter_file_is_a_spec_as_soon_as_its_script_is_there(orch: Type) -> 
     said = orch("check", "job.yaml")
     assert (said.code, said.out[:15]) == (0, "ok    spec     ")
     Path("train.py").unlink()
-    assert "job.yaml:11: entrypoint: no file train.py" in orch("check", "job.yaml").err
+    assert "job.yaml:12: entrypoint: no file train.py" in orch("check", "job.yaml").err
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Job files made of launch lines and scripts: each loads, and says what became of each option."""
+"""Job files made of launch lines and scripts: each loads, keeps the line or body, and says what became of the header."""
 
 from __future__ import annotations
 
@@ -8,56 +8,117 @@ import pytest
 
 from orchestrator.core.errors import OrchError
 from orchestrator.spec import from_command
-from orchestrator.spec.load import load
-
-LINES = {
-    "torchrun --standalone --nproc_per_node=4 train.py --batch_size=32 --compile=False": "train.py --batch_size=32 --compile=False",
-    "NCCL_IB_DISABLE=1 torchrun --nproc_per_node=8 --nnodes=2 --node_rank=0 --master_addr=1.2.3.4 train.py": "train.py",
-    "accelerate launch --multi_gpu --mixed_precision=fp16 --num_processes 2 ./train.py --x 'a b'": "./train.py --x 'a b'",
-    "deepspeed --num_gpus=8 --num_nodes=2 --hostfile hostfile train.py --deepspeed ds.json": 'python3 train.py --local_rank="$LOCAL_RANK" --deepspeed ds.json',
-    "lightning run model --accelerator=cuda --devices=8 --strategy=ddp --num-nodes=2 train.py": "train.py",
-    "cd src && torchrun --nproc_per_node 4 -m pkg.main --data '/d/{0..9}.tar' | tee log": "set -o pipefail; cd src && python3 -m pkg.main --data '/d/{0..9}.tar' | tee log",
-    "srun --nodes=2 --gpus-per-node=4 --ntasks-per-node=4 --time=1:00:00 python train.py": "train.py",
-    "PYTHONPATH=. CUDA_VISIBLE_DEVICES=0 python train.py": "train.py",
-    "train.py --lr 0.1": "train.py --lr 0.1",
-}  # fmt: skip
+from orchestrator.spec.load import JobSpec, load
 
 
-@pytest.mark.parametrize("line", list(LINES))
-def test_a_launch_line_becomes_a_job_file_that_loads(tmp_path: Path, line: str) -> None:
+@pytest.fixture(autouse=True)
+def _files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     (tmp_path / "train.py").touch()
-    made = from_command.job_file(line, tmp_path, tmp_path)
-    path = tmp_path / "job.yaml"
-    path.write_text(made.text)
-    entry = load(path).spec.entry
-    words = [entry.target, *entry.args] if entry.kind != "command" else [entry.target]
-    from shlex import quote
-
-    assert " ".join(words if entry.kind == "command" else map(quote, words)) == LINES[line]
-    assert all(one.option and one.text for one in made.became)
 
 
-def test_each_option_is_said_to_become_a_field_or_not_to_be_needed(tmp_path: Path) -> None:
-    line = "torchrun --nnodes 2 --nproc-per-node gpu --rdzv-backend c10d train.py"
-    became = from_command.job_file(line, tmp_path, tmp_path).became
-    assert [(one.option, one.field, one.text) for one in became] == [
-        ("--nnodes 2", "nodes", "2"),
-        ("--nproc-per-node gpu", "gpus_per_node", "auto"),
-        ("--rdzv-backend c10d", "", "orch makes the rendezvous, with a free port for each attempt"),
-    ]
+def made(folder: Path, command: str) -> tuple[JobSpec, str, str]:
+    """Return the job, its file, and the notes."""
+    result = from_command.job_file(command, folder, folder)
+    (folder / "job.yaml").write_text(result.text)
+    assert all(one.option and one.text for one in result.became)
+    return load(folder / "job.yaml").spec, result.text, "\n".join(result.notes)
 
 
-@pytest.mark.parametrize("command", ["run.sbatch", "sbatch run.sbatch", "sbatch -N 3 --qos high run.sbatch"])
-def test_an_sbatch_script_becomes_a_job_on_slurm(tmp_path: Path, command: str) -> None:
-    (tmp_path / "train.py").touch()
-    (tmp_path / "run.sbatch").write_text(
-        "#!/bin/bash\n#SBATCH -N 2 --gres=gpu:4 -c 48\nmodule load cuda\nexport A=b\nsrun torchrun --nproc-per-node 4 train.py\n"
-    )
-    (tmp_path / "job.yaml").write_text(from_command.job_file(command, tmp_path, tmp_path).text)
-    spec = load(tmp_path / "job.yaml").spec
-    assert (spec.name, spec.backend, spec.gpus_per_node) == ("train", "slurm", 4)
+@pytest.mark.parametrize(
+    "line",
+    [
+        "torchrun --standalone --nproc_per_node=4 train.py --batch_size=32 --compile=False",
+        "NCCL_IB_DISABLE=1 torchrun --nproc_per_node=4 --node_rank=0 --master_addr=1.2.3.4 train.py",
+        "accelerate launch --mixed_precision=fp16 --num_processes 4 ./train.py --x 'a b'",
+        "cd src && torchrun --nproc_per_node 4 -m pkg.main --data '/d/{0..9}.tar' | tee log",
+        "torchrun --nproc_per_node 4 \\\n  train.py",
+    ],
+)
+def test_a_launch_line_is_kept(tmp_path: Path, line: str) -> None:
+    spec, _, _ = made(tmp_path, line)
+    assert (spec.entry.target, spec.procs_per_node) == (line, 4)
+
+
+def test_other_lines_are_programs_and_scripts(tmp_path: Path) -> None:
+    assert made(tmp_path, "train.py --lr 0.1")[1].endswith("name: train\nentrypoint: train.py --lr 0.1\n")
+    assert made(tmp_path, "PYTHONPATH=. python train.py")[0].env == {"PYTHONPATH": "."}
+    (tmp_path / "run.sh").write_text("torchrun --nproc_per_node $1 train.py\n")
+    assert made(tmp_path, "A=1 bash run.sh 4")[0].entry.target == "A=1 bash run.sh 4"
+    assert made(tmp_path, "run.sh 4")[0].entry.target == "bash run.sh 4"
+    for name in ("bin/torchrun", "bin/python3"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("#!/usr/bin/python3\nif x: 'y\n")
+    assert made(tmp_path, "bin/torchrun train.py")[0].entry.target == "bin/torchrun train.py"
+    assert made(tmp_path, "bin/python3 train.py")[0].python == "bin/python3"
+
+
+SCRIPT = """#!/bin/bash -l
+# trains
+#SBATCH -N 2 --gres=gpu:4 -c 48 --ntasks-per-node=1
+#SBATCH --signal=B:USR1@240 --time 2:00:00 --output=x.out
+
+module load cuda  
+trap 'scontrol requeue $SLURM_JOB_ID' USR1
+mkdir -p out
+cat > cfg.py <<'EOF'
+\tlr = 0.1 # it's
+
+EOF
+#SBATCH --time=9:00:00
+for part in "$@"; do
+    srun torchrun --nnodes $SLURM_NNODES --nproc_per_node "${GPUS:-4}" train.py "$part"
+done
+"""  # noqa: W291
+
+
+@pytest.mark.parametrize(
+    "command", ["run.sbatch", "sbatch run.sbatch", "sbatch -N 3 --qos high run.sbatch a 'b c'"]
+)
+def test_an_sbatch_script_is_its_header_as_fields_and_its_body_as_it_is(tmp_path: Path, command: str) -> None:
+    (tmp_path / "run.sbatch").write_text(SCRIPT)
+    spec, text, notes = made(tmp_path, command)
+    assert (spec.name, spec.backend, spec.gpus_per_node, spec.slurm.cpus_per_task) == ("run", "slurm", 4, 12)
     assert (spec.nodes, spec.slurm.qos) == ((3, "high") if "-N 3" in command else (2, None))
-    assert (spec.setup, spec.env, spec.slurm.cpus_per_task) == (("module load cuda",), {"A": "b"}, 12)
+    assert (spec.checkpoint.on_preempt.signal, spec.checkpoint.on_preempt.grace) == ("USR1", 240)
+    assert spec.time_limit == 7200
+    body = SCRIPT[SCRIPT.index("module") :]
+    arguments = "set -- a 'b c'\n" if command.endswith("'b c'") else ""
+    assert spec.entry.kind == "launch"
+    assert spec.entry.target == f"{arguments}_path=$PATH; . /etc/profile; PATH=$_path:$PATH\n{body}".strip()
+    assert "launch: |\n" in text
+    for word in ("mkdir -p out", "GROUP_RANK", "take the trap out", "login shell"):
+        assert word in notes
+
+
+def test_a_header_without_gpus_or_tasks_is_one_rank_a_node(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text("#SBATCH -N 2\nsrun python train.py\n")
+    assert made(tmp_path, "sbatch run.sh")[0].procs_per_node == 1
+
+
+LOOP = """for h in gpu1 gpu2; do
+  ssh -o StrictHostKeyChecking=no me@$h "cd src && torchrun --nnodes 2 --nproc_per_node 4 train.py" &
+done
+wait
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "hosts", "launch"),
+    [
+        ("bash run.sh", ("gpu1", "gpu2"), "cd src && torchrun --nnodes 2 --nproc_per_node 4 train.py"),
+        ("pdsh -f 8 -w gpu[1-2] torchrun --nproc_per_node 4 train.py", ("gpu[1-2]",), "torchrun --nproc_per_node 4 train.py"),
+        ("mpirun -np 8 -H a:4,b:4 python train.py", ("a", "b"), "mpirun -np 8 -H a:4,b:4 python train.py"),
+        ("pdsh -w $HOSTS torchrun --nproc_per_node 4 train.py", ("host1", "host2"), "torchrun --nproc_per_node 4 train.py"),
+    ],
+)  # fmt: skip
+def test_commands_on_other_hosts_are_a_job_over_ssh(
+    tmp_path: Path, command: str, hosts: tuple[str, ...], launch: str
+) -> None:
+    (tmp_path / "run.sh").write_text(LOOP)
+    spec, _, _ = made(tmp_path, command)
+    assert (spec.backend, spec.ssh.hosts, spec.nodes, spec.gpus_per_node) == ("ssh", hosts, 2, 4)
+    assert spec.entry.target == launch
 
 
 @pytest.mark.parametrize("chdir", ["", "--chdir=src "])
@@ -65,35 +126,30 @@ def test_a_line_is_meant_for_the_current_folder_wherever_its_job_file_lies(
     tmp_path: Path, chdir: str
 ) -> None:
     (tmp_path / "code" / "src").mkdir(parents=True)
-    (tmp_path / "code" / chdir.strip().partition("=")[2] / "train.py").touch()
     (tmp_path / "jobs").mkdir()
     made = from_command.job_file(f"srun {chdir}python train.py", tmp_path / "code", tmp_path / "jobs")
     (tmp_path / "jobs" / "job.yaml").write_text(made.text)
     assert load(tmp_path / "jobs" / "job.yaml").spec.workdir == f"../code{'/src' if chdir else ''}"
 
 
-@pytest.mark.parametrize("line", ["bin/torchrun train.py", "bin/python3 train.py"])
-def test_a_launcher_that_is_named_by_its_path_is_no_script(tmp_path: Path, line: str) -> None:
-    for name in ("train.py", line.split()[0]):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text("#!/usr/bin/python3\nif x: 'y\n")
-    assert "entrypoint: train.py" in from_command.job_file(line, tmp_path, tmp_path).text
-
-
 @pytest.mark.parametrize(
     ("command", "fault"),
     [
-        ("ls -l", "starts none of torchrun"),
-        ("", "starts none of torchrun"),
-        ("torchrun --foo t.py", "torchrun has no option --foo"),
+        ("ls -l", "starts no launcher"),
+        ("", "starts no launcher"),
         ("torchrun 't.py", "No closing quotation"),
         ("sbatch nosuch.sh", "no file nosuch.sh in"),
-        ("~nosuch", "starts none of torchrun"),
-        ("sbatch -N 2", "sbatch names no script"),
+        ("~nosuch", "starts no launcher"),
+        ("sbatch -N 2", "names no script behind"),
+        ("sbatch --array=1-2 run.py", "begins with #!/usr/bin/env python"),
+        ("sbatch array.sh", "for i in $(seq 1 2); do orch submit"),
+        ("ssh host", "no command is seen"),
         ("accelerate launch --num_machines 3 --num_processes 8 t.py", "cannot be divided equally"),
     ],
 )
 def test_another_command_says_what_is_wrong(tmp_path: Path, command: str, fault: str) -> None:
+    (tmp_path / "run.py").write_text("#!/usr/bin/env python\n")
+    (tmp_path / "array.sh").write_text("#!/bin/bash\n#SBATCH -a 1-2\nsrun x\n")
     with pytest.raises(OrchError) as caught:
         from_command.job_file(command, tmp_path, tmp_path)
     assert fault in str(caught.value)

@@ -1,4 +1,4 @@
-"""Launch lines in a job file: what they set, what wins, and what is refused with both places."""
+"""Launch lines in a job file: where they go, what they set, and what is refused with both places."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.core.errors import UserError
 from orchestrator.spec.load import JobSpec, SpecError, load
 
 
@@ -31,34 +32,57 @@ def fault(folder: Path, text: str, *overrides: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "entry",
+    ("entry", "launch"),
     [
-        "entrypoint: torchrun --nnodes 2 --nproc-per-node 4 train.py --lr 0.1",
-        "entrypoint: [torchrun, --nnodes, 2, --nproc-per-node, 4, train.py, --lr, 0.1]",
-        "entrypoint: |\n  torchrun \\\n    --nnodes 2 --nproc-per-node 4 \\\n    train.py --lr 0.1",
-        "entrypoint: python -m torch.distributed.run --nnodes 2 --nproc-per-node 4 train.py --lr 0.1",
-        "entrypoint: accelerate launch --num_machines 2 --num_processes 8 train.py --lr 0.1",
-        "entrypoint: fabric run --num-nodes 2 --devices 4 train.py --lr 0.1",
+        ("entrypoint: torchrun --nnodes 2 --nproc-per-node 4 t.py '{checkpoint_dir}'", None),
+        ("entrypoint: [torchrun, --nnodes, 2, --nproc-per-node, 4, t.py, a b]", "torchrun --nnodes 2 --nproc-per-node 4 t.py 'a b'"),
+        ("entrypoint: cd src && A=$B torchrun --nnodes 2 --nproc-per-node 4 t.py | tee log", None),
+        ("entrypoint: {command: python -m torch.distributed.run --nnodes 2 --nproc-per-node 4 t.py}",
+         "python -m torch.distributed.run --nnodes 2 --nproc-per-node 4 t.py"),
+        ("command: true; uv run accelerate launch --num_machines 2 --num_processes 8 t.py", None),
+        ("launch: [fabric run --num-nodes 2 --devices 4 t.py]", "fabric run --num-nodes 2 --devices 4 t.py"),
+        ("launch: fabric run --num-nodes 2 --devices 4 t.py", None),
+        ("launch: torchrun t.py\nnodes: 2\nprocs_per_node: 4", "torchrun t.py"),
+        ("launch: torchrun --nnodes $N --nproc_per_node=${GPUS} t.py\nnodes: 2\nprocs_per_node: 4",
+         "torchrun --nnodes $N --nproc_per_node=${GPUS} t.py"),
+        ("command: [bash, -lc, torchrun --nnodes 2 --nproc-per-node 4 t.py]", "bash -lc 'torchrun --nnodes 2 --nproc-per-node 4 t.py'"),
+        ("entrypoint: run.sh 8\nnodes: 2\nprocs_per_node: 4", "bash run.sh 8"),
+        ("entrypoint: bash tools/dist_train.sh cfg.py 8\nnodes: 2\nprocs_per_node: 4", "bash tools/dist_train.sh cfg.py 8"),
     ],
-)
-def test_orch_takes_the_launcher_s_place(tmp_path: Path, entry: str) -> None:
+)  # fmt: skip
+def test_a_launch_line_is_kept_as_it_is_and_gives_its_counts(
+    tmp_path: Path, entry: str, launch: str | None
+) -> None:
     spec = loaded(tmp_path, entry)
+    assert spec.entry.kind == "launch"
+    assert spec.entry.target == (launch or entry.partition(": ")[2])
     assert (spec.nodes, spec.procs_per_node, spec.gpus_per_node) == (2, 4, None)
-    assert (spec.entry.kind, spec.entry.target, spec.entry.args) == ("script", "train.py", ("--lr", "0.1"))
+    assert (spec.entrypoint, spec.command) == (None, None)
 
 
 @pytest.mark.parametrize(
-    "entry",
+    ("entry", "kind", "words"),
     [
-        "command: torchrun --nproc-per-node 4 train.py",
-        "command: [torchrun, --nproc-per-node, 4, train.py]",
-        "entrypoint: {command: torchrun --nproc-per-node 4 train.py}",
+        ("python -u train.py --lr 0.1", "script", "train.py --lr 0.1"),
+        ("python3 -m json.tool x", "module", "json.tool x"),
+        ("uv run train.py", "command", "uv run train.py"),
+        ("poetry run python train.py", "command", "poetry run python train.py"),
+        ("python -O train.py", "command", "python -O train.py"),
+        ("python train.py --out $HOME/x", "command", "python train.py --out $HOME/x"),
+        ("python train.py '*.tar' {checkpoint_dir}", "script", "train.py *.tar {checkpoint_dir}"),
+        ("python train.py | tee log", "command", "set -o pipefail; python train.py | tee log"),
     ],
 )
-def test_a_command_keeps_its_shell(tmp_path: Path, entry: str) -> None:
-    spec = loaded(tmp_path, entry)
-    assert spec.procs_per_node == 4
-    assert (spec.entry.kind, spec.entry.target) == ("command", "python3 train.py")
+def test_a_python_program_is_what_each_rank_runs(tmp_path: Path, entry: str, kind: str, words: str) -> None:
+    found = loaded(tmp_path, f"entrypoint: {entry}").entry
+    assert (found.kind, " ".join([found.target, *found.args])) == (kind, words)
+
+
+def test_what_stands_before_python_is_env_python_and_the_number_of_gpus(tmp_path: Path) -> None:
+    spec = loaded(
+        tmp_path, "entrypoint: A=b RANK=0 CUDA_VISIBLE_DEVICES=0,1 /x/python train.py\nbackend: slurm"
+    )
+    assert (spec.env, spec.python, spec.gpus_per_node) == ({"A": "b"}, "/x/python", 2)
 
 
 def test_ranks_are_on_gpus_where_nodes_have_them(tmp_path: Path) -> None:
@@ -68,68 +92,70 @@ def test_ranks_are_on_gpus_where_nodes_have_them(tmp_path: Path) -> None:
     assert loaded(tmp_path, f"{line}procs_per_node: 4\nbackend: slurm").gpus_per_node is None
 
 
+def test_a_line_of_srun_is_a_job_on_slurm_with_its_options(tmp_path: Path) -> None:
+    spec = loaded(
+        tmp_path, "entrypoint: srun -N 2 --gpus-per-node=8 -p gpu -t 1:00:00 --ntasks-per-node=8 python t.py"
+    )
+    assert (spec.backend, spec.nodes, spec.gpus_per_node, spec.slurm.partition) == ("slurm", 2, 8, "gpu")
+    spec = loaded(
+        tmp_path, "entrypoint: srun -N 2 -n 2 torchrun --nnodes 2 --nproc-per-node 4 t.py\nbackend: local"
+    )
+    assert (spec.backend, spec.nodes, spec.procs_per_node) == ("local", 2, 4)
+    assert loaded(tmp_path, "entrypoint: srun -N 2 python t.py").procs_per_node == 1
+
+
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "start"),
     [
         ("nodes: 4\nentrypoint: torchrun --nnodes 2 train.py",
          "job.yaml:2: nodes: is 4, and job.yaml:3: entrypoint says --nnodes 2; keep one"),
-        ("gpus_per_node: 8\ncommand: torchrun --nproc-per-node 4 train.py",
-         "job.yaml:2: gpus_per_node: is 8, and job.yaml:3: command says --nproc-per-node 4; keep one"),
-        ("entrypoint: {command: torchrun --nproc-per-node 4 train.py}\nprocs_per_node: 2",
-         "job.yaml:3: procs_per_node: is 2, and job.yaml:2: entrypoint.command says --nproc-per-node 4; keep one"),
-        ("restart:\n  max: 1\nentrypoint: torchrun --max-restarts 3 --nproc-per-node 1 train.py",
-         "job.yaml:3: restart.max: is 1, and job.yaml:4: entrypoint says --max-restarts 3; keep one"),
-        ("env: {A: c}\nentrypoint: A=b torchrun train.py",
+        ("gpus_per_node: 8\nlaunch: torchrun --nproc-per-node 4 train.py",
+         "job.yaml:2: gpus_per_node: is 8, and job.yaml:3: launch says --nproc-per-node 4; keep one"),
+        ("command: torchrun --nproc-per-node 4 train.py\nprocs_per_node: 2",
+         "job.yaml:3: procs_per_node: is 2, and job.yaml:2: command says --nproc-per-node 4; keep one"),
+        ("env: {A: c}\nentrypoint: A=b python train.py",
          "job.yaml:2: env.A: is c, and job.yaml:3: entrypoint says A=b; keep one"),
         ("nodes: 3\nentrypoint: accelerate launch --num_processes 8 train.py",
          "job.yaml:2: nodes: is 3, and --num_processes 8 counts the ranks of all nodes: they cannot be divided equally"),
-        ("entrypoint: srun -N 2 torchrun --nnodes 4 train.py",
-         "job.yaml:2: nodes: is 2, and job.yaml:2: entrypoint says --nnodes 4; keep one"),
-        ("entrypoint: torchrun --foo train.py", "job.yaml:2: entrypoint: torchrun has no option --foo"),
-        ("entrypoint: torchrun --nproc-per-node 2 tran.py", "job.yaml:2: entrypoint: no file tran.py in"),
-        ("entrypoint: torchrun -m train.py", "job.yaml:2: entrypoint: -m takes a module's name"),
+        ("entrypoint: torchrun --nnodes=$N train.py",
+         "job.yaml:2: entrypoint: --nnodes=$N: only the shell on the nodes knows that number, and the job must; write nodes: 2"),
+        ("entrypoint: torchrun --nproc_per_node $(nvidia-smi -L | wc -l) train.py",
+         "job.yaml:2: entrypoint: --nproc_per_node $: only the shell on the nodes knows that number, and the job must; write gpus_per"),
+        ("entrypoint: torchrun --nproc-per-node cpu train.py", "job.yaml:2: entrypoint: --nproc-per-node cpu: the cores of"),
         ("entrypoint: torchrun --nproc-per-node gpu train.py\nbackend: slurm",
-         "job.yaml:2: gpus_per_node: Slurm must be asked for a number"),
+         "job.yaml:2: entrypoint: gpus_per_node: Slurm must be asked for a number"),
+        ("entrypoint: srun --nodess 2 python t.py", "job.yaml:2: entrypoint: srun has no option --nodess"),
+        ("entrypoint: mpirun -np 2 -H a,b python t.py", "job.yaml:2: entrypoint: names the hosts a,b, which orch reaches"),
+        ("entrypoint: mpirun -np 3 python t.py -H a\nnodes: 2", "job.yaml:3: nodes: is 2, and -np 3 counts"),
+        ("entrypoint: sbatch run.sh", "job.yaml:2: entrypoint: a submit to Slurm is what orch does; make a job file of it"),
+        ("entrypoint: python", "job.yaml:2: entrypoint: python names no script"),
+        ("entrypoint: torchrun t.py\nlaunch: torchrun u.py", "job.yaml:2: entrypoint: excludes launch"),
     ],
 )  # fmt: skip
-def test_contradictions_name_both_places(tmp_path: Path, text: str, said: str) -> None:
-    assert fault(tmp_path, text).startswith(said)
+def test_a_fault_names_the_line(tmp_path: Path, text: str, start: str) -> None:
+    assert fault(tmp_path, text).startswith(start)
 
 
-def test_what_agrees_may_be_said_twice(tmp_path: Path) -> None:
-    spec = loaded(
-        tmp_path, "nodes: 2\nprocs_per_node: 4\nentrypoint: torchrun --nnodes 2 --nproc-per-node 4 train.py"
-    )
-    assert (spec.nodes, spec.procs_per_node) == (2, 4)
-
-
-def test_the_command_line_wins_over_the_line_in_the_file(tmp_path: Path) -> None:
+def test_what_the_command_line_sets_must_agree_too(tmp_path: Path) -> None:
     text = "entrypoint: torchrun --nnodes 2 --nproc-per-node 4 train.py"
-    spec = loaded(tmp_path, text, "nodes=1", "procs_per_node=2")
-    assert (spec.nodes, spec.procs_per_node) == (1, 2)
+    assert loaded(tmp_path, text, "nodes=2", "procs_per_node=4").nodes == 2
+    assert fault(tmp_path, text, "nodes=1").startswith("--set nodes=1: is 1, and job.yaml:2: entrypoint says")
 
 
 def test_a_default_of_a_launcher_gives_way(tmp_path: Path) -> None:
     assert loaded(tmp_path, "procs_per_node: 3\nentrypoint: torchrun train.py").procs_per_node == 3
     assert loaded(tmp_path, "entrypoint: torchrun train.py").procs_per_node == 1
     assert loaded(tmp_path, "gpus_per_node: auto\nentrypoint: torchrun train.py").gpus_per_node == "auto"
+    assert loaded(tmp_path, "entrypoint: accelerate launch train.py").gpus_per_node == "auto"
 
 
-def test_fabric_is_told_the_size_that_the_job_has(tmp_path: Path) -> None:
-    env = loaded(tmp_path, "nodes: 2\nprocs_per_node: 3\nentrypoint: fabric run train.py").env
-    assert env == {"LT_CLI_USED": "1", "LT_DEVICES": "3", "LT_NUM_NODES": "2"}
-
-
-ACCELERATE: list[tuple[str, dict[str, str], tuple[Any, ...]]] = [
-    ("entrypoint: accelerate launch train.py", {}, (1, 1, ())),
-    ("entrypoint: accelerate launch --num_processes 2 train.py", {}, (1, 2, ("--cpu",))),
-    ("entrypoint: accelerate launch --mixed_precision bf16 train.py", {}, (1, 1, ("--mixed_precision", "bf16"))),
-    ("entrypoint: accelerate launch --use_fsdp --num_processes 2 train.py", {}, (1, 2, ("--use_fsdp",))),
-    ("entrypoint: train.py\naccelerate: {args: --num_processes 2}", {}, (1, 2, ("--num_processes", "2"))),
-    ("entrypoint: accelerate launch --config_file a.yaml train.py", {"num_processes": "4", "num_machines": "2"}, (2, 2, ())),
-    ("entrypoint: accelerate launch --config_file a.yaml --num_processes 2 train.py", {"num_processes": "4"}, (1, 2, ())),
-    ("entrypoint: train.py\naccelerate: {config_file: a.yaml}", {"num_processes": "4", "use_cpu": "true"}, (1, 4, ())),
-    ("entrypoint: train.py\nnodes: 2\naccelerate: {config_file: a.yaml, args: --cpu}", {"num_processes": "4"}, (2, 2, ("--cpu",))),
+ACCELERATE: list[tuple[str, dict[str, str], tuple[int, int]]] = [
+    ("entrypoint: accelerate launch --num_processes 2 t.py", {}, (1, 2)),
+    ("entrypoint: train.py\naccelerate: {args: --num_processes 2}", {}, (1, 2)),
+    ("entrypoint: accelerate launch --config_file a.yaml t.py", {"num_processes": "4", "num_machines": "2"}, (2, 2)),
+    ("entrypoint: accelerate launch --config_file=a.yaml --num_processes 2 t.py", {"num_processes": "4"}, (1, 2)),
+    ("entrypoint: train.py\naccelerate: {config_file: a.yaml}", {"num_processes": "4", "use_cpu": "true"}, (1, 4)),
+    ("entrypoint: train.py\nnodes: 2\naccelerate: {config_file: a.yaml, args: --cpu}", {"num_processes": "4"}, (2, 2)),
 ]  # fmt: skip
 
 
@@ -139,9 +165,7 @@ def test_accelerate_s_configuration_counts(
 ) -> None:
     (tmp_path / "a.yaml").write_text("".join(f"{name}: {value}\n" for name, value in config.items()))
     spec = loaded(tmp_path, text)
-    assert spec.accelerate is not None
-    assert (spec.nodes, spec.procs_per_node or 1, spec.accelerate.args) == found
-    assert spec.accelerate.config_file == ("a.yaml" if config else None)
+    assert (spec.nodes, spec.procs_per_node or 1) == found
 
 
 def test_accelerate_s_configuration_of_this_machine_gives_way(tmp_path: Path) -> None:
@@ -157,39 +181,31 @@ def test_a_configuration_that_contradicts_is_a_fault(tmp_path: Path) -> None:
     assert fault(tmp_path, f"{text} a.yaml train.py") == (
         "job.yaml:2: procs_per_node: is 2, and job.yaml:3: entrypoint says num_processes: 4 in a.yaml; keep one"
     )
-    assert loaded(tmp_path, f"{text} b.yaml train.py").accelerate  # a submit says that there is no such file
+    assert loaded(tmp_path, f"{text} b.yaml train.py").launch  # a node says that there is no such file
 
 
 @pytest.mark.parametrize("command", ["bash run.sh", "sh ./run.sh a", "cd . && bash run.sh", "[bash, run.sh]"])
-def test_a_script_that_starts_a_launcher_is_refused_with_its_line(tmp_path: Path, command: str) -> None:
+def test_a_command_with_a_script_that_starts_a_launcher_is_refused(tmp_path: Path, command: str) -> None:
     (tmp_path / "run.sh").write_text(
         "#!/bin/bash\necho torchrun\ntorchrun \\\n  --nproc-per-node 2 train.py\n"
     )
     line = fault(tmp_path, f"command: {command}")
     assert line.startswith("job.yaml:2: command: runs ")
     assert "whose line 3 would start a launcher in every rank" in line
-    assert "`entrypoint: torchrun --nproc-per-node 2 train.py`" in line
-
-
-def test_a_script_that_starts_python_alone_is_fine(tmp_path: Path) -> None:
-    (tmp_path / "run.sh").write_text("module load cuda\npython train.py\n# torchrun train.py\n")
-    assert loaded(tmp_path, "command: bash run.sh").entry.target == "bash run.sh"
+    assert "`launch: " in line
 
 
 @pytest.mark.parametrize(
     "text",
     [
+        "module load cuda\npython train.py\n# torchrun train.py\n",
         'if [ -z "$RANK" ]; then\n  torchrun train.py\nelse\n  python train.py\nfi\n',
         "cat <<EOF\ntorchrun train.py\nEOF\npython train.py\n",
     ],
 )
-def test_a_script_that_may_start_a_launcher_elsewhere_is_fine(tmp_path: Path, text: str) -> None:
+def test_one_that_may_start_a_launcher_elsewhere_is_fine(tmp_path: Path, text: str) -> None:
     (tmp_path / "run.sh").write_text(text)
     assert loaded(tmp_path, "command: bash run.sh").entry.target == "bash run.sh"
-
-
-def test_a_script_that_is_only_an_argument_is_not_read(tmp_path: Path) -> None:
-    (tmp_path / "run.sh").write_text("torchrun train.py\n")
     assert loaded(tmp_path, "command: python train.py --script run.sh").entry.target.endswith("run.sh")
 
 
@@ -204,3 +220,9 @@ def test_a_script_that_is_only_an_argument_is_not_read(tmp_path: Path) -> None:
 )
 def test_braces_and_variables_of_the_text_itself_are_its_own(tmp_path: Path, text: str) -> None:
     assert loaded(tmp_path, "command: |\n  " + text).entry.target == text
+
+
+def test_a_script_is_no_job_file(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text("#!/bin/bash\ntorchrun train.py\n")
+    with pytest.raises(UserError, match="make a job file of it: orch init --from-command"):
+        load(tmp_path / "run.sh")

@@ -69,13 +69,28 @@ def test_a_fault_names_the_option(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ["bash run.sh a", "uv run train.py", "uv run --with torch pkg/train.py", "pixi run python train.py"],
+    ["uv run train.py", "uv run --with torch pkg/train.py", "pixi run python train.py"],
 )
-def test_a_shell_script_and_a_program_with_an_environment_of_its_own_are_commands(
-    path: Path, line: str
-) -> None:
+def test_a_program_with_an_environment_of_its_own_is_a_command(path: Path, line: str) -> None:
     entry = job_file(RunLine(tuple(line.split())), path, (), _spell).spec.entry
     assert (entry.kind, " ".join(entry.args) or entry.target) == ("command", line)
+
+
+@pytest.mark.parametrize(
+    ("words", "launch"),
+    [
+        ("bash tools/dist_train.sh cfg.py 8", "bash tools/dist_train.sh cfg.py 8"),
+        ("./run.sh", "./run.sh"),
+        ("A=x|y torchrun --nproc-per-node 2 t.py $X", "A='x|y' torchrun --nproc-per-node 2 t.py '$X'"),
+        ("uv run torchrun --nproc-per-node 2 t.py", "uv run torchrun --nproc-per-node 2 t.py"),
+        ("python -m torch.distributed.run --nproc-per-node 2 t.py", "python -m torch.distributed.run --nproc-per-node 2 t.py"),
+    ],
+)  # fmt: skip
+def test_a_launch_line_is_launch_as_it_was_typed(path: Path, words: str, launch: str) -> None:
+    line = RunLine(tuple(words.split()), procs=2)
+    file = job_file(line, path, (), _spell)
+    assert (file.spec.entry.kind, file.spec.entry.target) == ("launch", launch)
+    assert f"\nlaunch: {launch}\n" in file.text
 
 
 @pytest.mark.parametrize(
@@ -86,7 +101,7 @@ def test_a_shell_script_and_a_program_with_an_environment_of_its_own_are_command
         ("-m pkg.train --x", "train"),
         ("torchrun --nproc-per-node 2 train.py --config a.py", "train"),
         ("accelerate launch -m pkg.sft", "sft"),
-        ("bash run.sh", "bash"),
+        ("bash tools/run.sh x.py 8", "run"),
         ("Größe.py", "Gr-e"),
         ("---.py", "job"),
         (f"{'x' * 80}.py", "x" * 63),

@@ -68,3 +68,10 @@ def test_on_one_machine_the_environment_is_printed_once() -> None:
     text = cells.plain(outline_view.outline(whole.as_json()))
     assert text.count("environment of the ranks") == 1
     assert "node-1  laptop  1      CPU      4 cores, wlan0\n" in text
+
+
+def test_of_a_launch_only_what_is_run_is_known() -> None:
+    one = dataclasses.replace(_outline(), command="bash dist_train.sh cfg.py 8", launches=True)
+    assert "  runs   what bash dist_train.sh cfg.py 8 calls, once on each node\n" in cells.plain(
+        outline_view.outline(one.as_json())
+    )

@@ -1,0 +1,378 @@
+"""The header of an sbatch script, and options of srun: what they ask of Slurm, as fields of a job file. Pure.
+
+Rules, those of sbatch (Slurm 22.05 to 25.11):
+1. A line that begins with `#SBATCH` holds options, in words that are not quite a shell's. The first line that is neither empty nor a comment ends the header.
+2. A long name may be cut short while it is the only one that begins so. The last of two equal options counts.
+3. Options of the command line come after those of the script.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from orchestrator.core.slurm.sbatch_options import gpus_of
+from orchestrator.spec.foreign.launchers import as_job_name
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+_FIELDS = {
+    "account": "slurm.account", "partition": "slurm.partition", "qos": "slurm.qos", "constraint": "slurm.constraint",
+    "reservation": "slurm.reservation", "nodelist": "slurm.nodelist", "exclude": "slurm.exclude", "mem": "slurm.mem",
+    "comment": "slurm.comment", "mail-user": "slurm.mail", "job-name": "name", "chdir": "workdir",
+}  # fmt: skip
+_SIZES = (
+    "nodes", "ntasks", "ntasks-per-node", "ntasks-per-gpu", "cpus-per-task", "gres", "gpus", "gpus-per-node", "gpus-per-task",
+)  # fmt: skip
+_OTHERS = ("time", "signal", "export", "exclusive", "array")
+_NOT_NEEDED = {
+    "orch keeps the logs in the job's folder: orch logs": "output error input open-mode label unbuffered verbose quiet "
+    "disable-status quit-on-interrupt slurmd-debug",
+    "orch asks for a new turn in the queue itself: time_limit_action: requeue": "requeue no-requeue",
+    "orch ends and restarts all ranks when one fails": "kill-on-bad-exit no-kill",
+    "Slurm tells of the end and of failures: slurm.mail": "mail-type",
+    "orch submit --follow waits": "wait",
+    "orch starts one agent on each node, and the ranks from it": "jobid het-group overlap overcommit exact distribution "
+    "cpu-bind mem-bind gpu-bind accel-bind mpi multi-prog pty relative resv-ports bcast bcast-exclude send-libs compress "
+    "threads propagate preserve-env immediate msg-timeout prolog epilog task-prolog task-epilog no-allocate "
+    "ntasks-per-core ntasks-per-socket x11 parsable get-user-env export-file ignore-pbs wait-all-nodes",
+}
+_EXTRA = _names(
+    "acctg-freq bb bbf begin cluster-constraint container contiguous core-spec cores-per-socket cpu-freq cpus-per-gpu "
+    "deadline delay-boot dependency extra-node-info gid gpu-freq gpus-per-socket gres-flags hint hold kill-on-invalid-dep "
+    "licenses mcs-label mem-per-cpu mem-per-gpu mincpus network nice power prefer priority profile reboot oversubscribe "
+    "sockets-per-node spread-job switches thread-spec threads-per-core time-min tmp uid use-min-nodes wckey batch "
+    "container-id container-image container-mounts container-workdir no-container-mount-home container-mount-home "
+    "container-name container-writable"
+)
+"""Options that sbatch takes as they are, as `slurm.extra`; the last are those of pyxis."""
+
+_REFUSED = {
+    "clusters": "orch asks the one cluster of this machine",
+    "nodefile": "write its nodes as --nodelist",
+    "wrap": "write its text as launch",
+    "test-only": "then nothing is started",
+}
+_ALONE = _names(
+    "label unbuffered verbose quiet disable-status quit-on-interrupt requeue no-requeue overlap overcommit exact multi-prog "
+    "pty preserve-env no-allocate parsable ignore-pbs contiguous hold reboot oversubscribe spread-job use-min-nodes "
+    "container-mount-home no-container-mount-home container-writable test-only"
+)
+"""Options without a value."""
+
+_MAY = _names(
+    "exclusive export wait kill-on-bad-exit no-kill resv-ports bcast send-libs compress immediate x11 nice get-user-env"
+)
+"""Options whose value, if any, stands behind `=`; `export` and the waits of srun have a value always."""
+
+_SHORT = dict(
+    pair.split("=")
+    for pair in _names(
+        "A=account p=partition q=qos C=constraint w=nodelist x=exclude J=job-name D=chdir N=nodes n=ntasks "
+        "c=cpus-per-task t=time G=gpus o=output e=error i=input b=begin S=core-spec d=dependency B=extra-node-info H=hold "
+        "L=licenses s=oversubscribe a=array M=clusters F=nodefile W=wait I=immediate k=no-kill O=overcommit Q=quiet v=verbose "
+        "m=distribution u=unbuffered l=label X=disable-status K=kill-on-bad-exit r=relative T=threads E=preserve-env "
+        "Z=no-allocate"
+    )
+)
+_ALIASES = {"tasks-per-node": "ntasks-per-node", "workdir": "chdir"}
+_WHY = {name: why for why, names in _NOT_NEEDED.items() for name in names.split()}
+_KNOWN = (*_FIELDS, *_SIZES, *_OTHERS, *_WHY, *_EXTRA, *_REFUSED, *_ALIASES)
+_SIGNALS = ("TERM", "INT", "USR1", "USR2", "HUP")
+SIGNAL_S = 60
+"""How long before the time limit Slurm sends a signal whose time is not given."""
+
+_TIME = re.compile(
+    r"(?:(?P<days>\d+)-(?P<hours>\d+)(?::(?P<minutes>\d+)(?::(?P<seconds>\d+))?)?)|(?P<clock>\d+(?::\d+){0,2})"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option as it was written; `name` is the full long one."""
+
+    name: str
+    value: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What an option says of a field of the job file, or with an empty field why it is not needed."""
+
+    field: str
+    value: str | list[str]
+    option: str
+
+    @property
+    def text(self) -> str:
+        """The value in one line."""
+        return self.value if isinstance(self.value, str) else " ".join(self.value)
+
+
+@dataclass(slots=True)
+class Header:
+    """What options say: settings of fields, and what a reader should still know."""
+
+    settings: list[Setting] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def split(text: str) -> tuple[list[Option], str]:
+    """Return the options of a script's header, and its body. Raises ValueError for an option that sbatch does not have."""
+    given: list[Option] = []
+    lines = text.splitlines(keepends=True)
+    for number, line in enumerate(lines):
+        if line.startswith("#SBATCH"):
+            try:
+                words = _words(line.removeprefix("#SBATCH"))
+                options, end = read(words, 0, "sbatch")
+                if end < len(words):
+                    raise ValueError(f"{words[end]} is no option of sbatch")
+            except ValueError as err:
+                raise ValueError(f"line {number + 1}: {err}") from err
+            given += options
+        elif line.strip() and not line.lstrip().startswith("#"):
+            return given, "".join(lines[number:])
+    return given, ""
+
+
+def _words(line: str) -> list[str]:
+    """Return the words of a line. Quotes of both kinds hold blanks, a backslash alone does not, and `#` ends the line."""
+    words: list[str] = []
+    word, quote, is_escaped = "", "", False
+    is_word = False
+    for char in f"{line} ":
+        if not quote and (char.isspace() or (char == "#" and not is_escaped)):
+            words += [word] if is_word else []
+            word, is_word, is_escaped = "", False, False
+            if char == "#":
+                return words
+            continue
+        is_word = True
+        if is_escaped or (char not in ("\\", quote) and (quote or char not in "'\"")):
+            word, is_escaped = word + char, False
+        elif char == "\\":
+            is_escaped = True
+        else:
+            quote = "" if quote else char
+    if quote:
+        raise ValueError(f"a {quote} is not closed")
+    return words
+
+
+def read(words: Sequence[str], at: int, program: str) -> tuple[list[Option], int]:
+    """Read options from a position on. Return them, and the position of the first word that is none. Raises ValueError."""
+    given: list[Option] = []
+    while at < len(words) and words[at].startswith("-") and words[at] != "-":
+        word, value = words[at], ""
+        at += 1
+        if word == "--":
+            break
+        is_long = word.startswith("--")
+        written, equals, value = (
+            word.partition("=") if is_long else (word[:2], "=" * (len(word) > 2), word[2:])
+        )
+        name = _full(written[2:], program) if is_long else _SHORT.get(written[1:], "")
+        if not name:
+            raise ValueError(f"{program} has no option {written}{_meant(written)}")
+        takes = name not in _ALONE and (
+            name not in _MAY or name == "export" or (program == "srun" and name == "wait")
+        )
+        if takes and not equals:
+            if at >= len(words):
+                raise ValueError(f"{program} {word} needs a value behind it")
+            value, word, at = words[at], f"{word} {words[at]}", at + 1
+        if name in _ALONE and equals and not is_long:  # several letters in one word
+            words, value = [*words[:at], f"-{value}", *words[at:]], ""
+            word = written
+        given.append(Option(name, value, word))
+    return given, at
+
+
+def _full(written: str, program: str) -> str:
+    if written in _KNOWN:
+        return _ALIASES.get(written, written)
+    found = {_ALIASES.get(name, name) for name in _KNOWN if name.startswith(written)}
+    return found.pop() if len(found) == 1 else ""
+
+
+def _meant(written: str) -> str:
+    near = difflib.get_close_matches(written.lstrip("-"), _KNOWN, n=1)
+    return f"; did you mean --{near[0]}?" if near else ""
+
+
+def header(given: Sequence[Option]) -> Header:
+    """Return what options say of a job. Raises ValueError for what a job cannot have."""
+    made, last = Header(), {option.name: option for option in given}
+    for name, option in last.items():
+        if name in _REFUSED:
+            raise ValueError(f"{option.text}: {_REFUSED[name]}")
+        if name in _FIELDS:
+            value = as_job_name(option.value) if name == "job-name" else option.value
+            made.settings.append(Setting(_FIELDS[name], value, option.text))
+        elif name in _WHY:
+            made.settings.append(Setting("", _WHY[name], option.text))
+    extra = [option for option in given if option.name in _EXTRA]
+    if extra:
+        values = [
+            f"--{option.name}={option.value}" if option.value else f"--{option.name}" for option in extra
+        ]
+        made.settings.append(Setting("slurm.extra", values, " ".join(option.text for option in extra)))
+    if (array := last.get("array")) is not None:
+        raise ValueError(_of_array(array))
+    if (limit := last.get("time")) is not None:
+        text = duration(limit)
+        made.settings.append(
+            Setting("time_limit", text, limit.text)
+            if text
+            else Setting("", "to Slurm it is no limit", limit.text)
+        )
+    if (alone := last.get("exclusive")) is not None:
+        made.settings.append(Setting("slurm.exclusive", "true", alone.text))
+    _add_signal(last, made)
+    _add_export(last, made)
+    _add_size(last, made)
+    return made
+
+
+def _of_array(option: Option) -> str:
+    """Return what to do in place of an array."""
+    numbers = []
+    for part in option.value.partition("%")[0].split(","):
+        match = re.fullmatch(r"(\d+)-(\d+)(?::(\d+))?", part)
+        numbers.append(f"$(seq {match[1]} {match[3] + ' ' if match[3] else ''}{match[2]})" if match else part)
+    return (
+        f"{option.text}: a job is one job. Leave the line out; then this starts one for each number, which the script finds "
+        f"as before: for i in {' '.join(numbers)}; do orch submit job.yaml --set name=job-$i "
+        "--set env.SLURM_ARRAY_TASK_ID=$i; done"
+    )
+
+
+def _add_signal(last: Mapping[str, Option], made: Header) -> None:
+    """Add the warning before the time limit, which orch gives to the ranks themselves."""
+    option = last.get("signal")
+    if option is None:
+        return
+    match = re.fullmatch(r"(?:[RB]{1,2}:)?(?:SIG)?(\w+)(?:@(\d+))?", option.value, re.IGNORECASE)
+    name = match[1].upper() if match else ""
+    if name.isdecimal() and int(name) in set(signal.Signals):
+        name = signal.Signals(int(name)).name.removeprefix("SIG")
+    if match is None or name not in _SIGNALS:
+        names = ", ".join(_SIGNALS)
+        made.settings.append(
+            Setting("", f"ranks are warned by one of {names}: checkpoint.on_preempt", option.text)
+        )
+        return
+    grace = f"{int(match[2] or SIGNAL_S)}s"
+    made.settings.append(Setting("checkpoint.on_preempt.signal", name, option.text))
+    made.settings.append(Setting("checkpoint.on_preempt.grace", grace, option.text))
+
+
+def _add_export(last: Mapping[str, Option], made: Header) -> None:
+    option = last.get("export")
+    if option is None:
+        return
+    pairs = [word.partition("=") for word in option.value.split(",") if "=" in word]
+    made.settings += [Setting(f"env.{name}", value, option.text) for name, _, value in pairs]
+    if not pairs:
+        why = "ranks get the environment of the submit, and env and secrets of the job file"
+        made.settings.append(Setting("", why, option.text))
+
+
+def _add_size(last: Mapping[str, Option], made: Header) -> None:
+    """Add nodes and the ranks of each: one for each GPU where GPUs are asked for, else one for each task."""
+    given = {name: last[name] for name in _SIZES if name in last}
+    nodes = _number(given["nodes"], given["nodes"].value.rpartition("-")[2]) if "nodes" in given else 1
+    if "nodes" not in given and {"ntasks", "ntasks-per-node"} <= given.keys():  # as Slurm spreads them
+        nodes = math.ceil(_number(given["ntasks"]) / _number(given["ntasks-per-node"]))
+    tasks = _tasks(given, nodes)
+    gpus, gres = _gpus(given, nodes, tasks)
+    if "nodes" in given or nodes > 1:
+        made.settings.append(
+            Setting("nodes", str(nodes), given["nodes" if "nodes" in given else "ntasks"].text)
+        )
+    elif "ntasks" in given and tasks > 1:
+        made.notes.append(
+            f"{given['ntasks'].text} without --nodes lets Slurm choose the nodes, and a job has a number of them: nodes: 1"
+        )
+    sizes = " ".join(given[name].text for name in _SIZES[1:] if name in given and name != "cpus-per-task")
+    if gpus or any(name in given for name in _SIZES[1:4]):
+        made.settings.append(
+            Setting("gpus_per_node" if gpus else "procs_per_node", str(gpus or tasks), sizes)
+        )
+    if gpus and tasks not in (1, gpus):
+        made.notes.append(
+            f"{sizes}: {tasks} tasks and {gpus} GPUs on a node; orch starts one rank for each GPU"
+        )
+    if gres:
+        made.settings.append(Setting("slurm.gres", gres, sizes))
+    if (cores := given.get("cpus-per-task")) is not None:
+        each = max(1, _number(cores) * tasks // (gpus or tasks))
+        made.settings.append(Setting("slurm.cpus_per_task", str(each), cores.text))
+
+
+def _tasks(given: Mapping[str, Option], nodes: int) -> int:
+    """Return the tasks of a node, as far as options count them."""
+    if (each := given.get("ntasks-per-node")) is not None:
+        return _number(each)
+    if (every := given.get("ntasks")) is not None:
+        count, rest = divmod(_number(every), nodes)
+        if rest or not count:
+            raise ValueError(f"{every.text} cannot be divided by the {nodes} nodes")
+        return count
+    if (each := given.get("ntasks-per-gpu")) is not None:
+        return _number(each) * max(1, _gpus(given, nodes, 1)[0])
+    return 1
+
+
+def _gpus(given: Mapping[str, Option], nodes: int, tasks: int) -> tuple[int, str]:
+    """Return the GPUs of a node, and `slurm.gres` where their kind or other resources are asked for."""
+    gres = given["gres"].value if "gres" in given else ""
+    count, times, parts, kind = gpus_of(gres), 1, 1, ""
+    for name, many, of in (("gpus", 1, nodes), ("gpus-per-task", tasks, 1), ("gpus-per-node", 1, 1)):
+        if name in given:
+            kind, _, number = given[name].value.rpartition(":")
+            if not number.isdecimal():  # a kind alone means one
+                kind, number = number, "1"
+            count, times, parts = _number(given[name], number), many, of
+    each, rest = divmod(count * times, parts)
+    if rest or (count and not each):
+        raise ValueError(f"{given['gpus'].text} cannot be divided by the {nodes} nodes")
+    if kind:
+        return each, ",".join([f"gpu:{kind}:{each}", *([gres] if gres and not gpus_of(gres) else [])])
+    is_plain = gres in ("", "gpu", f"gpu:{each}")
+    return each, "" if is_plain else gres if gpus_of(gres) or not each else f"gpu:{each},{gres}"
+
+
+def _number(option: Option, value: str = "") -> int:
+    text = value or option.value
+    if not re.fullmatch(r"[1-9][0-9]{0,8}", text):
+        raise ValueError(f"{option.text}: must be a whole number of at least 1")
+    return int(text)
+
+
+def duration(option: Option) -> str:
+    """Return a time limit as a job file has it: `2-12` is `60h`; empty for none. Raises ValueError for another text."""
+    if option.value.upper() in ("INFINITE", "UNLIMITED", "-1"):
+        return ""
+    match = _TIME.fullmatch(option.value)
+    if match is None:
+        raise ValueError(f"{option.text}: write a time such as 12:00:00 or 2-00:00:00")
+    parts = [int(match[name] or 0) for name in ("days", "hours", "minutes", "seconds")]
+    if match["clock"]:
+        clock = [int(part) for part in match["clock"].split(":")]
+        parts = {1: [0, 0, *clock, 0], 2: [0, 0, *clock], 3: [0, *clock]}[len(clock)]
+    seconds = sum(count * unit for count, unit in zip(parts, (86_400, 3600, 60, 1), strict=True))
+    text = ""
+    for letter, unit in (("h", 3600), ("m", 60), ("s", 1)):
+        count, seconds = divmod(seconds, unit)
+        text += f"{count}{letter}" if count else ""
+    return text

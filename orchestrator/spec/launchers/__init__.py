@@ -1,1 +1,0 @@
-"""Launch lines of other launchers (torchrun, accelerate, deepspeed, fabric, srun) as settings of a job file. Pure."""
