@@ -199,7 +199,7 @@ class Agent:
         limit_s = max(self.quiet_s, longer_s if has_stepped else self.alone_s)
         if min(unheard_s, self.world.now - max(gang.stepped_s, self.started_s)) <= limit_s:
             return
-        self.stopping, self.how = True, "fenced"
+        self.stopping, self.how, self.script = True, "fenced", 0
         for rank in alive:
             self._kill(rank)
 
