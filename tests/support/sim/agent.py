@@ -314,6 +314,8 @@ class Agent:
     def _start(self, order: d.Start, ranks: tuple[int, ...]) -> None:
         if self.started >= order.attempt and self.started_call >= self.call:
             return
+        if self.world.night.calls and self.script != order.attempt:
+            return  # it has stopped its script
         self.started_call = self.call
         self.started = self.running = order.attempt
         self.stopping, self.how, self.listens = False, "asked", False
