@@ -115,6 +115,7 @@ LONG_FILES = {
     "tests/integration/test_agent_ships.py": "one way home, from an agent to the job folder",
     "tests/ssh/test_ssh_copying.py": "one way to the hosts and back",
     "tests/support/sim/ledger.py": "the books and oracles of one night",
+    "tests/support/sim/agent.py": "one agent as it is seen from outside",
     "tests/support/sim/boss.py": "the supervisor of one night",
     "tests/unit/brain/scheduling/test_checkpoints.py": "the rules of one module",
     "tests/unit/supervisor/transfers/test_save_desk.py": "the rules of one module",
