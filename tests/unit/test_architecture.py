@@ -112,7 +112,6 @@ LONG_FILES = {
     "orchestrator/core/wire/messages.py": "one list of all that supervisor and agents say",
     "orchestrator/supervisor/supervisor.py": "one loop: receive, learn, decide, journal, carry out",
     "orchestrator/supervisor/transfers/save_desk.py": "the one writer of the ledger",
-    "orchestrator/spec/value_types.py": "one list of the kinds of values",
     "tests/integration/test_agent_ships.py": "one way home, from an agent to the job folder",
     "tests/ssh/test_ssh_copying.py": "one way to the hosts and back",
     "tests/support/sim/ledger.py": "the books and oracles of one night",
