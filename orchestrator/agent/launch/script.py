@@ -162,11 +162,12 @@ class LaunchScript:
         request = Request.of(await _receive(reader, ASK_S_MAX))
         try:
             answer = await self._read(request, reader, writer)
+            if isinstance(answer, options.Call):
+                self._begin(request, answer, writer)
         except options.Refused as err:
             self._refuse(request, err, writer)
             return
         if isinstance(answer, options.Call):
-            self._begin(request, answer, writer)
             await self._watch_stand_in(reader, writer)
         elif isinstance(answer, options.Once):
             _send(writer, {"exec": answer.words, "is_real": False})
