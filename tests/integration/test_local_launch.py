@@ -121,7 +121,7 @@ def test_the_words_that_reach_a_rank_are_those_that_the_real_launcher_hands_over
 
 
 WRONG = {
-    "a wrong count": ("torchrun --nproc-per-node 8 words.py", "launch", ["asks for 8 ranks", "the job has 1", "procs_per_node: 8"]),
+    "a wrong count": ("N=8; torchrun --nproc-per-node $N words.py", "launch", ["asks for 8 ranks", "the job has 1", "procs_per_node: 8"]),
     "an unknown option": ("torchrun --nproc-per-noda 1 words.py", "launch", ["no option --nproc-per-noda", "usage: torchrun"]),
     "accelerate's unknown option": ("accelerate launch --num_prozesses 2 words.py", "launch", ["--num_prozesses", "usage: accelerate"]),
     "no call": ("echo nothing to do", "launch", ["without a call of torchrun", "nothing to do", "command:"]),

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from orchestrator.core.errors import UserError
 from orchestrator.spec.load import JobSpec, SpecError, load
 
 
@@ -224,5 +223,5 @@ def test_braces_and_variables_of_the_text_itself_are_its_own(tmp_path: Path, tex
 
 def test_a_script_is_no_job_file(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text("#!/bin/bash\ntorchrun train.py\n")
-    with pytest.raises(UserError, match="make a job file of it: orch init --from-command"):
+    with pytest.raises(SpecError, match="make one of it: orch init --from-command"):
         load(tmp_path / "run.sh")
