@@ -40,6 +40,16 @@ def fill(text: str, values: Mapping[str, str]) -> str:
     return _PLACEHOLDER.sub(lambda match: values.get(_name(match), match[0]), text)
 
 
+def of_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the values of placeholders in an environment that has the variables of a rank."""
+    values = {name: env[name] for name in VARIABLES if name in env}
+    pairs = [(name, f"ORCH_{name.upper()}") for name in NAMES if name != "job_dir"]
+    values |= {name: env[variable] for name, variable in pairs if variable in env}
+    if "checkpoint_dir" in values:
+        values["job_dir"] = values["checkpoint_dir"].rpartition("/")[0]
+    return values
+
+
 def shown(words: Sequence[str]) -> str:
     """Return a command's words for a person, quoted for a shell where need be. What orch fills in stands in braces: a variable
     in single quotes would look as if it stayed."""

@@ -31,6 +31,9 @@ _ONCE = re.compile(
 )
 """Commands that usually run once for a job, and not on each of its nodes."""
 
+_LOGIN = "_path=$PATH; . /etc/profile; PATH=$_path:$PATH"
+"""What a login shell reads, such as the function `module`; many an /etc/profile forgets the PATH before it."""
+
 _LINES_SHOWN_MAX = 8
 _LOOP = re.compile(r"\bfor\s+\w+\s+in\s+([^;\n]+?)\s*(?:;|\n)\s*do\b")
 _REMOTE = re.compile(r"^[ \t]*(ssh|pdsh|clush)[ \t]+(.+?)[ \t]*&?[ \t]*$", re.MULTILINE)
@@ -137,10 +140,8 @@ def _of_script(
             sbatch_header.Setting("procs_per_node", "1", "no GPUs and no tasks in the header")
         )
     if re.search(r"\s(-\w*l|--login)\b", shell):
-        body = f". /etc/profile\n{body}"
-        header.notes.append(
-            f"{shell} is a login shell, so the lines begin with `. /etc/profile`, for `module`"
-        )
+        body = f"{_LOGIN}\n{body}"
+        header.notes.append(f"{shell} is a login shell, so the lines begin with what it reads, /etc/profile")
     if words[at + 1 :]:
         body = f"set -- {shlex.join(words[at + 1 :])}\n{body}"
     header.notes += _notes_of(body)

@@ -15,7 +15,7 @@ from typing import Any, get_args
 import pydantic
 from pydantic_core import ErrorDetails
 
-from orchestrator.core.errors import Fault, UserError
+from orchestrator.core.errors import Fault
 from orchestrator.spec import hosts, job_writer, launch_lines, yaml_document
 from orchestrator.spec.foreign import job_files
 from orchestrator.spec.model import JobSpec
@@ -70,12 +70,11 @@ class SpecFile:
 
 
 def load(path: Path, *, overrides: Sequence[str] = (), backend: str | None = None) -> SpecFile:
-    """Read a job file. `overrides` are `key.path=value`, values in YAML. Raises SpecError with all faults at once, and
-    UserError for a script, or a job file of another system."""
+    """Read a job file. `overrides` are `key.path=value`, values in YAML. Raises SpecError with all faults at once."""
     text = yaml_document.read(path)
     if text.startswith("#!"):
-        fix = f"make a job file of it: orch init --from-command {shlex.quote(str(path))}"
-        raise UserError("is a script, and not a job file", escaped(str(path)), fix)
+        what = f"is a script, and not a job file; make one of it: orch init --from-command {shlex.quote(str(path))}"
+        raise SpecError([Fault(escaped(str(path)), what)])
     document = yaml_document.compose(text, escaped(str(path)))
     if (answer := job_files.answer(document.data)) is not None:
         raise _meant_for_another(answer, document.origin)
@@ -86,17 +85,12 @@ def load(path: Path, *, overrides: Sequence[str] = (), backend: str | None = Non
     return checked(path, text, document)
 
 
-def _meant_for_another(answer: job_files.Answer, origin: str) -> UserError:
+def _meant_for_another(answer: job_files.Answer, origin: str) -> SpecError:
     """Return the error for a job file of another system, with the file that it means here."""
     notes = "".join(f"# {text}\n" for text in answer.missing)
     lines = f"{notes}{job_writer.job_file(answer.fields)}".splitlines()
-    fix = "\n".join(
-        [
-            "write this, which it means here; a # names what has no equal:",
-            *(f"    {line}".rstrip() for line in lines),
-        ]
-    )
-    return UserError(f"is a job file of {answer.system}", origin, fix)
+    head = f"is a job file of {answer.system}, which means this here; a # names what has no equal:"
+    return SpecError([Fault(origin, "\n".join([head, *(f"    {line}".rstrip() for line in lines)]))])
 
 
 def checked(path: Path, text: str, document: Document) -> SpecFile:

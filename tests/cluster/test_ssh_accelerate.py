@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.cluster.desk import Desk
+from tests.support.cluster.desk import LAUNCHED, Desk
 
 pytest.importorskip("accelerate")
 
@@ -32,3 +32,24 @@ def test_every_host_computes_the_environment_from_the_code_that_it_has(desk: Des
     assert job.wait()["state"] == "SUCCEEDED", job.story()
     for rank in range(4):
         assert f"found {rank} bf16 true 2 mine" in job.log(rank)
+
+
+SCRIPT_OF_CALLS = """
+bash go.sh 2 || exit
+echo "over on $SLURM_NODEID of $(scontrol show hostnames "$SLURM_JOB_NODELIST" | wc -l)"
+"""
+
+
+def test_hosts_run_a_script_once_and_its_launcher_calls_as_gangs_that_come_back(desk: Desk) -> None:
+    job = desk.submit(
+        LAUNCHED, launch=SCRIPT_OF_CALLS, nodes=2, ssh={"hosts": "node[1-2]"}, restart={"backoff": 0}
+    )
+    assert job.wait()["state"] == "SUCCEEDED", job.story()
+    assert job.kinds() == ["crash", None]
+    for rank in range(4):
+        assert [line for line in job.log(rank, 2).splitlines() if line.startswith("call")] == [
+            "call ['first']",
+            "call ['second']",
+        ]
+    for index, node in enumerate(("node1", "node2")):
+        assert f"over on {index} of 2" in job.folder.node_log(2, node).read_text()

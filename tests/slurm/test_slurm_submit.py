@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.cluster.desk import FAKE_TORCH, TOGETHER, Desk, Job
+from tests.support.cluster.desk import FAKE_TORCH, LAUNCHED, TOGETHER, Desk, Job
 from tests.support.cluster.host import wait_for
 from tests.support.cluster.slurm import SlurmBox
 
@@ -237,3 +237,20 @@ def test_what_orch_plan_says_of_slurms_nodes_is_what_their_ranks_get(desk: Desk)
     found = json.loads(job.log(3).splitlines()[0])
     assert {name: found[name] for name in plain} == plain
     assert found["OMP_NUM_THREADS"] == "1"
+
+
+def test_nodes_run_a_script_once_and_its_calls_of_srun_and_torchrun_are_gangs_that_come_back(
+    desk: Desk,
+) -> None:
+    script = """
+        srun --ntasks-per-node=2 python3 steps.py first || exit
+        srun --ntasks-per-node=1 bash -c 'torchrun --nproc-per-node 2 --node_rank $SLURM_NODEID steps.py second' || exit
+        echo "over on $SLURM_NODEID of $(scontrol show hostnames "$SLURM_JOB_NODELIST" | wc -l)"
+    """
+    job = desk.submit(LAUNCHED, launch=script, restart={"backoff": 0})
+    assert job.wait()["state"] == "SUCCEEDED", job.story()
+    assert job.kinds() == ["crash", None]
+    for rank in range(4):
+        assert job.log(rank, 2).count("call [") == 2
+    for index, node in enumerate(job.placed()):
+        assert f"over on {index} of 2" in job.folder.node_log(2, node).read_text()

@@ -60,8 +60,11 @@ class Once:
     words: tuple[str, ...]
 
 
+@dataclass(frozen=True)
 class ToReal:
-    """The real launcher is to be run: it starts no ranks."""
+    """The real launcher is to be run: it starts no ranks. Where there is none, `words` do as well; none: they do not."""
+
+    words: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -338,7 +341,7 @@ def _srun(words: Sequence[str], ranks_here: int, ranks: int) -> Call | Once | To
         return ToReal()
     each, total = given.number("--ntasks-per-node"), given.number("-n")
     if total is not None and total.number == 1 < ranks:
-        return ToReal()
+        return ToReal(given.rest)
     name = given.rest[0].rpartition("/")[2]
     is_one = (each is not None and each.number == 1) or each is total is None
     nodes = given.span("-N", "-")

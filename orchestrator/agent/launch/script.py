@@ -28,6 +28,7 @@ from orchestrator.agent.launch.calls import RankCall, Request
 from orchestrator.agent.launch.stand_in import MESSAGE_BYTES_MAX, RUN_S_MAX
 from orchestrator.agent.ranks import spawn
 from orchestrator.agent.ranks.hook.launch import FOLDER_ENV, REAL_ENV, launcher_of
+from orchestrator.core import placeholders
 from orchestrator.core.host import procfs
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.wire import messages as m
@@ -42,6 +43,9 @@ HAND_OVER_S_MAX = 10.0
 """How long a launcher with the hook on its path may take to become a stand-in: its Python may lie on a cold network disk."""
 
 LINE_CHARS_MAX = 200
+NOT_FOUND = 127
+"""A shell's exit code for a program that is not there."""
+
 _AGENT_LINE = re.compile(r"^\d\d:\d\d:\d\d agent: ")
 _NOT_NEEDED = "not needed, orch does that itself"
 
@@ -158,18 +162,22 @@ class LaunchScript:
         request = Request.of(await _receive(reader, ASK_S_MAX))
         try:
             answer = await self._read(request, reader, writer)
+            if isinstance(answer, options.Call):
+                self._begin(request, answer, writer)
         except options.Refused as err:
             self._refuse(request, err, writer)
             return
         if isinstance(answer, options.Call):
-            self._begin(request, answer, writer)
             await self._watch_stand_in(reader, writer)
-        elif isinstance(answer, options.Once) or not request.real:
-            words = answer.words if isinstance(answer, options.Once) else _program_of(request)
-            _send(writer, {"exec": words, "is_real": False})
-        else:
+        elif isinstance(answer, options.Once):
+            _send(writer, {"exec": answer.words, "is_real": False})
+        elif request.real and not (request.name == "srun" and self.script.stands_in_slurm):
             self._note(f"{request.name} {' '.join(request.words[:3])} is left to {request.real}")
             _send(writer, {"exec": [request.real, *request.words], "is_real": True})
+        elif answer.words:
+            _send(writer, {"exec": answer.words, "is_real": False})
+        else:
+            _send(writer, {"say": f"orch: {request.name} is not installed on this node", "exit": NOT_FOUND})
 
     async def _read(
         self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -195,7 +203,9 @@ class LaunchScript:
             program = str(Path(request.cwd) / first)
         if not program:
             raise options.Refused(f"{call.launcher}: there is no {first or 'python'} on this node")
-        argv = (program, *(call.words if call.is_python else call.words[1:]))
+        values = placeholders.of_environment(request.env)
+        words = [placeholders.fill(word, values) for word in call.words]
+        argv = (program, *(words if call.is_python else words[1:]))
         self.calls += 1
         self._waiting = writer
         shown = " ".join(call.words)
@@ -255,13 +265,6 @@ class LaunchScript:
         if program.startswith("python"):
             return bool(launcher_of(argv)[0])
         return program in files.STAND_INS
-
-
-def _program_of(request: Request) -> list[str]:
-    """Return the program of a line whose launcher this node lacks: it runs once here, or the shell says that it is not there."""
-    at = next((at for at, word in enumerate(request.words) if not word.startswith("-")), None)
-    is_wrapper = request.name in ("srun", "mpirun", "mpiexec") and at is not None
-    return list(request.words[at:]) if is_wrapper else [f"{request.name}-is-not-installed"]
 
 
 def _peer_uid(writer: asyncio.StreamWriter) -> int:

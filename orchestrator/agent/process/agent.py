@@ -292,6 +292,8 @@ class Agent:
     def _start(self, order: m.Start) -> None:
         """Start the ranks of a prepared attempt; on a disk that takes nothing, as soon as it does."""
         is_again, self._unstarted = self._unstarted is not None, None
+        if order.attempt <= self._last_stop:
+            return
         called = self._ranks
         if (
             called is not None and not called.awaits_start
@@ -467,6 +469,7 @@ class Agent:
         ranks.close()
         if self._script is not None:
             self._script.close()
+            self._last_stop = max(self._last_stop, ranks.attempt)  # a start that comes too late has no script
         self._shipper.push(self._attempts)
         if self._inspector is not None:
             self._inspector.close()

@@ -354,8 +354,7 @@ class Facts:
     def forget_signs(self) -> None:
         """Forget what the ranks of an attempt have shown: other ranks begin."""
         self.made, self.exited = (self.attempt.earlier_steps if self.attempt is not None else 0), 0
-        self.stepped_at = self.progress_at = 0.0
-        self.ended_well_at = None
+        self.stepped_at, self.progress_at, self.ended_well_at = 0.0, 0.0, None
         self.members.clear()
         self.usual_is_known = False
 

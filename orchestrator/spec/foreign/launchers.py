@@ -167,7 +167,7 @@ def is_launch(text: str) -> bool:
 
 
 def commands_of(text: str) -> list[list[str]]:
-    """Return the words of the commands in shell text, as far as they can be told apart without a shell; none for text that
+    """Return the words of the commands in shell text, as far as they can be seen without a shell; none for text that
     cannot, and none behind a here-document. What `bash -c` is given as text stands behind its own command."""
     head = _QUOTED_OR_COMMENT.sub(lambda match: match[1] or "", text.replace("\\\n", " ").partition("<<")[0])
     lexer = shlex.shlex(head, posix=True, punctuation_chars=";&|()<>\n")
@@ -207,7 +207,7 @@ def first_operator(text: str) -> str:
 
 def words_with_placeholders(text: str) -> list[str]:
     """Return the words of shell text in which a placeholder or a variable of orch's may be meant: none that names a variable
-    that the text itself sets, and none of a text that cannot be taken apart."""
+    that the text itself sets, and none of a text that cannot be split."""
     words = [word for one in commands_of(text) if one[0] not in _BRACES for word in one]
     own = [word.partition("=")[0] for word in words if word.startswith("ORCH_") and "=" in word]
     return [word for word in words if not any(name in word for name in own)]

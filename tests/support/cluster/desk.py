@@ -26,7 +26,7 @@ from .box import Box
 from .host import TRAINER, USERS, Host, Running, User, wait_for
 from .slurm import SlurmBox
 
-__all__ = ["ENDED", "FAKE_TORCH", "STEPPER", "TOGETHER", "WAIT_S_MAX", "Desk", "Job"]
+__all__ = ["ENDED", "FAKE_TORCH", "LAUNCHED", "STEPPER", "TOGETHER", "WAIT_S_MAX", "Desk", "Job"]
 
 WAIT_S_MAX = 150.0
 """How long anything may take on a machine that is busy with other things."""
@@ -85,6 +85,23 @@ def together(word):
 
 Ranks that do not wait for one another go on when a host is cut off, and are rightly left alone.
 """
+
+
+LAUNCHED = {
+    "steps.py": TOGETHER
+    + """
+meet()
+def at_step(step):
+    together(True)
+    if (attempt, rank, step, sys.argv[1]) == (1, 3, 5, "second"):
+        os.kill(os.getpid(), 9)
+run(10, 0.02, at_step)
+print("call", sys.argv[1:], flush=True)
+""",
+    "go.sh": 'for call in first second; do torchrun --nnodes "$NNODES" --nproc_per_node="$1" steps.py $call; done\n',
+    **FAKE_TORCH,
+}
+"""A script of two launcher calls: in the second a rank is lost."""
 
 
 @dataclass(frozen=True, slots=True)

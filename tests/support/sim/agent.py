@@ -81,7 +81,7 @@ class Agent:
         self.seen = self.running = self.started = self.ready = self.preparing = 0
         self.address, self.port = "", 0
         # The attempt whose script runs, the launcher call that it has come to, and the one whose ranks were started
-        self.script = self.call = self.started_call = 0
+        self.script = self.call = self.started_call = self.stopped = 0
         self.listens = False  # on the port, for those who try to reach it
         self.stopping, self.how = False, "asked"
         self.sequence = 0
@@ -199,7 +199,7 @@ class Agent:
         limit_s = max(self.quiet_s, longer_s if has_stepped else self.alone_s)
         if min(unheard_s, self.world.now - max(gang.stepped_s, self.started_s)) <= limit_s:
             return
-        self.stopping, self.how = True, "fenced"
+        self.stopping, self.how, self.script = True, "fenced", 0
         for rank in alive:
             self._kill(rank)
 
@@ -268,6 +268,8 @@ class Agent:
             )
             return
         self.host.set_up = attempt
+        if self.world.night.calls and attempt <= self.stopped:
+            return  # its order came while setup lines ran
         if self.world.night.calls:
             self.script = self.running = attempt
             self.call = self.started_call = 0
@@ -314,6 +316,8 @@ class Agent:
     def _start(self, order: d.Start, ranks: tuple[int, ...]) -> None:
         if self.started >= order.attempt and self.started_call >= self.call:
             return
+        if self.world.night.calls and self.script != order.attempt:
+            return  # it has stopped its script
         self.started_call = self.call
         self.started = self.running = order.attempt
         self.stopping, self.how, self.listens = False, "asked", False
@@ -324,6 +328,7 @@ class Agent:
         self.tick_soon()
 
     def _stop(self, attempt: int, grace_s: float) -> None:
+        self.stopped = max(self.stopped, attempt)
         if self.stopping and self.running:
             return
         if not self.running:

@@ -268,6 +268,8 @@ class Ledger:
                 self.must(bool(decision.verdict.summary), f"a verdict that says nothing: {decision}")
                 attempt.verdict, attempt.judged_s = decision.verdict, self.world.now
                 attempt.judged_anew = attempt.anew
+                apart = decision.verdict.kind is d.Kind.RENDEZVOUS and bool(attempt.scripts)
+                self.must(not (apart and decision.verdict.retry), f"it would be the same again: {decision}")
                 self.desyncs.judged(attempt)
                 self.stopped_s, self.stopped = self.world.clock, attempt.number
             case d.Finish():
@@ -286,6 +288,8 @@ class Ledger:
         self.must(decision.attempt == number, f"attempt {number} is next: {decision}")
         alive = self._alive_attempts(mortal=True)
         self.must(not alive, f"attempt {number} begins while {alive} lives")
+        scripts = [host.name for host in self.world.hosts if host.agent is not None and host.agent.script]
+        self.must(not scripts, f"attempt {number} begins while scripts run on {scripts}")
         self.saves.begins(decision)
         self._awaits_the_newest(decision, CARRY_S_MAX)
         self.must(not self.cancelled, f"an attempt begins though the user has cancelled: {decision}")

@@ -86,7 +86,7 @@ MUTATIONS = (
     Mutation("a new agent hides its dead ranks", "fold_events._agent_up", "if node.incarnation and node.incarnation != news.incarnation:", "if False:"),
     Mutation("a gone agent hides its dead ranks", "fold_events._agent_died", "_lost(facts, node, news.evidence, news.at)", "pass"),
     Mutation("fenced ranks count as done", "rank_facts.RankFacts.ended_well", "not self.ordered and self.code == 0", "(self.ordered or self.code == 0)"),
-    Mutation("one done rank is the whole job", "facts.Facts.done", "self.exited == len(self.ranks) and all(", "any("),
+    Mutation("one done rank is the whole job", "facts.Facts.ranks_done", "self.exited == len(self.ranks) and all(", "any("),
     Mutation("why is empty", "brain._launches", 'f"attempt {attempt.number} needs {node.name}"', '""'),
     Mutation("a start has no deadline", "diagnose._start_took_too_long", "not deadlines.passed(since_s + facts.limits.start_timeout_s)", "deadlines.now_s < since_s + facts.limits.start_timeout_s"),
     Mutation("a start never takes too long", "diagnose._start_took_too_long", "attempt.running_at is not None", "True"),
@@ -137,7 +137,7 @@ MUTATIONS = (
     Mutation("a slow host is relied on", "placement._is_coming", "min(patience_s, LAUNCH_S_MAX)", "LAUNCH_S_MAX"),
     Mutation("launches in vain are never forgotten", "fold_decisions._begin_attempt", "node.launch_failures = 0", "pass"),
     Mutation("waiting for hosts is starting", "diagnose._start_took_too_long", " or placement.is_queued(facts)", ""),
-    Mutation("the end of waiting is the beginning of time", "diagnose._start_took_too_long", "max(attempt.watched_at, attempt.queued_at)", "attempt.watched_at"),
+    Mutation("the end of waiting is the beginning of time", "diagnose._start_took_too_long", "max(attempt.watched_at, attempt.queued_at, attempt.call_at)", "attempt.watched_at"),
     Mutation("waiting for hosts is running", "fold_decisions._begin_attempt", "facts.ranks = unplaced(facts.pool)", "facts.ranks = unplaced(facts.pool)\n        facts.run_began_at = facts.run_began_at or news.at"),
     Mutation("ranks meet where some can come", "rendezvous.rendezvous_point", "if all(interface", "if any(interface"),
     Mutation("ranks meet over any interface", "brain._starts", 'place.interfaces.get(node.name, "")', '""'),
@@ -270,6 +270,12 @@ MUTATIONS = (
     Mutation("what was written out of step is used", "fold_decisions._judge", "checkpoints.judged(facts, attempt)", "pass"),
     Mutation("what was written out of step is used if it comes late", "checkpoints.learn", "_distrust_desynced(facts, attempt)", "pass"),
     Mutation("all that an attempt wrote out of step saved is given up", "checkpoints._distrust_desynced", "if save.step >= began - (", "if True or ("),
+    Mutation("a script that goes on is not waited for", "facts.Facts.done", "self.ranks_done and not any(map(self.runs_script, self.gang))", "self.ranks_done"),
+    Mutation("a call begins before all nodes have come", "launch_calls.next_call", "node.call < number or", "False or"),
+    Mutation("steps of earlier calls are forgotten", "fold_decisions._next_call", "attempt.earlier_steps = facts.made", "attempt.earlier_steps = 0"),
+    Mutation("a script that failed is done", "launch_calls.verdict", "node.script_end.code != 0:", "False:"),
+    Mutation("nodes at different calls wait for ever", "launch_calls.verdict", "if came and ended:", "if False:"),
+    Mutation("a script is not stopped before its ranks start", "fold_decisions._prepare", "facts.limits.launches", "False"),
 )  # fmt: skip
 
 KILLERS = {
@@ -490,6 +496,12 @@ KILLERS = {
     "what was written out of step is used": "desync 0",
     "what was written out of step is used if it comes late": "desync 5",
     "all that an attempt wrote out of step saved is given up": "named desync-and-resumed-from-before",
+    "a script that goes on is not waited for": "random 0",
+    "a call begins before all nodes have come": "random 0",
+    "steps of earlier calls are forgotten": "random 9",
+    "a script that failed is done": "random 582",
+    "nodes at different calls wait for ever": "random 125",
+    "a script is not stopped before its ranks start": "random 71",
 }
 """The night that notices each mutation."""
 

@@ -187,7 +187,7 @@ def test_a_starter_file_is_a_spec_as_soon_as_its_script_is_there(orch: Type) -> 
     said = orch("check", "job.yaml")
     assert (said.code, said.out[:15]) == (0, "ok    spec     ")
     Path("train.py").unlink()
-    assert "job.yaml:11: entrypoint: no file train.py" in orch("check", "job.yaml").err
+    assert "job.yaml:12: entrypoint: no file train.py" in orch("check", "job.yaml").err
 
 
 @pytest.mark.parametrize(

@@ -68,3 +68,11 @@ def test_braces_in_shell_text_are_refused_with_the_variable() -> None:
 @pytest.mark.parametrize("word", ["print(f'{attempt}')", "{print $1} {attempt}", "x={};{job_dir}"])
 def test_braces_of_a_program_within_shell_text_are_its_own(word: str) -> None:
     assert placeholders.misplaced(word) == ""
+
+
+def test_an_environment_has_the_values_of_an_attempt() -> None:
+    env = {"ORCH_CHECKPOINT_DIR": "/j/checkpoints", "ORCH_RESUME_FROM": "", "ORCH_ATTEMPT": "2", "A": "b"}
+    values = placeholders.of_environment(env)
+    text = "{checkpoint_dir} {job_dir}/x {attempt} {resume_from}$ORCH_ATTEMPT $A ${checkpoint_dir} {path}"
+    assert placeholders.fill(text, values) == "/j/checkpoints /j/x 2 2 $A ${checkpoint_dir} {path}"
+    assert placeholders.of_environment({}) == {}

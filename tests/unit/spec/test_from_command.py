@@ -85,7 +85,7 @@ def test_an_sbatch_script_is_its_header_as_fields_and_its_body_as_it_is(tmp_path
     body = SCRIPT[SCRIPT.index("module") :]
     arguments = "set -- a 'b c'\n" if command.endswith("'b c'") else ""
     assert spec.entry.kind == "launch"
-    assert spec.entry.target == f"{arguments}. /etc/profile\n{body}".strip()
+    assert spec.entry.target == f"{arguments}_path=$PATH; . /etc/profile; PATH=$_path:$PATH\n{body}".strip()
     assert "launch: |\n" in text
     for word in ("mkdir -p out", "GROUP_RANK", "take the trap out", "login shell"):
         assert word in notes

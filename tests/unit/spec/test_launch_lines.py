@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from orchestrator.core.errors import UserError
 from orchestrator.spec.load import JobSpec, SpecError, load
 
 
@@ -105,7 +104,7 @@ def test_a_line_of_srun_is_a_job_on_slurm_with_its_options(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "start"),
     [
         ("nodes: 4\nentrypoint: torchrun --nnodes 2 train.py",
          "job.yaml:2: nodes: is 4, and job.yaml:3: entrypoint says --nnodes 2; keep one"),
@@ -132,8 +131,8 @@ def test_a_line_of_srun_is_a_job_on_slurm_with_its_options(tmp_path: Path) -> No
         ("entrypoint: torchrun t.py\nlaunch: torchrun u.py", "job.yaml:2: entrypoint: excludes launch"),
     ],
 )  # fmt: skip
-def test_a_fault_names_the_line(tmp_path: Path, text: str, said: str) -> None:
-    assert fault(tmp_path, text).startswith(said)
+def test_a_fault_names_the_line(tmp_path: Path, text: str, start: str) -> None:
+    assert fault(tmp_path, text).startswith(start)
 
 
 def test_what_the_command_line_sets_must_agree_too(tmp_path: Path) -> None:
@@ -224,5 +223,5 @@ def test_braces_and_variables_of_the_text_itself_are_its_own(tmp_path: Path, tex
 
 def test_a_script_is_no_job_file(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text("#!/bin/bash\ntorchrun train.py\n")
-    with pytest.raises(UserError, match="make a job file of it: orch init --from-command"):
+    with pytest.raises(SpecError, match="make one of it: orch init --from-command"):
         load(tmp_path / "run.sh")

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from orchestrator.core.errors import UserError
 from orchestrator.spec.foreign import job_files
-from orchestrator.spec.load import load
+from orchestrator.spec.load import SpecError, load
 
 RUN = "torchrun --nnodes 2 --nproc-per-node 8 train.py"
 FILES = {
@@ -57,10 +56,10 @@ FILES = {
 @pytest.mark.parametrize("system", list(FILES))
 def test_a_job_file_of_another_system_is_answered_with_one_that_loads(tmp_path: Path, system: str) -> None:
     (tmp_path / "theirs.yaml").write_text(textwrap.dedent(FILES[system]))
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(SpecError) as caught:
         load(tmp_path / "theirs.yaml")
     assert f"is a job file of {system.split()[0]}" in caught.value.what
-    (tmp_path / "job.yaml").write_text(textwrap.dedent(caught.value.fix.partition("\n")[2]))
+    (tmp_path / "job.yaml").write_text(textwrap.dedent(caught.value.what.partition("\n")[2]))
     spec = load(tmp_path / "job.yaml").spec
     assert (spec.name, spec.nodes, spec.gpus_per_node, spec.env) == ("gpt_1", 2, 8, {"A": "b"})
     assert spec.entry.kind == "launch"
@@ -68,7 +67,7 @@ def test_a_job_file_of_another_system_is_answered_with_one_that_loads(tmp_path: 
     if system == "SkyPilot":
         first = "export SKYPILOT_NODE_RANK=$GROUP_RANK SKYPILOT_NODE_IPS=$MASTER_ADDR"
         assert spec.entry.target.splitlines()[0] == first
-        assert "orch brings no data" in caught.value.fix
+        assert "orch brings no data" in caught.value.what
 
 
 PLAIN = some.recursive(

@@ -52,7 +52,7 @@ def test_the_launcher_of_one_plain_line_is_found(text: str, words: list[str]) ->
     assert launchers.launched_by(text) == words
 
 
-def test_commands_are_told_apart_as_far_as_a_line_goes() -> None:
+def test_commands_are_split_as_far_as_a_line_goes() -> None:
     assert launchers.is_launch("# it's\nif true; then torchrun a.py; fi")
     assert not launchers.is_launch("cat <<EOF\ntorchrun a.py\nEOF")
     assert launchers.commands_of("! a >x b; { c; }") == [["a", "b"], ["c"], ["}"]]

@@ -162,9 +162,9 @@ def test_sbatch_itself_reads_the_same(lines: str, tmp_path: Path) -> None:
         (tmp_path / "run.sh").write_text(f"#!/bin/bash\n#SBATCH {lines}\nhostname\n#SBATCH -N 7\n")
         environ = {"PATH": os.environ["PATH"], "SLURM_CONF": str(tmp_path / "slurm.conf")}
         command = ["timeout", "20", "sbatch", "-v", "--test-only", "run.sh"]
-        said = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True).stderr
+        output = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True).stderr
     theirs = dict(
-        re.findall(r"^sbatch: ([a-z-]+?)\s+: (.*)$", said.partition("end of defined")[0], re.MULTILINE)
+        re.findall(r"^sbatch: ([a-z-]+?)\s+: (.*)$", output.partition("end of defined")[0], re.MULTILINE)
     )
     assert theirs.pop("verbose") == "1" and theirs.pop("test-only") == "set"
     ours = {one.name: one.value for one in split((tmp_path / "run.sh").read_text())[0]}
