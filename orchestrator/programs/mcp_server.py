@@ -115,7 +115,7 @@ def why(job: AnyJob = None) -> Json:
     """Tell what went wrong in each attempt, who is to blame and by what evidence, what was lost, and what a restart begins from."""
     found = _found(job)
     with contextlib.suppress(OrchError):  # the job's folder tells without Slurm, too
-        found.look_after()
+        found.source.settle()
     record = facts_file.record(found.folder)
     report = found.why(record)
     saves.explain(found.folder, found.plan(), report, record)
