@@ -15,7 +15,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from orchestrator.agent.ranks import hook_files, step_counter
+from orchestrator.agent.host import hook_files
+from orchestrator.agent.ranks import step_counter
 from orchestrator.agent.ranks.hook import layout
 from orchestrator.agent.ranks.processes import NodeRanks, RankProcess
 from orchestrator.core.jobdir.layout import JobDir

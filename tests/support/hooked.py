@@ -12,7 +12,8 @@ from pathlib import Path
 
 from orchestrator.agent.hang import python_stacks
 from orchestrator.agent.hang.python_stacks import RankStack
-from orchestrator.agent.ranks import failure, hook_files, step_counter
+from orchestrator.agent.host import hook_files
+from orchestrator.agent.ranks import failure, step_counter
 from orchestrator.agent.ranks.hook import layout
 from orchestrator.agent.ranks.step_counter import LastStep, StepCounter
 from orchestrator.core.observations import Failure

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from orchestrator.agent.hang.inspector import Inspector
-from orchestrator.agent.ranks.hook_files import install_hook
+from orchestrator.agent.host.hook_files import install_hook
 from orchestrator.agent.ranks.processes import NodeRanks
 from orchestrator.core import observations
 from orchestrator.core.jobdir.layout import JobDir

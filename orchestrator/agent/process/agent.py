@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 
 from orchestrator.agent.hang import inspector
 from orchestrator.agent.host import rendezvous
+from orchestrator.agent.host.hook_files import install_hook
 from orchestrator.agent.host.node_log import NodeLog
 from orchestrator.agent.host.prepare import Preparation
 from orchestrator.agent.launch.script import LaunchScript, Place
@@ -27,7 +28,6 @@ from orchestrator.agent.outputs.save_scanner import Hasher, SaveScanner
 from orchestrator.agent.process.lost_supervisor import Fence, LostSupervisor, NewerAllocation
 from orchestrator.agent.process.supervisor_link import SupervisorLink
 from orchestrator.agent.ranks import failure, spawn
-from orchestrator.agent.ranks.hook_files import install_hook
 from orchestrator.agent.ranks.launched import RankCall
 from orchestrator.agent.ranks.processes import NodeRanks, RanksGoal
 from orchestrator.core import observations

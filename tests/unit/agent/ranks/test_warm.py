@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.agent.ranks import hook_files, imports_ahead, spawn, warm
+from orchestrator.agent.host import hook_files
+from orchestrator.agent.ranks import imports_ahead, spawn, warm
 from orchestrator.agent.ranks.first_imports import Import
 from orchestrator.core.host import procfs
 from orchestrator.core.jobdir import rank_env
