@@ -116,6 +116,7 @@ def status(
         status_file.unknown(plan, now_state, reason(facts, now), now.wall_s),
         attempt=max(number, 1),
         restarts=max(0, number - 1 - facts.resumes),
+        launch_call=attempt.call if attempt else 1,
         step=facts.step,
         steps_per_s=None if slowest is None else round(slowest, 3),
         suspicion=suspected.what if suspected is not None else None,

@@ -53,6 +53,8 @@ def headline(status: Status) -> Line:
     """Return a job in one line: its state, attempt, step, pace, time left and time spent."""
     state = status.state
     parts = [Cell(state, STYLES.get(state, "")), Cell(f"  attempt {status.attempt}")]
+    if status.launch_call > 1:
+        parts.append(Cell(f"  launch {status.launch_call}"))
     if status.step is not None:
         total = f"/{status.total_steps:,}" if status.total_steps else ""
         parts.append(Cell(f"  step {status.step:,}{total}"))

@@ -42,7 +42,12 @@ echo "over on $SLURM_NODEID of $(scontrol show hostnames "$SLURM_JOB_NODELIST" |
 
 def test_hosts_run_a_script_once_and_its_launcher_calls_as_gangs_that_come_back(desk: Desk) -> None:
     job = desk.submit(
-        LAUNCHED, launch=SCRIPT_OF_CALLS, nodes=2, ssh={"hosts": "node[1-2]"}, restart={"backoff": 0}
+        LAUNCHED,
+        entrypoint=None,
+        launch=SCRIPT_OF_CALLS,
+        nodes=2,
+        ssh={"hosts": "node[1-2]"},
+        restart={"backoff": 0},
     )
     assert job.wait()["state"] == "SUCCEEDED", job.story()
     assert job.kinds() == ["crash", None]

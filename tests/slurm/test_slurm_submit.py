@@ -247,7 +247,7 @@ def test_nodes_run_a_script_once_and_its_calls_of_srun_and_torchrun_are_gangs_th
         srun --ntasks-per-node=1 bash -c 'torchrun --nproc-per-node 2 --node_rank $SLURM_NODEID steps.py second' || exit
         echo "over on $SLURM_NODEID of $(scontrol show hostnames "$SLURM_JOB_NODELIST" | wc -l)"
     """
-    job = desk.submit(LAUNCHED, launch=script, restart={"backoff": 0})
+    job = desk.submit(LAUNCHED, entrypoint=None, launch=script, restart={"backoff": 0})
     assert job.wait()["state"] == "SUCCEEDED", job.story()
     assert job.kinds() == ["crash", None]
     for rank in range(4):

@@ -162,6 +162,8 @@ class Status:
     eta_s: float | None = None
     # What the suspicion is about, and what follows from it when.
     suspected: Suspicion | None = None
+    # The launcher call of the nodes' scripts whose ranks run.
+    launch_call: int = 1
     # Only of a job whose file has `batch`.
     effective_batch: int | None = None
     # What readers add. A late supervisor has its process, and the folder whose disk is full; a copy of a job's folder the

@@ -19,7 +19,7 @@ from orchestrator.agent.ranks.processes import NodeRanks, RankProcess, RanksGoal
 from orchestrator.core.checkpoints.save import Piece, Place, SaveState
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.log_index import LogIndex
-from orchestrator.core.settings.rank_settings import RankRequest
+from orchestrator.core.settings.rank_settings import Layers, RankRequest
 from orchestrator.core.wire import messages as m
 from orchestrator.supervisor import allocation_claim
 from tests.support import fake_host
@@ -98,6 +98,17 @@ def test_an_agent_goes_by_itself_for_as_long_as_it_was_told(tmp_path: Path) -> N
         agent._tick(now_s + 3 * FENCE_S + after_s)
         wants.append(ranks.want)
     assert wants == [RanksGoal.RUN, RanksGoal.STOP]
+
+
+def test_neither_a_script_nor_its_ranks_start_once_their_attempt_was_told_to_stop(tmp_path: Path) -> None:
+    """Setup lines may end, or the order to start come, after the order to stop."""
+    agent = _agent(tmp_path)
+    agent._obey(m.Stop(2, 1.0))
+    script = m.Script("torchrun train.py", {}, (("node-0", (0,)),), stands_in_slurm=True)
+    agent._launch(replace(PREPARE, script=script), Layers({}, {}, {}))
+    agent._preparation.ready = m.Prepared(2, "", 29400, (), 1)
+    agent._obey(m.Start(2, (), RankRequest(), (m.RankStart(0, 0, {}),)))
+    assert agent._ranks is None and _reports(agent) == [m.Stopped(2, "asked")]
 
 
 def test_ranks_that_make_steps_are_not_left_alone_as_long_as_others(

@@ -1,0 +1,58 @@
+"""What do ranks of a launcher call run, and in which environment?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from orchestrator.agent.launch import calls
+from orchestrator.agent.launch.options import Call
+from orchestrator.agent.ranks.hook.launch import launcher_of
+from orchestrator.core.wire import messages as m
+
+SCRIPT = m.Script("torchrun t.py", {"GROUP_RANK": "0", "MASTER_PORT": "29500"}, (("a", (0, 1)), ("b", (2, 3))), True)  # fmt: skip
+
+
+def test_ranks_get_the_scripts_environment_without_what_was_the_scripts_alone() -> None:
+    given = {"PATH": "/usr/bin", "PYTHONPATH": "lib", "BASH_ENV": "/own", "A": "1"}
+    env = calls.script_env(SCRIPT, given, Path("/job/launch"), "/job/hook")
+    assert env["PATH"] == "/job/launch:/usr/bin" and env["PYTHONPATH"] == "/job/hook:lib"
+    changed = {
+        **env,
+        "PATH": f"/conda/bin:{env['PATH']}",
+        "A": "2",
+        "MASTER_PORT": "1",
+        "_": "x",
+        "SHLVL": "2",
+    }
+    request = calls.Request("torchrun", (), "/w", changed, "", "python")
+    assert calls.rank_env(request, Call("torchrun", ("t.py",), env={"B": "3"}), SCRIPT, "/job/hook") == {
+        "PATH": "/conda/bin:/usr/bin",
+        "PYTHONPATH": "lib",
+        "BASH_ENV": "/own",
+        "A": "2",
+        "MASTER_PORT": "1",
+        "B": "3",
+    }
+
+
+def test_the_local_rank_stands_where_the_launcher_puts_it() -> None:
+    call = Call(
+        "l", ("-m", "pkg", "${local_rank}", "$$"), True, local_rank="--local-rank", local_rank_at=2, has_macros=True
+    )  # fmt: skip
+    argv = calls.RankCall(1, call, ("python", *call.words), Path(), {}).argv_of(1, ("--resume", "x"))
+    assert argv == ("python", "-m", "pkg", "--local-rank=1", "1", "$", "--resume", "x")
+
+
+def test_srun_and_mpirun_number_the_ranks_as_they_do() -> None:
+    def env(launcher: str) -> dict[str, str]:
+        return calls.RankCall(1, Call(launcher, ("x",), False), ("x",), Path(), {}).env_of(3, 1, SCRIPT)
+
+    assert {"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NTASKS": "4"}.items() <= env("srun").items()
+    assert env("mpirun")["OMPI_COMM_WORLD_RANK"] == "3" and env("torchrun") == {}
+
+
+def test_a_python_that_runs_a_launcher_is_known_by_its_command_line() -> None:
+    assert launcher_of(["python", "-u", "-m", "torch.distributed.run", "a"]) == ("torchrun", ["a"])
+    assert launcher_of(["/p/python3", "/p/accelerate", "launch", "t.py"]) == ("accelerate", ["launch", "t.py"])  # fmt: skip
+    for words in (["python", "t.py", "torchrun"], ["python", "-c", "x"], ["python", "-m", "pkg"], ["python"]):
+        assert launcher_of(words)[0] == ""

@@ -1,0 +1,80 @@
+"""What do launcher lines ask for, as a stand-in takes them?"""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.agent.launch import options
+from orchestrator.agent.launch.options import Call, Once, Refused, ToReal
+
+CALLS = {
+    "torchrun train.py --lr 0.1": (("train.py", "--lr", "0.1"), True, ""),
+    "torchrun --nnodes 1:4 --nproc_per_node=gpu -m pkg.train x": (("-m", "pkg.train", "x"), True, ""),
+    "torchrun --no-python ./run.sh --nnodes": (("./run.sh", "--nnodes"), False, ""),
+    "torchrun --rdzv_back c10d train.py -- a": (("train.py", "a"), True, ""),
+    "torch.distributed.launch --nproc_per_node 2 train.py": (("train.py",), True, "--local-rank"),
+    "torch.distributed.launch --use_env train.py": (("train.py",), True, ""),
+    "deepspeed --num_gpus=2 --hostfile h train.py --deepspeed ds.json": (
+        ("train.py", "--deepspeed", "ds.json"), True, "--local_rank",
+    ),
+    "deepspeed --include worker-0:0,1@worker-1:0,1 --no_local_rank train.py": (("train.py",), True, ""),
+    "fabric run --devices=2 train.py --lr 1 --strategy ddp": (("train.py", "--lr", "1"), True, ""),
+    "srun -N2 -n 4 --cpu-bind=none -l python -u train.py": (("python", "-u", "train.py"), False, ""),
+    "mpirun -np 4 -x A=b --mca btl tcp,self python train.py": (("python", "train.py"), False, ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("line", CALLS)
+def test_the_words_of_a_rank_are_those_behind_the_launchers_options(line: str) -> None:
+    launcher, *words = line.split()
+    found = options.read(launcher, words, ranks_here=2, ranks=4)
+    assert isinstance(found, Call)
+    assert (found.words, found.is_python, found.local_rank) == CALLS[line]
+    options.agree(found, nodes=2, ranks_here=2, ranks=4)
+
+
+def test_options_that_orch_decides_are_named_and_variables_of_the_line_are_kept() -> None:
+    found = options.read("torchrun", ["--max-restarts", "3", "--rdzv-id=a", "--standalone", "t.py"], 2, 4)
+    assert isinstance(found, Call) and found.unused == ["--max-restarts 3", "--rdzv-id=a", "--standalone"]
+    found = options.read("srun", ["--export=ALL,A=1", "t.py"], 2, 4)
+    assert isinstance(found, Call) and found.env == {"A": "1"}
+
+
+PASSED = {
+    "torchrun --help": ToReal(),
+    "fabric consolidate x": ToReal(),
+    "srun -N 1 -n 1 hostname -f": ToReal(("hostname", "-f")),
+    "mpirun -np 1 hostname": Once(("hostname",)),
+    "srun --ntasks-per-node=1 python fetch.py": Once(("python", "fetch.py")),
+    "srun bash run.sh": Once(("bash", "run.sh")),
+    "srun -u torchrun train.py": Once(("torchrun", "train.py")),
+    "srun python -m torch.distributed.run t.py": Once(("python", "-m", "torch.distributed.run", "t.py")),
+}
+
+
+@pytest.mark.parametrize("line", PASSED)
+def test_what_starts_no_ranks_is_passed_on(line: str) -> None:
+    launcher, *words = line.split()
+    assert options.read(launcher, words, ranks_here=2, ranks=4) == PASSED[line]
+
+
+REFUSED = {
+    "torchrun --nproc-per-node 8 train.py": "--nproc-per-node 8 asks for 8 ranks on each node, and the job has 2",
+    "torchrun --nnodes=3 train.py": "--nnodes=3 asks for 3 nodes, and the job has 2",
+    "srun -n 6 python train.py": "-n 6 asks for 6 ranks, and the job has 4; write gpus_per_node: 3",
+    "torchrun --nnodes=x train.py": "must be a whole number",
+    "torchrun --node-ranks 1 train.py": "has no option --node-ranks",
+    "torchrun --nnodes 2": "names no program",
+    "torchrun --nnodes": "needs a value",
+    "torchrun -m --no-python a": "cannot stand together",
+}
+
+
+@pytest.mark.parametrize("line", REFUSED)
+def test_what_the_launcher_or_the_job_does_not_take_is_refused_with_the_reason(line: str) -> None:
+    launcher, *words = line.split()
+    with pytest.raises(Refused) as caught:
+        found = options.read(launcher, words, ranks_here=2, ranks=4)
+        assert isinstance(found, Call)
+        options.agree(found, nodes=2, ranks_here=2, ranks=4)
+    assert REFUSED[line] in caught.value.text
