@@ -161,13 +161,13 @@ def agree(call: Call, nodes: int, ranks_here: int, ranks: int) -> None:
         raise Refused(_differs(asked, "node", nodes, f"nodes: {asked.number}", f"--nnodes={nodes}"))
     if call.ranks_each is not None and call.ranks_each.number != ranks_here:
         asked = call.ranks_each
-        field_name = f"gpus_per_node: {asked.number} (or procs_per_node: {asked.number} for CPU ranks)"
+        field_name = f"gpus_per_node: {asked.number} (procs_per_node: {asked.number} for CPU ranks)"
         raise Refused(_differs(asked, "rank on each node", ranks_here, field_name, str(ranks_here)))
     if call.ranks is not None and call.ranks.number != ranks:
         asked = call.ranks
         each = asked.number // nodes if asked.number % nodes == 0 else 0
         fix = (
-            f"gpus_per_node: {each} (or procs_per_node: {each})"
+            f"gpus_per_node: {each} (procs_per_node: {each} for CPU ranks)"
             if each
             else "fitting nodes and gpus_per_node"
         )
@@ -176,8 +176,8 @@ def agree(call: Call, nodes: int, ranks_here: int, ranks: int) -> None:
 
 def _differs(asked: Count, what: str, there: int, fields: str, number: str) -> str:
     return (
-        f"{asked.option} asks for {_counted(asked.number, what)}, and the job has {there}; write {fields} in the job file, or "
-        f"{number.rpartition('=')[2]} in the line"
+        f"{asked.option} asks for {_counted(asked.number, what)}, and the job has {there}; write {fields} in the job file, "
+        f"or the flag of orch run for it, or {number.rpartition('=')[2]} in the line"
     )
 
 
