@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from pathlib import Path
 
@@ -16,4 +17,6 @@ def check(name: str, text: str) -> None:
     path = FOLDER / name
     if os.environ.get("ORCH_GOLDEN"):
         path.write_text(text)
-    assert text == path.read_text(), f"{path} differs; if that is meant, run again with ORCH_GOLDEN=1"
+    known = path.read_text()
+    changes = "\n".join(difflib.unified_diff(known.splitlines(), text.splitlines(), lineterm="", n=1))
+    assert text == known, f"{path} differs; if that is meant, run again with ORCH_GOLDEN=1\n{changes}"

@@ -278,7 +278,7 @@ def test_a_room_has_no_more_files_than_one_sees_at_a_glance() -> None:
     )
     assert {
         str(room.relative_to(ROOT)): count for room, count in files.items() if count > ROOM_FILES_MAX
-    } == {}
+    } == {}, f"of more than {ROOM_FILES_MAX} files: join two, or make a room in it"
 
 
 def test_a_rooms_own_file_says_what_lies_in_it_and_loads_nothing() -> None:

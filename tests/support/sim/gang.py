@@ -257,22 +257,9 @@ class Gang:
 
 def harm_rank(rank: Rank, fault: Fault) -> None:
     """Let a fault befall a living rank."""
-    gang, world = rank.gang, rank.gang.world
-    acts: dict[Harm, Callable[[], None]] = {
-        Harm.CRASH: lambda: gang.die(rank, code=1, failure=OWN),
-        Harm.SIGNAL: lambda: gang.die(rank, signal=11),
-        Harm.FAULTS: lambda: gang.die(rank, signal=11, failure=FATAL),
-        Harm.OOM: lambda: gang.die(rank, signal=9, oom=True),
-        Harm.EXIT_EARLY: lambda: gang.die(rank, code=0),
-        Harm.STOPPED: lambda: _stand(rank, "T", fault.lasts_s),
-        Harm.HANG: lambda: _hang(rank),
-        Harm.IMMORTAL: lambda: _immortal(rank, world.now + fault.lasts_s),
-        **{harm: lambda: _take_stance(rank, fault) for harm in STANCES},
-        **{harm: lambda: fall_out_of_step(rank, fault) for harm in OUT_OF_STEP},
-    }
-    gang.settle()
-    acts[fault.harm]()
-    gang.review()
+    rank.gang.settle()
+    RANK_HARMS[fault.harm](rank, fault)
+    rank.gang.review()
 
 
 STANCES = {
@@ -345,5 +332,20 @@ def _hang(rank: Rank) -> None:
     rank.stance = Stance(Activity.BLOCKED, "train.py:88 load", "blocked", since_s=rank.gang.world.now)
 
 
-def _immortal(rank: Rank, until_s: float) -> None:
-    rank.hung, rank.state, rank.immortal_until_s = True, "D", until_s
+def _immortal(rank: Rank, fault: Fault) -> None:
+    rank.hung, rank.state, rank.immortal_until_s = True, "D", rank.gang.world.now + fault.lasts_s
+
+
+RANK_HARMS: dict[Harm, Callable[[Rank, Fault], None]] = {
+    Harm.CRASH: lambda rank, _: rank.gang.die(rank, code=1, failure=OWN),
+    Harm.SIGNAL: lambda rank, _: rank.gang.die(rank, signal=11),
+    Harm.FAULTS: lambda rank, _: rank.gang.die(rank, signal=11, failure=FATAL),
+    Harm.OOM: lambda rank, _: rank.gang.die(rank, signal=9, oom=True),
+    Harm.EXIT_EARLY: lambda rank, _: rank.gang.die(rank, code=0),
+    Harm.STOPPED: lambda rank, fault: _stand(rank, "T", fault.lasts_s),
+    Harm.HANG: lambda rank, _: _hang(rank),
+    Harm.IMMORTAL: _immortal,
+    **dict.fromkeys(STANCES, _take_stance),
+    **dict.fromkeys(OUT_OF_STEP, fall_out_of_step),
+}
+"""What befalls a single rank, and what that does."""

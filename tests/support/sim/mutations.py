@@ -13,7 +13,7 @@ import inspect
 import pkgutil
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
@@ -30,7 +30,7 @@ from .clean_pool import check_pool, pool_night
 from .clean_queue import check_queue, queue_night
 from .ledger import Violation
 from .named import NAMED
-from .night import random_night
+from .night import Night, random_night
 from .world import World
 
 SEARCH_MAX = 500
@@ -559,42 +559,28 @@ def _mutant(function: FunctionType, mutation: Mutation) -> FunctionType:
     return mutant
 
 
+_CASES: dict[str, tuple[Callable[[int], tuple[Night, Any]], Callable[[World, Any], None]]] = {
+    "clean": (clean_night, check_clean), "hang": (hang_night, check_clean), "desync": (desync_night, check_desync),
+    "pool": (pool_night, check_pool), "queue": (queue_night, check_queue),
+}  # fmt: skip
+"""Nights with one thing wrong, each with the check of what is to come of it."""
+
+
 def kills(night: str, mutation: Mutation) -> bool:
     """Tell whether a night, `random N`, `hosts N`, `clean N`, `hang N`, `desync N`, `pool N`, `queue N` or `named NAME`, notices the mutation."""
     kind, _, seed = night.partition(" ")
     with mutated(mutation):
         try:
-            if kind == "random":
-                World(random_night(int(seed))).play(EVENTS_MAX)
-            elif kind == "hosts":
-                World(random_night(int(seed), queues=False)).play(EVENTS_MAX)
+            if kind in _CASES:
+                made, check = _CASES[kind]
+                lived, expected = made(int(seed))
+                world = World(lived)
+                world.play(EVENTS_MAX)
+                check(world, expected)
             elif kind == "named":
                 World(NAMED[seed]).play(EVENTS_MAX)
-            elif kind == "clean":
-                lived, expected = clean_night(int(seed))
-                world = World(lived)
-                world.play(EVENTS_MAX)
-                check_clean(world, expected)
-            elif kind == "hang":
-                lived, judged = hang_night(int(seed))
-                world = World(lived)
-                world.play(EVENTS_MAX)
-                check_clean(world, judged)
-            elif kind == "desync":
-                lived, named = desync_night(int(seed))
-                world = World(lived)
-                world.play(EVENTS_MAX)
-                check_desync(world, named)
-            elif kind == "pool":
-                lived, wanted = pool_night(int(seed))
-                world = World(lived)
-                world.play(EVENTS_MAX)
-                check_pool(world, wanted)
             else:
-                lived, hoped = queue_night(int(seed))
-                world = World(lived)
-                world.play(EVENTS_MAX)
-                check_queue(world, hoped)
+                World(random_night(int(seed), queues=kind == "random")).play(EVENTS_MAX)
         except (Violation, AssertionError, KeyError, StopIteration):
             return True
     return False

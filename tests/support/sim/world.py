@@ -21,11 +21,11 @@ from orchestrator.core.observations import Activity
 from orchestrator.core.planned import PlannedNode
 
 from .boss import Boss, Killed
-from .gang import Gang, Rank, harm_rank
+from .gang import RANK_HARMS, Gang, Rank, harm_rank
 from .host import Host
 from .journal import Journal
 from .ledger import Ledger, Violation
-from .night import ENDLESS, INNOCENT, OF_QUEUES, OUT_OF_STEP, Ask, Fault, Harm, Naming, Night
+from .night import OF_QUEUES, Ask, Fault, Harm, Naming, Night
 from .savedesk import HERE, ROOT, Files, SaveDesk
 from .slurm import Slurm
 
@@ -36,11 +36,6 @@ DAMAGE_S_MAX = 6.0
 
 LINGER_S = 8.0
 """How long after the job's end a night goes on: what must not happen any more has time to."""
-
-_RANK_HARMS = (
-    Harm.CRASH, Harm.SIGNAL, Harm.OOM, Harm.EXIT_EARLY, Harm.STOPPED, Harm.HANG, Harm.IMMORTAL, Harm.STARVES, *ENDLESS, *INNOCENT,
-    *OUT_OF_STEP, Harm.FAULTS, Harm.RAISES,
-)  # fmt: skip
 
 
 class World:
@@ -261,7 +256,7 @@ class World:
         self.changed()
         self.ledger.note(f"fault: {harm.value} node {fault.node} rank {fault.rank} for {fault.lasts_s:.1f} s")
         host = self.hosts[fault.node]
-        if harm in _RANK_HARMS:
+        if harm in RANK_HARMS:
             ranks = [rank for host in self.hosts for rank in host.living() if rank.number == fault.rank]
             for rank in ranks:
                 if not rank.gang.finished:

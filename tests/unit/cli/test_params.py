@@ -11,6 +11,7 @@ import pytest
 
 from orchestrator import programs, report
 from orchestrator.cli import app, group, params
+from orchestrator.programs.json_schemas import OUTPUTS
 from orchestrator.spec import load
 
 
@@ -19,6 +20,12 @@ def test_a_verb_of_another_tool_is_answered_with_ours(verb: str, capsys: pytest.
     assert app.run([verb, "gpt"]) == 2
     assert params.MEANT[verb] in capsys.readouterr().err
     assert verb not in params.VERBS
+
+
+def test_every_output_for_programs_has_a_schema() -> None:
+    verbs = group.cli.commands.items()
+    have_json = {name for name, verb in verbs if any("--json" in param.opts for param in verb.params)}
+    assert have_json == OUTPUTS.keys(), "add its type to OUTPUTS of programs/json_schemas.py"
 
 
 def test_values_are_completed() -> None:

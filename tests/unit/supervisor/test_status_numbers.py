@@ -33,7 +33,9 @@ def test_each_number_is_shown(value: Usage | Training) -> None:
 
     for field in dataclasses.fields(value):
         one = dataclasses.replace(type(value)(), **{field.name: getattr(value, field.name)})
-        assert shown(one) != shown(type(value)()), field.name
+        assert shown(one) != shown(type(value)()), (
+            f"{field.name}: show it in RankStatus, and give it a value in {type(value).__name__.upper()}"
+        )
 
 
 def _status(beats: list[News], at: float = 6.5) -> Json:
