@@ -230,8 +230,8 @@ class LaunchScript:
         """Notice the end of a stand-in whose ranks run: a launcher that is killed takes its ranks with it."""
         with contextlib.suppress(OSError):
             await reader.read(1)
-        if self._waiting is writer and self.is_running:
-            self._waiting = None
+        if self._waiting is writer and self.is_running and not self._is_refused:
+            self._waiting, self._is_refused = None, True
             reason = f"the launcher of call {self.calls} was ended by its script while its ranks ran"
             self._refused(m.PrepareFailed(self._place.attempt, reason, self.tail()))
 
