@@ -59,7 +59,7 @@ cd ..
 accelerate launch --cpu --num_processes 2 --mixed_precision bf16 words.py accelerate
 torchrun --version || true
 scontrol show hostnames
-echo the end on $GROUP_RANK of $NNODES
+echo the end on $GROUP_RANK of $NNODES, $((SLURM_JOB_ID + SLURM_CPUS_ON_NODE - SLURM_NTASKS > 0)) $SLURM_JOB_NODELIST
 """
 
 
@@ -91,7 +91,7 @@ def test_every_way_to_call_a_launcher_starts_the_gang_with_the_words_of_the_shel
         assert {line["SLURM_PROCID"] for line in lines[:7]} == {""}
         assert lines[10]["ACCELERATE_MIXED_PRECISION"] == "bf16"
     said = _node_log(job.job.folder)
-    assert "one task\n" in said and "\nnode-0\n" in said and "the end on 0 of 1\n" in said
+    assert "one task\n" in said and "\nnode-0\n" in said and "the end on 0 of 1, 1 node-0\n" in said
     assert "--standalone: not needed, orch does that itself" in said
 
 

@@ -18,7 +18,7 @@ import shutil
 import socket
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +88,10 @@ class LaunchScript:
     ) -> None:
         """Start the script. `given`: the environment that setup lines made; `called` takes each call, `refused` the reason
         why the attempt must end. Raises OSError."""
+        if script.stands_in_slurm:
+            cpus, folder = str(len(os.sched_getaffinity(0))), str(place.job.code)
+            env = {"SLURM_CPUS_ON_NODE": cpus, "SLURM_SUBMIT_DIR": folder, **script.env}
+            script = replace(script, env=env)
         self._place, self.script = place, script
         self._called, self._refused, self._note = called, refused, note
         self._ranks_here = next(len(ranks) for name, ranks in script.gang if name == place.node)
@@ -230,8 +234,8 @@ class LaunchScript:
         """Notice the end of a stand-in whose ranks run: a launcher that is killed takes its ranks with it."""
         with contextlib.suppress(OSError):
             await reader.read(1)
-        if self._waiting is writer and self.is_running:
-            self._waiting = None
+        if self._waiting is writer and self.is_running and not self._is_refused:
+            self._waiting, self._is_refused = None, True
             reason = f"the launcher of call {self.calls} was ended by its script while its ranks ran"
             self._refused(m.PrepareFailed(self._place.attempt, reason, self.tail()))
 

@@ -246,7 +246,7 @@ class Agent:
         place = Place(self._job, node, order.attempt)
         try:
             script = LaunchScript(
-                place, order.script, layers.given, self._called, self._link.report, self._note
+                place, order.script, layers.given, self._called, self._script_refused, self._note
             )
         except OSError as err:
             reason = f"the script cannot be run: {err.strerror}: {err.filename}"
@@ -257,6 +257,11 @@ class Agent:
         ranks.begin()
         self._fence.begin()
         self._ranks = ranks
+
+    def _script_refused(self, report: m.PrepareFailed) -> None:
+        """Report that the attempt cannot go on, unless it is being stopped: that ends stand-ins, too."""
+        if self._ranks is not None and self._ranks.want is RanksGoal.RUN:
+            self._link.report(report)
 
     def _called(self, call: RankCall) -> None:
         """Note that the script has called a launcher."""

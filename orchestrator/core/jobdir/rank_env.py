@@ -169,27 +169,28 @@ def script_env(
         **dict.fromkeys(("GROUP_WORLD_SIZE", "NNODES"), str(len(gang))),
         **dict.fromkeys(("LOCAL_WORLD_SIZE", "NPROC_PER_NODE"), each),
         **{name: values[name] for name in placeholders.VARIABLES},
-        **(slurm_like(plan, node_rank, gang) if plan.slurm is None else {}),
+        **_slurm_like(plan, node_rank, gang),
     }
 
 
-def slurm_like(plan: Plan, node_rank: int, gang: Gang) -> dict[str, str]:
-    """Return those of sbatch's variables that have a plain meaning where there is no Slurm."""
-    here = gang[node_rank][1]
+def _slurm_like(plan: Plan, node_rank: int, gang: Gang) -> dict[str, str]:
+    """Return those of sbatch's variables that have a plain meaning for the gang. On Slurm the allocation may have spare nodes,
+    and has one task a node, which is the agent."""
     names = ",".join(name for name, _ in gang)
     gpus = plan.pool.gpus_each if plan.pool is not None else len(plan.nodes[node_rank].gpus)
-    return {
-        "SLURM_JOB_ID": str(
-            zlib.crc32(plan.id.encode()) % 10**8
-        ),  # a number: scripts make port numbers of it
+    found = {
         **dict.fromkeys(("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), str(len(gang))),
         **dict.fromkeys(("SLURM_NODEID", "SLURM_PROCID"), str(node_rank)),
         **dict.fromkeys(("SLURM_JOB_NODELIST", "SLURM_NODELIST"), names),
         "SLURM_LOCALID": "0",
         "SLURM_NTASKS": str(plan.world_size),
-        "SLURM_NTASKS_PER_NODE": str(len(here)),
-        **({"SLURM_GPUS_ON_NODE": str(gpus)} if gpus else {}),
+        "SLURM_NTASKS_PER_NODE": str(len(gang[node_rank][1])),
     }
+    if plan.slurm is not None:
+        return found
+    # Scripts make port numbers of the first, which is a number.
+    here = {"SLURM_JOB_ID": str(zlib.crc32(plan.id.encode()) % 10**8)}
+    return {**found, **here, **({"SLURM_GPUS_ON_NODE": str(gpus)} if gpus else {})}
 
 
 def settings_request(plan: Plan, node: str, ranks: int, interface: str | None, evidence: Path) -> RankRequest:

@@ -1,0 +1,77 @@
+"""A node's script with its stand-ins as real processes: what it is answered, and what ends its attempt."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from orchestrator.agent.launch.script import LaunchScript, Place
+from orchestrator.agent.ranks.launched import RankCall
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.wire import messages as m
+
+pytestmark = pytest.mark.slow
+
+WAIT_S_MAX = 30.0
+
+
+@dataclass
+class Seen:
+    """What a script has led to."""
+
+    calls: list[RankCall] = field(default_factory=list)
+    refused: list[m.PrepareFailed] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    end: m.LaunchEnded | None = None
+
+
+async def _play(folder: Path, text: str) -> Seen:
+    """Run a script on a node of two ranks that never end, until it ends or its attempt must."""
+    job, seen = JobDir(folder), Seen()
+    job.code.mkdir()
+    job.attempt_logs(1).mkdir(parents=True)
+    order = m.Script(text, {}, (("node-0", (0, 1)),), stands_in_slurm=True)
+    place, given = Place(job, "node-0", 1), {"PATH": os.environ["PATH"]}
+    script = LaunchScript(place, order, given, seen.calls.append, seen.refused.append, seen.notes.append)
+    deadline_s = time.monotonic() + WAIT_S_MAX
+    try:
+        while not seen.refused and seen.end is None:
+            assert time.monotonic() < deadline_s, f"the script goes on: {seen}"
+            script.watch(time.monotonic())
+            pid, status = os.waitpid(script.pid, os.WNOHANG)
+            seen.end = script.ended(os.waitstatus_to_exitcode(status)) if pid else None
+            await asyncio.sleep(0.02)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(script.pid, signal.SIGKILL)
+        script.close()
+        await asyncio.sleep(0)
+    return seen
+
+
+def test_a_script_is_told_what_there_is_no_need_of_ranks_for(tmp_path: Path) -> None:
+    text = "mpirun -n 1 echo one && srun bash -c 'echo two'; scontrol show hostnames a,b; squeue; exit 4"
+    seen = asyncio.run(_play(tmp_path, text))
+    assert seen.end is not None and (seen.end.code, seen.calls, seen.refused) == (4, [], [])
+    assert "two\na\nb\n" in seen.end.tail and "use orch status" in seen.end.tail
+
+
+REFUSED = {
+    "a call while ranks run": ("torchrun python & sleep 1; torchrun python", "one gang at a time", True),
+    "a launcher past orch": ("env -i /bin/bash -c 'exec -a torchrun sleep 60'", "runs past orch: torchrun 60", True),
+    "a stand-in that is killed": ("timeout -s KILL 2 torchrun python; sleep 60", "ended by its script", False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_would_leave_ranks_alone_ends_the_attempt(case: str, tmp_path: Path) -> None:
+    text, reason, is_final = REFUSED[case]
+    (report,) = asyncio.run(_play(tmp_path, text)).refused
+    assert reason in report.reason and report.is_final is is_final
