@@ -70,6 +70,7 @@ def job_file(line: RunLine, path: Path, notes: Sequence[str], spell: Spell) -> S
 
 def name_of(words: Sequence[str]) -> str:
     """Return the name of a job that runs these words: its script's or module's."""
+    words = [part for word in words for part in word.split()]  # one may be a whole line, as behind `bash -c`
     scripts = [word for word in words if word.endswith((".py", ".sh"))]
     modules = [after.rpartition(".")[2] for word, after in itertools.pairwise(words) if word == "-m"]
     first = scripts[0] if scripts else modules[-1] if modules else next(iter(words), "")
