@@ -176,5 +176,5 @@ def test_a_crash_in_the_second_call_begins_the_script_again_and_a_cancel_ends_it
     assert "'first'" in job.log(0, attempt=2)
     job.job.cancel()
     assert job.wait()["state"] == "CANCELLED"
-    assert job.kinds() == ["crash", None]
+    assert job.kinds() == ["crash", None] and "in launcher call 2" in json.dumps(job.verdict())
     assert "told to end\n" in _node_log(job.job.folder, attempt=2)

@@ -102,15 +102,20 @@ class LaunchScript:
         self._watch_at = 0.0
         self._seen: dict[int, float] = {}
         name = f"orch-{secrets.token_hex(16)}"
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket.bind("\0" + name)
-        self._serving = asyncio.get_running_loop().create_task(self._serve())
         files.write(place.folder, name, stands_in_slurm=script.stands_in_slurm)
         file = place.folder / "script.sh"
         file.write_text(f"{script.text}\n")
         self._log_start = place.log.stat().st_size if place.log.exists() else 0
         env = calls.script_env(script, given, place.folder, place.hook)
-        self.pid = spawn.start(spawn.Program(("bash", str(file)), env, place.job.code, place.log))
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._socket.bind("\0" + name)
+            self._socket.listen()
+            self.pid = spawn.start(spawn.Program(("bash", str(file)), env, place.job.code, place.log))
+        except OSError:
+            self._socket.close()
+            raise
+        self._serving = asyncio.get_running_loop().create_task(self._serve())
 
     async def _serve(self) -> None:
         server = await asyncio.start_unix_server(self._answer, sock=self._socket, limit=MESSAGE_BYTES_MAX)

@@ -107,6 +107,10 @@ def _crash(
         notes.append(
             f"after it ended badly: {_with_places([rank for rank in failed if rank is not culprit])}"
         )
+    if facts.attempt is not None and facts.attempt.call > 1:
+        notes.append(
+            f"in launcher call {facts.attempt.call}; another attempt begins with the script's first line"
+        )
     gone = ""
     if looks_like_victim(culprit) and ended:
         numbers = [rank.rank for rank in ended]

@@ -48,6 +48,9 @@ BRIEF = limits_of(hang_timeout_s=0.0, hang_patience_s=20.0)
 NAMED = {
     "a-quiet-night": _night(),
     "crash-with-victims": _night(Fault(Harm.CRASH, rank=2, step=14)),
+    "a-script-with-two-launcher-calls": _night(
+        Fault(Harm.SIGNAL, 45.0, rank=2), calls=2, naming=Naming.STEP, limits=limits_of(launches=True)
+    ),
     "fatal-signal-again-before-any-step": _night(
         Fault(Harm.FAULTS, 3.0, rank=0), Fault(Harm.FAULTS, 5.0, rank=1)
     ),
