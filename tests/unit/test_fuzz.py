@@ -96,7 +96,7 @@ def _option(option: click.Option, text: st.SearchStrategy[str]) -> st.SearchStra
     return st.tuples(flags, text).map(list)
 
 
-VERBS = tuple(sorted(group.cli.commands))
+VERBS = tuple(sorted(set(group.cli.commands) - {"mcp"}))  # which speaks with a program over real pipes
 
 ENDLESS = ("serve", "listen")
 """Options with which a verb works until Ctrl-C."""
