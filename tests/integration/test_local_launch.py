@@ -41,7 +41,7 @@ EOF
 export NOTE=kept
 DIST=(--standalone --nproc_per_node=2)
 for seed in 1 2; do
-    python -m torch.distributed.run "${{DIST[@]}}" made.py --seed $seed
+    (export PYTHONPATH=.; python -m torch.distributed.run "${{DIST[@]}}" made.py --seed $seed)
 done
 unset NOTE
 python - <<EOF

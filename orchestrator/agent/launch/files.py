@@ -1,5 +1,6 @@
 """Files of the stand-ins in a node's folder: a program for each launcher, Slurm's programs where there is no Slurm, and
-functions of the same names for bash, which `conda activate` and `module load` cannot put behind another folder in PATH."""
+functions of the same names for bash, which `conda activate` and `module load` cannot put behind another folder in PATH.
+Functions for Python keep the hook on its path, also after `export PYTHONPATH=.`."""
 
 from __future__ import annotations
 
@@ -14,6 +15,8 @@ from orchestrator.core.jobdir.durable import replace_text
 BASH_FILE = "functions.sh"
 USERS_BASH_ENV = "ORCH_BASH_ENV"
 """The variable with the user's own BASH_ENV, which the functions' file reads."""
+
+PYTHONS = ("python", "python3")
 
 STAND_INS = tuple(dict.fromkeys((*NAMES, *MODULES.values())))
 
@@ -47,8 +50,8 @@ exit 1
 """
 
 
-def write(folder: Path, address: str, *, stands_in_slurm: bool) -> None:
-    """Write all files into the folder. Raises OSError."""
+def write(folder: Path, address: str, hook: str, *, stands_in_slurm: bool) -> None:
+    """Write all files into the folder; `hook`: the folder of the hook. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     source = str(Path(__file__).parents[3])
     text = _PROGRAM.format(python=shlex.quote(sys.executable), executable=sys.executable, source=source)
@@ -58,6 +61,8 @@ def write(folder: Path, address: str, *, stands_in_slurm: bool) -> None:
     for name, program in programs.items():
         _replace(folder / name, program, 0o700)
     functions = [f'{name}() {{ {shlex.quote(str(folder / name))} "$@"; }}\n' for name in NAMES]
+    path = f"PYTHONPATH={shlex.quote(hook)}${{PYTHONPATH:+:$PYTHONPATH}}"
+    functions += [f'{name}() {{ {path} command {name} "$@"; }}\n' for name in PYTHONS]
     users = f'[ -z "${{{USERS_BASH_ENV}-}}" ] || . "${USERS_BASH_ENV}"\n'
     _replace(folder / BASH_FILE, users + "".join(functions))
     _replace(folder / ADDRESS_FILE, address)

@@ -102,7 +102,7 @@ class LaunchScript:
         self._watch_at = 0.0
         self._seen: dict[int, float] = {}
         name = f"orch-{secrets.token_hex(16)}"
-        files.write(place.folder, name, stands_in_slurm=script.stands_in_slurm)
+        files.write(place.folder, name, place.hook, stands_in_slurm=script.stands_in_slurm)
         file = place.folder / "script.sh"
         file.write_text(f"{script.text}\n")
         self._log_start = place.log.stat().st_size if place.log.exists() else 0
@@ -262,7 +262,7 @@ class LaunchScript:
                     f"a launcher runs past orch: {line[:LINE_CHARS_MAX]}",
                     self.tail(),
                     "its ranks would not meet those of other nodes: start it with the script's environment, without env -i or "
-                    "python -I; for ranks in a container write command:",
+                    "python -I, and keep what is in PYTHONPATH: export PYTHONPATH=.:$PYTHONPATH; for ranks in a container write command:",
                 )
 
     def _is_launcher(self, pid: int) -> bool:
