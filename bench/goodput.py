@@ -2,7 +2,8 @@
 
 `python -m bench.goodput [RUNS]` (20 by default) plays two rates of failure as a Monte Carlo: failures are drawn, journals are
 written of what would follow, and what `orch goodput` counts is counted. How long a restart takes is measured first, on this
-machine, with a rank that is killed. All else that is assumed stands in the tables below and in docs/goodput.md.
+machine, with a rank that is killed; how long it takes until a lost host is judged, with the real brain in simulated nights. All
+else that is assumed stands in the tables below and in docs/goodput.md.
 """
 
 from __future__ import annotations
@@ -29,7 +30,11 @@ from orchestrator.journal import goodput
 from orchestrator.journal.goodput import TimeKind
 from orchestrator.journal.job_record import Record
 from orchestrator.journal.journal_file import Entry
+from orchestrator.spec.limits import limits_of
+from orchestrator.spec.model import JobSpec
 from tests.support.brain_story import LIMITS, planned_node
+from tests.support.sim.night import Fault, Harm, Night
+from tests.support.sim.world import World
 
 RUNS = int(sys.argv[1]) if sys.argv[1:] else 20
 DAY_S, MINUTE_S = 86_400.0, 60.0
@@ -49,8 +54,8 @@ LLAMA_3 = {
 were planned. As what each cause shows itself is assumed."""
 PLANNED = 47
 
-NODE_LOST_S = 20.0
-"""`monitor.node_timeout` where other nodes show that the gang stands still."""
+HOSTS, NIGHTS = 8, 3
+"""Of the job whose lost host the brain judges, and how many times."""
 
 HANG_S = 600.0
 """The time limit of NCCL, for which orch waits where no state proves a hang: the worst case."""
@@ -187,14 +192,36 @@ def measured(folder: Path) -> tuple[float, float]:
     return first["verdict"]["detected_s"], first["restart_s"]
 
 
+def node_lost_s() -> float:
+    """Return how long after a host is gone the brain judges so, with the limits of a job file that sets none."""
+    spec = JobSpec.model_validate(
+        {
+            "name": "b",
+            "backend": "ssh",
+            "nodes": f"{HOSTS}",
+            "entrypoint": "train.py",
+            "ssh": {"hosts": f"h[1-{HOSTS}]"},
+        }
+    )
+    found = []
+    for seed in range(NIGHTS):
+        gone = Fault(Harm.HOST_LOST, node=HOSTS // 2, rank=HOSTS // 2, step=20)
+        world = World(Night(seed, HOSTS, 1, limits_of(spec), (gone,), local=False, calm_s=1000.0))
+        world.play()
+        assert world.struck_s is not None
+        found.append(world.ledger.tries[0].judged_s - world.struck_s)
+    return statistics.median(found)
+
+
 def lost(folder: Path) -> None:
     """Print the goodput of each case, by way and by how often it saves."""
-    crash_s, restart_s = measured(folder)
+    (crash_s, restart_s), gone_s = measured(folder), node_lost_s()
     print(
-        f"here a killed rank is found after {crash_s:.2f} s, and the next first step comes {restart_s:.2f} s later"
+        f"here a killed rank is found after {crash_s:.2f} s, and the next first step comes {restart_s:.2f} s later; the brain "
+        f"judges a lost host after {gone_s:.1f} s"
     )
     for case in CASES:
-        known_s = {Kind.CRASH: crash_s, Kind.NODE_LOST: NODE_LOST_S, Kind.HANG: HANG_S}
+        known_s = {Kind.CRASH: crash_s, Kind.NODE_LOST: gone_s, Kind.HANG: HANG_S}
         ours = Way("orch", known_s, restart_s + case.orders_s)
         theirs = Way("by hand", dict.fromkeys(known_s, NOTICED_S), BY_HAND_S)
         print(f"{case.name}; {RUNS} runs, {case.load_s:g} s to load")
