@@ -55,14 +55,19 @@ def meet():
     # Rank 0 listens where all expect it; a rank that is lost breaks the others, as it does with gloo.
     if rank == 0:
         with socket.create_server(("", port)) as listener:
-            peers.extend(listener.accept()[0] for _ in range(world_size - 1))
+            for _ in range(world_size - 1):
+                peers.append(listener.accept()[0])
+                peers[-1].sendall(b"!")
         return
     for _ in range(3000):
         try:
-            peers.append(socket.create_connection((os.environ["MASTER_ADDR"], port)))
-            return
-        except ConnectionRefusedError:
-            time.sleep(0.02)
+            peer = socket.create_connection((os.environ["MASTER_ADDR"], port))
+            if peer.recv(1):  # as torch's store: who held the port until then does not answer
+                peers.append(peer)
+                return
+        except (ConnectionRefusedError, ConnectionResetError):
+            pass
+        time.sleep(0.02)
     raise SystemExit("rank 0 never listened")
 
 
