@@ -45,7 +45,19 @@ _RUNNERS = {
 }  # fmt: skip
 """Programs that start the program behind their options, each with its verbs that do so."""
 
-_NAMING = ("-n", "--name", "-p", "--prefix", "--env", "-e", "--with", "--group", "--extra", "--only-group")
+_NAMING = (
+    "-n",
+    "--name",
+    "-p",
+    "--prefix",
+    "--env",
+    "-e",
+    "--with",
+    "--group",
+    "--extra",
+    "--only-group",
+    "--python",
+)
 """Options of these that a name follows, which may be a launcher's."""
 
 _BRACES = ("awk", "gawk", "mawk", "jq")
@@ -153,7 +165,9 @@ def _run(words: Sequence[str], at: int, verbs: Sequence[str]) -> Start:
         has_verb |= words[here] in verbs
         if not has_verb or words[here].startswith("-") or words[here - 1] in _NAMING:
             continue
-        found = _start(words, here)
+        found, after = _start(words, here), _start(words, here + 1)
+        if found.starter is Starter.PYTHON and after.starter in (Starter.LAUNCHER, Starter.SHELL):
+            return after  # the interpreter is the value of an option: Python runs neither
         if found.starter is Starter.PYTHON or words[here].endswith(".py"):
             return Start(Starter.RUNNER, at, here)
         if found.starter is not Starter.OTHER:

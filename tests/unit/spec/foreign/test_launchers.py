@@ -15,12 +15,12 @@ STARTS = {
     Starter.LAUNCHER: """torchrun t.py | A=1 B=2 torchrun t.py | env A=1 .venv/bin/torchrun t.py | accelerate launch t.py
     python -m torch.distributed.run t.py | python3.11 -u -W ignore -m torch.distributed.launch t.py | deepspeed t.py
     accelerate-launch t.py | fabric run t.py | lightning run model t.py | srun -N 2 python t.py | mpirun -np 2 python t.py
-    uv run torchrun t.py | uv run --with accelerate -q accelerate launch t.py | conda run -n torchrun python -m deepspeed t.py
+    uv run torchrun t.py | uv run --python /x/python torchrun t.py | uv run --interp /x/python3.11 torchrun t.py | uv run --with accelerate -q accelerate launch t.py | conda run -n torchrun python -m deepspeed t.py
     poetry run python -m accelerate.commands.launch t.py | time numactl --cpunodebind=0 torchrun t.py
     apptainer exec img.sif torchrun t.py""",
     Starter.SHELL: "bash tools/dist_train.sh cfg.py 8 | A=1 bash x.sh | ./x.sh | x.sh 1 | sh -c x | uv run bash x.sh",
     Starter.PYTHON: "python t.py | A=1 python -u t.py | python -m pkg.t | python -m torch.utils.x t.py | .venv/bin/python t.py",
-    Starter.RUNNER: """uv run t.py | uv run --with deepspeed t.py | uv run --with torch python t.py --launcher torchrun
+    Starter.RUNNER: """uv run t.py | uv run --python /x/python python t.py | uv run --with deepspeed t.py | uv run --with torch python t.py --launcher torchrun
     conda run -n torchrun python t.py | nohup python t.py""",
     Starter.SBATCH: "sbatch run.sh | ./run.sbatch 1",
     Starter.REMOTE: "ssh host torchrun t.py | pdsh -w a,b torchrun t.py",
