@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -101,17 +100,17 @@ class Keeper:
         copies = save.is_slot and any(before.get(name, inode) == inode for name, inode in inodes.items())
         self._inodes = {(save.key, save.attempt): inodes}
 
-        def done(_at: float, is_kept: bool) -> None:
-            if is_kept:
+        def kept() -> None:
+            if _kept_now(save, self.place(save.number), copies):
                 self._drop(save.number)
 
-        self._thread.later(lambda: _kept_now(save, self.place(save.number), copies), done)
+        self._thread.later(kept)
 
     def end(self, newest: Save) -> None:
-        """The job has ended: what is kept beside a save that is in its place goes."""
+        """The job has ended: what is kept beside a save that is in its place goes. All of it is done in the thread, which
+        outlives the loop: what stayed would undo that a person deletes the newest save to go back."""
         self._thread.later(
-            lambda: disk.compare(newest, deep=False).fault,
-            lambda _at, fault: self._drop(newest.number if fault else None),
+            lambda: self._drop(newest.number if disk.compare(newest, deep=False).fault else None)
         )
 
     def _drop(self, before: int | None) -> None:
@@ -120,7 +119,7 @@ class Keeper:
             for kept in self._folder.iterdir():
                 number = kept.name.partition(".")[0]
                 if before is None or (number.isdecimal() and int(number) < before):
-                    self._thread.later(functools.partial(disk.remove, kept))
+                    disk.remove(kept)
 
 
 def is_here(save: Save, root: Path) -> bool:

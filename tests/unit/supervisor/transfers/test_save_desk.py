@@ -441,6 +441,14 @@ def test_at_the_job_s_end_nothing_is_kept_twice_unless_it_is_the_last_whole_one_
     assert world.kept() == ["2"]
 
 
+def test_what_was_kept_goes_at_the_job_s_end_although_the_supervisor_leaves_at_once(world: DeskWorld) -> None:
+    world.save({"last.pt": state(10)})
+    assert world.kept() == ["1"]
+    world.desk.end(world.at)
+    world.desk._thread._pool.shutdown()  # as the interpreter's end does; the loop is over
+    assert world.kept() == []
+
+
 # What checkpoint.keep deletes
 
 
