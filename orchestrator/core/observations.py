@@ -3,10 +3,30 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 LINE_CHARS_MAX = 300
 """How much of a message is shown in a line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A frame of a Python stack; `line` is 0 where it is not known."""
+
+    file: str
+    line: int
+    function: str
+    # What it runs in, where a person should know that
+    within: str = ""
+
+    @property
+    def brief(self) -> Frame:
+        """The frame with the name of its file alone."""
+        return replace(self, file=self.file.rpartition("/")[2])
+
+    def __str__(self) -> str:
+        place = f"{self.file}:{self.line} {self.function}".rstrip()
+        return f"{place} ({self.within})" if self.within else place
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +143,9 @@ class Suspicion:
     follows: Follows
     in_s: float | None = None
     spare: str = ""
-    # Where the first of the ranks stands, as `RankInspection.where`
+    # Where the first of the ranks stands, in words and as a frame
     where: str = ""
+    frame: Frame | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +201,7 @@ class Failure:
     type: str
     message: str
     traceback: str
-    where: str
+    where: Frame | None
     # The file that a library was loading a state from, where it was raised in that
     loading: str = ""
 
@@ -207,8 +228,8 @@ class RankInspection:
     activity: Activity
     # How long it has stood still, by its host's clock and over inspections in a row; 0 at the first
     still_s: float
-    # The user's innermost frame, `train.py:88 load_batch`
-    where: str
+    # The user's innermost frame; without one the innermost of all
+    where: Frame | None
     # What it does there, in words
     why: str
     # The call that it waits in has a time limit, as a sleep has and a loop that polls
@@ -235,6 +256,8 @@ class RankInspection:
     line: str = ""
     # The exception that its main thread is handling: in `except`, `finally`, `__exit__` or, after its script, `atexit`
     raised: Failure | None = None
+    # How many of `stack`, from the first, `where` has called
+    inside: int = 0
 
 
 @dataclass(frozen=True, slots=True)

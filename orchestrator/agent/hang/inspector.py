@@ -28,7 +28,6 @@ from orchestrator.agent.numbers import gpu_use
 from orchestrator.agent.ranks import failure, flight_recorder, stack_dump
 from orchestrator.agent.ranks.hook.layout import RING_STEPS
 from orchestrator.agent.ranks.processes import STACK_SIGNAL, NodeRanks, RankProcess
-from orchestrator.agent.ranks.stack_dump import Frame
 from orchestrator.core import observations
 from orchestrator.core.host import procfs
 from orchestrator.core.jobdir import ownership
@@ -325,11 +324,12 @@ def _unknown(
     pid: int,
     state: str,
     why: str,
-    frames: tuple[Frame, ...] = (),
+    frames: tuple[observations.Frame, ...] = (),
     unavailable: tuple[str, ...] = (),
 ) -> observations.RankInspection:
     """Return the inspection of a rank of which only its frames, if any, are known."""
+    stack, inside = stack_frames.shown(frames)
     return observations.RankInspection(
-        rank, pid, state, observations.Activity.UNKNOWN, 0.0, stack_frames.place(frames), why, False,
-        stack_frames.phase(frames), classify.texts(frames), (), (), (), unavailable,
+        rank, pid, state, observations.Activity.UNKNOWN, 0.0, stack_frames.where(frames), why, False,
+        stack_frames.phase(frames), stack, (), (), (), unavailable, inside=inside,
     )  # fmt: skip

@@ -25,7 +25,7 @@ from orchestrator.core.observations import (
 from orchestrator.core.planned import Gang
 from orchestrator.core.settings.rank_settings import RankRequest
 
-PROTOCOL = 8
+PROTOCOL = 9
 """Both ends run the same bundle, so a peer with another number is a stranger."""
 
 
