@@ -21,7 +21,7 @@ def outcome_of(job: Job, timeout_s: float | None) -> Json:
 
 def outcome(waited: Waited, why: Json, called: str) -> Json:
     """Return what `orch wait --json` prints. `why`: the post-mortem; `called`: the job in commands."""
-    status, need = waited.status, waited.need
+    status, need, saved = waited.status, waited.need, why.get("checkpoint")
     verdict = _verdict(why) if status.state in ("FAILED", "CANCELLED") else None
     return {
         "id": status.id,
@@ -36,7 +36,7 @@ def outcome(waited: Waited, why: Json, called: str) -> Json:
         "step": status.step,
         "verdict": verdict,
         "culprits": _culprits(waited, verdict),
-        "checkpoint": why.get("checkpoint"),
+        "checkpoint": {"path": saved["path"], "step": saved["step"]} if saved else None,
         "next": [{"label": label, "command": command} for label, command in commands(why, called)],
     }
 
