@@ -103,6 +103,7 @@ class Attempt(TypedDict):
     told: list[Told]
     remarks: list[str]
     starts: list[str]
+    fresh_starts: list[str]
     job_end: State | None
     ended_why: str | None
     ending: Literal["done", "cancelled", "restart"] | None

@@ -172,7 +172,7 @@ def sample_rank(
         users_line(own.pid, main, started_s(own.pid)),
         wait,
         tuple(_child(stack) for stack in _children(stacks, own.pid)),
-        bool(port) and wait.target.startswith("the connection to ") and wait.target.endswith(f":{port}"),
+        wait.port != 0 and str(wait.port) == port,
         open_files.uses_gpu(own.pid),
         before,
         after,

@@ -345,7 +345,8 @@ class Agent:
         self._note(
             ", ".join([*(f"rank {p.rank} is pid {p.pid}" for p in ranks.processes), ranks.starter.how])
         )
-        self._link.report(m.Started(ranks.attempt, tuple(p.pid for p in ranks.processes), ranks.starter.how))
+        pids, starter = tuple(p.pid for p in ranks.processes), ranks.starter
+        self._link.report(m.Started(ranks.attempt, pids, starter.how, starter.forks))
         self._beat_due = time.monotonic() + self._config.heartbeat_s
 
     def _report_unstarted(self, order: m.Start, err: OSError) -> None:
