@@ -218,8 +218,8 @@ class Job:
             why = post_mortem.why(plan, record)
         for attempt in why["attempts"][-losses.ATTEMPTS_MAX :] if len(why["attempts"]) > 1 else ():
             attempt["losses"] = losses.of_log(self.folder.rank_log(attempt["attempt"], 0))
-        saves.explain(self.folder, plan, why, record)
         why |= {"suspicion": None, "dir": str(self.folder.root)}
+        saves.explain(self.folder, plan, why, record)
         if record.facts.end is not None:
             return why
         with contextlib.suppress(FileNotFoundError, OrchError):

@@ -185,7 +185,7 @@ class Started(_OfAttempt):
     pids: tuple[int, ...]
     # How they were started, for people; whether as forks, which is how ranks start where nothing speaks against it
     how: str = ""
-    are_forks: bool = True
+    are_forks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
