@@ -21,14 +21,13 @@ from orchestrator.agent.host import rendezvous
 from orchestrator.agent.host.hook_files import install_hook
 from orchestrator.agent.host.node_log import NodeLog
 from orchestrator.agent.host.prepare import Preparation
-from orchestrator.agent.launch.script import LaunchScript, Place
+from orchestrator.agent.launch.script import LaunchScript
 from orchestrator.agent.numbers.rank_numbers import NodeNumbers
 from orchestrator.agent.outputs.log_shipper import LogShipper
 from orchestrator.agent.outputs.save_scanner import Hasher, SaveScanner
-from orchestrator.agent.process.lost_supervisor import Fence, LostSupervisor, NewerAllocation
+from orchestrator.agent.process.lost_supervisor import Fence, LostSupervisor, NewerAllocation, alone_s_max
 from orchestrator.agent.process.supervisor_link import SupervisorLink
 from orchestrator.agent.ranks import failure, spawn
-from orchestrator.agent.ranks.launched import RankCall
 from orchestrator.agent.ranks.processes import NodeRanks, RanksGoal
 from orchestrator.core import observations
 from orchestrator.core.host import procfs
@@ -46,20 +45,8 @@ STOP_TICK_S = 0.02
 
 IDLE_TICK_S = 1.0
 
-ALONE_S_MAX = 900.0
-"""An agent without ranks leaves after this time without contact: another is started when it is needed."""
-
-ALONE_PENDING_S_MAX = 7 * 86_400.0
-"""The same for an agent with unacknowledged reports, such as the end of ranks: a laptop may stay closed for days."""
-
 EXIT_GRACE_S = 2.0
 """TERM to KILL for the ranks of an agent that is ended by a signal."""
-
-SHIP_LAST_S_MAX = 60.0
-"""A dismissed agent stays until its logs have arrived, unless nothing has arrived for this time."""
-
-SHIP_ALONE_S_MAX = 10.0
-"""Nor does it stay after this time without a connection: `orch collect` fetches the rest later."""
 
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -98,9 +85,6 @@ class Agent:
         self._waiting: m.Prepare | m.Stop | None = None  # for the end of an older attempt
         self._unstarted: m.Start | None = None  # its ranks wait for a disk that takes nothing
         self._inspector: inspector.Inspector | None = None
-        self._next_call: RankCall | None = (
-            None  # of the script that runs; it waits for what the last one has left
-        )
         self._last_stop = 0  # the latest attempt that was ordered to stop
         self._latest = 0  # the highest attempt named in any order
         self._beat_due = 0.0
@@ -123,7 +107,7 @@ class Agent:
             await asyncio.wait([beginning], timeout=IDLE_TICK_S)
         beginning.result()
         dialing = asyncio.create_task(self._link.keep())
-        while not (self._leaving and self._ranks is None and self._has_shipped(time.monotonic())):
+        while not (self._leaving and self._ranks is None and self._has_shipped):
             assert not dialing.done(), f"dialling ended: {dialing}"
             self._wake.clear()
             self._tick(time.monotonic())
@@ -234,50 +218,27 @@ class Agent:
         """Run the script of an attempt, whose ranks start when it calls a launcher."""
         if order.attempt <= self._last_stop or order.script is None:
             return
-        node = self._config.node
-        ranks = NodeRanks(
-            order.attempt,
-            self._job,
-            node,
-            starter=self._preparation.starter,
-            numbers=self._numbers,
-            tag=self._config.tag,
-        )
-        place = Place(self._job, node, order.attempt)
+        ranks = self._new_ranks(order.attempt)
         try:
-            script = LaunchScript(
-                place, order.script, layers.given, self._called, self._script_refused, self._note
+            self._script = LaunchScript(
+                ranks, order.script, layers.given, self._link.report, self._note, self._wake.set
             )
         except OSError as err:
             reason = f"the script cannot be run: {err.strerror}: {err.filename}"
             self._link.report(m.PrepareFailed(order.attempt, reason, ""))
             return
-        ranks.script, self._script, self._next_call = script, script, None
-        self._note(f"the script runs (pid {script.pid})")
+        self._begin(ranks)
+
+    def _new_ranks(self, attempt: int) -> NodeRanks:
+        starter, tag = self._preparation.starter, self._config.tag
+        return NodeRanks(
+            attempt, self._job, self._config.node, starter=starter, numbers=self._numbers, tag=tag
+        )
+
+    def _begin(self, ranks: NodeRanks) -> None:
+        self._ranks = ranks
         ranks.begin()
         self._fence.begin()
-        self._ranks = ranks
-
-    def _script_refused(self, report: m.PrepareFailed) -> None:
-        """Report that the attempt cannot go on, unless it is being stopped: that ends stand-ins, too."""
-        if self._ranks is not None and self._ranks.want is RanksGoal.RUN:
-            self._link.report(report)
-
-    def _called(self, call: RankCall) -> None:
-        """Note that the script has called a launcher."""
-        self._next_call = call
-        self._wake.set()
-
-    def _take_call(self, ranks: NodeRanks, call: RankCall, now_s: float) -> None:
-        """Make ready for a launcher call, once what the ranks of the one before have saved is reported."""
-        if ranks.processes and not self._scanner.finish(ranks, now_s):
-            return
-        self._next_call = None
-        if self._inspector is not None:
-            self._inspector.close()
-            self._inspector = None
-        ranks.renew(call)
-        self._preparation.called(call)
 
     async def _probe(self, order: m.Probe) -> None:
         """Report at which of these addresses this node reaches the first node."""
@@ -304,17 +265,10 @@ class Agent:
             called is not None and not called.awaits_start
         ) or self._preparation.ready.attempt != order.attempt:
             return
-        starter, layers = self._preparation.starter, self._preparation.layers
+        layers = self._preparation.layers
         reports = self._numbers.reports.settings(self._job.node(self._config.node), layers.given)
         settings = (*self._preparation.settings(order.request), *reports)
-        ranks = called or NodeRanks(
-            order.attempt,
-            self._job,
-            self._config.node,
-            starter=starter,
-            numbers=self._numbers,
-            tag=self._config.tag,
-        )
+        ranks = called or self._new_ranks(order.attempt)
         ranks.settings = settings
         try:
             ranks.make_files(order)
@@ -329,11 +283,9 @@ class Agent:
         self._preparation.let_go()  # the port is rank 0's from here on
         if called is None:
             order = dataclasses.replace(order, argv=self._preparation.argv(order.argv))
-        self._ranks = ranks
         for setting in settings:
             self._note(f"setting {setting.text}")
-        ranks.begin()
-        self._fence.begin()
+        self._begin(ranks)
         self._inspector = inspector.Inspector(ranks, order.ranks[0].env)
         self._scanner.begin(order.attempt, order.finds)
         try:
@@ -370,16 +322,7 @@ class Agent:
     # Events on the node
 
     def _reap(self) -> None:
-        """Reap the children that ended, and note those that were stopped or continued."""
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
-            except ChildProcessError:
-                break
-            if pid == 0:
-                break
-            if os.WIFSTOPPED(status) and os.WSTOPSIG(status) == signal.SIGTRAP:
-                continue  # halted by `ptrace` for a moment that no heartbeat need show
+        for pid, status in spawn.reaped():
             if os.WIFSTOPPED(status) or os.WIFCONTINUED(status):
                 self._beat_due = 0.0
             else:
@@ -387,12 +330,9 @@ class Agent:
         self._wake.set()
 
     def _ended(self, pid: int, status: int) -> None:
-        if self._preparation.ended(pid, status):
+        if self._preparation.ended(pid, status) or (self._script and self._script.ended(pid, status)):
             return
         ranks = self._ranks
-        if ranks is not None and self._script is not None and pid == self._script.pid:
-            self._script_ended(ranks, self._script, os.waitstatus_to_exitcode(status))
-            return
         process = ranks.of_pid(pid) if ranks else None
         if ranks is None or process is None:
             return
@@ -403,17 +343,8 @@ class Agent:
         self._note(f"rank {report.rank} (pid {pid}) ended with {how}")
         if not self._ends_with_agent(ranks):
             self._link.report(report)
-        is_over = not ranks.alive and ranks.all_ended_well and ranks.want is RanksGoal.RUN
-        if self._script is not None and is_over:
-            self._script.ranks_ended()
-
-    def _script_ended(self, ranks: NodeRanks, script: LaunchScript, exit_code: int) -> None:
-        report = script.ended(exit_code)
-        self._note(
-            f"the script ended with {f'code {exit_code}' if exit_code >= 0 else f'signal {-exit_code}'}"
-        )
-        if ranks.want is RanksGoal.RUN:
-            self._link.report(report)
+        if self._script is not None:
+            self._script.rank_ended()
 
     def _tick(self, now_s: float) -> None:
         ranks, no_contact_s = self._ranks, now_s - self._link.proved_at
@@ -423,8 +354,7 @@ class Agent:
         if self._unstarted is not None:
             self._start(self._unstarted)
         if ranks is None:
-            patience_s = ALONE_PENDING_S_MAX if self._link.has_pending else ALONE_S_MAX
-            is_alone = no_contact_s > patience_s
+            is_alone = no_contact_s > alone_s_max(self._link.has_pending)
             is_over = not self._link.connected and self._job.ended.exists()
             self._leaving = self._leaving or is_alone or is_over
         else:
@@ -441,10 +371,12 @@ class Agent:
 
     def _tick_ranks(self, ranks: NodeRanks, now_s: float) -> None:
         ranks.note_logs(time.time_ns())
-        if self._script is not None and ranks.want is RanksGoal.RUN:
+        if self._script is not None:
             self._script.watch(now_s)
-            if self._next_call is not None and not ranks.alive:
-                self._take_call(ranks, self._next_call, now_s)
+            # What the ranks of the call before have saved is reported first
+            if self._script.is_called and (not ranks.processes or self._scanner.finish(ranks, now_s)):
+                self._close_inspector()
+                self._preparation.called(self._script.begin_call())
         if ranks.makes_first_step():
             self._beat_due, ranks.starter.has_stepped = 0.0, True
         if self._inspector is not None and (report := self._inspector.gather()) is not None:
@@ -476,14 +408,18 @@ class Agent:
             self._script.close()
             self._last_stop = max(self._last_stop, ranks.attempt)  # a start that comes too late has no script
         self._shipper.push(self._attempts)
-        if self._inspector is not None:
-            self._inspector.close()
-        self._ranks = self._inspector = self._script = self._next_call = None
+        self._close_inspector()
+        self._ranks = self._script = None
         if not self._ends_with_agent(ranks):
             self._link.report(m.Stopped(ranks.attempt, ranks.how))
         waiting, self._waiting = self._waiting, None
         if waiting is not None and waiting.attempt == self._latest:
             self._obey(waiting)
+
+    def _close_inspector(self) -> None:
+        if self._inspector is not None:
+            self._inspector.close()
+            self._inspector = None
 
     @property
     def _attempts(self) -> tuple[int, ...]:
@@ -491,12 +427,11 @@ class Agent:
         running = self._ranks.attempt if self._ranks is not None else self._latest
         return tuple(dict.fromkeys((running, self._latest)))
 
-    def _has_shipped(self, now_s: float) -> bool:
-        """Tell whether a dismissed agent may leave: its logs have arrived, or do not get through."""
-        if not self._config.ships or self._dismissed_at is None or self._shipper.has_arrived(self._attempts):
+    @property
+    def _has_shipped(self) -> bool:
+        if not self._config.ships or self._dismissed_at is None:
             return True
-        is_stuck = now_s - max(self._dismissed_at, self._shipper.progress_at) > SHIP_LAST_S_MAX
-        return is_stuck or self._link.disconnected_s > SHIP_ALONE_S_MAX
+        return self._shipper.is_done(self._attempts, self._dismissed_at, self._link.disconnected_s)
 
     def _note(self, text: str) -> None:
         """Write a line to the node's log of the latest attempt; a deleted job folder must not come back."""

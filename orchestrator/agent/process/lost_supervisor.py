@@ -29,6 +29,18 @@ AWAY_S = 90.0
 connection without heartbeats long before, and then expects the longer time, see `brain.scheduling.fence`."""
 
 
+ALONE_S_MAX = 900.0
+"""An agent without ranks leaves after this time without contact: another is started when it is needed."""
+
+ALONE_PENDING_S_MAX = 7 * 86_400.0
+"""The same for an agent with unacknowledged reports, such as the end of ranks: a laptop may stay closed for days."""
+
+
+def alone_s_max(has_pending: bool) -> float:
+    """Return for how long an agent without ranks stays without contact."""
+    return ALONE_PENDING_S_MAX if has_pending else ALONE_S_MAX
+
+
 class Fence:
     """The times (s) that hold for this agent: `base_s` until the supervisor sends others, None for no fence at all;
     `away_s` while the supervisor is away, if that is longer."""
