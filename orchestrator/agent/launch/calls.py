@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.agent.launch import files, options
-from orchestrator.agent.launch.options import Once, Refused, ToReal
 from orchestrator.agent.ranks.hook.launch import FOLDER_ENV
 from orchestrator.agent.ranks.launched import Call, Count
 from orchestrator.core.planned import Gang
@@ -55,10 +54,10 @@ class Request:
         return None if words[:1] in (("-h",), ("--help",)) else words
 
 
-def read(request: Request, ranks_here: int, gang: Gang) -> Call | Once | ToReal:
+def read(request: Request, ranks_here: int, gang: Gang) -> Call | options.Once | options.ToReal:
     """Return what a call other than Accelerate's asks for, compared with the job. Raises Refused."""
     if request.name in _ACCELERATE:
-        return ToReal()
+        return options.ToReal()
     ranks = sum(len(ranks) for _, ranks in gang)
     found = options.read(request.name, request.words, ranks_here, ranks)
     if isinstance(found, Call):
@@ -90,7 +89,7 @@ def of_accelerate(done: Any, ranks_here: int, gang: Gang) -> Call:
     except (ValueError, KeyError, TypeError):
         lines = str(done.get("err", "") if isinstance(done, dict) else "").strip().splitlines()
         text = lines[-1].removeprefix("orch: ") if lines else "Accelerate has not answered"
-        raise Refused(text, ACCELERATE_USAGE) from None
+        raise options.Refused(text, ACCELERATE_USAGE) from None
     counts = {
         name: Count(int(number), f"--{name} {number}") if number is not None else None
         for name, number in asked.items()

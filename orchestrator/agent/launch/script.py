@@ -24,7 +24,6 @@ from typing import Any
 
 from orchestrator.agent.host.setup_script import TAIL_BYTES
 from orchestrator.agent.launch import calls, files, options
-from orchestrator.agent.launch.calls import Request
 from orchestrator.agent.launch.stand_in import MESSAGE_BYTES_MAX, RUN_S_MAX
 from orchestrator.agent.ranks import spawn
 from orchestrator.agent.ranks.hook.launch import FOLDER_ENV, REAL_ENV, launcher_of
@@ -160,7 +159,7 @@ class LaunchScript:
                 writer.close()
 
     async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        request = Request.of(await _receive(reader, ASK_S_MAX))
+        request = calls.Request.of(await _receive(reader, ASK_S_MAX))
         try:
             answer = await self._read(request, reader, writer)
             if isinstance(answer, Call):
@@ -181,7 +180,7 @@ class LaunchScript:
             _send(writer, {"say": f"orch: {request.name} is not installed on this node", "exit": NOT_FOUND})
 
     async def _read(
-        self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, request: calls.Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> Call | options.Once | options.ToReal:
         """Return what is asked for. Raises Refused."""
         words, gang = request.accelerate_words, self._script.gang
@@ -191,7 +190,7 @@ class LaunchScript:
         _send(writer, {"run": [request.python, "-m", "orchestrator.agent.ranks.accelerate_env", settings]})
         return calls.of_accelerate(await _receive(reader, RUN_S_MAX + ASK_S_MAX), self._ranks_here, gang)
 
-    def _begin(self, request: Request, call: Call, writer: asyncio.StreamWriter) -> None:
+    def _begin(self, request: calls.Request, call: Call, writer: asyncio.StreamWriter) -> None:
         if self._waiting is not None:
             raise options.Refused(
                 f"{call.launcher} is called while the ranks of launcher call {self._calls} run: one gang at a time; start the "
@@ -217,7 +216,7 @@ class LaunchScript:
         self._call = RankCall(self._calls, self._script, call, argv, Path(request.cwd), env)
         self._wake()
 
-    def _refuse(self, request: Request, err: options.Refused, writer: asyncio.StreamWriter) -> None:
+    def _refuse(self, request: calls.Request, err: options.Refused, writer: asyncio.StreamWriter) -> None:
         usage = f"\nusage: {err.usage}" if err.usage else ""
         line = " ".join((request.name, *request.words))
         _send(writer, {"say": f"orch: {err.text}{usage}", "exit": 2})

@@ -21,7 +21,6 @@ from pathlib import Path
 
 from orchestrator.agent.ranks.processes import NodeRanks
 from orchestrator.core.slurm import scontrol, step_env
-from orchestrator.core.slurm.scontrol import is_orphaned
 from orchestrator.core.wire import messages as m
 
 AWAY_S = 90.0
@@ -156,7 +155,7 @@ class LostSupervisor:
 
     def _requeue_if_lost(self) -> None:
         job = scontrol.show_job(self._job_id)
-        if not is_orphaned(job, self._restarts):
+        if not scontrol.is_orphaned(job, self._restarts):
             return
         refusal = scontrol.ask("requeue", self._job_id)[1]
         outcome = f"cannot be requeued: {refusal}" if refusal else "is requeued"
