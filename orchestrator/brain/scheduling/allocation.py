@@ -17,8 +17,8 @@ from orchestrator.brain.model.deadlines import Deadlines
 from orchestrator.brain.model.decisions import Decision, FailureCause, JobEnd, Kind, Verdict
 from orchestrator.brain.model.facts import AllocationLoss, AttemptFacts, Facts, JobGoal, Phase
 from orchestrator.brain.model.node_facts import AgentState, NodeFacts, Orders
-from orchestrator.core.end_cause import Cause
 from orchestrator.core.errors import Fault
+from orchestrator.core.observations import Cause
 from orchestrator.core.text import sentence
 
 TERM_S = 2.0
@@ -182,11 +182,13 @@ def _leave_by_s(facts: Facts) -> float | None:
 
 
 def why_leave(facts: Facts, attempt: AttemptFacts) -> str:
-    """Return why the job cannot go on in this allocation; empty if it can."""
-    if facts.queue is None or attempt.allocation_lost_at is not None:
+    """Return why the job cannot go on in this allocation, which may be later than that of the attempt; empty if it can."""
+    if facts.queue is None:
         return ""
     if facts.ending is not None:
         return f"{_name(facts.allocation)} {_WORDS[facts.ending.cause]}"
+    if attempt.allocation_lost_at is not None:
+        return ""
     if attempt.verdict is not None and attempt.verdict.signature.cause is FailureCause.PLACEMENT:
         return f"too few nodes of {_name(facts.allocation)} can be used"
     return ""
