@@ -85,7 +85,6 @@ def plan(file: SpecFile, inventory: Inventory, job_id: str, created_at: float) -
         pool=pool,
         ssh=ssh_of(spec) if over_ssh else None,
         slurm=_slurm(spec, pool, inventory) if on_slurm and pool is not None else None,
-        programs=_programs(spec, inventory) if over_ssh else (),
         pythons=_pythons(spec, inventory),
         notify=_notify(spec),
         starts_fresh=spec.start == "fresh",
@@ -244,16 +243,7 @@ def _pythons(spec: JobSpec, inventory: Inventory) -> tuple[str, ...]:
         return (spec.python,)
     if spec.entry.kind == "command":
         return ()
-    if spec.entry.kind == "launch" and spec.backend == "ssh":
-        return (inventory.python, "python3")
-    return _programs(spec, inventory) if spec.backend == "ssh" else (inventory.python,)
-
-
-def _programs(spec: JobSpec, inventory: Inventory) -> tuple[str, ...]:
-    """Return the candidates for the ranks' Python on a host, the best first; empty for a command."""
-    if not spec.entry.is_python:
-        return ()
-    return (spec.python,) if spec.python else (inventory.python, "python3")
+    return (inventory.python, "python3") if spec.backend == "ssh" else (inventory.python,)
 
 
 def _gpus_per_node(file: SpecFile, inventory: Inventory) -> int:

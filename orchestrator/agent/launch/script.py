@@ -18,7 +18,6 @@ import shutil
 import socket
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,8 @@ from orchestrator.agent.ranks import spawn
 from orchestrator.agent.ranks.hook.launch import FOLDER_ENV, REAL_ENV, launcher_of
 from orchestrator.core import placeholders
 from orchestrator.core.host import procfs
-from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.settings import rank_env
+from orchestrator.core.settings.rank_env import NodeAttempt
 from orchestrator.core.wire import messages as m
 
 ASK_S_MAX = 10.0
@@ -50,37 +50,12 @@ _AGENT_LINE = re.compile(r"^\d\d:\d\d:\d\d agent: ")
 _NOT_NEEDED = "not needed, orch does that itself"
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a script runs: the job, the node's name, and the attempt."""
-
-    job: JobDir
-    node: str
-    attempt: int
-
-    @property
-    def folder(self) -> Path:
-        """The folder of the stand-ins."""
-        return self.job.node(self.node) / "launch"
-
-    @property
-    def hook(self) -> str:
-        """The folder of the hook."""
-        return str(self.job.node(self.node) / "hook")
-
-    @property
-    def log(self) -> Path:
-        """The node's log."""
-        return self.job.node_log(self.attempt, self.node)
-
-
 class LaunchScript:
     """A running script."""
 
     def __init__(
         self,
-        place: Place,
-        script: m.Script,
+        at: NodeAttempt,
         given: Mapping[str, str],
         called: Callable[[RankCall], None],
         refused: Callable[[m.PrepareFailed], None],
@@ -88,13 +63,12 @@ class LaunchScript:
     ) -> None:
         """Start the script. `given`: the environment that setup lines made; `called` takes each call, `refused` the reason
         why the attempt must end. Raises OSError."""
-        if script.stands_in_slurm:
-            cpus, folder = str(len(os.sched_getaffinity(0))), str(place.job.code)
-            env = {"SLURM_CPUS_ON_NODE": cpus, "SLURM_SUBMIT_DIR": folder, **script.env}
-            script = replace(script, env=env)
-        self._place, self.script = place, script
+        self._at, self._own = at, rank_env.script_env(at)
+        self._stands_in_slurm = at.plan.slurm is None
+        if self._stands_in_slurm:
+            cpus = str(len(os.sched_getaffinity(0)))
+            self._own = {"SLURM_CPUS_ON_NODE": cpus, "SLURM_SUBMIT_DIR": str(at.job.code), **self._own}
         self._called, self._refused, self._note = called, refused, note
-        self._ranks_here = next(len(ranks) for name, ranks in script.gang if name == place.node)
         self.calls = 0
         self.exit_code: int | None = None
         self._waiting: asyncio.StreamWriter | None = None
@@ -102,16 +76,19 @@ class LaunchScript:
         self._watch_at = 0.0
         self._seen: dict[int, float] = {}
         name = f"orch-{secrets.token_hex(16)}"
-        files.write(place.folder, name, place.hook, stands_in_slurm=script.stands_in_slurm)
-        file = place.folder / "script.sh"
-        file.write_text(f"{script.text}\n")
-        self._log_start = place.log.stat().st_size if place.log.exists() else 0
-        env = calls.script_env(script, given, place.folder, place.hook)
+        # The folder of the stand-ins, and that of the hook
+        self._folder, self._hook = at.job.node(at.node) / "launch", str(at.job.node(at.node) / "hook")
+        self._log = at.job.node_log(at.attempt, at.node)
+        files.write(self._folder, name, self._hook, stands_in_slurm=self._stands_in_slurm)
+        file = self._folder / "script.sh"
+        file.write_text(f"{at.plan.argv[-1]}\n")
+        self._log_start = self._log.stat().st_size if self._log.exists() else 0
+        env = calls.script_env(self._own, given, self._folder, self._hook)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._socket.bind("\0" + name)
             self._socket.listen()
-            self.pid = spawn.start(spawn.Program(("bash", str(file)), env, place.job.code, place.log))
+            self.pid = spawn.start(spawn.Program(("bash", str(file)), env, at.job.code, self._log))
         except OSError:
             self._socket.close()
             raise
@@ -135,12 +112,12 @@ class LaunchScript:
     def ended(self, exit_code: int) -> m.LaunchEnded:
         """Note that the script was reaped; return the report of it. `exit_code`: negative for a signal."""
         self.exit_code = exit_code
-        return m.LaunchEnded(self._place.attempt, self.calls, exit_code, self.tail())
+        return m.LaunchEnded(self._at.attempt, self.calls, exit_code, self.tail())
 
     def tail(self) -> str:
         """Return the last lines that the script has written."""
-        with contextlib.suppress(OSError), self._place.log.open("rb") as file:
-            file.seek(max(self._log_start, self._place.log.stat().st_size - TAIL_BYTES))
+        with contextlib.suppress(OSError), self._log.open("rb") as file:
+            file.seek(max(self._log_start, self._log.stat().st_size - TAIL_BYTES))
             lines = file.read().decode("utf-8", "replace").splitlines(keepends=True)
             return "".join(line for line in lines if not _AGENT_LINE.match(line))
         return ""
@@ -180,7 +157,7 @@ class LaunchScript:
             await self._watch_stand_in(reader, writer)
         elif isinstance(answer, options.Once):
             _send(writer, {"exec": answer.words, "is_real": False})
-        elif request.real and not (request.name == "srun" and self.script.stands_in_slurm):
+        elif request.real and not (request.name == "srun" and self._stands_in_slurm):
             self._note(f"{request.name} {' '.join(request.words[:3])} is left to {request.real}")
             _send(writer, {"exec": [request.real, *request.words], "is_real": True})
         elif answer.words:
@@ -192,12 +169,12 @@ class LaunchScript:
         self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> options.Call | options.Once | options.ToReal:
         """Return what is asked for. Raises Refused."""
-        words, gang = request.accelerate_words, self.script.gang
+        words = request.accelerate_words
         if words is None:
-            return calls.read(request, self._ranks_here, gang)
-        settings = calls.accelerate_settings(words, gang, self.script.keep)
+            return calls.read(request, self._at)
+        settings = calls.accelerate_settings(words, self._at)
         _send(writer, {"run": [request.python, "-m", "orchestrator.agent.ranks.accelerate_env", settings]})
-        return calls.of_accelerate(await _receive(reader, RUN_S_MAX + ASK_S_MAX), self._ranks_here, gang)
+        return calls.of_accelerate(await _receive(reader, RUN_S_MAX + ASK_S_MAX), self._at)
 
     def _begin(self, request: Request, call: options.Call, writer: asyncio.StreamWriter) -> None:
         if self._waiting is not None:
@@ -205,7 +182,7 @@ class LaunchScript:
                 f"{call.launcher} is called while the ranks of launcher call {self.calls} run: one gang at a time; start the "
                 "calls one after the other"
             )
-        env = calls.rank_env(request, call, self.script, self._place.hook)
+        env = calls.rank_env(request, call, self._own, self._hook)
         first = request.python if call.is_python else call.words[0]
         program = shutil.which(first, path=env.get("PATH", os.defpath)) or ""
         if not program and (Path(request.cwd) / first).exists():
@@ -233,7 +210,7 @@ class LaunchScript:
     def _fail(self, reason: str, tail: str, fix: str = "") -> None:
         if not self._is_refused:
             self._is_refused = True
-            self._refused(m.PrepareFailed(self._place.attempt, reason, tail, is_final=True, fix=fix))
+            self._refused(m.PrepareFailed(self._at.attempt, reason, tail, is_final=True, fix=fix))
 
     async def _watch_stand_in(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Notice the end of a stand-in whose ranks run: a launcher that is killed takes its ranks with it."""
@@ -242,7 +219,7 @@ class LaunchScript:
         if self._waiting is writer and self.is_running and not self._is_refused:
             self._waiting, self._is_refused = None, True
             reason = f"the launcher of call {self.calls} was ended by its script while its ranks ran"
-            self._refused(m.PrepareFailed(self._place.attempt, reason, self.tail()))
+            self._refused(m.PrepareFailed(self._at.attempt, reason, self.tail()))
 
     # Launchers that went past the stand-ins
 
@@ -267,7 +244,7 @@ class LaunchScript:
 
     def _is_launcher(self, pid: int) -> bool:
         argv = procfs.text(Path(f"/proc/{pid}/cmdline")).split("\0")[:-1]
-        folder = f"{self._place.folder}/"
+        folder = f"{self._folder}/"
         if not argv or any(word.startswith(folder) for word in argv[:4]) or procfs.environment(pid, REAL_ENV):
             return False
         program = argv[0].rpartition("/")[2]

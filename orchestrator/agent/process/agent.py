@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import os
 import signal
 import socket
@@ -21,19 +20,20 @@ from orchestrator.agent.host import rendezvous
 from orchestrator.agent.host.hook_files import install_hook
 from orchestrator.agent.host.node_log import NodeLog
 from orchestrator.agent.host.prepare import Preparation
-from orchestrator.agent.launch.script import LaunchScript, Place
+from orchestrator.agent.launch.script import LaunchScript
 from orchestrator.agent.numbers.rank_numbers import NodeNumbers
 from orchestrator.agent.outputs.log_shipper import LogShipper
 from orchestrator.agent.outputs.save_scanner import Hasher, SaveScanner
 from orchestrator.agent.process.lost_supervisor import Fence, LostSupervisor, NewerAllocation
 from orchestrator.agent.process.supervisor_link import SupervisorLink
 from orchestrator.agent.ranks import failure, spawn
-from orchestrator.agent.ranks.launched import RankCall
 from orchestrator.agent.ranks.processes import NodeRanks, RanksGoal
+from orchestrator.agent.ranks.rank_start import RankCall, RankStart
 from orchestrator.core import observations
 from orchestrator.core.host import procfs
 from orchestrator.core.jobdir import full_disk
 from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.settings.rank_env import NodeAttempt
 from orchestrator.core.settings.rank_settings import Layers
 from orchestrator.core.slurm import step_env
 from orchestrator.core.wire import messages as m
@@ -227,36 +227,35 @@ class Agent:
             if self._ranks.attempt == self._preparation.ready.attempt == order.attempt:
                 self._link.report(self._preparation.ready)  # its script has called a launcher
             return
-        self._note(f"preparing attempt {order.attempt}" + (", setup lines first" if order.setup else ""))
+        self._note(f"preparing attempt {order.attempt}" + (", setup lines first" if order.plan.setup else ""))
         self._preparation.begin(order)
 
-    def _launch(self, order: m.Prepare, layers: Layers) -> None:
+    def _launch(self, at: NodeAttempt, layers: Layers) -> None:
         """Run the script of an attempt, whose ranks start when it calls a launcher."""
-        if order.attempt <= self._last_stop or order.script is None:
+        if at.attempt <= self._last_stop:
             return
-        node = self._config.node
-        ranks = NodeRanks(
-            order.attempt,
-            self._job,
-            node,
-            starter=self._preparation.starter,
-            numbers=self._numbers,
-            tag=self._config.tag,
-        )
-        place = Place(self._job, node, order.attempt)
+        ranks = self._new_ranks(at.attempt)
         try:
-            script = LaunchScript(
-                place, order.script, layers.given, self._called, self._script_refused, self._note
-            )
+            script = LaunchScript(at, layers.given, self._called, self._script_refused, self._note)
         except OSError as err:
             reason = f"the script cannot be run: {err.strerror}: {err.filename}"
-            self._link.report(m.PrepareFailed(order.attempt, reason, ""))
+            self._link.report(m.PrepareFailed(at.attempt, reason, ""))
             return
-        ranks.script, self._script, self._next_call = script, script, None
+        ranks.script_pid, self._script, self._next_call = script.pid, script, None
         self._note(f"the script runs (pid {script.pid})")
         ranks.begin()
         self._fence.begin()
         self._ranks = ranks
+
+    def _new_ranks(self, attempt: int) -> NodeRanks:
+        return NodeRanks(
+            attempt,
+            self._job,
+            self._config.node,
+            starter=self._preparation.starter,
+            numbers=self._numbers,
+            tag=self._config.tag,
+        )
 
     def _script_refused(self, report: m.PrepareFailed) -> None:
         """Report that the attempt cannot go on, unless it is being stopped: that ends stand-ins, too."""
@@ -304,42 +303,37 @@ class Agent:
             called is not None and not called.awaits_start
         ) or self._preparation.ready.attempt != order.attempt:
             return
-        starter, layers = self._preparation.starter, self._preparation.layers
-        reports = self._numbers.reports.settings(self._job.node(self._config.node), layers.given)
-        settings = (*self._preparation.settings(order.request), *reports)
-        ranks = called or NodeRanks(
-            order.attempt,
-            self._job,
-            self._config.node,
-            starter=starter,
-            numbers=self._numbers,
-            tag=self._config.tag,
-        )
-        ranks.settings = settings
+        prepared = self._preparation
+        reports = self._numbers.reports.settings(self._job.node(self._config.node), prepared.layers.given)
+        evidence = self._job.evidence(order.attempt)
+        environment = prepared.environment(order, order.interface, evidence, reports)
+        call = called.call if called is not None else None
+        starts = environment.starts((order.address, order.port), call)
+        ranks = called or self._new_ranks(order.attempt)
         try:
-            ranks.make_files(order)
+            ranks.make_files(starts)
         except OSError as err:
             if full_disk.is_withheld(err):
                 self._unstarted = order
                 if not is_again:
                     self._note(f"the ranks wait for the disk: {err.strerror}")
             else:
-                self._report_unstarted(order, err)
+                self._report_unstarted(starts[0], order.attempt, err)
             return
-        self._preparation.let_go()  # the port is rank 0's from here on
-        if called is None:
-            order = dataclasses.replace(order, argv=self._preparation.argv(order.argv))
+        prepared.let_go()  # the port is rank 0's from here on
         self._ranks = ranks
-        for setting in settings:
+        for setting in environment.settings:
             self._note(f"setting {setting.text}")
         ranks.begin()
         self._fence.begin()
-        self._inspector = inspector.Inspector(ranks, order.ranks[0].env)
-        self._scanner.begin(order.attempt, order.finds)
+        self._inspector = inspector.Inspector(ranks, starts[0].program.env)
+        # Where the disk is shared, one agent of the gang looks for saves; the first node is never a spare
+        at = environment.at
+        self._scanner.begin(order.attempt, at.plan.slurm is None or at.index == 0)
         try:
-            ranks.start(order, layers)
+            ranks.start(starts)
         except OSError as err:
-            self._report_unstarted(order, err)
+            self._report_unstarted(starts[0], order.attempt, err)
             ranks.stop(0.0, "asked")
             return
         self._note(
@@ -348,11 +342,9 @@ class Agent:
         self._link.report(m.Started(ranks.attempt, tuple(p.pid for p in ranks.processes), ranks.starter.how))
         self._beat_due = time.monotonic() + self._config.heartbeat_s
 
-    def _report_unstarted(self, order: m.Start, err: OSError) -> None:
-        reason = (
-            f"{err.filename or ' '.join(order.argv[:1]) or 'the program'} cannot be started: {err.strerror}"
-        )
-        self._link.report(m.PrepareFailed(order.attempt, reason, ""))
+    def _report_unstarted(self, rank: RankStart, attempt: int, err: OSError) -> None:
+        reason = f"{err.filename or rank.program.argv[0]} cannot be started: {err.strerror}"
+        self._link.report(m.PrepareFailed(attempt, reason, ""))
 
     def _stop(self, order: m.Stop) -> None:
         self._unstarted = None

@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.agent.launch.script import LaunchScript, Place
-from orchestrator.agent.ranks.launched import RankCall
+from orchestrator.agent.launch.script import LaunchScript
+from orchestrator.agent.ranks.rank_start import RankCall
 from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.settings.rank_env import NodeAttempt
 from orchestrator.core.wire import messages as m
+from tests.support import jobs
 
 pytestmark = pytest.mark.slow
 
@@ -37,9 +39,9 @@ async def _play(folder: Path, text: str) -> Seen:
     job, seen = JobDir(folder), Seen()
     job.code.mkdir()
     job.attempt_logs(1).mkdir(parents=True)
-    order = m.Script(text, {}, (("node-0", (0, 1)),), stands_in_slurm=True)
-    place, given = Place(job, "node-0", 1), {"PATH": os.environ["PATH"]}
-    script = LaunchScript(place, order, given, seen.calls.append, seen.refused.append, seen.notes.append)
+    at = NodeAttempt(jobs.plan(nodes=1, entrypoint=None, launch=text), job, "node-0", 1, ("node-0",))
+    given = {"PATH": os.environ["PATH"]}
+    script = LaunchScript(at, given, seen.calls.append, seen.refused.append, seen.notes.append)
     deadline_s = time.monotonic() + WAIT_S_MAX
     try:
         while not seen.refused and seen.end is None:
