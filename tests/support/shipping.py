@@ -181,10 +181,8 @@ class Host:
 def prepare(attempt: int, ranks: int = 1, **fields: Any) -> m.Prepare:
     """Return an order for ranks of node-0 alone, as new interpreters whose program is this Python, by a plan with these
     fields."""
-    plan = replace(
-        fake_host.plan(pool=PlannedPool(1, ranks, 0, 0)),
-        argv=("nonesuch", "train.py"), pythons=("nonesuch", sys.executable), starts_fresh=True, **fields,
-    )  # fmt: skip
+    words = {"argv": ("nonesuch", "train.py"), "pythons": ("nonesuch", sys.executable), "starts_fresh": True}
+    plan = replace(fake_host.plan(**words, **fields), pool=PlannedPool(1, ranks, 0, 0))
     return m.Prepare(attempt, plan, ("node-0",))
 
 

@@ -298,7 +298,7 @@ def _plan() -> Plan:
     limits = Limits(1, 1, 1, 1, 1, 1, 1, 1, 1, (), None, "restart")
     return Plan(
         id="a", name="a", backend="local", created_at=0.0, nodes=(PlannedNode("node-0", "h", "a", (), (0,)),),
-        argv=("x",), resume_args=(), shell=False, setup=(), env={}, defaults={}, secrets=(), rendezvous_port=None,
+        argv=("x",), resume_args=(), shell=False, setup=(), env={}, unbuffered=False, secrets=(), rendezvous_port=None,
         heartbeat_s=1.0, limits=limits, checkpoint_glob="*", checkpoint_keep=None, checkpoint_keep_every=None,
         total_steps=None,
     )  # fmt: skip

@@ -72,7 +72,8 @@ class Plan:
     shell: bool
     setup: tuple[str, ...]
     env: dict[str, str]
-    defaults: dict[str, str]
+    # PYTHONUNBUFFERED is set, unless anything else sets it
+    unbuffered: bool
     secrets: tuple[str, ...]
     rendezvous_port: int | None
     heartbeat_s: float

@@ -132,7 +132,7 @@ def settings(
     decided = [
         _threads(facts, at), *_interfaces(interface), *_flight_recorder(evidence), _watchdog(plan.limits),
         Setting("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1", SetBy.ORCH, "a failed collective ends its rank, as under torchrun"),
-        *_nccl_log(evidence, layers.given), *_trackers(plan.id, layers.given), *_defaults(plan.defaults),
+        *_nccl_log(evidence, layers.given), *_trackers(plan.id, layers.given), *_unbuffered(plan),
     ]  # fmt: skip
     here = [_as_given(setting, plan, layers) for setting in decided]
     names = {setting.name for setting in here}
@@ -270,9 +270,6 @@ def _trackers(job: str, environ: Mapping[str, str]) -> list[Setting]:
     return [*(Setting(name, value, SetBy.ORCH, reason) for name, value in pair.items()), named]
 
 
-def _defaults(defaults: Mapping[str, str]) -> list[Setting]:
-    reasons = {"PYTHONUNBUFFERED": "lines appear in the log when they are printed (logs.unbuffered)"}
-    return [
-        Setting(name, value, SetBy.ORCH, reasons.get(name, "as the job's plan has it"))
-        for name, value in defaults.items()
-    ]
+def _unbuffered(plan: Plan) -> list[Setting]:
+    reason = "lines appear in the log when they are printed (logs.unbuffered)"
+    return [Setting("PYTHONUNBUFFERED", "1", SetBy.ORCH, reason)] if plan.unbuffered else []

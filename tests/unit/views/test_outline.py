@@ -23,7 +23,7 @@ def _node(name: str, first: int, at: NodeAttempt, given: Layers) -> NodeOutline:
 
 def _outline() -> Outline:
     origins = {"NCCL_DEBUG": "job.yaml:12: env.NCCL_DEBUG"}
-    at = with_plan(EIGHT, id="{job_id}", defaults={"PYTHONUNBUFFERED": "1"}, origins=origins)
+    at = with_plan(EIGHT, id="{job_id}", unbuffered=True, origins=origins)
     added = {"NCCL_DEBUG": "INFO"}
     given = Layers({}, added, added)
     other = Layers({"OMP_NUM_THREADS": "4"}, added, {"OMP_NUM_THREADS": "4", **added})

@@ -328,6 +328,15 @@ def _prepared(folder: Path, order: m.Prepare) -> m.ReliableReport:
     return asyncio.run(asyncio.wait_for(play(), 20.0))
 
 
+def test_the_first_node_of_the_gang_looks_for_a_port_and_a_spare_does_not(tmp_path: Path) -> None:
+    ports = []
+    for nodes in (("node-0", "node-1"), ("node-1", "node-0"), ("node-1",)):
+        found = _prepared(tmp_path, replace(PREPARE, nodes=nodes))
+        assert isinstance(found, m.Prepared)
+        ports.append(found.port > 0)
+    assert ports == [True, False, False]
+
+
 @pytest.mark.parametrize("deep", [True, False])
 def test_a_save_that_is_not_as_it_was_on_this_host_is_not_started_from(tmp_path: Path, deep: bool) -> None:
     path = write(tmp_path / "checkpoints/a.pt", b"weights", SAVED_NS)

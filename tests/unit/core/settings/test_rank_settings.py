@@ -36,7 +36,7 @@ NOTHING = Layers({}, {}, {})
 
 def node(backend: str = "local", ranks: int = 1, gpus: int = 0, slots: int = 0, **fields: Any) -> NodeAttempt:
     """Return the first node of a job with so many ranks on it. On backend local it has half of them, if it is not the only."""
-    made = dataclasses.replace(jobs.plan(), id="gpt-1", backend=backend, defaults={}, **fields)
+    made = dataclasses.replace(jobs.plan(), id="gpt-1", backend=backend, unbuffered=False, **fields)
     if backend == "local":
         each = max(1, ranks // 2)
         shares = (range(each), range(each, ranks)) if ranks > 1 else (range(1),)
