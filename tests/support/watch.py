@@ -20,7 +20,7 @@ from orchestrator.agent.ranks.rank_start import NodeEnvironment, RankStart
 from orchestrator.agent.ranks.spawn import Program
 from orchestrator.core import observations
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.core.settings.rank_env import NodeAttempt
+from orchestrator.core.settings.rank_env import NodePlan
 from orchestrator.core.settings.rank_settings import Layers
 from tests.support import jobs, torch_window
 
@@ -54,7 +54,7 @@ class Watch:
         self.ready = [folder / f"ready-{rank}" for rank in range(ranks)]
         self.ranks = NodeRanks(1, self.job, "node-0")
         self.ranks.begin()
-        at = NodeAttempt(jobs.plan(), self.job, "node-0", 1)
+        at = NodePlan(jobs.plan(), self.job, "node-0", 1)
         made = NodeEnvironment(at, Layers.of(os.environ, {}, {}), (), sys.executable, "")
         starts = tuple(
             self._start(rank, made, {**env, "WORLD_SIZE": str(ranks), "PYTHONPATH": path})

@@ -26,7 +26,7 @@ from orchestrator.core.jobdir import status_file
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.planned import Limits, PlannedNode
-from orchestrator.core.settings.rank_env import NodeAttempt, rank_env
+from orchestrator.core.settings.rank_env import NodePlan, rank_env
 from orchestrator.core.slurm import command_output
 from orchestrator.core.slurm.command_output import QueueJob
 from orchestrator.journal.journal_file import Entry
@@ -305,7 +305,7 @@ def _plan() -> Plan:
 
 
 def test_the_reference_names_every_variable_that_a_rank_gets() -> None:
-    names = rank_env(NodeAttempt(_plan(), JobDir(ROOT), "node-0", 1, ("node-0",)), 0, ("h", 1))
+    names = rank_env(NodePlan(_plan(), JobDir(ROOT), "node-0", 1, ("node-0",)), 0, ("h", 1))
     assert [name for name in names if f"`{name}`" not in REFERENCE] == []
 
 

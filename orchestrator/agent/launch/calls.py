@@ -1,20 +1,18 @@
-"""A call of a launcher as an agent starts its ranks: their words, folder and environment. Pure."""
+"""A call of a launcher as a stand-in reports it: what it asks for, and the environment of its ranks. Pure."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from string import Template
 from typing import Any
 
 from orchestrator.agent.launch import files, options
-from orchestrator.agent.launch.options import Call, Count, Once, Refused, ToReal
 from orchestrator.agent.ranks.hook.launch import FOLDER_ENV
-from orchestrator.core.settings.rank_env import NodeAttempt
-from orchestrator.core.slurm import step_env
+from orchestrator.agent.ranks.rank_start import Call, Count
+from orchestrator.core.settings.rank_env import NodePlan
 
 _OF_A_SHELL = ("_", "SHLVL", "OLDPWD")
 _ACCELERATE = ("accelerate", "accelerate-launch")
@@ -55,56 +53,20 @@ class Request:
         return None if words[:1] in (("-h",), ("--help",)) else words
 
 
-@dataclass(frozen=True, slots=True)
-class RankCall:
-    """What the ranks of a call run. `number`: which call of the attempt it is, from 1."""
-
-    number: int
-    call: Call
-    # The program first, found on this node
-    argv: tuple[str, ...]
-    cwd: Path
-    env: dict[str, str] = field(repr=False)
-
-    def argv_of(self, local_rank: int, more: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the words of a rank, with `more` behind them."""
-        call, words = self.call, list(self.argv)
-        if call.local_rank:
-            at = call.local_rank_at + call.is_python
-            words[at:at] = [f"{call.local_rank}={local_rank}"]
-        if call.has_macros:
-            words = [Template(word).safe_substitute(local_rank=local_rank) for word in words]
-        return (*words, *more)
-
-    def env_of(self, rank: int, at: NodeAttempt) -> dict[str, str]:
-        """Return the variables by which srun and mpirun number a rank, for programs that read those."""
-        if self.call.launcher == "mpirun":
-            values = {
-                "RANK": rank,
-                "SIZE": at.plan.world_size,
-                "LOCAL_RANK": at.ranks.index(rank),
-                "LOCAL_SIZE": len(at.ranks),
-            }
-            return {f"OMPI_COMM_WORLD_{name}": str(value) for name, value in values.items()}
-        if self.call.launcher == "srun" and at.plan.slurm is None:
-            return step_env.of_a_rank(rank, at.ranks.index(rank), at.gang)
-        return {}
-
-
-def read(request: Request, at: NodeAttempt) -> Call | Once | ToReal:
+def read(request: Request, at: NodePlan) -> Call | options.Once | options.ToReal:
     """Return what a call other than Accelerate's asks for, compared with the job. Raises Refused."""
     if request.name in _ACCELERATE:
-        return ToReal()
+        return options.ToReal()
     found = options.read(request.name, request.words, len(at.ranks), at.plan.world_size)
     return _agreed(found, at) if isinstance(found, Call) else found
 
 
-def _agreed(call: Call, at: NodeAttempt) -> Call:
+def _agreed(call: Call, at: NodePlan) -> Call:
     options.agree(call, len(at.nodes), len(at.ranks), at.plan.world_size)
     return call
 
 
-def accelerate_settings(words: tuple[str, ...], at: NodeAttempt) -> str:
+def accelerate_settings(words: tuple[str, ...], at: NodePlan) -> str:
     """Return the word for `accelerate_env` that has it read a line of `accelerate launch`."""
     return json.dumps(
         {
@@ -118,7 +80,7 @@ def accelerate_settings(words: tuple[str, ...], at: NodeAttempt) -> str:
     )
 
 
-def of_accelerate(done: Any, at: NodeAttempt) -> Call:
+def of_accelerate(done: Any, at: NodePlan) -> Call:
     """Return the call that Accelerate's own code has read. Raises Refused with Accelerate's words."""
     try:
         found = json.loads(done["out"])
@@ -127,7 +89,7 @@ def of_accelerate(done: Any, at: NodeAttempt) -> Call:
     except (ValueError, KeyError, TypeError):
         lines = str(done.get("err", "") if isinstance(done, dict) else "").strip().splitlines()
         text = lines[-1].removeprefix("orch: ") if lines else "Accelerate has not answered"
-        raise Refused(text, ACCELERATE_USAGE) from None
+        raise options.Refused(text, ACCELERATE_USAGE) from None
     counts = {
         name: Count(int(number), f"--{name} {number}") if number is not None else None
         for name, number in asked.items()

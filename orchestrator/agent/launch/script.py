@@ -1,4 +1,4 @@
-"""Script of a node in one attempt: its process, the socket for its stand-ins, and the watch for launchers that went past them.
+"""Script of a node in one attempt: its process, the calls of its stand-ins, and the watch for launchers that went past them.
 
 1. The script runs in a session of its own; what it prints goes to the node's log.
 2. One call at a time: a stand-in waits until the ranks of its call have ended well, and the script goes on.
@@ -23,14 +23,15 @@ from typing import Any
 
 from orchestrator.agent.host.setup_script import TAIL_BYTES
 from orchestrator.agent.launch import calls, files, options
-from orchestrator.agent.launch.calls import RankCall, Request
 from orchestrator.agent.launch.stand_in import MESSAGE_BYTES_MAX, RUN_S_MAX
 from orchestrator.agent.ranks import spawn
 from orchestrator.agent.ranks.hook.launch import FOLDER_ENV, REAL_ENV, launcher_of
+from orchestrator.agent.ranks.processes import NodeRanks, RanksGoal
+from orchestrator.agent.ranks.rank_start import Call, RankCall
 from orchestrator.core import placeholders
 from orchestrator.core.host import procfs
 from orchestrator.core.settings import rank_env
-from orchestrator.core.settings.rank_env import NodeAttempt
+from orchestrator.core.settings.rank_env import NodePlan
 from orchestrator.core.wire import messages as m
 
 ASK_S_MAX = 10.0
@@ -51,47 +52,51 @@ _NOT_NEEDED = "not needed, orch does that itself"
 
 
 class LaunchScript:
-    """A running script."""
+    """The script of one attempt, which runs, and the ranks that it calls launchers for."""
 
     def __init__(
         self,
-        at: NodeAttempt,
+        ranks: NodeRanks,
+        at: NodePlan,
         given: Mapping[str, str],
-        called: Callable[[RankCall], None],
-        refused: Callable[[m.PrepareFailed], None],
+        report: Callable[[m.ReliableReport], None],
         note: Callable[[str], None],
+        wake: Callable[[], None],
     ) -> None:
-        """Start the script. `given`: the environment that setup lines made; `called` takes each call, `refused` the reason
-        why the attempt must end. Raises OSError."""
-        self._at, self._own = at, rank_env.script_env(at)
+        """Start the script. `given`: the environment that setup lines made; `wake` is called when a launcher is called.
+        Raises OSError."""
+        place = at.job.node(at.node)
+        self._ranks, self._at, self._own = ranks, at, rank_env.script_env(at)
         self._stands_in_slurm = at.plan.slurm is None
         if self._stands_in_slurm:
             cpus = str(len(os.sched_getaffinity(0)))
             self._own = {"SLURM_CPUS_ON_NODE": cpus, "SLURM_SUBMIT_DIR": str(at.job.code), **self._own}
-        self._called, self._refused, self._note = called, refused, note
-        self.calls = 0
-        self.exit_code: int | None = None
-        self._waiting: asyncio.StreamWriter | None = None
+        self._report, self._note, self._wake = report, note, wake
+        self._stand_ins, self._hook = place / "launch", str(place / "hook")
+        self._log = at.job.node_log(at.attempt, at.node)
+        self._log_start = self._log.stat().st_size if self._log.exists() else 0
+        self._calls = 0
+        self._call: RankCall | None = None  # its ranks are not begun
+        self._waiting: asyncio.StreamWriter | None = None  # the stand-in of the ranks that run
         self._is_refused = False
         self._watch_at = 0.0
         self._seen: dict[int, float] = {}
+        self.is_running = True
+        """The script's shell has not been reaped."""
         name = f"orch-{secrets.token_hex(16)}"
-        # The folder of the stand-ins, and that of the hook
-        self._folder, self._hook = at.job.node(at.node) / "launch", str(at.job.node(at.node) / "hook")
-        self._log = at.job.node_log(at.attempt, at.node)
-        files.write(self._folder, name, self._hook, stands_in_slurm=self._stands_in_slurm)
-        file = self._folder / "script.sh"
+        files.write(self._stand_ins, name, self._hook, stands_in_slurm=self._stands_in_slurm)
+        file = self._stand_ins / "script.sh"
         file.write_text(f"{at.plan.argv[-1]}\n")
-        self._log_start = self._log.stat().st_size if self._log.exists() else 0
-        env = calls.script_env(self._own, given, self._folder, self._hook)
+        env = calls.script_env(self._own, given, self._stand_ins, self._hook)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._socket.bind("\0" + name)
             self._socket.listen()
-            self.pid = spawn.start(spawn.Program(("bash", str(file)), env, at.job.code, self._log))
+            ranks.script_pid = spawn.start(spawn.Program(("bash", str(file)), env, at.job.code, self._log))
         except OSError:
             self._socket.close()
             raise
+        self._note(f"the script runs (pid {ranks.script_pid})")
         self._serving = asyncio.get_running_loop().create_task(self._serve())
 
     async def _serve(self) -> None:
@@ -99,34 +104,43 @@ class LaunchScript:
         async with server:
             await server.serve_forever()
 
-    @property
-    def is_running(self) -> bool:
-        """Tell whether the script's shell has not been reaped."""
-        return self.exit_code is None
+    def ended(self, pid: int, status: int) -> bool:
+        """Report the end of the script, if it is the process that was reaped; tell whether it is."""
+        if pid != self._ranks.script_pid:
+            return False
+        self.is_running = False
+        code = os.waitstatus_to_exitcode(status)
+        self._note(f"the script ended with {f'code {code}' if code >= 0 else f'signal {-code}'}")
+        if self._ranks.want is RanksGoal.RUN:
+            self._report(m.LaunchEnded(self._ranks.attempt, self._calls, code, self._tail()))
+        return True
+
+    def rank_ended(self) -> None:
+        """A rank has ended: when all of a call have ended well, the script goes on."""
+        ranks, writer = self._ranks, self._waiting
+        if writer is not None and ranks.want is RanksGoal.RUN and not ranks.alive and ranks.all_ended_well:
+            self._waiting = None
+            _send(writer, {"exit": 0})
 
     @property
-    def is_waiting(self) -> bool:
-        """Tell whether a stand-in waits for the ranks of its call."""
-        return self._waiting is not None
+    def is_called(self) -> bool:
+        """Tell whether a launcher is called, and the ranks of the call before it have ended."""
+        return self._call is not None and self._ranks.want is RanksGoal.RUN and not self._ranks.alive
 
-    def ended(self, exit_code: int) -> m.LaunchEnded:
-        """Note that the script was reaped; return the report of it. `exit_code`: negative for a signal."""
-        self.exit_code = exit_code
-        return m.LaunchEnded(self._at.attempt, self.calls, exit_code, self.tail())
+    def begin_call(self) -> RankCall:
+        """Make way for the ranks of the launcher call, and return it."""
+        assert self._call is not None
+        call, self._call = self._call, None
+        self._ranks.renew(call)
+        return call
 
-    def tail(self) -> str:
+    def _tail(self) -> str:
         """Return the last lines that the script has written."""
         with contextlib.suppress(OSError), self._log.open("rb") as file:
             file.seek(max(self._log_start, self._log.stat().st_size - TAIL_BYTES))
             lines = file.read().decode("utf-8", "replace").splitlines(keepends=True)
             return "".join(line for line in lines if not _AGENT_LINE.match(line))
         return ""
-
-    def ranks_ended(self) -> None:
-        """The ranks of the call have ended well: let the script go on."""
-        if self._waiting is not None:
-            writer, self._waiting = self._waiting, None
-            _send(writer, {"exit": 0})
 
     def close(self) -> None:
         """Close the socket, which is the server's to close: the loop must forget it before its number is free."""
@@ -145,15 +159,15 @@ class LaunchScript:
                 writer.close()
 
     async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        request = Request.of(await _receive(reader, ASK_S_MAX))
+        request = calls.Request.of(await _receive(reader, ASK_S_MAX))
         try:
             answer = await self._read(request, reader, writer)
-            if isinstance(answer, options.Call):
+            if isinstance(answer, Call):
                 self._begin(request, answer, writer)
         except options.Refused as err:
             self._refuse(request, err, writer)
             return
-        if isinstance(answer, options.Call):
+        if isinstance(answer, Call):
             await self._watch_stand_in(reader, writer)
         elif isinstance(answer, options.Once):
             _send(writer, {"exec": answer.words, "is_real": False})
@@ -166,8 +180,8 @@ class LaunchScript:
             _send(writer, {"say": f"orch: {request.name} is not installed on this node", "exit": NOT_FOUND})
 
     async def _read(
-        self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> options.Call | options.Once | options.ToReal:
+        self, request: calls.Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> Call | options.Once | options.ToReal:
         """Return what is asked for. Raises Refused."""
         words = request.accelerate_words
         if words is None:
@@ -176,10 +190,10 @@ class LaunchScript:
         _send(writer, {"run": [request.python, "-m", "orchestrator.agent.ranks.accelerate_env", settings]})
         return calls.of_accelerate(await _receive(reader, RUN_S_MAX + ASK_S_MAX), self._at)
 
-    def _begin(self, request: Request, call: options.Call, writer: asyncio.StreamWriter) -> None:
+    def _begin(self, request: calls.Request, call: Call, writer: asyncio.StreamWriter) -> None:
         if self._waiting is not None:
             raise options.Refused(
-                f"{call.launcher} is called while the ranks of launcher call {self.calls} run: one gang at a time; start the "
+                f"{call.launcher} is called while the ranks of launcher call {self._calls} run: one gang at a time; start the "
                 "calls one after the other"
             )
         env = calls.rank_env(request, call, self._own, self._hook)
@@ -192,44 +206,46 @@ class LaunchScript:
         values = placeholders.of_environment(request.env)
         words = [placeholders.fill(word, values) for word in call.words]
         argv = (program, *(words if call.is_python else words[1:]))
-        self.calls += 1
+        self._calls += 1
         self._waiting = writer
         shown = " ".join(call.words)
-        self._note(f"launcher call {self.calls}: {call.launcher} starts {shown}")
+        self._note(f"launcher call {self._calls}: {call.launcher} starts {shown}")
         if call.unused:
             self._note(f"{', '.join(call.unused)}: {_NOT_NEEDED}")
         _send(writer, {"say": ""})  # it waits now without limit
-        self._called(RankCall(self.calls, call, argv, Path(request.cwd), env))
+        self._call = RankCall(self._calls, call, argv, Path(request.cwd), env)
+        self._wake()
 
-    def _refuse(self, request: Request, err: options.Refused, writer: asyncio.StreamWriter) -> None:
+    def _refuse(self, request: calls.Request, err: options.Refused, writer: asyncio.StreamWriter) -> None:
         usage = f"\nusage: {err.usage}" if err.usage else ""
         line = " ".join((request.name, *request.words))
         _send(writer, {"say": f"orch: {err.text}{usage}", "exit": 2})
         self._fail(f"{err.text}", f"{line}{usage}\n")
 
-    def _fail(self, reason: str, tail: str, fix: str = "") -> None:
-        if not self._is_refused:
+    def _fail(self, reason: str, tail: str, fix: str = "", *, is_final: bool = True) -> None:
+        """Report that the attempt cannot go on, once, unless it is being stopped: that ends stand-ins, too."""
+        if not self._is_refused and self._ranks.want is RanksGoal.RUN:
             self._is_refused = True
-            self._refused(m.PrepareFailed(self._at.attempt, reason, tail, is_final=True, fix=fix))
+            self._report(m.PrepareFailed(self._ranks.attempt, reason, tail, is_final=is_final, fix=fix))
 
     async def _watch_stand_in(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Notice the end of a stand-in whose ranks run: a launcher that is killed takes its ranks with it."""
         with contextlib.suppress(OSError):
             await reader.read(1)
         if self._waiting is writer and self.is_running and not self._is_refused:
-            self._waiting, self._is_refused = None, True
-            reason = f"the launcher of call {self.calls} was ended by its script while its ranks ran"
-            self._refused(m.PrepareFailed(self._at.attempt, reason, self.tail()))
+            self._waiting = None
+            reason = f"the launcher of call {self._calls} was ended by its script while its ranks ran"
+            self._fail(reason, self._tail(), is_final=False)
 
     # Launchers that went past the stand-ins
 
     def watch(self, now_s: float) -> None:
         """End the attempt when a launcher runs that no stand-in stands for."""
-        if now_s < self._watch_at or not self.is_running:
+        if now_s < self._watch_at or not self.is_running or self._ranks.want is not RanksGoal.RUN:
             return
         self._watch_at = now_s + WATCH_S
         tree = procfs.children()
-        below = [pid for pid in procfs.descendants(self.pid, tree) if self._is_launcher(pid)]
+        below = [pid for pid in procfs.descendants(self._ranks.script_pid, tree) if self._is_launcher(pid)]
         self._seen = {pid: self._seen.get(pid, now_s) for pid in below}
         for pid, seen_at in self._seen.items():
             hands_over = procfs.environment(pid, FOLDER_ENV) and not tree.get(pid)
@@ -237,14 +253,14 @@ class LaunchScript:
                 line = procfs.text(Path(f"/proc/{pid}/cmdline")).replace("\0", " ").strip()
                 self._fail(
                     f"a launcher runs past orch: {line[:LINE_CHARS_MAX]}",
-                    self.tail(),
+                    self._tail(),
                     "its ranks would not meet those of other nodes: start it with the script's environment, without env -i or "
                     "python -I, and keep what is in PYTHONPATH: export PYTHONPATH=.:$PYTHONPATH; for ranks in a container write command:",
                 )
 
     def _is_launcher(self, pid: int) -> bool:
         argv = procfs.text(Path(f"/proc/{pid}/cmdline")).split("\0")[:-1]
-        folder = f"{self._folder}/"
+        folder = f"{self._stand_ins}/"
         if not argv or any(word.startswith(folder) for word in argv[:4]) or procfs.environment(pid, REAL_ENV):
             return False
         program = argv[0].rpartition("/")[2]

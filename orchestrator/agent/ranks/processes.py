@@ -113,7 +113,7 @@ class NodeRanks:
     signum: int = signal.SIGTERM
     # By which its processes are known
     tag: str = ""
-    # The shell of the script that calls a launcher for them, 0 for none, and the call that they run for
+    # The shell of the script that calls a launcher for them (0: there is none), and the call that they run for
     script_pid: int = 0
     call: RankCall | None = None
 
@@ -239,8 +239,8 @@ class NodeRanks:
             self.kill_at = min(self.kill_at, kill_at)
             return
         self.want, self.how, self.kill_at, self.signum = RanksGoal.STOP, how, kill_at, signum
-        script = {self.script_pid} if self.script_pid else set()
-        self.graced = frozenset(process.pid for process in self.alive) | script
+        graced = (self.script_pid, *(process.pid for process in self.alive))
+        self.graced = frozenset(pid for pid in graced if pid)
         tree = procfs.children() if self.alive else {}
         for process in self.alive:
             self._tell(spawn.scripts_of(process.pid, process.counter.read().pid, tree, signum))
@@ -272,7 +272,7 @@ class NodeRanks:
                 for pid, group in remaining.items()
                 if pid in self.told or self.of_pid(group) is not None
             }
-            if self.alive and self.script_pid:  # it is told to end when its ranks have
+            if self.alive:  # the script is told to end when its ranks have
                 busy.add(self.script_pid)
             self._tell(pid for pid, group in remaining.items() if group in self.graced - busy)
         return False

@@ -1,19 +1,19 @@
-"""Ranks to be started: the program of each, with its environment, from the order, the plan and what the node was prepared with."""
+"""Ranks to be started: program and environment of each, by the plan or by a launcher that the script of the node has called. Pure."""
 
 from __future__ import annotations
 
 import os
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from string import Template
 
 from orchestrator.agent.ranks import spawn
 from orchestrator.agent.ranks.hook.layout import RANK_DIR_ENV, SOCKET_ENV, STACK_SIGNAL_ENV
 from orchestrator.core.host import process_tags
 from orchestrator.core.settings import rank_env
-from orchestrator.core.settings.rank_env import NodeAttempt
+from orchestrator.core.settings.rank_env import NodePlan
 from orchestrator.core.settings.rank_settings import Layers, Setting, to_set
 from orchestrator.core.slurm import step_env
 
@@ -22,26 +22,71 @@ STACK_SIGNAL = signal.SIGRTMIN + 6
 NCCL, Lightning and submitit, so they are real-time signals."""
 
 
-class RankCall(Protocol):
-    """A launcher call by the script of the node; `agent.launch` makes it."""
+@dataclass(frozen=True)
+class Count:
+    """A number that a line names, with the option as it stands there."""
 
-    @property
-    def number(self) -> int:
-        """Which call of the attempt it is, from 1."""
+    number: int
+    option: str
 
-    @property
-    def cwd(self) -> Path:
-        """Where the ranks start."""
 
-    @property
-    def env(self) -> dict[str, str]:
-        """What the ranks are given, before their own variables."""
+@dataclass
+class Call:
+    """A call of a launcher: the words of a rank's program, and what the launcher adds to them."""
+
+    launcher: str
+    words: tuple[str, ...]
+    # Python runs the words, which begin with a script or with `-m`
+    is_python: bool = True
+    # The option by which the program is given its local rank, behind the first `local_rank_at` words
+    local_rank: str = ""
+    local_rank_at: int = 0
+    # `${local_rank}` in a word is the local rank
+    has_macros: bool = False
+    # What is asked for: nodes (at least and at most), ranks of a node, ranks of all nodes
+    nodes: tuple[Count, Count] | None = None
+    ranks_each: Count | None = None
+    ranks: Count | None = None
+    # Options that orch does not need
+    unused: list[str] = field(default_factory=list)
+    # Variables that the launcher sets
+    env: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RankCall:
+    """A call that the agent starts ranks for. `number`: which call of the attempt it is, from 1."""
+
+    number: int
+    call: Call
+    # The program first, found on this node
+    argv: tuple[str, ...]
+    cwd: Path
+    env: dict[str, str] = field(repr=False)
 
     def argv_of(self, local_rank: int, more: tuple[str, ...]) -> tuple[str, ...]:
         """Return the words of a rank, with `more` behind them."""
+        call, words = self.call, list(self.argv)
+        if call.local_rank:
+            at = call.local_rank_at + call.is_python
+            words[at:at] = [f"{call.local_rank}={local_rank}"]
+        if call.has_macros:
+            words = [Template(word).safe_substitute(local_rank=local_rank) for word in words]
+        return (*words, *more)
 
-    def env_of(self, rank: int, at: NodeAttempt) -> dict[str, str]:
-        """Return the variables by which the launcher numbers a rank."""
+    def env_of(self, rank: int, at: NodePlan) -> dict[str, str]:
+        """Return the variables by which srun and mpirun number a rank, for programs that read those."""
+        if self.call.launcher == "mpirun":
+            values = {
+                "RANK": rank,
+                "SIZE": at.plan.world_size,
+                "LOCAL_RANK": at.ranks.index(rank),
+                "LOCAL_SIZE": len(at.ranks),
+            }
+            return {f"OMPI_COMM_WORLD_{name}": str(value) for name, value in values.items()}
+        if self.call.launcher == "srun" and at.plan.slurm is None:
+            return step_env.of_a_rank(rank, at.ranks.index(rank), at.gang)
+        return {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +102,7 @@ class RankStart:
 class NodeEnvironment:
     """What the environments of a node's ranks are made of, and which program they run."""
 
-    at: NodeAttempt
+    at: NodePlan
     layers: Layers
     settings: tuple[Setting, ...]
     # As this node has it

@@ -24,7 +24,7 @@ from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.planned import PlannedNode
 from orchestrator.core.settings import rank_env
-from orchestrator.core.settings.rank_env import NodeAttempt
+from orchestrator.core.settings.rank_env import NodePlan
 from orchestrator.core.settings.rank_settings import Layers, SetBy, Setting, is_watched, settings
 from orchestrator.core.text import counted, ranks_text
 from orchestrator.spec.load import SpecFile
@@ -193,7 +193,7 @@ def _settings(
     secrets = {name: environ[name] for name in plan.secrets if name in environ}
     host = facts.environ if facts is not None and plan.ssh is not None else {}
     nodes = tuple(planned.name for planned in plan.nodes)
-    at = NodeAttempt(replace(plan, id="{job_id}"), JOB, node.name, 1, nodes)
+    at = NodePlan(replace(plan, id="{job_id}"), JOB, node.name, 1, nodes)
     inherited = rank_env.inherited(plan, rank_env.outer_env(environ, plan.secrets))
     own = rank_env.node_env(replace(at, plan=plan), inherited, secrets)
     return settings(facts, at, Layers.of(host, own, {}), interface, EVIDENCE)

@@ -18,8 +18,8 @@ from orchestrator.core.slurm import step_env
 
 
 @dataclass(frozen=True, slots=True)
-class NodeAttempt:
-    """An attempt as one of its nodes runs it."""
+class NodePlan:
+    """The plan of a job as one node of an attempt follows it."""
 
     plan: Plan
     # The job's folder as the node sees it
@@ -73,7 +73,7 @@ class NodeAttempt:
         }
 
 
-def arguments(at: NodeAttempt) -> tuple[str, ...]:
+def arguments(at: NodePlan) -> tuple[str, ...]:
     """Return a rank's command for an attempt, with the resume arguments only when there is a checkpoint to resume from.
 
     Shell text stays as it is: there the shell fills in what the rank's environment has. Of a script that calls a launcher
@@ -100,7 +100,7 @@ def _values(plan: Plan, job: JobDir) -> dict[str, str]:
     }
 
 
-def node_env(at: NodeAttempt, outer: Mapping[str, str], secrets: Mapping[str, str]) -> dict[str, str]:
+def node_env(at: NodePlan, outer: Mapping[str, str], secrets: Mapping[str, str]) -> dict[str, str]:
     """Return the environment that a node's setup lines and ranks start from: what they inherit, then the user's.
 
     What the user's variables say of an attempt is left to `rank_env`: setup lines run once for all attempts.
@@ -155,7 +155,7 @@ def inherited(plan: Plan, outer: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def rank_env(at: NodeAttempt, rank: int, meet: tuple[str, int]) -> dict[str, str]:
+def rank_env(at: NodePlan, rank: int, meet: tuple[str, int]) -> dict[str, str]:
     """Return the variables that are one rank's own: on Slurm those of its step, the user's that name the attempt, torchrun's
     contract, then ours.
 
@@ -188,7 +188,7 @@ def rank_env(at: NodeAttempt, rank: int, meet: tuple[str, int]) -> dict[str, str
     }
 
 
-def script_env(at: NodeAttempt) -> dict[str, str]:
+def script_env(at: NodePlan) -> dict[str, str]:
     """Return the variables that are those of a node's script: the user's that name the attempt, orch's, and what people
     write into launcher lines. Where the ranks meet is not known yet; orch decides it, whatever such a line says."""
     plan, values = at.plan, at.values()
@@ -204,7 +204,7 @@ def script_env(at: NodeAttempt) -> dict[str, str]:
     }
 
 
-def _slurm_like(at: NodeAttempt) -> dict[str, str]:
+def _slurm_like(at: NodePlan) -> dict[str, str]:
     """Return those of sbatch's variables that have a plain meaning for the gang. On Slurm the allocation may have spare nodes,
     and has one task a node, which is the agent."""
     plan, gpus = at.plan, at.gpus

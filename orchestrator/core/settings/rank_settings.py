@@ -16,7 +16,7 @@ from pathlib import Path
 from orchestrator.core.host_facts import HardwareFacts
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.planned import Limits
-from orchestrator.core.settings.rank_env import NodeAttempt
+from orchestrator.core.settings.rank_env import NodePlan
 from orchestrator.core.text import counted
 
 RECORDED = "2000"
@@ -121,7 +121,7 @@ class Layers:
 
 
 def settings(
-    facts: HardwareFacts | None, at: NodeAttempt, layers: Layers, interface: str | None, evidence: Path
+    facts: HardwareFacts | None, at: NodePlan, layers: Layers, interface: str | None, evidence: Path
 ) -> tuple[Setting, ...]:
     """Return the settings of a node's ranks: those that orch decides, then others that are set.
 
@@ -171,7 +171,7 @@ def _given(name: str, plan: Plan, layers: Layers) -> Setting:
 # What orch decides
 
 
-def _threads(facts: HardwareFacts | None, at: NodeAttempt) -> Setting:
+def _threads(facts: HardwareFacts | None, at: NodePlan) -> Setting:
     """Return the number of threads: the rank's share of the host's cores, so that ranks never compete for them.
 
     torchrun gives every rank one thread. Where other jobs may come to the host, the share is counted by what a rank leases

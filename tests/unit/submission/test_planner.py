@@ -14,7 +14,7 @@ from orchestrator.core.errors import UserError
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan, PlannedSsh
 from orchestrator.core.planned import PlannedNode, PlannedPool, QueueTerms
-from orchestrator.core.settings.rank_env import NodeAttempt, inherited, node_env
+from orchestrator.core.settings.rank_env import NodePlan, inherited, node_env
 from orchestrator.spec.hosts import Host
 from orchestrator.spec.load import JobSpec, SpecFile
 from orchestrator.submission import planner
@@ -162,7 +162,7 @@ def test_a_job_for_slurm_is_a_pool_without_hosts() -> None:
 
 def test_on_slurm_ranks_have_the_submitters_environment_but_for_his_gpus() -> None:
     outer = {"HF_HOME": "/data", "CUDA_VISIBLE_DEVICES": "7", "ROCR_VISIBLE_DEVICES": "7"}
-    at = NodeAttempt(jobs.plan(backend="slurm"), JOB, "n1", 1)
+    at = NodePlan(jobs.plan(backend="slurm"), JOB, "n1", 1)
     assert node_env(at, inherited(at.plan, outer), {}) == {
         "HF_HOME": "/data",
         "ORCH_HOME": str(JOB.root.parent.parent),

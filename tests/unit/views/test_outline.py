@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from orchestrator.client.outline.outline import NodeOutline, Outline
-from orchestrator.core.settings.rank_env import NodeAttempt
+from orchestrator.core.settings.rank_env import NodePlan
 from orchestrator.core.settings.rank_settings import Layers, SetBy, Setting, settings
 from orchestrator.views import cells
 from orchestrator.views import outline as outline_view
@@ -16,7 +16,7 @@ from tests.unit.core.settings.test_rank_settings import DGX, EIGHT, FOUR_CPU, LA
 EVIDENCE = Path("{job_dir}/evidence/attempt-{attempt}")
 
 
-def _node(name: str, first: int, at: NodeAttempt, given: Layers) -> NodeOutline:
+def _node(name: str, first: int, at: NodePlan, given: Layers) -> NodeOutline:
     ranks, decided = tuple(range(first, first + 8)), settings(DGX, at, given, None, EVIDENCE)
     return NodeOutline(name, name, ranks, "8 GPUs", facts=DGX, settings=decided)
 

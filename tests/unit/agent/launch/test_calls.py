@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from orchestrator.agent.launch import calls
-from orchestrator.agent.launch.options import Call
 from orchestrator.agent.ranks.hook.launch import launcher_of
+from orchestrator.agent.ranks.rank_start import Call, RankCall
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.core.settings.rank_env import NodeAttempt
+from orchestrator.core.settings.rank_env import NodePlan
 from tests.support import jobs
 
 OWN = {"GROUP_RANK": "0", "MASTER_PORT": "29500"}
@@ -41,15 +41,15 @@ def test_the_local_rank_stands_where_the_launcher_puts_it() -> None:
     call = Call(
         "l", ("-m", "pkg", "${local_rank}", "$$"), True, local_rank="--local-rank", local_rank_at=2, has_macros=True
     )  # fmt: skip
-    argv = calls.RankCall(1, call, ("python", *call.words), Path(), {}).argv_of(1, ("--resume", "x"))
+    argv = RankCall(1, call, ("python", *call.words), Path(), {}).argv_of(1, ("--resume", "x"))
     assert argv == ("python", "-m", "pkg", "--local-rank=1", "1", "$", "--resume", "x")
 
 
 def test_srun_and_mpirun_number_the_ranks_as_they_do() -> None:
-    at = NodeAttempt(jobs.plan(), JobDir(Path()), "node-1", 1, ("node-0", "node-1"))
+    at = NodePlan(jobs.plan(), JobDir(Path()), "node-1", 1, ("node-0", "node-1"))
 
     def env(launcher: str) -> dict[str, str]:
-        return calls.RankCall(1, Call(launcher, ("x",), False), ("x",), Path(), {}).env_of(3, at)
+        return RankCall(1, Call(launcher, ("x",), False), ("x",), Path(), {}).env_of(3, at)
 
     assert {"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NTASKS": "4"}.items() <= env("srun").items()
     assert env("mpirun")["OMPI_COMM_WORLD_RANK"] == "3" and env("torchrun") == {}

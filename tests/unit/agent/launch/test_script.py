@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from orchestrator.agent.launch.script import LaunchScript
-from orchestrator.agent.ranks.rank_start import RankCall
+from orchestrator.agent.ranks.processes import NodeRanks
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.core.settings.rank_env import NodeAttempt
+from orchestrator.core.settings.rank_env import NodePlan
 from orchestrator.core.wire import messages as m
 from tests.support import jobs
 
@@ -28,7 +28,7 @@ WAIT_S_MAX = 30.0
 class Seen:
     """What a script has led to."""
 
-    calls: list[RankCall] = field(default_factory=list)
+    is_called: bool = False
     refused: list[m.PrepareFailed] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     end: m.LaunchEnded | None = None
@@ -39,20 +39,28 @@ async def _play(folder: Path, text: str) -> Seen:
     job, seen = JobDir(folder), Seen()
     job.code.mkdir()
     job.attempt_logs(1).mkdir(parents=True)
-    at = NodeAttempt(jobs.plan(nodes=1, entrypoint=None, launch=text), job, "node-0", 1, ("node-0",))
-    given = {"PATH": os.environ["PATH"]}
-    script = LaunchScript(at, given, seen.calls.append, seen.refused.append, seen.notes.append)
+    at = NodePlan(jobs.plan(nodes=1, entrypoint=None, launch=text), job, "node-0", 1, ("node-0",))
+    ranks, given = NodeRanks(1, job, "node-0"), {"PATH": os.environ["PATH"]}
+
+    def report(report: m.ReliableReport) -> None:
+        if isinstance(report, m.LaunchEnded):
+            seen.end = report
+        elif isinstance(report, m.PrepareFailed):
+            seen.refused.append(report)
+
+    script = LaunchScript(ranks, at, given, report, seen.notes.append, lambda: None)
     deadline_s = time.monotonic() + WAIT_S_MAX
     try:
         while not seen.refused and seen.end is None:
             assert time.monotonic() < deadline_s, f"the script goes on: {seen}"
             script.watch(time.monotonic())
-            pid, status = os.waitpid(script.pid, os.WNOHANG)
-            seen.end = script.ended(os.waitstatus_to_exitcode(status)) if pid else None
+            pid, status = os.waitpid(ranks.script_pid, os.WNOHANG)
+            assert not pid or script.ended(pid, status)
+            seen.is_called = seen.is_called or script.is_called
             await asyncio.sleep(0.02)
     finally:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(script.pid, signal.SIGKILL)
+            os.killpg(ranks.script_pid, signal.SIGKILL)
         script.close()
         await asyncio.sleep(0)
     return seen
@@ -61,7 +69,7 @@ async def _play(folder: Path, text: str) -> Seen:
 def test_a_script_is_told_what_there_is_no_need_of_ranks_for(tmp_path: Path) -> None:
     text = "mpirun -n 1 echo one && srun bash -c 'echo two'; scontrol show hostnames a,b; squeue; exit 4"
     seen = asyncio.run(_play(tmp_path, text))
-    assert seen.end is not None and (seen.end.code, seen.calls, seen.refused) == (4, [], [])
+    assert seen.end is not None and (seen.end.code, seen.is_called, seen.refused) == (4, False, [])
     assert "two\na\nb\n" in seen.end.tail and "use orch status" in seen.end.tail
 
 

@@ -15,11 +15,12 @@ import pytest
 
 from orchestrator.agent.hang import inspector
 from orchestrator.agent.process.agent import Agent
+from orchestrator.agent.process.attempt import NodeAttempt
 from orchestrator.agent.ranks.processes import NodeRanks, RankProcess, RanksGoal
 from orchestrator.core.checkpoints.save import Piece, Place, SaveState
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.log_index import LogIndex
-from orchestrator.core.settings.rank_env import NodeAttempt
+from orchestrator.core.settings.rank_env import NodePlan
 from orchestrator.core.settings.rank_settings import Layers
 from orchestrator.core.wire import messages as m
 from orchestrator.supervisor import allocation_claim
@@ -61,7 +62,7 @@ def _running(agent: Agent, folder: Path) -> NodeRanks:
     """Let an agent have the ranks of attempt 2."""
     ranks = Gone(2, JobDir(folder), "node-0")
     ranks.begin()
-    agent._ranks, agent._latest = ranks, 2
+    agent._attempt, agent._latest = NodeAttempt(ranks, agent._scanner, agent._link.report, agent._note), 2
     return ranks
 
 
@@ -106,7 +107,7 @@ def test_neither_a_script_nor_its_ranks_start_once_their_attempt_was_told_to_sto
     """Setup lines may end, or the order to start come, after the order to stop."""
     agent = _agent(tmp_path)
     agent._obey(m.Stop(2, 1.0))
-    agent._launch(NodeAttempt(PREPARE.plan, agent._job, "node-0", 2, PREPARE.nodes), Layers({}, {}, {}))
+    agent._launch(NodePlan(PREPARE.plan, agent._job, "node-0", 2, PREPARE.nodes), Layers({}, {}, {}))
     agent._preparation.ready = m.Prepared(2, "", 29400, (), 1)
     agent._obey(START)
     assert agent._ranks is None and _reports(agent) == [m.Stopped(2, "asked")]
@@ -216,7 +217,9 @@ def test_a_stop_leaves_ranks_the_grace_that_it_names(tmp_path: Path) -> None:
 def test_a_look_is_taken_and_answered_by_its_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")  # GPUs are not asked for
     agent = _agent(tmp_path)
-    agent._inspector = inspector.Inspector(_running(agent, tmp_path), {})
+    ranks = _running(agent, tmp_path)
+    assert agent._attempt is not None
+    agent._attempt._inspector = inspector.Inspector(ranks, {})
     agent._obey(m.Inspect(2, 5))
     agent._tick(time.monotonic())
     assert _reports(agent) == [m.Inspected(2, 5, ())]

@@ -28,7 +28,7 @@ from pathlib import Path
 from orchestrator.agent.ranks import spawn
 from orchestrator.agent.ranks.processes import NodeRanks
 from orchestrator.agent.ranks.rank_start import NodeEnvironment, RankStart
-from orchestrator.core.settings.rank_env import NodeAttempt
+from orchestrator.core.settings.rank_env import NodePlan
 from orchestrator.core.settings.rank_settings import Layers, SetBy, Setting
 from orchestrator.core.jobdir.layout import JobDir
 from tests.support import jobs
@@ -38,7 +38,7 @@ job = JobDir(Path(root))
 spawn.adopt_orphans()
 settings = tuple(Setting(name, "default", SetBy.ORCH, "") for name in ("RANK", "MINE", "ORCHS"))
 layers = Layers.of(os.environ, {"RANK": "mine", "MINE": "mine"}, {})
-made = NodeEnvironment(NodeAttempt(jobs.plan(), job, "node-0", 1), layers, settings, "bash", "")
+made = NodeEnvironment(NodePlan(jobs.plan(), job, "node-0", 1), layers, settings, "bash", "")
 program = spawn.Program(("bash", "-c", script), made.of_a_rank({"RANK": "0"}), job.code, job.rank_log(1, 0))
 ranks = NodeRanks(1, job, "node-0")
 ranks.begin()

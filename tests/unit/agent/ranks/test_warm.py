@@ -16,7 +16,7 @@ from orchestrator.agent.ranks import imports_ahead, spawn, warm
 from orchestrator.agent.ranks.first_imports import Import
 from orchestrator.core.host import procfs
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.core.settings.rank_env import NodeAttempt, rank_env
+from orchestrator.core.settings.rank_env import NodePlan, rank_env
 from orchestrator.core.slurm import step_env
 from tests.support import jobs
 
@@ -195,7 +195,7 @@ def test_a_program_that_sets_what_torch_reads_when_it_is_loaded_has_ranks_of_its
 
 
 def test_every_variable_that_a_rank_gets_when_it_starts_is_one_that_imports_may_not_read() -> None:
-    at = NodeAttempt(jobs.plan(), JobDir(Path("/job")), "node-0", 1, ("node-0", "node-1"))
+    at = NodePlan(jobs.plan(), JobDir(Path("/job")), "node-0", 1, ("node-0", "node-1"))
     own = rank_env(at, 0, ("127.0.0.1", 29500))
     of_slurm = step_env.of_a_rank(0, 0, [("node-0", (0,))])
     assert set(imports_ahead.ALONE) == own.keys() | of_slurm.keys()

@@ -14,7 +14,7 @@ from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.planned import PlannedNode
 from orchestrator.core.settings import rank_env
-from orchestrator.core.settings.rank_env import NodeAttempt, inherited, outer_env
+from orchestrator.core.settings.rank_env import NodePlan, inherited, outer_env
 from orchestrator.spec.limits import BREAK_GRACE_S_MAX
 from tests.support import jobs
 
@@ -32,7 +32,7 @@ def _env(plan: Plan, rank: int, attempt: int = 1, resume: str = "") -> dict[str,
     node = next(node for node in plan.nodes if rank in node.ranks)
     nodes = tuple(node.name for node in plan.nodes)
     return rank_env.rank_env(
-        NodeAttempt(plan, JOB, node.name, attempt, nodes, resume), rank, ("10.0.0.7", 29511)
+        NodePlan(plan, JOB, node.name, attempt, nodes, resume), rank, ("10.0.0.7", 29511)
     )
 
 
@@ -42,11 +42,11 @@ def _node_env(
     outer: Mapping[str, str] = MappingProxyType({}),
     secrets: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, str]:
-    return rank_env.node_env(NodeAttempt(plan, JOB, node.name, 1), inherited(plan, outer), secrets)
+    return rank_env.node_env(NodePlan(plan, JOB, node.name, 1), inherited(plan, outer), secrets)
 
 
 def _arguments(plan: Plan, attempt: int, resume: str, job: JobDir = JOB) -> tuple[str, ...]:
-    return rank_env.arguments(NodeAttempt(plan, job, "node-0", attempt, (), resume))
+    return rank_env.arguments(NodePlan(plan, job, "node-0", attempt, (), resume))
 
 
 @pytest.mark.parametrize("rank", range(6))

@@ -13,7 +13,7 @@ from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import PlannedSlurm, PlannedSsh
 from orchestrator.core.observations import Address
 from orchestrator.core.planned import PlannedNode, PlannedPool
-from orchestrator.core.settings.rank_env import NodeAttempt
+from orchestrator.core.settings.rank_env import NodePlan
 from orchestrator.core.settings.rank_settings import (
     Layers,
     SetBy,
@@ -34,7 +34,7 @@ EVIDENCE = Path("/job/evidence")
 NOTHING = Layers({}, {}, {})
 
 
-def node(backend: str = "local", ranks: int = 1, gpus: int = 0, slots: int = 0, **fields: Any) -> NodeAttempt:
+def node(backend: str = "local", ranks: int = 1, gpus: int = 0, slots: int = 0, **fields: Any) -> NodePlan:
     """Return the first node of a job with so many ranks on it. On backend local it has half of them, if it is not the only."""
     made = dataclasses.replace(jobs.plan(), id="gpt-1", backend=backend, unbuffered=False, **fields)
     if backend == "local":
@@ -51,20 +51,20 @@ def node(backend: str = "local", ranks: int = 1, gpus: int = 0, slots: int = 0, 
         hosts = (PlannedNode("node-0", "", "", (), (), slots),)
         pool = PlannedPool(2, ranks, gpus, 0)
         made = dataclasses.replace(made, nodes=hosts, pool=pool, ssh=ssh, slurm=slurm)
-    return NodeAttempt(made, JobDir(Path("/job")), "node-0", 1, ("node-0", "node-1"))
+    return NodePlan(made, JobDir(Path("/job")), "node-0", 1, ("node-0", "node-1"))
 
 
 EIGHT = node("ssh", 8, 8)
 FOUR_CPU = node("local", 4)
 
 
-def with_plan(at: NodeAttempt, **fields: Any) -> NodeAttempt:
+def with_plan(at: NodePlan, **fields: Any) -> NodePlan:
     """Return a node of a plan with other fields."""
     return dataclasses.replace(at, plan=dataclasses.replace(at.plan, **fields))
 
 
 def _by_name(
-    facts: HardwareFacts | None, at: NodeAttempt, given: Layers = NOTHING, interface: str | None = "eth0"
+    facts: HardwareFacts | None, at: NodePlan, given: Layers = NOTHING, interface: str | None = "eth0"
 ) -> dict[str, Setting]:
     decided = settings(facts, at, given, interface, EVIDENCE)
     names = [one.name for one in decided]
