@@ -27,8 +27,7 @@ FUNCTION_LINES_MAX = 60
 
 LAYERS = (
     "core",
-    "core.settings",
-    *("core.jobdir", "core.checkpoints", "core.wire", "core.host", "core.slurm"),
+    *("core.jobdir", "core.checkpoints", "core.wire", "core.slurm", "core.settings", "core.host"),
     *(
         "agent.ranks.hook",
         "agent.numbers",
@@ -108,8 +107,6 @@ IMPURE_CALLS = {"open", "print", "input", "eval", "exec", "__import__", "breakpo
 
 LONG_FILES = {
     "orchestrator/core/wire/messages.py": "one list of all that supervisor and agents say",
-    "orchestrator/supervisor/supervisor.py": "one loop: receive, learn, decide, journal, carry out",
-    "orchestrator/supervisor/transfers/save_desk.py": "the one writer of the ledger",
     "tests/integration/test_agent_ships.py": "one way home, from an agent to the job folder",
     "tests/ssh/test_ssh_copying.py": "one way to the hosts and back",
     "tests/support/sim/ledger.py": "the books and oracles of one night",
