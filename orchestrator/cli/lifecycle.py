@@ -25,7 +25,6 @@ from orchestrator.cli.params import complete_save
 from orchestrator.client.job import Job
 from orchestrator.core.errors import ClusterError, UserError
 from orchestrator.core.jobdir.plan import Plan
-from orchestrator.core.text import with_fix
 
 CANCEL_S_MAX = 120.0
 """How long `orch cancel` waits in addition to the grace of the ranks."""
@@ -76,8 +75,7 @@ def report_submitted(job: Job, *, follow: bool, as_json: bool, is_new: bool = Tr
         if job.source.slurm_id():
             _print_queue(job)
     for warning in refusals.warnings(job.plan()) if is_new else ():
-        what, fix = with_fix(warning)
-        terminal.say(f"warning: {what}\n  fix: {fix}", err=True)
+        terminal.say(f"warning: {warning.what}\n  fix: {warning.fix}", err=True)
     if follow:
         return follow_job(job, as_json=as_json)
     if not as_json:
@@ -88,10 +86,11 @@ def report_submitted(job: Job, *, follow: bool, as_json: bool, is_new: bool = Tr
 def _print_queue(job: Job) -> None:
     """Print Slurm's id of a new job, and what will keep it from starting, where Slurm knows that at once."""
     queued = job.source.status().queue
-    what, fix = with_fix(queued.said if queued else "")
-    terminal.say(f"  queue   {what if fix else f'Slurm job {job.source.slurm_id()}'}")
-    if fix:
-        terminal.say(f"          fix: {fix}")
+    terminal.say(
+        f"  queue   {queued.said if queued and queued.fix else f'Slurm job {job.source.slurm_id()}'}"
+    )
+    if queued and queued.fix:
+        terminal.say(f"          fix: {queued.fix}")
 
 
 @click.command()

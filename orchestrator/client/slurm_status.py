@@ -21,7 +21,7 @@ from orchestrator.client.job_source import JobSource
 from orchestrator.client.logs import secret_mask
 from orchestrator.core import codec
 from orchestrator.core.codec import Json
-from orchestrator.core.errors import ClusterError, OrchError
+from orchestrator.core.errors import ClusterError, Fault, OrchError
 from orchestrator.core.host import procfs
 from orchestrator.core.jobdir import home, ownership, requests, status_file
 from orchestrator.core.jobdir.durable import replace_text
@@ -33,7 +33,7 @@ from orchestrator.core.slurm import command_output
 from orchestrator.core.slurm.command_output import QueueJob
 from orchestrator.core.slurm.job_states import Stage
 from orchestrator.core.slurm.queue import SlurmQueue, is_over
-from orchestrator.core.text import with_fix
+from orchestrator.core.text import sentence
 
 QUEUE = SlurmQueue()
 """This process's view of Slurm's queue: all its jobs share the queries."""
@@ -100,7 +100,7 @@ class SlurmSource(JobSource):
         queued = _query(self.folder)
         if queued is None:
             if time.time() - self.folder.plan.stat().st_mtime > HANDED_S_MAX:
-                why = "its submit was cut off before Slurm had it; fix: submit it again"
+                why = sentence("its submit was cut off before Slurm had it", fix="submit it again")
                 slurm_close.close(self.folder, "", Cause.FAILED, why)
             return
         if queued.unanswered:
@@ -200,6 +200,7 @@ def join(job: JobDir, written: Status | None, plan: Callable[[], Plan]) -> Statu
     queued = _query(job)
     if queued is None:
         return written or status_file.unknown(plan(), "QUEUED", "it is being handed to Slurm", time.time())
+    said = _say(job, queued)
     shown = QueueStatus(
         id=queued.id,
         state=queued.state,
@@ -207,7 +208,8 @@ def join(job: JobDir, written: Status | None, plan: Callable[[], Plan]) -> Statu
         expected_start=queued.expected_start,
         nodes=queued.nodes,
         by=queued.by,
-        said=_say(job, queued),
+        said=said.what,
+        fix=said.fix,
         silent=queued.unanswered,
         heard_s=queued.age_s,
         is_stuck=command_output.is_stuck(queued),
@@ -224,7 +226,7 @@ def _joined(job: JobDir, written: Status | None, queued: QueueJob, plan: Callabl
     cancelled = _cancel_age_s(job) is not None
     if written is not None:
         has_reason = written.state == "QUEUED" and written.reason
-        reason = written.reason if has_reason else _say(job, queued)
+        reason = written.reason if has_reason else _text(_say(job, queued))
         state = "STOPPING" if cancelled else "QUEUED"
         return replace(status_file.without_nodes(written), state=state, reason=reason)
     begins = stage in (Stage.RUNNING, Stage.LEAVING, Stage.UNKNOWN)
@@ -236,20 +238,24 @@ def _beginning(job: JobDir, queued: QueueJob) -> str:
     """Return the reason of a job whose supervisor has written no status yet."""
     match queued.stage:
         case Stage.WAITING:
-            return _say(job, queued)
+            return _text(_say(job, queued))
         case Stage.RUNNING | Stage.LEAVING | Stage.UNKNOWN:
             words = _batch_words(job)
             where = f" on {queued.nodes}" if queued.nodes else ""
             head = f"Slurm job {queued.id} is {queued.state}{where}, and its supervisor has not come up yet"
             return f"{head}; its batch script says: {words}" if words else head
         case Stage.NO_ANSWER | Stage.OVER | Stage.NOT_FOUND:
-            return _say(job, queued)
+            return _text(_say(job, queued))
 
 
-def _say(job: JobDir, queued: QueueJob) -> str:
+def _say(job: JobDir, queued: QueueJob) -> Fault:
     """Return Slurm's state of a job in words; for a cancelled job without the fix that would let it go on."""
-    text = command_output.say(queued, job.id)
-    return text if _cancel_age_s(job) is None else with_fix(text)[0]
+    said = command_output.say(queued, job.id)
+    return said if _cancel_age_s(job) is None else replace(said, fix="")
+
+
+def _text(said: Fault) -> str:
+    return sentence(said.what, fix=said.fix)
 
 
 def _query(job: JobDir) -> QueueJob | None:
@@ -273,12 +279,11 @@ def _of_this(job: JobDir, queued: QueueJob) -> QueueJob:
         return QueueJob(queued.id, "UNKNOWN", unanswered=unanswered)
     if not queued.folder:
         return queued
-    reason = f"its id is now that of a job in {queued.folder}; fix: orch resume {job.id}"
-    return replace(
-        QueueJob(queued.id, "FORGOTTEN", reason, folder=queued.folder),
-        unanswered=queued.unanswered,
-        age_s=queued.age_s,
-    )
+    reason = f"its id is now that of a job in {queued.folder}"
+    return QueueJob(
+        queued.id, "FORGOTTEN", reason, folder=queued.folder, unanswered=queued.unanswered, age_s=queued.age_s,
+        fix=f"orch resume {job.id}",
+    )  # fmt: skip
 
 
 def note_cluster(job: JobDir) -> None:
@@ -302,7 +307,9 @@ def _cancelled_by_slurm(job: JobDir, err: ClusterError) -> ClusterError:
     queued = _query(job)
     if queued is None or queued.unanswered or queued.stage is Stage.NOT_FOUND:
         answer = (
-            (queued.unanswered or command_output.ended(queued)) if queued else "Slurm was never given the job"
+            (queued.unanswered or _text(command_output.ended(queued)))
+            if queued
+            else "Slurm was never given the job"
         )
         return ClusterError(f"{err.what}; {answer}", err.where, err.fix)
     refusal = QUEUE.cancel(queued.id)
@@ -320,8 +327,8 @@ def _end_words(job: JobDir, queued: QueueJob) -> str:
     if queued.cause is Cause.CANCELLED and _cancel_age_s(job) is not None:
         return "cancelled by the user"
     why = command_output.ended(queued)
-    words = _batch_words(job) if queued.cause is Cause.FAILED and not with_fix(why)[1] else ""
-    return f"{why}; the last words of its batch script: {words}" if words else why
+    words = _batch_words(job) if queued.cause is Cause.FAILED and not why.fix else ""
+    return f"{why.what}; the last words of its batch script: {words}" if words else _text(why)
 
 
 def _pursue_cancel(job: JobDir, queued: QueueJob) -> None:

@@ -10,7 +10,6 @@ from orchestrator.client.job import Job
 from orchestrator.core.jobdir import home, status_file
 from orchestrator.core.jobdir.status_file import Status
 from orchestrator.core.observations import Follows
-from orchestrator.core.text import with_fix
 
 POLL_S = 0.5
 
@@ -75,7 +74,7 @@ def need(status: Status) -> Need | None:
         what = f"the disk is full, and its supervisor waits: {status.full_disk}"
         return Need(NeedKind.DISK, what, "free some space there: the job goes on by itself")
     if status.state == "QUEUED" and status.queue is not None:
-        return Need(NeedKind.QUEUE, *with_fix(status.queue.said)) if status.queue.is_stuck else None
+        return Need(NeedKind.QUEUE, status.queue.said, status.queue.fix) if status.queue.is_stuck else None
     seen = status.suspected
     if seen is None or not seen.ranks or seen.for_s < STANDS_S:
         return None

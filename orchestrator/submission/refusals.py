@@ -15,7 +15,7 @@ import yaml
 from orchestrator.agent.host import setup_script
 from orchestrator.core import codec
 from orchestrator.core.checkpoints import tree
-from orchestrator.core.errors import UserError
+from orchestrator.core.errors import Fault, UserError
 from orchestrator.core.jobdir import home
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.text import counted
@@ -39,7 +39,7 @@ _KEEPS_BEST = (
 """Words of a command by which a script keeps its best checkpoints; the name of the option, and of the one that limits them."""
 
 
-def warnings(plan: Plan) -> tuple[str, ...]:
+def warnings(plan: Plan) -> tuple[Fault, ...]:
     """Return warnings of a job that can be submitted, each with its fix."""
     words = " ".join(plan.argv)
     found = [(name, limit) for pattern, name, limit in _KEEPS_BEST if pattern.search(words)]
@@ -47,7 +47,7 @@ def warnings(plan: Plan) -> tuple[str, ...]:
         return ()
     name, limit = found[0]
     what = f"checkpoint.keep deletes checkpoints by their age, and the script keeps the best ones ({name})"
-    return (f"{what}; fix: leave checkpoint.keep out, and limit them in the script by {limit}",)
+    return (Fault("", what, f"leave checkpoint.keep out, and limit them in the script by {limit}"),)
 
 
 RANKS_PER_CORE_MAX = 8

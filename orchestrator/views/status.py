@@ -178,7 +178,7 @@ def queue(status: Status) -> list[Line]:
     """Return Slurm's state of a job, and how to mend what keeps it in the queue."""
     if (queued := status.queue) is None:
         return []
-    what, fix = with_fix(queued.said)
+    what, fix = queued.said, queued.fix
     if queued.expected_start:
         what += f", expected to start at {queued.expected_start[:16].replace('T', ' ')} UTC"
     if queued.silent:
@@ -190,7 +190,8 @@ def queue(status: Status) -> list[Line]:
 
 def is_of_queue(status: Status) -> bool:
     """Tell whether a job's reason is that of the queue, which has a line of its own."""
-    return status.queue is not None and status.reason == status.queue.said
+    queued = status.queue
+    return queued is not None and status.reason == sentence(queued.said, fix=queued.fix)
 
 
 def reason(status: Status) -> str:

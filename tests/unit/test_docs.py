@@ -279,7 +279,7 @@ def test_messages_of_slurm_jobs_that_are_explained_exist() -> None:
 
 def test_reasons_why_a_job_waits_that_are_explained_are_told_with_a_fix() -> None:
     for reason in _first_cells(SLURM, "reason"):
-        assert "; fix: " in command_output.say(QueueJob("7", "PENDING", reason), "t-1"), reason
+        assert command_output.say(QueueJob("7", "PENDING", reason), "t-1").fix, reason
 
 
 def test_what_slurm_is_said_to_be_asked_for_is_what_it_is_asked_for() -> None:

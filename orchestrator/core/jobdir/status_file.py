@@ -104,7 +104,7 @@ class TransferStatus:
 
 @dataclass(frozen=True, slots=True)
 class QueueStatus:
-    """What Slurm says of a job; `said` is that in words, `silent` why Slurm does not answer, `heard_s` its answer's age,
+    """What Slurm says of a job; `said` is that in words, `fix` what to do about it, `silent` why Slurm does not answer, `heard_s` its answer's age,
     `is_stuck` whether it starts only once somebody acts."""
 
     id: str
@@ -117,6 +117,7 @@ class QueueStatus:
     silent: str
     heard_s: float
     is_stuck: bool = False
+    fix: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from orchestrator.core.errors import Fault
 from orchestrator.core.observations import Cause
 from orchestrator.core.slurm import job_states
 
@@ -71,6 +72,8 @@ class QueueJob:
     unanswered: str = ""
     # How old all this is
     age_s: float = 0.0
+    # What to do about it where Slurm has lost it
+    fix: str = ""
 
     @property
     def stage(self) -> job_states.Stage:
@@ -180,20 +183,22 @@ def _utc(word: str) -> str | None:
 # Words for people
 
 
-def say(job: QueueJob, name: str) -> str:
-    """Describe a job in one line, with what to do where something must be done. `name`: orch's own name of it."""
+def say(job: QueueJob, name: str) -> Fault:
+    """Describe a job in one line, with the fix where something must be done. `name`: orch's own name of it."""
     match job.stage:
         case job_states.Stage.WAITING:
             return _waits(job, name)
         case job_states.Stage.RUNNING if job.state == "SUSPENDED":
             where = f" on {job.nodes}" if job.nodes else ""
-            return f"Slurm has suspended its job {job.id}{where}; fix: scontrol resume {job.id} lets it go on"
+            return Fault(
+                "", f"Slurm has suspended its job {job.id}{where}", f"scontrol resume {job.id} lets it go on"
+            )
         case job_states.Stage.RUNNING | job_states.Stage.LEAVING | job_states.Stage.UNKNOWN:
-            return f"Slurm job {job.id} is {job.state}{f' on {job.nodes}' if job.nodes else ''}"
+            return Fault("", f"Slurm job {job.id} is {job.state}{f' on {job.nodes}' if job.nodes else ''}")
         case job_states.Stage.OVER | job_states.Stage.NOT_FOUND:
             return ended(job)
         case job_states.Stage.NO_ANSWER:
-            return f"Slurm has told nothing of its job {job.id} yet"
+            return Fault("", f"Slurm has told nothing of its job {job.id} yet")
 
 
 def is_stuck(job: QueueJob) -> bool:
@@ -207,55 +212,64 @@ def _change(job: QueueJob) -> str:
     return next((change for pattern, change in _NEVER.items() if re.fullmatch(pattern, first)), "")
 
 
-def _waits(job: QueueJob, name: str) -> str:
+def _waits(job: QueueJob, name: str) -> Fault:
     why = f": {job.reason}" if job.reason else ""
     if job.is_held:
         is_admins = "admin" in job.reason.lower()
         fix = "ask who looks after the cluster" if is_admins else f"scontrol release {job.id}"
         by = " by an administrator" if is_admins else ""
-        return f"Slurm job {job.id} is held{by}{why}; fix: {fix}"
+        return Fault("", f"Slurm job {job.id} is held{by}{why}", fix)
     if change := _change(job):
         fix = f"orch cancel {name}, then orch resume {name} --set {change}"
-        return f"Slurm job {job.id} cannot start as it is{why}; fix: {fix}"
-    return f"Slurm job {job.id} waits in the queue{why}"
+        return Fault("", f"Slurm job {job.id} cannot start as it is{why}", fix)
+    return Fault("", f"Slurm job {job.id} waits in the queue{why}")
 
 
-def ended(job: QueueJob) -> str:
-    """Describe in one line how a job that is over has ended."""
+def ended(job: QueueJob) -> Fault:
+    """Describe in one line how a job that is over has ended, with the fix where there is one."""
     name = f"Slurm job {job.id}"
     code, _, number = job.exit.partition(":")
     if job.state == "FAILED" and job.exit == NO_LOG_EXIT:
         fix = "submit it again with ORCH_HOME set to a folder that all nodes see and this user can write to"
         what = f"{name} could not begin: its first node could not open the log in the job's folder"
-        return f"{what}; fix: {fix}"
+        return Fault("", what, fix)
     why = unstarted(code) if job.state == "FAILED" and number in ("", "0") else ""
     if why:
-        return f"{name} has ended with exit code {code}: no program could be started on its first node: {why}"
+        return Fault(
+            "",
+            f"{name} has ended with exit code {code}: no program could be started on its first node: {why}",
+        )
     match job.state:
         case "CANCELLED":
-            return f"{name} was cancelled{f' by {job.by}' if job.by else ''}"
+            return Fault("", f"{name} was cancelled{f' by {job.by}' if job.by else ''}")
         case "TIMEOUT":
-            return f"{name} was ended at its time limit; fix: raise time_limit, or set time_limit_action: requeue"
+            return Fault(
+                "",
+                f"{name} was ended at its time limit",
+                "raise time_limit, or set time_limit_action: requeue",
+            )
         case "DEADLINE":
-            return f"{name} was ended at its deadline"
+            return Fault("", f"{name} was ended at its deadline")
         case "PREEMPTED":
-            return f"{name} was preempted, and Slurm has not put it back into the queue"
+            return Fault("", f"{name} was preempted, and Slurm has not put it back into the queue")
         case "NODE_FAIL":
-            return f"{name} lost a node that it could not do without{f' ({job.nodes})' if job.nodes else ''}"
+            return Fault(
+                "", f"{name} lost a node that it could not do without{f' ({job.nodes})' if job.nodes else ''}"
+            )
         case "BOOT_FAIL":
-            return f"{name} was given nodes that did not boot"
+            return Fault("", f"{name} was given nodes that did not boot")
         case "OUT_OF_MEMORY":
-            return f"{name} used more memory than it had asked for; fix: raise slurm.mem"
+            return Fault("", f"{name} used more memory than it had asked for", "raise slurm.mem")
         case "FORGOTTEN" if job.reason:
-            return f"Slurm has lost its job {job.id}: {job.reason}"
+            return Fault("", f"Slurm has lost its job {job.id}: {job.reason}", job.fix)
         case "FORGOTTEN":
-            return f"Slurm knows no job {job.id} any more"
+            return Fault("", f"Slurm knows no job {job.id} any more")
         case "COMPLETED":
-            return f"{name} has ended before the job did"
+            return Fault("", f"{name} has ended before the job did")
         case _:
             how = f" with exit code {code}" if code else ""
             how = f" with signal {number}" if number not in ("", "0") else how
-            return f"{name} has ended{how}: {job.state}"
+            return Fault("", f"{name} has ended{how}: {job.state}")
 
 
 def unstarted(code: str) -> str:

@@ -390,7 +390,9 @@ class Agent:
             if how == "asked" and save is not None and gang.ranks[0].host is self.host:
                 self.host.found(attempt, *save)
                 is_free = gang.saved_itself or gang.finished or self.world.travels
-                is_free = is_free or gang.count < self.world.night.save_steps  # it is of an earlier launcher call
+                is_free = (
+                    is_free or gang.count < self.world.night.save_steps
+                )  # it is of an earlier launcher call
                 if not is_free and self.world.rng.random() < 0.2:
                     self._cut_off(attempt, *save)
             self.post(e.Stopped(0.0, self.host.name, attempt, how))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.core.errors import Fault
 from orchestrator.core.slurm import command, command_output, queue
 from orchestrator.core.slurm.command_output import QueueJob
 from orchestrator.core.slurm.job_states import Stage
@@ -118,7 +119,7 @@ def test_scontrol_tells_exit_and_restarts() -> None:
 
 @pytest.mark.parametrize("state", [*STATES, "FORGOTTEN", "UNKNOWN", "TELEPORTING"])
 def test_something_is_said_of_every_state(state: str) -> None:
-    assert "7" in command_output.say(QueueJob("7", state), "t-1")
+    assert "7" in command_output.say(QueueJob("7", state), "t-1").what
 
 
 def test_no_job_is_over_for_a_word_that_is_new_to_us() -> None:
@@ -127,16 +128,14 @@ def test_no_job_is_over_for_a_word_that_is_new_to_us() -> None:
 
 
 def test_a_held_job_is_told_with_what_lets_it_go() -> None:
-    assert command_output.say(QueueJob("7", "PENDING", "JobHeldUser"), "t-1").endswith(
-        "; fix: scontrol release 7"
-    )
-    assert command_output.say(QueueJob("7", "REQUEUE_HOLD"), "t-1").endswith("; fix: scontrol release 7")
-    assert command_output.say(QueueJob("7", "PENDING"), "t-1") == "Slurm job 7 waits in the queue"
+    for job in (QueueJob("7", "PENDING", "JobHeldUser"), QueueJob("7", "REQUEUE_HOLD")):
+        assert command_output.say(job, "t-1").fix == "scontrol release 7"
+    assert command_output.say(QueueJob("7", "PENDING"), "t-1") == Fault("", "Slurm job 7 waits in the queue")
 
 
 def test_a_suspended_job_is_told_with_what_lets_it_go_on() -> None:
     said = command_output.say(QueueJob("7", "SUSPENDED", nodes="node1"), "t-1")
-    assert said == "Slurm has suspended its job 7 on node1; fix: scontrol resume 7 lets it go on"
+    assert said == Fault("", "Slurm has suspended its job 7 on node1", "scontrol resume 7 lets it go on")
 
 
 @pytest.mark.parametrize(
@@ -154,43 +153,38 @@ def test_a_suspended_job_is_told_with_what_lets_it_go_on() -> None:
 def test_a_job_that_can_never_start_as_it_is_is_told_with_what_to_change(reason: str, change: str) -> None:
     said = command_output.say(QueueJob("7", "PENDING", reason), "t-1")
     fix = f"orch cancel t-1, then orch resume t-1 --set {change}"
-    assert said.startswith(f"Slurm job 7 cannot start as it is: {reason}; fix: {fix}")
+    assert said.what == f"Slurm job 7 cannot start as it is: {reason}"
+    assert said.fix.startswith(fix)
 
 
 @pytest.mark.parametrize(
     "reason", ["QOSMaxJobsPerUserLimit", "AssocGrpGRES", "ReqNodeNotAvail, Unavail", "New99"]
 )
 def test_a_job_whose_turn_may_come_waits(reason: str) -> None:
-    assert (
-        command_output.say(QueueJob("7", "PENDING", reason), "t-1")
-        == f"Slurm job 7 waits in the queue: {reason}"
-    )
+    said = command_output.say(QueueJob("7", "PENDING", reason), "t-1")
+    assert said == Fault("", f"Slurm job 7 waits in the queue: {reason}")
 
 
 def test_a_job_that_an_administrator_holds_is_not_the_users_to_release() -> None:
     said = command_output.say(QueueJob("7", "PENDING", "JobHeldAdmin"), "t-1")
-    assert "by an administrator" in said and "scontrol release" not in said
+    assert "by an administrator" in said.what and "scontrol release" not in said.fix
 
 
 def test_a_job_whose_folder_no_node_sees_is_told_what_to_do() -> None:
     said = command_output.ended(QueueJob("7", "FAILED", exit="0:53"))
-    assert "could not open the log in the job's folder; fix: submit it again with ORCH_HOME" in said
+    assert said.what.endswith("could not open the log in the job's folder")
+    assert said.fix.startswith("submit it again with ORCH_HOME")
 
 
 def test_a_batch_script_that_could_not_be_executed_is_told_in_words() -> None:
-    said = command_output.ended(QueueJob("7", "FAILED", exit="11:0"))
+    said = command_output.ended(QueueJob("7", "FAILED", exit="11:0")).what
     assert said.startswith(
         "Slurm job 7 has ended with exit code 11: no program could be started on its first node: "
     )
     assert said.endswith("Resource temporarily unavailable, see ulimit -u there")
-    assert (
-        command_output.ended(QueueJob("7", "FAILED", exit="1:0"))
-        == "Slurm job 7 has ended with exit code 1: FAILED"
-    )
-    assert (
-        command_output.ended(QueueJob("7", "FAILED", exit="0:11"))
-        == "Slurm job 7 has ended with signal 11: FAILED"
-    )
+    for code, how in (("1:0", "exit code 1"), ("0:11", "signal 11")):
+        ended = command_output.ended(QueueJob("7", "FAILED", exit=code)).what
+        assert ended == f"Slurm job 7 has ended with {how}: FAILED"
 
 
 # Looks
