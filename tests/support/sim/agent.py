@@ -387,7 +387,7 @@ class Agent:
                 self.post(e.Stopped(0.0, self.host.name, attempt, how))
                 return
             save = self.world.last_save(attempt)
-            if how == "asked" and save is not None and gang.ranks[0].host is self.host:
+            if how == "asked" and save is not None and 0 in gang.ranks and gang.ranks[0].host is self.host:
                 self.host.found(attempt, *save)
                 is_free = gang.saved_itself or gang.finished or self.world.travels
                 is_free = (
