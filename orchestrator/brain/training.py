@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import islice
 
 from orchestrator.brain.model.facts import Facts
-from orchestrator.core.observations import NOT_TOLD, Training
+from orchestrator.core.shown import NOT_TOLD, Training
 
 TOLD_MAX = 16
 """How many ranks are asked what the job's loss is."""

@@ -11,7 +11,7 @@ from orchestrator.client.outline.outline import Outline
 from orchestrator.core.codec import Json
 from orchestrator.core.errors import UserError
 from orchestrator.core.jobdir.status_file import Status
-from orchestrator.core.observations import Measured
+from orchestrator.core.shown import Measured
 from orchestrator.programs import json_types
 from orchestrator.spec.load import json_schema
 

@@ -34,7 +34,7 @@ from orchestrator.core.jobdir.status_file import (
     iso,
     time_of_day,
 )
-from orchestrator.core.observations import NOT_TOLD, Suspicion, Usage
+from orchestrator.core.shown import NOT_TOLD, Suspicion, Usage
 from orchestrator.core.text import sentence
 
 __all__ = ["ENDED", "Now", "iso", "reason", "state", "status"]

@@ -21,7 +21,7 @@ from orchestrator.core.jobdir.status_file import (
     seconds,
     time_of_day,
 )
-from orchestrator.core.observations import Follows, Suspicion
+from orchestrator.core.shown import Follows, Suspicion
 from orchestrator.core.slurm.hostlist import holds
 from orchestrator.core.text import counted, follows, ranks_text, sentence, with_fix
 from orchestrator.views import large_job

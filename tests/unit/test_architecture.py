@@ -86,6 +86,7 @@ BRAIN_NEEDS = {
         "host_facts",
         "observations",
         "planned",
+        "shown",
         "text",
         "checkpoints.choice",
         "checkpoints.save",

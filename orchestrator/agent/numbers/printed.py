@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.core.jobdir import ownership
-from orchestrator.core.observations import Measured, Training
+from orchestrator.core.shown import Measured, Training
 
 TAIL_BYTES = 8192
 LINE_BYTES_MAX = 400

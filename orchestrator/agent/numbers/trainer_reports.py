@@ -21,8 +21,8 @@ from orchestrator.core import codec
 from orchestrator.core.codec import Json
 from orchestrator.core.jobdir.durable import replace_text
 from orchestrator.core.jobdir.rank_env import TRAINER_TOKEN, TRAINER_URL
-from orchestrator.core.observations import NOT_TOLD, Measured, Training
 from orchestrator.core.settings.rank_settings import RANK_MARK, SetBy, Setting
+from orchestrator.core.shown import NOT_TOLD, Measured, Training
 
 HERE = "127.0.0.1"
 TOKEN_FILE = "trainer-token"

@@ -19,7 +19,7 @@ from orchestrator.core.jobdir import home, ownership
 from orchestrator.core.jobdir.durable import replace_text
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.locks import Holder
-from orchestrator.core.observations import Measured, Suspicion
+from orchestrator.core.shown import Measured, Suspicion
 
 if TYPE_CHECKING:
     from orchestrator.core.jobdir.plan import Plan
@@ -65,7 +65,7 @@ class RankStatus:
     beat_s: float | None
     exit: int | None
     progress: str | None
-    # What its script tells, and what it uses, see `observations.Training` and `observations.Usage`.
+    # What its script tells, and what it uses, see `Training` and `Usage` in `core/shown.py`.
     loss: Measured | None = None
     learning_rate: Measured | None = None
     percent: float | None = None

@@ -19,11 +19,10 @@ from orchestrator.core.observations import (
     RankInspection,
     RankSeen,
     Reached,
-    Training,
-    Usage,
 )
 from orchestrator.core.planned import Gang
 from orchestrator.core.settings.rank_settings import RankRequest
+from orchestrator.core.shown import Training, Usage
 
 PROTOCOL = 8
 """Both ends run the same bundle, so a peer with another number is a stranger."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from orchestrator.core.jobdir.status_file import Status
-from orchestrator.core.observations import Measured
+from orchestrator.core.shown import Measured
 from orchestrator.views import cells
 from orchestrator.views import status as status_view
 from tests.support import golden, jobs

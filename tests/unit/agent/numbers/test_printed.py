@@ -15,7 +15,7 @@ from orchestrator.agent.numbers.printed import (
     last_learning_rate,
     last_loss,
 )
-from orchestrator.core.observations import Measured
+from orchestrator.core.shown import Measured
 
 
 @pytest.mark.parametrize(
