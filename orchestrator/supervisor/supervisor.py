@@ -278,11 +278,11 @@ class Supervisor:
 
     def _take_heartbeat(self, report: m.Envelope, now_s: float) -> None:
         try:
-            heartbeat = self._heartbeats.receive(report)
+            heartbeat = self._heartbeats.receive(report, now_s)
         except codec.CodecError as err:
             print(f"{report.node} sent what cannot be read: {err}", flush=True)
             return
-        self._brain.learn(translation.heartbeat(report.node, heartbeat, now_s))
+        self._brain.learn(heartbeat)
         self._desk.beat(now_s, report.node, heartbeat, save_gang(self._brain.facts))
         self._learn_saves(now_s)
 

@@ -139,12 +139,9 @@ class Inspected(m.Inspected, FromNode):
     """A node has answered an inspection; its evidence is on disk."""
 
 
-@dataclass(frozen=True, slots=True)
-class Heartbeat(FromNode):
+@dataclass(frozen=True)
+class Heartbeat(m.Heartbeat, FromNode):
     """The regular report of an agent on its ranks. The latest of a node replaces the previous one."""
-
-    attempt: int
-    ranks: tuple[m.RankHeartbeat, ...]
 
 
 @dataclass(frozen=True, slots=True)
