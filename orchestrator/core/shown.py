@@ -6,7 +6,7 @@ Rule: as little as a status needs. `orch status` loads this file and not `observ
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 
 class Measured(float):
@@ -28,26 +28,25 @@ class Usage:
     gpu_memory_bytes: int | None = None
 
 
+NOT_MEASURED = Usage()
+
+
 @dataclass(frozen=True, slots=True)
 class Training:
-    """How far the training of a rank is, as its script tells. None: not told."""
+    """How far the training of a rank or a job is: as a script tells, or as it is shown, see `brain/training.py`. None: not known."""
 
     loss: Measured | None = None
     learning_rate: Measured | None = None
-    # Of the work that is done: 0 to 1
-    share: float | None = None
-    remaining_s: float | None = None
+    # Of the work that is done
+    percent: float | None = None
+    # How long it takes from here
+    eta_s: float | None = None
     total_steps: int | None = None
 
     def completed_by(self, other: Training) -> Training:
         """Return this with what only the other one tells."""
-        return Training(
-            loss=other.loss if self.loss is None else self.loss,
-            learning_rate=other.learning_rate if self.learning_rate is None else self.learning_rate,
-            share=other.share if self.share is None else self.share,
-            remaining_s=other.remaining_s if self.remaining_s is None else self.remaining_s,
-            total_steps=other.total_steps if self.total_steps is None else self.total_steps,
-        )
+        unknown = [field.name for field in fields(self) if getattr(self, field.name) is None]
+        return replace(self, **{name: getattr(other, name) for name in unknown})
 
 
 NOT_TOLD = Training()

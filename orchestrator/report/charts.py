@@ -118,8 +118,8 @@ def _plain(value: float) -> str:
 
 
 TRAINING = (
-    Quantity("Loss", attrgetter("loss"), _plain, is_from_zero=False),
-    Quantity("Learning rate", attrgetter("learning_rate"), _plain),
+    Quantity("Loss", attrgetter("training.loss"), _plain, is_from_zero=False),
+    Quantity("Learning rate", attrgetter("training.learning_rate"), _plain),
     Quantity("Steps per second", attrgetter("steps_per_s"), _plain),
     Quantity(
         "Time of a step",
@@ -128,10 +128,10 @@ TRAINING = (
     ),
 )
 USAGE = (
-    Quantity("Processors in use", attrgetter("cpu_share"), _plain),
-    Quantity("Memory", attrgetter("memory_bytes"), size),
-    Quantity("GPU use", attrgetter("gpu_share"), _percent),
-    Quantity("GPU memory", attrgetter("gpu_memory_bytes"), size),
+    Quantity("Processors in use", attrgetter("usage.cpu_share"), _plain),
+    Quantity("Memory", attrgetter("usage.memory_bytes"), size),
+    Quantity("GPU use", attrgetter("usage.gpu_share"), _percent),
+    Quantity("GPU memory", attrgetter("usage.gpu_memory_bytes"), size),
 )  # fmt: skip
 
 

@@ -88,12 +88,12 @@ def reported(data: Json) -> Training:
         if isinstance(metric, dict) and isinstance(metric.get("name"), str)
     }
     percent, total = _number(status.get("progressPercentage")), _number(metrics.get("total_steps"))
-    remaining_s = _number(status.get("estimatedRemainingSeconds"))
+    eta_s = _number(status.get("estimatedRemainingSeconds"))
     return Training(
         loss=_number(metrics.get("loss", metrics.get("train_loss"))),
         learning_rate=_number(metrics.get("learning_rate")),
-        share=percent / 100 if percent is not None and 0 <= percent <= 100 else None,
-        remaining_s=float(remaining_s) if remaining_s is not None and 0 <= remaining_s < 1e9 else None,
+        percent=float(percent) if percent is not None and 0 <= percent <= 100 else None,
+        eta_s=float(eta_s) if eta_s is not None and 0 <= eta_s < 1e9 else None,
         total_steps=int(total) if total is not None and 1 <= total < 1e15 else None,
     )
 

@@ -20,12 +20,16 @@ from typing import Any
 
 from orchestrator.core import codec
 from orchestrator.core.jobdir import ownership
+from orchestrator.core.shown import NOT_MEASURED, NOT_TOLD, Training, Usage
 
 SAMPLE_S = 10.0
 HOUR_S, LONG_S = 3600.0, 3 * 86_400.0
 FIRST_BYTES_PER_S, BYTES_PER_S = 5e6 / HOUR_S, 6.5e6 / 86_400
 LINE_BYTES_MAX = 8 << 20
 DIGITS = 6
+
+KEPT = 2
+"""How many of the first fields of `Training` a series has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +42,9 @@ class RankSample:
     steps_per_s: float | None = None
     # Median of its last step times
     step_s: float | None = None
-    loss: float | None = None
-    learning_rate: float | None = None
-    # Of one processor: 1.0 is one processor fully used; of the process and its children
-    cpu_share: float | None = None
-    memory_bytes: int | None = None
-    # 0 to 1
-    gpu_share: float | None = None
-    gpu_memory_bytes: int | None = None
+    # Kept of it are loss and learning rate
+    training: Training = NOT_TOLD
+    usage: Usage = NOT_MEASURED
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +122,9 @@ def _line(sample: Sample) -> bytes:
     """Return a line: time, attempt, and of each rank its values in the order of `RankSample`, without the last unknown ones."""
     rows = []
     for rank in sample.ranks:
-        row: list[object] = [
-            rank.rank, rank.step, _short(rank.steps_per_s), _short(rank.step_s), _short(rank.loss),
-            _short(rank.learning_rate), _short(rank.cpu_share), rank.memory_bytes, _short(rank.gpu_share),
-            rank.gpu_memory_bytes,
-        ]  # fmt: skip
+        told = rank.training
+        values = (rank.rank, rank.step, rank.steps_per_s, rank.step_s, told.loss, told.learning_rate)
+        row = [_short(value) for value in (*values, *codec.pack(rank.usage).values())]
         while row[-1] is None:
             row.pop()
         rows.append(row)
@@ -135,10 +132,10 @@ def _line(sample: Sample) -> bytes:
 
 
 def _short(value: float | None) -> float | str | None:
-    """Return a number with few digits; as a text where JSON has no number for it."""
-    if value is None or math.isfinite(value):
-        return None if value is None else float(f"{value:.{DIGITS}g}")
-    return str(float(value))
+    """Return a number with few digits, a whole one with all; as a text where JSON has no number for it."""
+    if value is None or isinstance(value, int):
+        return value
+    return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else str(float(value))
 
 
 def _sample(data: list[Any]) -> Sample:
@@ -152,7 +149,19 @@ def _sample(data: list[Any]) -> Sample:
         rows = [[float(item) if type(item) is str else item for item in row] for row in rows]
     if not types <= _TYPES or not {type(row[0]) for row in rows} <= {int}:
         raise ValueError("no numbers of ranks")
-    return Sample(float(wall_s), attempt, tuple([RankSample(*row) for row in rows]))
+    return Sample(float(wall_s), attempt, tuple([_rank(*row) for row in rows]))
+
+
+def _rank(
+    rank: int,
+    step: int | None = None,
+    steps_per_s: float | None = None,
+    step_s: float | None = None,
+    *rest: Any,
+) -> RankSample:
+    training = Training(*rest[:KEPT]) if rest else NOT_TOLD
+    usage = Usage(*rest[KEPT:]) if len(rest) > KEPT else NOT_MEASURED
+    return RankSample(rank, step, steps_per_s, step_s, training, usage)
 
 
 _TYPES = frozenset((int, float, str, type(None)))
