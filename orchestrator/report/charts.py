@@ -118,8 +118,8 @@ def _plain(value: float) -> str:
 
 
 TRAINING = (
-    Quantity("Loss", attrgetter("training.loss"), _plain, is_from_zero=False),
-    Quantity("Learning rate", attrgetter("training.learning_rate"), _plain),
+    Quantity("Loss", attrgetter("loss"), _plain, is_from_zero=False),
+    Quantity("Learning rate", attrgetter("learning_rate"), _plain),
     Quantity("Steps per second", attrgetter("steps_per_s"), _plain),
     Quantity(
         "Time of a step",

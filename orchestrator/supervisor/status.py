@@ -375,7 +375,8 @@ def sample(status: Status, facts: Facts, wall_s: float) -> Sample:
                 step=rank.step,
                 steps_per_s=rank.steps_per_s,
                 step_s=facts.ranks[rank.rank].beat.median_step_s,
-                training=rank.training,
+                loss=rank.training.loss,
+                learning_rate=rank.training.learning_rate,
                 usage=rank.usage,
             )
             for rank in status.ranks

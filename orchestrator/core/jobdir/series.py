@@ -20,7 +20,7 @@ from typing import Any
 
 from orchestrator.core import codec
 from orchestrator.core.jobdir import ownership
-from orchestrator.core.shown import NOT_MEASURED, NOT_TOLD, Training, Usage
+from orchestrator.core.shown import NOT_MEASURED, Usage
 
 SAMPLE_S = 10.0
 HOUR_S, LONG_S = 3600.0, 3 * 86_400.0
@@ -28,8 +28,8 @@ FIRST_BYTES_PER_S, BYTES_PER_S = 5e6 / HOUR_S, 6.5e6 / 86_400
 LINE_BYTES_MAX = 8 << 20
 DIGITS = 6
 
-KEPT = 2
-"""How many of the first fields of `Training` a series has."""
+OWN = 6
+"""How many values of a row are fields of `RankSample`; the others are those of `Usage`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,8 @@ class RankSample:
     steps_per_s: float | None = None
     # Median of its last step times
     step_s: float | None = None
-    # Kept of it are loss and learning rate
-    training: Training = NOT_TOLD
+    loss: float | None = None
+    learning_rate: float | None = None
     usage: Usage = NOT_MEASURED
 
 
@@ -122,9 +122,8 @@ def _line(sample: Sample) -> bytes:
     """Return a line: time, attempt, and of each rank its values in the order of `RankSample`, without the last unknown ones."""
     rows = []
     for rank in sample.ranks:
-        told = rank.training
-        values = (rank.rank, rank.step, rank.steps_per_s, rank.step_s, told.loss, told.learning_rate)
-        row = [_short(value) for value in (*values, *codec.pack(rank.usage).values())]
+        own = (rank.rank, rank.step, rank.steps_per_s, rank.step_s, rank.loss, rank.learning_rate)
+        row = [_short(value) for value in (*own, *codec.pack(rank.usage).values())]
         while row[-1] is None:
             row.pop()
         rows.append(row)
@@ -149,19 +148,8 @@ def _sample(data: list[Any]) -> Sample:
         rows = [[float(item) if type(item) is str else item for item in row] for row in rows]
     if not types <= _TYPES or not {type(row[0]) for row in rows} <= {int}:
         raise ValueError("no numbers of ranks")
-    return Sample(float(wall_s), attempt, tuple([_rank(*row) for row in rows]))
-
-
-def _rank(
-    rank: int,
-    step: int | None = None,
-    steps_per_s: float | None = None,
-    step_s: float | None = None,
-    *rest: Any,
-) -> RankSample:
-    training = Training(*rest[:KEPT]) if rest else NOT_TOLD
-    usage = Usage(*rest[KEPT:]) if len(rest) > KEPT else NOT_MEASURED
-    return RankSample(rank, step, steps_per_s, step_s, training, usage)
+    rows = [[*row[:OWN], Usage(*row[OWN:])] if len(row) > OWN else row for row in rows]
+    return Sample(float(wall_s), attempt, tuple([RankSample(*row) for row in rows]))
 
 
 _TYPES = frozenset((int, float, str, type(None)))

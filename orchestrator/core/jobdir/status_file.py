@@ -288,7 +288,10 @@ def loads(text: str | bytes) -> Status:
 def _flat(packed: Json) -> Json:
     flat: Json = {}
     for key, item in packed.items():
-        flat.update(item if key in PARTS else {key: item})
+        if key in PARTS:
+            flat |= item
+        else:
+            flat[key] = item
     return flat
 
 

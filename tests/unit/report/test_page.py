@@ -14,7 +14,7 @@ from orchestrator.core.jobdir import series
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.series import RankSample, Sample
 from orchestrator.core.settings.rank_settings import SetBy, Setting
-from orchestrator.core.shown import Measured, Training, Usage
+from orchestrator.core.shown import Usage
 from orchestrator.report import page
 from tests.support import folders, jobs
 
@@ -39,7 +39,8 @@ def measure(job: JobDir, ranks: int, seconds: int, apart_s: int = 60) -> None:
                 at,
                 7.0 + n % 3,
                 0.14 if n < ranks - 1 else 0.5,
-                Training(Measured(2.0 / (1 + at))),
+                2.0 / (1 + at),
+                None,
                 Usage(1.0, 3 << 30, 0.9, 60 << 30),
             )
             for n in range(ranks)

@@ -112,4 +112,4 @@ def test_a_sample_has_what_living_ranks_measure() -> None:
     status = status_object.status(jobs.plan(), facts, jobs.moment(5.0))
     sample = status_object.sample(status, facts, 1e9)
     assert [rank.rank for rank in sample.ranks] == [0, 2, 3]
-    assert sample.ranks[0] == RankSample(0, 7, 2.5, 0.4, status.ranks[0].training, USAGE)
+    assert sample.ranks[0] == RankSample(0, 7, 2.5, 0.4, 1.25, 5e-5, USAGE)

@@ -10,11 +10,9 @@ import pytest
 
 from orchestrator.core.jobdir import series
 from orchestrator.core.jobdir.series import RankSample, Sample, SeriesWriter
-from orchestrator.core.shown import Measured, Training, Usage
+from orchestrator.core.shown import Usage
 
-FULL = RankSample(
-    3, 120_000, 2.5, 0.4, Training(Measured(1.25), Measured(5e-5)), Usage(1.5, 64 << 30, 0.97, 70 << 30)
-)
+FULL = RankSample(3, 120_000, 2.5, 0.4, 1.25, 5e-5, Usage(1.5, 64 << 30, 0.97, 70 << 30))
 BARE = RankSample(4)
 
 
@@ -55,11 +53,11 @@ def test_a_reader_may_leave_out_what_is_close_together(tmp_path: Path) -> None:
 
 def test_a_loss_that_is_not_a_number_comes_back_as_such(tmp_path: Path) -> None:
     SeriesWriter(tmp_path / "series.jsonl").add(
-        _sample(1e9, RankSample(0, training=Training(Measured(math.nan), Measured(math.inf))))
+        _sample(1e9, RankSample(0, loss=math.nan, learning_rate=math.inf))
     )
     (rank,) = next(series.read(tmp_path / "series.jsonl")).ranks
-    assert rank.training.loss is not None
-    assert (math.isnan(rank.training.loss), rank.training.learning_rate) == (True, math.inf)
+    assert rank.loss is not None
+    assert (math.isnan(rank.loss), rank.learning_rate) == (True, math.inf)
 
 
 def test_a_reader_leaves_out_what_is_damaged_and_the_next_line_is_whole(tmp_path: Path) -> None:
@@ -108,7 +106,7 @@ def test_64_ranks_take_6_kb_a_sample_at_most(tmp_path: Path) -> None:
     path = tmp_path / "series.jsonl"
     wide = RankSample(
         63, 12_345_678, 2.51234, 0.398765,
-        Training(Measured(2.345678), Measured(4.98765e-5)), Usage(13.57, 64_123_456_789, 0.97, 79_123_456_789),
+        2.345678, 4.98765e-5, Usage(13.57, 64_123_456_789, 0.97, 79_123_456_789),
     )  # fmt: skip
     SeriesWriter(path).add(_sample(1e9, *[wide] * 64))
     assert os.path.getsize(path) < 6100  # noqa: PTH202
