@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from orchestrator.core.observations import Retryable
+from orchestrator.core.observations import Cause, Retryable
 
 if TYPE_CHECKING:
     from orchestrator.core.checkpoints.save import Piece
-    from orchestrator.core.end_cause import Cause
     from orchestrator.core.wire.messages import AgentConfig
 
 Wake = Callable[[], None]

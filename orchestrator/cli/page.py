@@ -9,8 +9,7 @@ import click
 
 from orchestrator.cli import terminal
 from orchestrator.cli.group import JOB, apply_slurm_end, find_job
-from orchestrator.cli.params import Count
-from orchestrator.core.errors import UserError
+from orchestrator.core.errors import ClusterError, UserError
 from orchestrator.core.jobdir import home
 from orchestrator.core.jobdir.durable import replace_text
 
@@ -25,7 +24,9 @@ from orchestrator.core.jobdir.durable import replace_text
     help="Where the page goes; by default JOB.html here.",
 )
 @click.option("--serve", is_flag=True, help="Show all jobs live in a browser of this machine, until Ctrl-C.")
-@click.option("--port", type=Count(0), metavar="N", help="Port of --serve; by default a free one.")
+@click.option(
+    "--port", type=click.IntRange(0, 65_535), metavar="N", help="Port of --serve; by default a free one."
+)
 def report(job: str | None, output: Path | None, serve: bool, port: int | None) -> int:
     """Write a job as one HTML page: what happened, its timeline, curves, verdicts, logs and settings.
 
@@ -44,9 +45,12 @@ def report(job: str | None, output: Path | None, serve: bool, port: int | None) 
     found = find_job(job)
     apply_slurm_end(found)
     place = output if output is not None else Path(f"{found.id}.html")
-    if place.is_dir():
-        raise UserError(f"{place} is a folder", "-o", "name the file that the page goes to")
-    replace_text(place, page.page(found), durable=False)
+    if place.exists() and not place.is_file():  # renaming the page to a device would delete the device
+        raise UserError(f"{place} is not a regular file", "-o", "name the file that the page goes to")
+    try:
+        replace_text(Path(os.path.realpath(place)), page.page(found), durable=False)
+    except OSError as err:
+        raise ClusterError(f"cannot be written: {err.strerror}", str(place), "name another folder") from err
     terminal.say(f"{found.id}: the page is {place.absolute()}")
     return 0
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import time
 
-from orchestrator.core.end_cause import Cause
 from orchestrator.core.errors import ClusterError
 from orchestrator.core.jobdir import home, locks, ownership, requests
 from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.observations import Cause
 from orchestrator.submission import supervisor_process
 
 CLOSE_S_MAX = 30.0

@@ -21,7 +21,6 @@ from orchestrator.client.job_source import JobSource
 from orchestrator.client.logs import secret_mask
 from orchestrator.core import codec
 from orchestrator.core.codec import Json
-from orchestrator.core.end_cause import Cause
 from orchestrator.core.errors import ClusterError, OrchError
 from orchestrator.core.host import procfs
 from orchestrator.core.jobdir import home, ownership, requests, status_file
@@ -29,6 +28,7 @@ from orchestrator.core.jobdir.durable import replace_text
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.jobdir.status_file import QueueStatus, Status
+from orchestrator.core.observations import Cause
 from orchestrator.core.slurm import command_output
 from orchestrator.core.slurm.command_output import QueueJob
 from orchestrator.core.slurm.job_states import Stage

@@ -100,6 +100,7 @@ def _fill(document: Document, command: str, folder: Path) -> Header:
     for setting in header.settings:
         if setting.field:
             document.put(setting.field, _data(setting.value), "--from-command")
+            document.places[setting.field] = Place("--from-command")
     document.data[key] = launch
     return header
 

@@ -18,7 +18,6 @@ from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.wire import connection
 from orchestrator.core.wire import messages as m
 from orchestrator.core.wire.accepting import Acceptor
-from orchestrator.core.wire.messages import Envelope
 
 HELLO_S_MAX = 5.0
 """How long a connection may take for TLS and its greeting."""
@@ -34,13 +33,6 @@ HELLO_BYTES_MAX = 64 << 10
 
 BEATS_GATHER_S = 0.1
 """How long heartbeats may wait, so that one round of decisions serves many; any other event ends the wait."""
-
-
-@dataclass(frozen=True, slots=True)
-class AgentGreeted:
-    """An agent has said who it is; next come the reports that it had kept, then `AgentReady`."""
-
-    hello: m.Hello
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +55,7 @@ class Wake:
     """A backend has something to report: poll it."""
 
 
-LinkEvent = AgentGreeted | AgentReady | Envelope | AgentDropped | Wake
+LinkEvent = AgentReady | m.Envelope | AgentDropped | Wake
 
 
 class AgentConnections:
@@ -75,6 +67,8 @@ class AgentConnections:
         self._token = token
         self._nodes = frozenset(nodes)
         self._lines: dict[str, tuple[connection.Line, str]] = {}  # by node, with the incarnation of its agent
+        self.hellos: dict[str, m.Hello] = {}
+        """The latest greeting of each node's agent, which may be gone."""
         self._acceptor: Acceptor | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self.inbox: asyncio.Queue[LinkEvent] = asyncio.Queue()
@@ -195,7 +189,7 @@ class AgentConnections:
         if old is not None:
             old[0].abort()
         self._lines[hello.node] = (line, hello.incarnation)
-        self._put(AgentGreeted(hello))
+        self.hellos[hello.node] = hello
         left = False
         try:
             for _ in range(hello.pending):
@@ -219,12 +213,12 @@ class AgentConnections:
         if data.get("kind") == m.Goodbye.__name__:
             return True
         seq = connection.take_seq(data)
-        self._put(Envelope(hello.node, hello.incarnation, seq, data, raw))
+        self._put(m.Envelope(hello.node, hello.incarnation, seq, data, raw))
         return False
 
     def _put(self, link_event: LinkEvent) -> None:
         self.inbox.put_nowait(link_event)
-        if not (isinstance(link_event, Envelope) and link_event.data.get("kind") == m.Heartbeat.__name__):
+        if not (isinstance(link_event, m.Envelope) and link_event.data.get("kind") == m.Heartbeat.__name__):
             self._urgent.set()
 
     def _is_current(self, line: connection.Line, hello: m.Hello) -> bool:

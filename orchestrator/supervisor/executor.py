@@ -7,7 +7,7 @@ What can fail at once comes back as events; everything else arrives later, from 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from orchestrator.backends.api import Backend, LaunchError
 from orchestrator.brain.model import decisions as d
@@ -26,7 +26,6 @@ from orchestrator.supervisor import translation
 from orchestrator.supervisor.agent_connections import AgentConnections
 from orchestrator.supervisor.transfers.closing import Gang
 from orchestrator.supervisor.transfers.save_desk import SaveDesk
-from orchestrator.supervisor.transfers.transfers import Transfers
 
 DISMISS_S_MAX = 5.0
 """How long agents of an ended job may take to leave once nothing is being transferred."""
@@ -94,7 +93,6 @@ class Executor:
         job_secrets: translation.JobSecrets,
         backend: Backend,
         connections: AgentConnections,
-        transfers: Transfers,
         desk: SaveDesk,
     ) -> None:
         self._job = job
@@ -102,9 +100,8 @@ class Executor:
         self._job_secrets = job_secrets
         self._backend = backend
         self._connections = connections
-        self._transfers = transfers
         self._desk = desk
-        desk.ships = transfers.may_ship
+        desk.ships = lambda node: self._ships(node, unknown=True)
         self._sending: dict[str, d.Prepare] = {}  # by node, while its save is on the way
         self._mask = job_secrets.mask
         self.endpoint = ""
@@ -172,17 +169,27 @@ class Executor:
 
     def _resume_save(self, node: str, resume: d.Checkpoint | None) -> Save | None:
         save = self._desk.saves.get(resume.save) if resume is not None else None
-        if save is None or self._desk.copies is None or not self._transfers.ships(node):
+        if save is None or not self._ships(node):
             return save
-        return self._desk.copies.there(save, node, str(self._transfers.root(node).root))
+        return self._desk.copies.there(save, node, str(self._root(node).root))
+
+    def _root(self, node: str) -> JobDir:
+        """Return the job's folder as the node sees it."""
+        hello = self._connections.hellos.get(node)
+        return JobDir.at(hello.root) if hello is not None else self._job
+
+    def _ships(self, node: str, *, unknown: bool = False) -> bool:
+        """Tell whether the node does not see this machine's job folder; `unknown` where its agent has not said so."""
+        hello = self._connections.hellos.get(node)
+        return hello.ships if hello is not None else unknown
 
     def _is_sent(self, decision: d.Prepare) -> bool:
         """Begin to bring the save of an attempt to a node; tell whether it has to be brought there."""
-        node, copies = decision.node, self._desk.copies
+        node = decision.node
         save = self._desk.saves.get(decision.resume.save) if decision.resume is not None else None
-        if save is None or copies is None or not self._transfers.ships(node):
+        if save is None or not self._ships(node):
             return False
-        if not copies.send(save, node, str(self._transfers.root(node).root)):
+        if not self._desk.copies.send(save, node, str(self._root(node).root)):
             return False
         self._sending[node] = decision
         return True
@@ -190,11 +197,10 @@ class Executor:
     def _forget_sends(self, node: str) -> None:
         """The ranks of a node are started: nothing more is sent there, which could be written over what they save."""
         self._sending.pop(node, None)
-        if self._desk.copies is not None:
-            self._desk.copies.end_sends(node)
+        self._desk.copies.end_sends(node)
 
     def poll(self, facts: Facts, now_s: float) -> list[e.Event]:
-        """Return what is new from the backend (launches, agents, allocation) and from the transfers."""
+        """Return what is new from the backend: launches, agents, allocation."""
         events = [self._failed(name, err, now_s) for name, err in self._backend.failures()]
         for node in facts.every_node():
             sought = node.agent_state in (AgentState.LAUNCHING, AgentState.SILENT) or (
@@ -205,21 +211,7 @@ class Executor:
                 if evidence is not None:
                     events.append(e.AgentDied(now_s, node.name, self._mask.apply(evidence)))
                     self._forget_sends(node.name)
-        return [*events, *self._unsent(now_s), *self._endings(facts, now_s)]
-
-    def _unsent(self, now_s: float) -> list[e.Event]:
-        copies = self._desk.copies
-        failed = [(node, why) for node, why in copies.sent if why] if copies is not None else []
-        orders = [(self._sending.pop(node, None), why) for node, why in failed]
-        if copies is not None:
-            copies.sent = [(node, why) for node, why in copies.sent if not why]
-        return [
-            e.PrepareFailed(
-                now_s, order.node, order.attempt, f"{order.resume.path} could not be brought there: {why}", ""
-            )
-            for order, why in orders
-            if order is not None and order.resume is not None
-        ]
+        return [*events, *self._endings(facts, now_s)]
 
     def _endings(self, facts: Facts, now_s: float) -> list[e.Event]:
         allocation = self._backend.allocation
@@ -235,21 +227,23 @@ class Executor:
             for ending in endings
         ]
 
-    def resume(self, gang: Callable[[], planned.Gang], now_s: float) -> None:
-        """Prepare the nodes whose checkpoint has arrived."""
-        copies = self._desk.copies
-        if copies is None:
-            return
+    def end_sends(self, gang: planned.Gang, now_s: float) -> list[e.Event]:
+        """Prepare the nodes whose checkpoint has arrived; return those to which it could not be brought."""
+        copies, failed = self._desk.copies, list[e.Event]()
         sent, copies.sent = copies.sent, []
-        for node, _ in sent:
+        for node, why in sent:
             decision = self._sending.pop(node, None)
-            if decision is not None:
-                self._prepare(decision, gang(), self._resume_save(node, decision.resume))
+            if decision is None or decision.resume is None:
+                continue
+            if why:
+                reason = f"{decision.resume.path} could not be brought there: {why}"
+                failed.append(e.PrepareFailed(now_s, node, decision.attempt, reason, ""))
+            else:
+                self._prepare(decision, gang, self._resume_save(node, decision.resume))
         for node, save in copies.discards:
             self._connections.send(node, m.Discard(save))
         copies.discards.clear()
-        if copies.has_moved:
-            self._transfers.moved_at, copies.has_moved = now_s, False
+        return failed
 
     def keep_reachable(self, nodes: Iterable[str]) -> None:
         """Keep connections open to nodes where an agent may still run, for as long as it takes."""
@@ -277,12 +271,11 @@ class Executor:
         return {name: self._mask.apply(reason) for name, reason in reasons.items() if reason}
 
     def close(self) -> None:
-        """Release connections, files and threads; agents stay."""
+        """Release connections and threads; agents stay."""
         self._backend.close()
-        self._transfers.logs.close()
 
     def _view(self, node: str, gang: planned.Gang) -> translation.NodeView:
-        return translation.NodeView(gang, node, self._transfers.root(node))
+        return translation.NodeView(gang, node, self._root(node))
 
     def _prepare(self, decision: d.Prepare, gang: planned.Gang, resume: Save | None) -> None:
         node = decision.node

@@ -36,7 +36,6 @@ from orchestrator.supervisor import status as status_object
 from orchestrator.supervisor.agent_connections import (
     AgentConnections,
     AgentDropped,
-    AgentGreeted,
     AgentReady,
     LinkEvent,
     Wake,
@@ -47,8 +46,8 @@ from orchestrator.supervisor.heartbeat_tracker import HeartbeatTracker, WorkShar
 from orchestrator.supervisor.host_queue import HostQueue
 from orchestrator.supervisor.notifications import Notifier
 from orchestrator.supervisor.request_inbox import RequestInbox, is_resumed
+from orchestrator.supervisor.transfers.log_receiver import LogReceiveError, LogReceiver
 from orchestrator.supervisor.transfers.save_desk import SaveDesk
-from orchestrator.supervisor.transfers.transfers import Transfers
 
 CHORE_S = 0.5
 """How often requests, agents' processes and the status file are checked."""
@@ -94,11 +93,10 @@ class Supervisor:
             WorkShare(WORK_SHARE_MAX, DECIDE_PAUSE_S_MAX),
             WorkShare(WORK_SHARE_MAX, STATUS_PAUSE_S_MAX),
         )
-        self._transfers = Transfers(job)
+        self._logs = LogReceiver(job)
+        self._moved_s = 0.0  # when bytes of a transfer last came
         self._desk = SaveDesk(job, plan, backend.copier, self._connections.wake)
-        self._executor = Executor(
-            job, plan, job_secrets, backend, self._connections, self._transfers, self._desk
-        )
+        self._executor = Executor(job, plan, job_secrets, backend, self._connections, self._desk)
         hosts = [node.host for node in plan.nodes]
         self._queue = HostQueue(job, hosts, plan.created_at) if plan.ssh else None
         env = {**job_secrets.outer, **plan.env, **job_secrets.secrets}
@@ -129,7 +127,7 @@ class Supervisor:
             self._mind_pause()
             for link_event in link_events:
                 self._handle(link_event)
-            for node, chunk_ack in self._transfers.logs.owed():
+            for node, chunk_ack in self._logs.owed():
                 self._connections.send(node, chunk_ack)
             if self._brain.now_s() >= self._chore_due_s:
                 with self._patience:
@@ -139,6 +137,7 @@ class Supervisor:
         self._show(durable=True)
         await self._connections.close()
         self._executor.close()
+        self._logs.close()
         self._desk.close()
         if self._queue is not None:
             self._queue.leave()
@@ -175,7 +174,7 @@ class Supervisor:
         if self._requests.since(facts.requests, now_s):
             return True
         busy = self._notifier.is_busy or any(self._connections.connected(node) for node in self._nodes)
-        if not may_shut_down(facts.ended_at, self._transfers.moved_at, busy, now_s):
+        if not may_shut_down(facts.ended_at, self._moved_s, busy, now_s):
             return False
         hosts = undismissed_hosts(facts, now_s)
         if not hosts or not self._job.plan.exists():
@@ -208,14 +207,11 @@ class Supervisor:
     def _handle(self, link_event: LinkEvent) -> None:
         now_s = self._brain.now_s()
         match link_event:
-            case AgentGreeted(hello):
-                self._transfers.greeted(hello)
             case AgentReady(hello):
                 self._heartbeats.reset(hello.node)
                 self._brain.learn(translation.agent_up(self._plan, hello, now_s))
-                offsets = self._transfers.up(hello)
-                if offsets is not None:
-                    self._connections.send(hello.node, offsets)
+                if hello.ships:
+                    self._connections.send(hello.node, self._logs.have(hello.node))
             case AgentDropped(name, left):
                 self._heartbeats.reset(name)
                 self._brain.learn(e.AgentDisconnected(now_s, name, left))
@@ -269,12 +265,20 @@ class Supervisor:
         """Take a heartbeat, a piece of a file, or a hint, which come once or not at all."""
         match report.data.get("kind"):
             case m.Chunk.__name__:
-                if not self._transfers.receive(report, now_s):
-                    self._connections.drop(report.node)
+                self._take_chunk(report, now_s)
             case m.NodeSignalled.__name__:
                 self.stay.signalled()
             case _:
                 self._take_heartbeat(report, now_s)
+
+    def _take_chunk(self, report: m.Envelope, now_s: float) -> None:
+        """Take a piece of a file; when bytes before it are missing, the node begins again, over a new connection."""
+        try:
+            self._logs.receive(report.node, translation.unpacked(m.Chunk, report), report.raw)
+            self._moved_s = now_s
+        except (LogReceiveError, codec.CodecError) as err:
+            print(f"{report.node}: {err}", flush=True)
+            self._connections.drop(report.node)
 
     def _take_heartbeat(self, report: m.Envelope, now_s: float) -> None:
         try:
@@ -357,7 +361,10 @@ class Supervisor:
         self._desk.notes.clear()
         for fault in self._notifier.faults():
             print(f"{status_object.iso(time.time())} {fault}", flush=True)
-        self._executor.resume(self._gang, now_s)
+        for event in self._executor.end_sends(self._gang(), now_s):
+            self._brain.learn(event)
+        if self._desk.copies.has_moved:
+            self._moved_s, self._desk.copies.has_moved = now_s, False
         for node in self._heartbeats.mute(self._brain.facts, now_s):
             self._connections.drop(node)
         if now_s >= self._show_due_s:
@@ -375,8 +382,8 @@ class Supervisor:
             return
         now, facts = status_object.Now(self._brain.now_s(), time.time()), self._brain.facts
         with contextlib.suppress(OSError):  # a full disk must not end the supervisor over a view
-            travels = self._desk.copies.travels() if self._desk.copies is not None else ()
-            status = status_object.status(self._plan, facts, now, self._executor.reasons(facts), travels)
+            travels, reasons = self._desk.copies.travels(), self._executor.reasons(facts)
+            status = status_object.status(self._plan, facts, now, reasons, travels)
             status_file.write(self._job, status_file.stamped(status, procfs.boot_id()), durable=durable)
             if status.state == "RUNNING" and self._series.is_due(now.wall_s):
                 self._series.add(status_object.sample(status, facts, now.wall_s))

@@ -27,7 +27,6 @@ from orchestrator.core.planned import Gang
 from orchestrator.core.slurm import step_env
 from orchestrator.core.wire import connection
 from orchestrator.core.wire import messages as m
-from orchestrator.core.wire.messages import Envelope
 from orchestrator.core.wire.tokens import is_token
 
 T = TypeVar("T")
@@ -100,14 +99,14 @@ def agent_up(plan: Plan, hello: m.Hello, at: float) -> e.AgentUp:
     )
 
 
-def event(plan: Plan, report: Envelope, mask: Mask, at: float) -> Any:
+def event(plan: Plan, report: m.Envelope, mask: Mask, at: float) -> Any:
     """Return a reliable report as the brain's event of the same name. Raises CodecError when it cannot be read."""
     data = {**mask.of_data(report.data), "at": at, "node": report.node}
     event = codec.unpack_kind(_EVENTS, data)
     return _with_usable_addresses(plan, event) if isinstance(event, e.Prepared) else event
 
 
-def unpacked(cls: type[T], report: Envelope) -> T:
+def unpacked(cls: type[T], report: m.Envelope) -> T:
     """Return a report as it was sent. Raises CodecError when it cannot be read."""
     return codec.unpack(cls, {key: value for key, value in report.data.items() if key != "kind"})
 

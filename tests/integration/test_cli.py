@@ -199,11 +199,19 @@ def test_a_job_that_fails_in_setup_shows_what_its_nodes_printed(desk: Desk, orch
     assert "--node node-0 --attempt 1" in orch("why").stdout
 
 
-def test_cancel_is_quick_and_twice_is_a_mistake(desk: Desk, orch: Type) -> None:
+def test_a_supervisor_that_died_is_replaced_by_whatever_is_typed_next_and_a_second_cancel_is_a_mistake(
+    desk: Desk, orch: Type
+) -> None:
     orch("submit", _spec(desk, COUNT))
-    desk.jobs[0].wait_for_line("line 3")
+    sight = desk.jobs[0]
+    sight.wait_for_line("line 3")
+    sight.wait_for_state("RUNNING")
+    sight.kill_supervisor()
+    seen = orch("status", "--json")
+    assert "a new one has taken over" in seen.stderr
+    assert json.loads(seen.stdout)[0]["state"] == "RUNNING"
     done = orch("cancel")
-    assert (done.returncode, done.stdout) == (0, f"{desk.jobs[0].job.id} CANCELLED\n")
+    assert (done.returncode, done.stdout) == (0, f"{sight.job.id} CANCELLED\n")
     assert orch("cancel").returncode == 2
     assert "was stopped by a cancel" in orch("why").stdout
 
@@ -238,16 +246,3 @@ def test_a_full_disk_is_said_and_leaves_no_half_job(desk: Desk, orch: Type) -> N
         assert list((home / "jobs").iterdir()) == []
     finally:
         subprocess.run(["umount", home], timeout=30, check=True)
-
-
-def test_a_supervisor_that_died_is_replaced_by_whatever_is_typed_next(desk: Desk, orch: Type) -> None:
-    orch("submit", _spec(desk, COUNT))
-    sight = desk.jobs[0]
-    sight.wait_for_line("line 3")
-    sight.wait_for_state("RUNNING")
-    sight.kill_supervisor()
-    done = orch("status", "--json")
-    assert "a new one has taken over" in done.stderr
-    assert json.loads(done.stdout)[0]["state"] == "RUNNING"
-    sight.job.cancel()
-    assert sight.wait()["state"] == "CANCELLED"

@@ -105,6 +105,7 @@ def test_env_of_the_job_file_comes_before_the_configuration_and_args_before_that
     assert "'MASTER_PORT': '29500'" not in found
 
 
+@pytest.mark.soak
 def test_what_accelerate_refuses_ends_the_job_with_its_reason(desk: Desk) -> None:
     job = desk.submit(
         {"train.py": "", "new.yaml": f"{FSDP}key_of_tomorrow: 1\n"}, entrypoint="train.py", nodes=1,

@@ -7,7 +7,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -54,12 +53,15 @@ wait
 """
 
 
-def _family(desk: Desk, command: bool) -> Sight:
+def _family(desk: Desk) -> Sight:
     files = {**FAKE_TORCH, "train.py": FAMILY, "run.sh": RUN_SH}
-    entry: dict[str, Any] = (
-        {"command": 'bash run.sh "$PYTHON"; true'} if command else {"entrypoint": "train.py"}
+    return desk.submit(
+        files,
+        nodes=2,
+        command='bash run.sh "$PYTHON"; true',
+        env={"PYTHON": sys.executable},
+        monitor={"stop_grace": 1},
     )
-    return desk.submit(files, nodes=2, env={"PYTHON": sys.executable}, monitor={"stop_grace": 1}, **entry)
 
 
 def _both(job: Sight) -> list[Proc]:
@@ -73,10 +75,9 @@ VICTIMS: dict[str, Callable[[Sight], list[Proc]]] = {
 }
 
 
-@pytest.mark.parametrize("command", [False, True], ids=["script", "command"])
 @pytest.mark.parametrize("victim", list(VICTIMS))
-def test_no_orphan_outlives_its_agent_and_the_job_resumes(desk: Desk, victim: str, command: bool) -> None:
-    job = _family(desk, command)
+def test_no_orphan_outlives_its_agent_and_the_job_resumes(desk: Desk, victim: str) -> None:
+    job = _family(desk)
     wait_until(lambda: len(re.findall(r"kin \d+\n", job.log())) == 3, f"the whole family\n{job.log()[:300]}")
     kin = [proc_of(int(pid)) for pid in re.findall(r"kin (\d+)\n", job.log())]
     assert set(kin) <= set(job.processes())

@@ -68,12 +68,12 @@ def test_after_kill_9_of_a_rank_the_final_weights_are_bitwise_those_of_an_uninte
     desk: Desk,
 ) -> None:
     # Rank 1 dies in step 34, before the gradients meet: three checkpoints are there, and each rank has made 33 steps.
-    broken = desk.submit({"train.py": TRAINS}, nodes=2, entrypoint="train.py", env={"DIE_AT": "1:34"})
+    broken = desk.submit({"train.py": TRAINS}, entrypoint="train.py", env={"DIE_AT": "1:34"})
     status = broken.wait()
-    whole = desk.submit({"train.py": TRAINS}, nodes=2, entrypoint="train.py")
+    whole = desk.submit({"train.py": TRAINS}, entrypoint="train.py")
     assert whole.wait()["state"] == "SUCCEEDED"
     assert status["state"] == "SUCCEEDED", status["reason"]
-    assert {_final(broken.log(rank, 2)) for rank in range(4)} == {_final(whole.log(0))}
+    assert {_final(broken.log(rank, 2)) for rank in (0, 1)} == {_final(whole.log(0))}
 
     first, second = broken.attempts()
     verdict = first["verdict"]

@@ -47,26 +47,29 @@ def _files(job: Sight) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in kept}
 
 
-@pytest.mark.parametrize("damage", ["gone", "empty", "without its first line", "torn in its middle"])
-def test_a_job_without_its_journal_is_refused_and_a_new_one_goes_on_from_its_checkpoint(
-    desk: Desk, damage: str
-) -> None:
+def test_a_job_without_its_journal_is_refused_and_a_new_one_goes_on_from_its_checkpoint(desk: Desk) -> None:
     job = _submitted(desk)
     assert job.wait()["state"] == "FAILED"
     wait_until(job.job.folder.ended.exists, "the supervisor's last line")
     path, before = job.job.folder.journal, _files(job)
     lines = path.read_bytes().splitlines(keepends=True)
-    kept = {"empty": b"", "without its first line": b"".join(lines[1:])}
-    path.write_bytes(kept.get(damage, b"".join([*lines[:5], lines[5][:20], b"\n", *lines[6:]])))
-    if damage == "gone":
-        path.unlink()
-    for way in (lambda: job.job.resume(environ=desk.environ), job.job.why):
-        with pytest.raises(OrchError) as told:
-            way()
-        assert f"orch resume it --from a checkpoint in {job.job.folder.checkpoints}" in told.value.fix
-    assert _files(job) == before and job.job.status()["attempt"] == 1
-    if damage != "gone":
-        return
+    damages = {
+        "empty": b"",
+        "without its first line": b"".join(lines[1:]),
+        "torn in its middle": b"".join([*lines[:5], lines[5][:20], b"\n", *lines[6:]]),
+        "gone": None,
+    }
+    for damage, kept in damages.items():
+        path.write_bytes(kept or b"")
+        if kept is None:
+            path.unlink()
+        for way in (lambda: job.job.resume(environ=desk.environ), job.job.why):
+            with pytest.raises(OrchError) as told:
+                way()
+            assert f"orch resume it --from a checkpoint in {job.job.folder.checkpoints}" in told.value.fix, (
+                damage
+            )
+        assert _files(job) == before and job.job.status()["attempt"] == 1, damage
 
     new = _submitted(desk)
     new.job.cancel()

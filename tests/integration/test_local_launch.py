@@ -135,11 +135,14 @@ WRONG = {
 
 
 def test_what_is_wrong_with_a_script_is_said_and_not_tried_again(desk: Desk) -> None:
-    """All jobs run beside each other, since most of their time is waiting."""
+    """All jobs run beside each other, since most of their time is waiting; one of them needs two nodes."""
     files = {"words.py": WORDS + "\nimport time\ntime.sleep(60 if '--wait' in sys.argv else 0)\n"}
     _desk_with_launchers(desk)
     jobs = {
-        case: desk.submit(files, nodes=2, procs_per_node=1, launch=line, restart={"max": int(case != "an end after the ranks")})
+        case: desk.submit(
+            files, nodes=1 + (case == "a call on some nodes"), procs_per_node=1, launch=line,
+            restart={"max": int(case != "an end after the ranks")},
+        )
         for case, (line, _, _) in WRONG.items()
     }  # fmt: skip
     for case, (_, kind, said) in WRONG.items():

@@ -135,16 +135,15 @@ def test_two_cancels_at_once_are_one(desk: Desk) -> None:
     assert job.wait()["state"] == "CANCELLED"
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_from_outside_is_a_crash_and_the_job_goes_on(desk: Desk, signum: signal.Signals) -> None:
+def test_a_signal_from_outside_is_a_crash_and_the_job_goes_on(desk: Desk) -> None:
     script = STEPPER + "print('ready', flush=True)\nrun(1000000 if attempt == 1 else 5)"
     job = desk.submit({**FAKE_TORCH, "train.py": script}, entrypoint="train.py")
     wait_until(lambda: len(job.steps_logged(1)) >= 3, "three steps of rank 1")
-    kill(job.rank_procs()[1], signum)
+    kill(job.rank_procs()[1], signal.SIGTERM)
     assert job.wait()["state"] == "SUCCEEDED"
     assert job.kinds() == ["crash", None]
     assert job.verdict()["ranks"] == [1]
-    assert signum.name in json.dumps(job.verdict())
+    assert "SIGTERM" in json.dumps(job.verdict())
 
 
 def test_the_time_limit_ends_the_job_with_its_grace(desk: Desk) -> None:

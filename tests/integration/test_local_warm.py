@@ -19,7 +19,10 @@ pytestmark = pytest.mark.slow
 
 PROBE = """
 import torch
-import atexit, gc, json, locale, logging, multiprocessing, os, random, resource, signal, sys, threading
+import atexit, gc, json, locale, logging, multiprocessing, os, pickle, random, resource, signal, sys, threading
+
+class Picked:
+    def __init__(self, value): self.value = value
 
 def seen():
     status = dict(line.split(":", 1) for line in open("/proc/self/status"))
@@ -61,6 +64,7 @@ def seen():
         "uid": [os.getuid(), os.getgid(), os.getgroups()], "tz": os.environ.get("TZ"), "python": sys.version,
         "forked": len(os.listdir("/proc/self/fd")) < 30, "children": open(f"/proc/self/task/{os.getpid()}/children").read(),
         "hook": hasattr(sys, "_orch_hook"), "dunder_doc": main.__doc__,
+        "picked": [pickle.loads(pickle.dumps(Picked(3))).value, main.Picked is Picked], "gang": torch.distributed.is_initialized(),
     }
 
 def fdflags(fd):

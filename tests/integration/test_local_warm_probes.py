@@ -10,7 +10,7 @@ import pytest
 from tests.support.local import Desk, Sight
 
 pytest.importorskip("torch", reason="torch is not installed")
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.soak
 
 PROBES = {
     "numpy": """
@@ -163,9 +163,7 @@ def _run(desk: Desk, name: str, start: str, **spec: Any) -> Sight:
     return job
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(one, marks=[pytest.mark.soak] if one != "modules" else []) for one in PROBES]
-)
+@pytest.mark.parametrize("name", PROBES)
 def test_a_program_prints_as_a_fork_what_it_prints_as_a_new_interpreter(desk: Desk, name: str) -> None:
     if name == "lightning" and importlib.util.find_spec("lightning") is None:
         pytest.skip("lightning is not installed")

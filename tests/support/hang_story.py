@@ -51,7 +51,7 @@ def entered(
 def silence(story: Story, *found: observations.RankInspection, for_s: float = 14.0) -> list[d.Decision]:
     """Let nothing be heard for a while but what inspections find, always the same."""
     first_s: float | None = None
-    began = len(story.said)
+    began = seen = len(story.said)
     for _ in range(int(for_s * 2)):
         if any(isinstance(one, d.Inspect) for one in story.wait(0.5)):
             first_s = story.now_s if first_s is None else first_s
@@ -62,8 +62,8 @@ def silence(story: Story, *found: observations.RankInspection, for_s: float = 14
                 if story.brain.facts.ranks[one.rank].rank_state.value == "alive"
             ]
             story.hear(*story.looked(*moved))
-        said = story.said[began:]
-        if not none_of(said, d.Judge) or notices(said, d.Topic.HANG):
+        new, seen = story.said[seen:], len(story.said)
+        if not none_of(new, d.Judge) or notices(new, d.Topic.HANG):
             break
     return story.said[began:]
 

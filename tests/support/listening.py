@@ -11,7 +11,7 @@ from orchestrator.core.wire import connection
 from orchestrator.core.wire import messages as m
 from orchestrator.core.wire.connection import Line
 from orchestrator.submission.credentials import new_certificate
-from orchestrator.supervisor.agent_connections import AgentConnections, AgentGreeted, AgentReady, LinkEvent
+from orchestrator.supervisor.agent_connections import AgentConnections, AgentReady, LinkEvent
 
 ANSWER_S_MAX = 20.0
 TOKEN = "right token"
@@ -44,12 +44,9 @@ class Place:
         assert isinstance(await self.hear(), AgentReady)
         return one
 
-    async def hear(self, *, greetings: bool = False) -> LinkEvent:
-        """Return the next word; greetings, which come before `Up`, only where they are asked for."""
-        while True:
-            word = await asyncio.wait_for(self.links.inbox.get(), ANSWER_S_MAX)
-            if greetings or not isinstance(word, AgentGreeted):
-                return word
+    async def hear(self) -> LinkEvent:
+        """Return the next word."""
+        return await asyncio.wait_for(self.links.inbox.get(), ANSWER_S_MAX)
 
 
 def play(folder: Path, act: Callable[[Place], Awaitable[None]]) -> None:

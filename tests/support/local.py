@@ -35,7 +35,7 @@ WAIT_S_MAX = 90.0
 GONE_S_MAX = 20.0
 """How long the processes of an ended job may take to leave."""
 
-POLL_S = 0.02
+POLL_S = 0.05
 
 FAKE_TORCH = {
     "torch/__init__.py": "",
@@ -55,6 +55,12 @@ class Optimizer:
 """,
 }
 """What the hook needs of torch to count steps; the real one takes a second or two to import, in every rank."""
+
+
+def start_for(files: Mapping[str, str]) -> str:
+    """Return the `start` of a job with these files: a template would import the real torch beside `FAKE_TORCH`, in vain."""
+    return "fresh" if FAKE_TORCH.keys() <= files.keys() else "auto"
+
 
 STEPPER = """
 import os, sys, time
@@ -249,7 +255,7 @@ class Desk:
             path.write_text(text)
         whole: dict[str, Any] = {
             "name": "t", "nodes": 1, "procs_per_node": 2,
-            "monitor": {"heartbeat_s": 0.2, "stop_grace": 5}, "restart": {"backoff": 0},
+            "monitor": {"heartbeat_s": 0.2, "stop_grace": 5}, "restart": {"backoff": 0}, "start": start_for(files),
         }  # fmt: skip
         for key, value in spec.items():
             whole[key] = {**whole[key], **value} if isinstance(value, dict) and key in whole else value

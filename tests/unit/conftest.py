@@ -6,17 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 
 from orchestrator.backends.ssh.launch import Code
 from tests.support import fake_disk, fake_host
 from tests.support.fake_host import FakeHost
 from tests.support.fake_slurm import FakeSlurm, installed
-
-settings.register_profile(
-    "orch", deadline=None
-)  # of an example: a machine that is busy for 0.2 s is no finding
-settings.load_profile("orch")
 
 
 @pytest.fixture

@@ -81,7 +81,6 @@ BRAIN_NEEDS = {
     f"orchestrator.core.{name}"
     for name in (
         "backoff",
-        "end_cause",
         "errors",
         "host_facts",
         "observations",
@@ -109,7 +108,6 @@ IMPURE_CALLS = {"open", "print", "input", "eval", "exec", "__import__", "breakpo
 """Built-in functions that do input or output, or whose result differs from process to process."""
 
 LONG_FILES = {
-    "orchestrator/agent/process/agent.py": "one loop: hear orders, look after ranks, report",
     "orchestrator/core/wire/messages.py": "one list of all that supervisor and agents say",
     "orchestrator/supervisor/supervisor.py": "one loop: receive, learn, decide, journal, carry out",
     "orchestrator/supervisor/transfers/save_desk.py": "the one writer of the ledger",

@@ -33,7 +33,7 @@ MUTATIONS = (
         "tests/unit/agent/launch/test_script.py::test_what_would_leave_ranks_alone_ends_the_attempt"),
     Mutation("an agent stays though its job is elsewhere", "orchestrator/agent/process/agent.py", "if lost and not self._leaving and lost.check(no_contact_s):", "if False:",
         "tests/unit/agent/process/test_agent.py::test_an_agent_whose_job_goes_on_in_another_allocation_leaves_with_its_ranks"),
-    Mutation("an order to look is not obeyed", "orchestrator/agent/process/agent.py", "self._inspector.begin(order.inspection)", "pass",
+    Mutation("an order to look is not obeyed", "orchestrator/agent/process/agent.py", "self._attempt.inspect(order.inspection)", "pass",
         "tests/unit/agent/process/test_agent.py::test_a_look_is_taken_and_answered_by_its_number"),
     Mutation("evidence is not written", "orchestrator/agent/hang/inspector.py", 'self._append(f"{rank_name(result.rank)}-stacks.txt", text.encode(errors="replace"))', "pass",
         "tests/unit/agent/hang/test_inspector.py::test_each_inspection_adds_a_line_with_torchs_trace_or_that_it_is_unchanged"),

@@ -16,7 +16,6 @@ import time
 from collections.abc import Sequence
 
 from orchestrator.agent.host import rendezvous
-from orchestrator.agent.host.rendezvous import NONCE_BYTES, proof
 from orchestrator.core.wire.bootstrap import PeerMeasured
 
 DIAL_S_MAX = 2.0
@@ -67,8 +66,8 @@ class PeerListener:
             with guest, contextlib.suppress(OSError):
                 guest.settimeout(QUIET_S_MAX)
                 guest.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                nonce = _received(guest, NONCE_BYTES)
-                guest.sendall(proof(self._token, nonce, 0))
+                nonce = _received(guest, rendezvous.NONCE_BYTES)
+                guest.sendall(rendezvous.proof(self._token, nonce, 0))
                 for _ in range(PINGS):
                     guest.sendall(_received(guest, 1))
                 count = 0
@@ -108,9 +107,9 @@ def _dial(address: str, port: int, token: str, send_s: float) -> tuple[float, fl
     with socket.create_connection((address, port), timeout=DIAL_S_MAX) as line:
         line.settimeout(QUIET_S_MAX)
         line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        nonce = secrets.token_bytes(NONCE_BYTES)
+        nonce = secrets.token_bytes(rendezvous.NONCE_BYTES)
         line.sendall(nonce)
-        wanted = proof(token, nonce, 0)
+        wanted = rendezvous.proof(token, nonce, 0)
         if not hmac.compare_digest(_received(line, len(wanted)), wanted):
             raise _Stranger
         rtt_s = min(_ping(line) for _ in range(PINGS))

@@ -15,7 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from orchestrator.agent.host import rendezvous, setup_script
-from orchestrator.agent.host.node_log import NodeLog
 from orchestrator.agent.outputs.save_scanner import GivenUp, Hasher
 from orchestrator.agent.ranks import warm
 from orchestrator.agent.ranks.launched import RankCall
@@ -46,10 +45,12 @@ class Preparation:
         environ: Mapping[str, str],
         hasher: Hasher,
         report: Callable[[m.ReliableReport], None],
-        launch: Callable[[m.Prepare, Layers], None] = lambda order, layers: None,
+        note: Callable[[str], None],
+        launch: Callable[[m.Prepare, Layers], None],
     ) -> None:
-        """`environ` is the agent's own environment, the base of the ranks' when the order says so; `launch` runs the script of
-        an order, and `called` follows for each launcher that it calls."""
+        """`environ` is the agent's own environment, the base of the ranks' when the order says so; `note` writes to the
+        node's log, from any thread; `launch` runs the script of an order, and `called` follows for each launcher that it calls."""
+        self._note = note
         self._launch = launch
         self._call = 0
         self._config = config
@@ -66,6 +67,7 @@ class Preparation:
         self._daemons: tuple[procfs.Proc, ...] = ()
         self._verifying: asyncio.Task[None] | None = None
         self._listener: rendezvous.Listener | None = None
+        self._probing: set[asyncio.Task[None]] = set()
         self._program = ""
         self.starter = warm.Starter()
         # All is ready but the template: the order, and the port that is held for it
@@ -114,6 +116,20 @@ class Preparation:
         else:
             self._run_setup(order)
 
+    def probe(self, order: m.Probe) -> None:
+        """Try which of these addresses lead to the first node; report `Probed` later."""
+        task = asyncio.get_running_loop().create_task(self._probe(order))
+        self._probing.add(task)
+        task.add_done_callback(self._probing.discard)
+
+    async def _probe(self, order: m.Probe) -> None:
+        reached, missed = await rendezvous.probe(
+            order.addresses, order.port, self._config.token, order.attempt
+        )
+        hits = ", ".join(f"{hit.address} over {hit.interface or '?'}" for hit in reached)
+        self._note(f"the first node is reached at {hits or 'none of its addresses'}; {'; '.join(missed)}")
+        self._report(m.Probed(order.attempt, reached, missed))
+
     def let_go(self) -> None:
         """Release the held port, and stop verifying the checkpoint; what is ready stays ready."""
         if self._listener is not None:
@@ -158,8 +174,9 @@ class Preparation:
         layers = Layers.of(host, order.env, node)
         path = setup_script.path_with(order.pythons, layers.given, self._job.code)
         if path and order.sets_path:
-            said = f"PATH is that of env in the job file: {path.partition(os.pathsep)[0]} is not put first"
-            NodeLog(self._job, self._config.node).add(order.attempt, said)
+            self._note(
+                f"PATH is that of env in the job file: {path.partition(os.pathsep)[0]} is not put first"
+            )
         elif path:
             layers = Layers.of(host, order.env, {**node, "PATH": path})
         return layers
@@ -217,8 +234,7 @@ class Preparation:
         """Return how the save to resume from differs here from the ledger; empty for nothing."""
         for save in order.torn:
             for name, to in disk.set_aside(Path(save.places[0].root), save):
-                text = f"{name} is torn ({save.why}): moved to {to}"
-                NodeLog(self._job, self._config.node).add(order.attempt, text)
+                self._note(f"{name} is torn ({save.why}): moved to {to}")
         if order.resume is None:
             return ""
         found = disk.compare(order.resume, deep=order.deep, pace=pace)
@@ -234,8 +250,7 @@ class Preparation:
             if found.fault and not found.is_unsure and path.exists():
                 with contextlib.suppress(OSError):
                     path.unlink()
-                    text = f"deleted, to be brought here again: {found.fault}"
-                    NodeLog(self._job, self._config.node).add(order.attempt, text)
+                    self._note(f"deleted, to be brought here again: {found.fault}")
 
     def _make_ready(self, order: m.Prepare) -> None:
         """Find the program, begin its template, and hold the port."""

@@ -16,7 +16,6 @@ import socket
 from collections.abc import Callable
 
 from orchestrator.core.host import interfaces
-from orchestrator.core.host.interfaces import addresses
 from orchestrator.core.observations import Reached
 from orchestrator.core.wire.accepting import Acceptor
 
@@ -120,7 +119,7 @@ async def probe(
     targets: tuple[str, ...], port: int, token: str, attempt: int
 ) -> tuple[tuple[Reached, ...], tuple[str, ...]]:
     """Probe all addresses at once; return those that reach the intended node, in the given order, and the failures."""
-    own = {address.ip: address.interface for address in addresses()}
+    own = {address.ip: address.interface for address in interfaces.addresses()}
     results = await asyncio.gather(*(_try(target, port, token, attempt, own) for target in targets))
     reached = tuple(result for result in results if isinstance(result, Reached))
     return reached, tuple(result for result in results if isinstance(result, str))

@@ -14,7 +14,7 @@ import tempfile
 import threading
 from pathlib import Path
 
-from orchestrator.core.host import cgroups, procfs
+from orchestrator.core.host import procfs
 from orchestrator.core.host_facts import UNKNOWN, UNLIMITED, FolderFacts
 
 LOOK_UP_S_MAX = 3.0
@@ -35,7 +35,7 @@ def memory_bytes() -> int:
 def cgroup_bytes() -> int:
     """Return the smallest memory limit of the cgroups around this process, UNKNOWN without one."""
     names = {True: "memory.max", False: "memory.limit_in_bytes"}
-    texts = [procfs.text(folder / names[is_v2]).strip() for folder, is_v2 in cgroups.folders("memory")]
+    texts = [procfs.text(folder / names[is_v2]).strip() for folder, is_v2 in procfs.cgroups("memory")]
     smallest = min((int(text) for text in texts if text.isdigit()), default=UNLIMITED)
     return smallest if smallest < _V1_UNLIMITED else UNKNOWN
 

@@ -1,20 +1,18 @@
-"""A call of a launcher as an agent starts its ranks: their words, folder and environment. Pure."""
+"""A call of a launcher as a stand-in reports it: what it asks for, and the environment of its ranks. Pure."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from string import Template
 from typing import Any
 
 from orchestrator.agent.launch import files, options
-from orchestrator.agent.launch.options import Call, Count, Once, Refused, ToReal
 from orchestrator.agent.ranks.hook.launch import FOLDER_ENV
+from orchestrator.agent.ranks.launched import Call, Count
 from orchestrator.core.planned import Gang
-from orchestrator.core.slurm import step_env
 from orchestrator.core.wire import messages as m
 
 _OF_A_SHELL = ("_", "SHLVL", "OLDPWD")
@@ -56,48 +54,10 @@ class Request:
         return None if words[:1] in (("-h",), ("--help",)) else words
 
 
-@dataclass(frozen=True, slots=True)
-class RankCall:
-    """What the ranks of a call run. `number`: which call of the attempt it is, from 1."""
-
-    number: int
-    call: Call
-    # The program first, found on this node
-    argv: tuple[str, ...]
-    cwd: Path
-    env: dict[str, str] = field(repr=False)
-
-    def argv_of(self, local_rank: int, more: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the words of a rank, with `more` behind them."""
-        call, words = self.call, list(self.argv)
-        if call.local_rank:
-            at = call.local_rank_at + call.is_python
-            words[at:at] = [f"{call.local_rank}={local_rank}"]
-        if call.has_macros:
-            words = [Template(word).safe_substitute(local_rank=local_rank) for word in words]
-        return (*words, *more)
-
-    def env_of(self, rank: int, local_rank: int, script: m.Script) -> dict[str, str]:
-        """Return the variables by which srun and mpirun number a rank, for programs that read those."""
-        if self.call.launcher == "mpirun":
-            counts = {name: len(ranks) for name, ranks in script.gang}
-            here = next(len(ranks) for _, ranks in script.gang if rank in ranks)
-            values = {
-                "RANK": rank,
-                "SIZE": sum(counts.values()),
-                "LOCAL_RANK": local_rank,
-                "LOCAL_SIZE": here,
-            }
-            return {f"OMPI_COMM_WORLD_{name}": str(value) for name, value in values.items()}
-        if self.call.launcher == "srun" and script.stands_in_slurm:
-            return step_env.of_a_rank(rank, local_rank, script.gang)
-        return {}
-
-
-def read(request: Request, ranks_here: int, gang: Gang) -> Call | Once | ToReal:
+def read(request: Request, ranks_here: int, gang: Gang) -> Call | options.Once | options.ToReal:
     """Return what a call other than Accelerate's asks for, compared with the job. Raises Refused."""
     if request.name in _ACCELERATE:
-        return ToReal()
+        return options.ToReal()
     ranks = sum(len(ranks) for _, ranks in gang)
     found = options.read(request.name, request.words, ranks_here, ranks)
     if isinstance(found, Call):
@@ -129,7 +89,7 @@ def of_accelerate(done: Any, ranks_here: int, gang: Gang) -> Call:
     except (ValueError, KeyError, TypeError):
         lines = str(done.get("err", "") if isinstance(done, dict) else "").strip().splitlines()
         text = lines[-1].removeprefix("orch: ") if lines else "Accelerate has not answered"
-        raise Refused(text, ACCELERATE_USAGE) from None
+        raise options.Refused(text, ACCELERATE_USAGE) from None
     counts = {
         name: Count(int(number), f"--{name} {number}") if number is not None else None
         for name, number in asked.items()

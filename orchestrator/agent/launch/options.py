@@ -8,10 +8,11 @@ options are read by Accelerate itself, see `accelerate_env`. Tables are of torch
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 
 from orchestrator.agent.ranks.hook.launch import MODULES, NAMES
+from orchestrator.agent.ranks.launched import Call, Count
 
 
 class Refused(Exception):
@@ -20,37 +21,6 @@ class Refused(Exception):
     def __init__(self, text: str, usage: str = "") -> None:
         super().__init__(text)
         self.text, self.usage = text, usage
-
-
-@dataclass(frozen=True)
-class Count:
-    """A number that a line names, with the option as it stands there."""
-
-    number: int
-    option: str
-
-
-@dataclass
-class Call:
-    """A call of a launcher: the words of a rank's program, and what the launcher adds to them."""
-
-    launcher: str
-    words: tuple[str, ...]
-    # Python runs the words, which begin with a script or with `-m`
-    is_python: bool = True
-    # The option by which the program is given its local rank, behind the first `local_rank_at` words
-    local_rank: str = ""
-    local_rank_at: int = 0
-    # `${local_rank}` in a word is the local rank
-    has_macros: bool = False
-    # What is asked for: nodes (at least and at most), ranks of a node, ranks of all nodes
-    nodes: tuple[Count, Count] | None = None
-    ranks_each: Count | None = None
-    ranks: Count | None = None
-    # Options that orch does not need
-    unused: list[str] = field(default_factory=list)
-    # Variables that the launcher sets
-    env: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Script of a node in one attempt: its process, the socket for its stand-ins, and the watch for launchers that went past them.
+"""Script of a node in one attempt: its process, the calls of its stand-ins, and the watch for launchers that went past them.
 
 1. The script runs in a session of its own; what it prints goes to the node's log.
 2. One call at a time: a stand-in waits until the ranks of its call have ended well, and the script goes on.
@@ -18,19 +18,19 @@ import shutil
 import socket
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from orchestrator.agent.host.setup_script import TAIL_BYTES
 from orchestrator.agent.launch import calls, files, options
-from orchestrator.agent.launch.calls import RankCall, Request
 from orchestrator.agent.launch.stand_in import MESSAGE_BYTES_MAX, RUN_S_MAX
 from orchestrator.agent.ranks import spawn
 from orchestrator.agent.ranks.hook.launch import FOLDER_ENV, REAL_ENV, launcher_of
+from orchestrator.agent.ranks.launched import Call, RankCall
+from orchestrator.agent.ranks.processes import NodeRanks, RanksGoal
 from orchestrator.core import placeholders
 from orchestrator.core.host import procfs
-from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.wire import messages as m
 
 ASK_S_MAX = 10.0
@@ -50,71 +50,53 @@ _AGENT_LINE = re.compile(r"^\d\d:\d\d:\d\d agent: ")
 _NOT_NEEDED = "not needed, orch does that itself"
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a script runs: the job, the node's name, and the attempt."""
-
-    job: JobDir
-    node: str
-    attempt: int
-
-    @property
-    def folder(self) -> Path:
-        """The folder of the stand-ins."""
-        return self.job.node(self.node) / "launch"
-
-    @property
-    def hook(self) -> str:
-        """The folder of the hook."""
-        return str(self.job.node(self.node) / "hook")
-
-    @property
-    def log(self) -> Path:
-        """The node's log."""
-        return self.job.node_log(self.attempt, self.node)
-
-
 class LaunchScript:
-    """A running script."""
+    """The script of one attempt, which runs, and the ranks that it calls launchers for."""
 
     def __init__(
         self,
-        place: Place,
+        ranks: NodeRanks,
         script: m.Script,
         given: Mapping[str, str],
-        called: Callable[[RankCall], None],
-        refused: Callable[[m.PrepareFailed], None],
+        report: Callable[[m.ReliableReport], None],
         note: Callable[[str], None],
+        wake: Callable[[], None],
     ) -> None:
-        """Start the script. `given`: the environment that setup lines made; `called` takes each call, `refused` the reason
-        why the attempt must end. Raises OSError."""
+        """Start the script. `given`: the environment that setup lines made; `wake` is called when a launcher is called.
+        Raises OSError."""
+        job, place = ranks.job, ranks.job.node(ranks.node)
         if script.stands_in_slurm:
-            cpus, folder = str(len(os.sched_getaffinity(0))), str(place.job.code)
-            env = {"SLURM_CPUS_ON_NODE": cpus, "SLURM_SUBMIT_DIR": folder, **script.env}
+            cpus = str(len(os.sched_getaffinity(0)))
+            env = {"SLURM_CPUS_ON_NODE": cpus, "SLURM_SUBMIT_DIR": str(job.code), **script.env}
             script = replace(script, env=env)
-        self._place, self.script = place, script
-        self._called, self._refused, self._note = called, refused, note
-        self._ranks_here = next(len(ranks) for name, ranks in script.gang if name == place.node)
-        self.calls = 0
-        self.exit_code: int | None = None
-        self._waiting: asyncio.StreamWriter | None = None
+        self._ranks, self._script = ranks, script
+        self._report, self._note, self._wake = report, note, wake
+        self._ranks_here = next(len(numbers) for name, numbers in script.gang if name == ranks.node)
+        self._stand_ins, self._hook = place / "launch", str(place / "hook")
+        self._log = job.node_log(ranks.attempt, ranks.node)
+        self._log_start = self._log.stat().st_size if self._log.exists() else 0
+        self._calls = 0
+        self._call: RankCall | None = None  # its ranks are not begun
+        self._waiting: asyncio.StreamWriter | None = None  # the stand-in of the ranks that run
         self._is_refused = False
         self._watch_at = 0.0
         self._seen: dict[int, float] = {}
+        self.is_running = True
+        """The script's shell has not been reaped."""
         name = f"orch-{secrets.token_hex(16)}"
-        files.write(place.folder, name, place.hook, stands_in_slurm=script.stands_in_slurm)
-        file = place.folder / "script.sh"
+        files.write(self._stand_ins, name, self._hook, stands_in_slurm=script.stands_in_slurm)
+        file = self._stand_ins / "script.sh"
         file.write_text(f"{script.text}\n")
-        self._log_start = place.log.stat().st_size if place.log.exists() else 0
-        env = calls.script_env(script, given, place.folder, place.hook)
+        env = calls.script_env(script, given, self._stand_ins, self._hook)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._socket.bind("\0" + name)
             self._socket.listen()
-            self.pid = spawn.start(spawn.Program(("bash", str(file)), env, place.job.code, place.log))
+            ranks.script_pid = spawn.start(spawn.Program(("bash", str(file)), env, job.code, self._log))
         except OSError:
             self._socket.close()
             raise
+        self._note(f"the script runs (pid {ranks.script_pid})")
         self._serving = asyncio.get_running_loop().create_task(self._serve())
 
     async def _serve(self) -> None:
@@ -122,34 +104,43 @@ class LaunchScript:
         async with server:
             await server.serve_forever()
 
-    @property
-    def is_running(self) -> bool:
-        """Tell whether the script's shell has not been reaped."""
-        return self.exit_code is None
+    def ended(self, pid: int, status: int) -> bool:
+        """Report the end of the script, if it is the process that was reaped; tell whether it is."""
+        if pid != self._ranks.script_pid:
+            return False
+        self.is_running = False
+        code = os.waitstatus_to_exitcode(status)
+        self._note(f"the script ended with {f'code {code}' if code >= 0 else f'signal {-code}'}")
+        if self._ranks.want is RanksGoal.RUN:
+            self._report(m.LaunchEnded(self._ranks.attempt, self._calls, code, self._tail()))
+        return True
+
+    def rank_ended(self) -> None:
+        """A rank has ended: when all of a call have ended well, the script goes on."""
+        ranks, writer = self._ranks, self._waiting
+        if writer is not None and ranks.want is RanksGoal.RUN and not ranks.alive and ranks.all_ended_well:
+            self._waiting = None
+            _send(writer, {"exit": 0})
 
     @property
-    def is_waiting(self) -> bool:
-        """Tell whether a stand-in waits for the ranks of its call."""
-        return self._waiting is not None
+    def is_called(self) -> bool:
+        """Tell whether a launcher is called, and the ranks of the call before it have ended."""
+        return self._call is not None and self._ranks.want is RanksGoal.RUN and not self._ranks.alive
 
-    def ended(self, exit_code: int) -> m.LaunchEnded:
-        """Note that the script was reaped; return the report of it. `exit_code`: negative for a signal."""
-        self.exit_code = exit_code
-        return m.LaunchEnded(self._place.attempt, self.calls, exit_code, self.tail())
+    def begin_call(self) -> RankCall:
+        """Make way for the ranks of the launcher call, and return it."""
+        assert self._call is not None
+        call, self._call = self._call, None
+        self._ranks.renew(call)
+        return call
 
-    def tail(self) -> str:
+    def _tail(self) -> str:
         """Return the last lines that the script has written."""
-        with contextlib.suppress(OSError), self._place.log.open("rb") as file:
-            file.seek(max(self._log_start, self._place.log.stat().st_size - TAIL_BYTES))
+        with contextlib.suppress(OSError), self._log.open("rb") as file:
+            file.seek(max(self._log_start, self._log.stat().st_size - TAIL_BYTES))
             lines = file.read().decode("utf-8", "replace").splitlines(keepends=True)
             return "".join(line for line in lines if not _AGENT_LINE.match(line))
         return ""
-
-    def ranks_ended(self) -> None:
-        """The ranks of the call have ended well: let the script go on."""
-        if self._waiting is not None:
-            writer, self._waiting = self._waiting, None
-            _send(writer, {"exit": 0})
 
     def close(self) -> None:
         """Close the socket, which is the server's to close: the loop must forget it before its number is free."""
@@ -168,19 +159,19 @@ class LaunchScript:
                 writer.close()
 
     async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        request = Request.of(await _receive(reader, ASK_S_MAX))
+        request = calls.Request.of(await _receive(reader, ASK_S_MAX))
         try:
             answer = await self._read(request, reader, writer)
-            if isinstance(answer, options.Call):
+            if isinstance(answer, Call):
                 self._begin(request, answer, writer)
         except options.Refused as err:
             self._refuse(request, err, writer)
             return
-        if isinstance(answer, options.Call):
+        if isinstance(answer, Call):
             await self._watch_stand_in(reader, writer)
         elif isinstance(answer, options.Once):
             _send(writer, {"exec": answer.words, "is_real": False})
-        elif request.real and not (request.name == "srun" and self.script.stands_in_slurm):
+        elif request.real and not (request.name == "srun" and self._script.stands_in_slurm):
             self._note(f"{request.name} {' '.join(request.words[:3])} is left to {request.real}")
             _send(writer, {"exec": [request.real, *request.words], "is_real": True})
         elif answer.words:
@@ -189,23 +180,23 @@ class LaunchScript:
             _send(writer, {"say": f"orch: {request.name} is not installed on this node", "exit": NOT_FOUND})
 
     async def _read(
-        self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> options.Call | options.Once | options.ToReal:
+        self, request: calls.Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> Call | options.Once | options.ToReal:
         """Return what is asked for. Raises Refused."""
-        words, gang = request.accelerate_words, self.script.gang
+        words, gang = request.accelerate_words, self._script.gang
         if words is None:
             return calls.read(request, self._ranks_here, gang)
-        settings = calls.accelerate_settings(words, gang, self.script.keep)
+        settings = calls.accelerate_settings(words, gang, self._script.keep)
         _send(writer, {"run": [request.python, "-m", "orchestrator.agent.ranks.accelerate_env", settings]})
         return calls.of_accelerate(await _receive(reader, RUN_S_MAX + ASK_S_MAX), self._ranks_here, gang)
 
-    def _begin(self, request: Request, call: options.Call, writer: asyncio.StreamWriter) -> None:
+    def _begin(self, request: calls.Request, call: Call, writer: asyncio.StreamWriter) -> None:
         if self._waiting is not None:
             raise options.Refused(
-                f"{call.launcher} is called while the ranks of launcher call {self.calls} run: one gang at a time; start the "
+                f"{call.launcher} is called while the ranks of launcher call {self._calls} run: one gang at a time; start the "
                 "calls one after the other"
             )
-        env = calls.rank_env(request, call, self.script, self._place.hook)
+        env = calls.rank_env(request, call, self._script, self._hook)
         first = request.python if call.is_python else call.words[0]
         program = shutil.which(first, path=env.get("PATH", os.defpath)) or ""
         if not program and (Path(request.cwd) / first).exists():
@@ -215,44 +206,46 @@ class LaunchScript:
         values = placeholders.of_environment(request.env)
         words = [placeholders.fill(word, values) for word in call.words]
         argv = (program, *(words if call.is_python else words[1:]))
-        self.calls += 1
+        self._calls += 1
         self._waiting = writer
         shown = " ".join(call.words)
-        self._note(f"launcher call {self.calls}: {call.launcher} starts {shown}")
+        self._note(f"launcher call {self._calls}: {call.launcher} starts {shown}")
         if call.unused:
             self._note(f"{', '.join(call.unused)}: {_NOT_NEEDED}")
         _send(writer, {"say": ""})  # it waits now without limit
-        self._called(RankCall(self.calls, call, argv, Path(request.cwd), env))
+        self._call = RankCall(self._calls, self._script, call, argv, Path(request.cwd), env)
+        self._wake()
 
-    def _refuse(self, request: Request, err: options.Refused, writer: asyncio.StreamWriter) -> None:
+    def _refuse(self, request: calls.Request, err: options.Refused, writer: asyncio.StreamWriter) -> None:
         usage = f"\nusage: {err.usage}" if err.usage else ""
         line = " ".join((request.name, *request.words))
         _send(writer, {"say": f"orch: {err.text}{usage}", "exit": 2})
         self._fail(f"{err.text}", f"{line}{usage}\n")
 
-    def _fail(self, reason: str, tail: str, fix: str = "") -> None:
-        if not self._is_refused:
+    def _fail(self, reason: str, tail: str, fix: str = "", *, is_final: bool = True) -> None:
+        """Report that the attempt cannot go on, once, unless it is being stopped: that ends stand-ins, too."""
+        if not self._is_refused and self._ranks.want is RanksGoal.RUN:
             self._is_refused = True
-            self._refused(m.PrepareFailed(self._place.attempt, reason, tail, is_final=True, fix=fix))
+            self._report(m.PrepareFailed(self._ranks.attempt, reason, tail, is_final=is_final, fix=fix))
 
     async def _watch_stand_in(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Notice the end of a stand-in whose ranks run: a launcher that is killed takes its ranks with it."""
         with contextlib.suppress(OSError):
             await reader.read(1)
         if self._waiting is writer and self.is_running and not self._is_refused:
-            self._waiting, self._is_refused = None, True
-            reason = f"the launcher of call {self.calls} was ended by its script while its ranks ran"
-            self._refused(m.PrepareFailed(self._place.attempt, reason, self.tail()))
+            self._waiting = None
+            reason = f"the launcher of call {self._calls} was ended by its script while its ranks ran"
+            self._fail(reason, self._tail(), is_final=False)
 
     # Launchers that went past the stand-ins
 
     def watch(self, now_s: float) -> None:
         """End the attempt when a launcher runs that no stand-in stands for."""
-        if now_s < self._watch_at or not self.is_running:
+        if now_s < self._watch_at or not self.is_running or self._ranks.want is not RanksGoal.RUN:
             return
         self._watch_at = now_s + WATCH_S
         tree = procfs.children()
-        below = [pid for pid in procfs.descendants(self.pid, tree) if self._is_launcher(pid)]
+        below = [pid for pid in procfs.descendants(self._ranks.script_pid, tree) if self._is_launcher(pid)]
         self._seen = {pid: self._seen.get(pid, now_s) for pid in below}
         for pid, seen_at in self._seen.items():
             hands_over = procfs.environment(pid, FOLDER_ENV) and not tree.get(pid)
@@ -260,14 +253,14 @@ class LaunchScript:
                 line = procfs.text(Path(f"/proc/{pid}/cmdline")).replace("\0", " ").strip()
                 self._fail(
                     f"a launcher runs past orch: {line[:LINE_CHARS_MAX]}",
-                    self.tail(),
+                    self._tail(),
                     "its ranks would not meet those of other nodes: start it with the script's environment, without env -i or "
                     "python -I, and keep what is in PYTHONPATH: export PYTHONPATH=.:$PYTHONPATH; for ranks in a container write command:",
                 )
 
     def _is_launcher(self, pid: int) -> bool:
         argv = procfs.text(Path(f"/proc/{pid}/cmdline")).split("\0")[:-1]
-        folder = f"{self._place.folder}/"
+        folder = f"{self._stand_ins}/"
         if not argv or any(word.startswith(folder) for word in argv[:4]) or procfs.environment(pid, REAL_ENV):
             return False
         program = argv[0].rpartition("/")[2]

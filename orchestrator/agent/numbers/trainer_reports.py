@@ -18,7 +18,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from orchestrator.core import codec
-from orchestrator.core.codec import Json
 from orchestrator.core.jobdir.durable import replace_text
 from orchestrator.core.jobdir.rank_env import TRAINER_TOKEN, TRAINER_URL
 from orchestrator.core.settings.rank_settings import RANK_MARK, SetBy, Setting
@@ -76,7 +75,7 @@ class TrainerReports:
         trainer_server.serve(listener, token, self.take)
 
 
-def reported(data: Json) -> Training:
+def reported(data: codec.Json) -> Training:
     """Return what a report says. Raises ValueError when it is none."""
     status = data.get("trainerStatus")
     if not isinstance(status, dict):

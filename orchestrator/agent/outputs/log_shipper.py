@@ -31,6 +31,12 @@ SLOW_S = 1.0
 LAST_WINDOWS = 4
 """How many windows at once may go before the report that an attempt is over: 4 MiB on a fast connection."""
 
+LAST_S_MAX = 60.0
+"""A dismissed agent stays until its logs have arrived, unless nothing has arrived for this time."""
+
+LAST_ALONE_S_MAX = 10.0
+"""Nor does it stay after this time without a connection: `orch collect` fetches the rest later."""
+
 FULL_CHUNK_BYTES = 64 << 10
 SHIP_S = 1.0
 """A file that grows by less than a full chunk is sent at once after a quiet time, else this often."""
@@ -72,8 +78,7 @@ class LogShipper:
         self._sent_bytes = self._acked_bytes = 0
         # (bytes sent in all up to the end of a chunk, when it was sent)
         self._unacked: deque[tuple[int, float]] = deque()
-        self.progress_at = time.monotonic()
-        """When bytes were last acknowledged (monotonic)."""
+        self._progress_at = time.monotonic()  # when bytes were last acknowledged
 
     def hold(self) -> None:
         """Send nothing until `begin`: on a new connection the supervisor's sizes are unknown."""
@@ -93,12 +98,12 @@ class LogShipper:
         """Take an acknowledgement of all bytes since `begin`, and send more."""
         if self._arrived is None or ack.bytes <= self._acked_bytes:
             return
-        self.progress_at = time.monotonic()
+        self._progress_at = time.monotonic()
         self._acked_bytes = min(ack.bytes, self._sent_bytes)
-        sent_s = self.progress_at
+        sent_s = self._progress_at
         while self._unacked and self._unacked[0][0] <= self._acked_bytes:
             sent_s = self._unacked.popleft()[1]
-        took_s = self.progress_at - sent_s
+        took_s = self._progress_at - sent_s
         if took_s > SLOW_S or took_s < SLOW_S / 2:
             self._resize(slow=took_s > SLOW_S)
         self._pump(self._room_bytes)
@@ -125,6 +130,13 @@ class LogShipper:
         self._pump(self._room_bytes)
         unsent_bytes = sum(file.unsent_bytes for file in self._files.values())
         return self._acked_bytes == self._sent_bytes and not unsent_bytes
+
+    def is_done(self, attempts: tuple[int, ...], dismissed_at: float, disconnected_s: float) -> bool:
+        """Tell whether a dismissed agent may leave: its logs have arrived, or do not get through."""
+        if self.has_arrived(attempts):
+            return True
+        is_stuck = time.monotonic() - max(dismissed_at, self._progress_at) > LAST_S_MAX
+        return is_stuck or disconnected_s > LAST_ALONE_S_MAX
 
     @property
     def _room_bytes(self) -> int:

@@ -23,7 +23,6 @@ from pathlib import Path
 from orchestrator.agent.ranks.step_counter import MTIME_LAG_NS
 from orchestrator.core import codec
 from orchestrator.core.checkpoints import names, reading, tree
-from orchestrator.core.checkpoints.names import Group
 from orchestrator.core.checkpoints.save import Closing, GroupReading, Piece
 
 SILENT_S = 2.0
@@ -53,7 +52,7 @@ class Clock:
 class Change:
     """A group that was written in this attempt. `stale`: its files that are still those of the save before."""
 
-    group: Group
+    group: names.Group
     pieces: tuple[Piece, ...]
     reading: GroupReading
     closed_by: Closing
@@ -68,7 +67,7 @@ class Change:
 class _Done:
     """A group that is to be reported."""
 
-    group: Group
+    group: names.Group
     pieces: tuple[Piece, ...]
     closed_by: Closing
 
@@ -143,7 +142,7 @@ class SaveWatch:
             self.before[group.key] = {piece.name: _stamp(piece) for piece in pieces}
         return Change(group, pieces, state, done.closed_by, stale)
 
-    def _closing(self, group: Group, pieces: tuple[Piece, ...], clock: Clock) -> Closing | None:
+    def _closing(self, group: names.Group, pieces: tuple[Piece, ...], clock: Clock) -> Closing | None:
         """Return how it is known that nothing more is written to a group, `NONE` if it is not; None for one that does
         not count."""
         written_ns = max(piece.mtime_ns for piece in pieces)

@@ -16,19 +16,16 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 
-from orchestrator.agent.hang import inspector
-from orchestrator.agent.host import rendezvous
 from orchestrator.agent.host.hook_files import install_hook
 from orchestrator.agent.host.node_log import NodeLog
 from orchestrator.agent.host.prepare import Preparation
-from orchestrator.agent.launch.script import LaunchScript, Place
 from orchestrator.agent.numbers.rank_numbers import NodeNumbers
 from orchestrator.agent.outputs.log_shipper import LogShipper
 from orchestrator.agent.outputs.save_scanner import Hasher, SaveScanner
-from orchestrator.agent.process.lost_supervisor import Fence, LostSupervisor, NewerAllocation
+from orchestrator.agent.process.attempt import NodeAttempt
+from orchestrator.agent.process.lost_supervisor import Fence, LostSupervisor, NewerAllocation, alone_s_max
 from orchestrator.agent.process.supervisor_link import SupervisorLink
-from orchestrator.agent.ranks import failure, spawn
-from orchestrator.agent.ranks.launched import RankCall
+from orchestrator.agent.ranks import spawn
 from orchestrator.agent.ranks.processes import NodeRanks, RanksGoal
 from orchestrator.core import observations
 from orchestrator.core.host import procfs
@@ -46,20 +43,8 @@ STOP_TICK_S = 0.02
 
 IDLE_TICK_S = 1.0
 
-ALONE_S_MAX = 900.0
-"""An agent without ranks leaves after this time without contact: another is started when it is needed."""
-
-ALONE_PENDING_S_MAX = 7 * 86_400.0
-"""The same for an agent with unacknowledged reports, such as the end of ranks: a laptop may stay closed for days."""
-
 EXIT_GRACE_S = 2.0
 """TERM to KILL for the ranks of an agent that is ended by a signal."""
-
-SHIP_LAST_S_MAX = 60.0
-"""A dismissed agent stays until its logs have arrived, unless nothing has arrived for this time."""
-
-SHIP_ALONE_S_MAX = 10.0
-"""Nor does it stay after this time without a connection: `orch collect` fetches the rest later."""
 
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -87,20 +72,14 @@ class Agent:
         self._wake = asyncio.Event()
         hasher = Hasher()
         self._preparation = Preparation(
-            config, self._incarnation, environ, hasher, self._link.report, self._launch
+            config, self._incarnation, environ, hasher, self._link.report, self._note, self._launch
         )
         self._scanner = SaveScanner(config, hasher, self._link.report, self._note, self._wake)
         self._numbers = NodeNumbers()
         self._shipper = LogShipper(self._job, config.node, self._link.chunk, self._note)
-        self._probing: set[asyncio.Task[None]] = set()
-        self._ranks: NodeRanks | None = None
-        self._script: LaunchScript | None = None  # of these ranks
+        self._attempt: NodeAttempt | None = None
         self._waiting: m.Prepare | m.Stop | None = None  # for the end of an older attempt
         self._unstarted: m.Start | None = None  # its ranks wait for a disk that takes nothing
-        self._inspector: inspector.Inspector | None = None
-        self._next_call: RankCall | None = (
-            None  # of the script that runs; it waits for what the last one has left
-        )
         self._last_stop = 0  # the latest attempt that was ordered to stop
         self._latest = 0  # the highest attempt named in any order
         self._beat_due = 0.0
@@ -123,7 +102,7 @@ class Agent:
             await asyncio.wait([beginning], timeout=IDLE_TICK_S)
         beginning.result()
         dialing = asyncio.create_task(self._link.keep())
-        while not (self._leaving and self._ranks is None and self._has_shipped(time.monotonic())):
+        while not (self._leaving and self._ranks is None and self._has_shipped):
             assert not dialing.done(), f"dialling ended: {dialing}"
             self._wake.clear()
             self._tick(time.monotonic())
@@ -136,17 +115,23 @@ class Agent:
             self._link.say_goodbye()
         self._link.close()
         await asyncio.sleep(0)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a signal while the loop closes prints a warning
+        for signum in _ENDING:
+            signal.signal(signum, signal.SIG_IGN)
         return 0
 
+    @property
+    def _ranks(self) -> NodeRanks | None:
+        return self._attempt.ranks if self._attempt is not None else None
+
     def _pause_s(self) -> float:
-        ranks = self._ranks
         if self._preparation.is_importing:
             return STOP_TICK_S
-        if ranks is None:
+        if self._attempt is None:
             return IDLE_TICK_S
+        ranks = self._attempt.ranks
         is_stopping = ranks.want is RanksGoal.STOP and not ranks.alive and not self._scanner.is_finishing
-        is_inspecting = self._inspector is not None and self._inspector.is_inspecting
-        return STOP_TICK_S if is_stopping or is_inspecting else TICK_S
+        return STOP_TICK_S if is_stopping or self._attempt.is_inspecting else TICK_S
 
     def _end_by_signal(self, signum: int) -> None:
         """Stop the ranks and leave: a signal ends this agent, or its keeper died."""
@@ -208,17 +193,15 @@ class Agent:
             case m.Prepare():
                 self._prepare(order)
             case m.Probe():
-                task = asyncio.get_running_loop().create_task(self._probe(order))
-                self._probing.add(task)
-                task.add_done_callback(self._probing.discard)
+                self._preparation.probe(order)
             case m.Start():
                 self._start(order)
             case m.Stop():
                 self._stop(order)
             case m.Fence():
                 self._fence.set(order)
-            case m.Inspect() if self._inspector is not None:
-                self._inspector.begin(order.inspection)
+            case m.Inspect() if self._attempt is not None:
+                self._attempt.inspect(order.inspection)
 
     def _prepare(self, order: m.Prepare) -> None:
         """Prepare an attempt; ranks of an older one are stopped first."""
@@ -234,59 +217,25 @@ class Agent:
         """Run the script of an attempt, whose ranks start when it calls a launcher."""
         if order.attempt <= self._last_stop or order.script is None:
             return
-        node = self._config.node
-        ranks = NodeRanks(
-            order.attempt,
-            self._job,
-            node,
-            starter=self._preparation.starter,
-            numbers=self._numbers,
-            tag=self._config.tag,
-        )
-        place = Place(self._job, node, order.attempt)
+        attempt = self._new(order.attempt)
         try:
-            script = LaunchScript(
-                place, order.script, layers.given, self._called, self._script_refused, self._note
-            )
+            attempt.run(order.script, layers.given, self._wake.set)
         except OSError as err:
             reason = f"the script cannot be run: {err.strerror}: {err.filename}"
             self._link.report(m.PrepareFailed(order.attempt, reason, ""))
             return
-        ranks.script, self._script, self._next_call = script, script, None
-        self._note(f"the script runs (pid {script.pid})")
-        ranks.begin()
-        self._fence.begin()
-        self._ranks = ranks
+        self._begin(attempt)
 
-    def _script_refused(self, report: m.PrepareFailed) -> None:
-        """Report that the attempt cannot go on, unless it is being stopped: that ends stand-ins, too."""
-        if self._ranks is not None and self._ranks.want is RanksGoal.RUN:
-            self._link.report(report)
-
-    def _called(self, call: RankCall) -> None:
-        """Note that the script has called a launcher."""
-        self._next_call = call
-        self._wake.set()
-
-    def _take_call(self, ranks: NodeRanks, call: RankCall, now_s: float) -> None:
-        """Make ready for a launcher call, once what the ranks of the one before have saved is reported."""
-        if ranks.processes and not self._scanner.finish(ranks, now_s):
-            return
-        self._next_call = None
-        if self._inspector is not None:
-            self._inspector.close()
-            self._inspector = None
-        ranks.renew(call)
-        self._preparation.called(call)
-
-    async def _probe(self, order: m.Probe) -> None:
-        """Report at which of these addresses this node reaches the first node."""
-        reached, missed = await rendezvous.probe(
-            order.addresses, order.port, self._config.token, order.attempt
+    def _new(self, number: int) -> NodeAttempt:
+        starter, tag = self._preparation.starter, self._config.tag
+        ranks = NodeRanks(
+            number, self._job, self._config.node, starter=starter, numbers=self._numbers, tag=tag
         )
-        hits = ", ".join(f"{hit.address} over {hit.interface or '?'}" for hit in reached)
-        self._note(f"the first node is reached at {hits or 'none of its addresses'}; {'; '.join(missed)}")
-        self._link.report(m.Probed(order.attempt, reached, missed))
+        return NodeAttempt(ranks, self._scanner, self._link.report, self._note)
+
+    def _begin(self, attempt: NodeAttempt) -> None:
+        self._attempt = attempt
+        self._fence.begin()
 
     def _supersede(self, ranks: NodeRanks, order: m.Prepare | m.Stop) -> None:
         """Stop the ranks of an older attempt, and keep the order until they are gone."""
@@ -299,25 +248,18 @@ class Agent:
         is_again, self._unstarted = self._unstarted is not None, None
         if order.attempt <= self._last_stop:
             return
-        called = self._ranks
+        called = self._attempt
         if (
-            called is not None and not called.awaits_start
+            called is not None and not called.ranks.awaits_start
         ) or self._preparation.ready.attempt != order.attempt:
             return
-        starter, layers = self._preparation.starter, self._preparation.layers
+        layers = self._preparation.layers
         reports = self._numbers.reports.settings(self._job.node(self._config.node), layers.given)
         settings = (*self._preparation.settings(order.request), *reports)
-        ranks = called or NodeRanks(
-            order.attempt,
-            self._job,
-            self._config.node,
-            starter=starter,
-            numbers=self._numbers,
-            tag=self._config.tag,
-        )
-        ranks.settings = settings
+        attempt = called or self._new(order.attempt)
+        attempt.ranks.settings = settings
         try:
-            ranks.make_files(order)
+            attempt.ranks.make_files(order)
         except OSError as err:
             if full_disk.is_withheld(err):
                 self._unstarted = order
@@ -329,23 +271,12 @@ class Agent:
         self._preparation.let_go()  # the port is rank 0's from here on
         if called is None:
             order = dataclasses.replace(order, argv=self._preparation.argv(order.argv))
-        self._ranks = ranks
-        for setting in settings:
-            self._note(f"setting {setting.text}")
-        ranks.begin()
-        self._fence.begin()
-        self._inspector = inspector.Inspector(ranks, order.ranks[0].env)
-        self._scanner.begin(order.attempt, order.finds)
+        self._begin(attempt)
         try:
-            ranks.start(order, layers)
+            attempt.start(order, layers)
         except OSError as err:
             self._report_unstarted(order, err)
-            ranks.stop(0.0, "asked")
             return
-        self._note(
-            ", ".join([*(f"rank {p.rank} is pid {p.pid}" for p in ranks.processes), ranks.starter.how])
-        )
-        self._link.report(m.Started(ranks.attempt, tuple(p.pid for p in ranks.processes), ranks.starter.how))
         self._beat_due = time.monotonic() + self._config.heartbeat_s
 
     def _report_unstarted(self, order: m.Start, err: OSError) -> None:
@@ -370,16 +301,7 @@ class Agent:
     # Events on the node
 
     def _reap(self) -> None:
-        """Reap the children that ended, and note those that were stopped or continued."""
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
-            except ChildProcessError:
-                break
-            if pid == 0:
-                break
-            if os.WIFSTOPPED(status) and os.WSTOPSIG(status) == signal.SIGTRAP:
-                continue  # halted by `ptrace` for a moment that no heartbeat need show
+        for pid, status in spawn.reaped():
             if os.WIFSTOPPED(status) or os.WIFCONTINUED(status):
                 self._beat_due = 0.0
             else:
@@ -387,79 +309,48 @@ class Agent:
         self._wake.set()
 
     def _ended(self, pid: int, status: int) -> None:
-        if self._preparation.ended(pid, status):
-            return
-        ranks = self._ranks
-        if ranks is not None and self._script is not None and pid == self._script.pid:
-            self._script_ended(ranks, self._script, os.waitstatus_to_exitcode(status))
-            return
-        process = ranks.of_pid(pid) if ranks else None
-        if ranks is None or process is None:
-            return
-        exit_code = os.waitstatus_to_exitcode(status)
-        why = failure.of_exit(process.folder, process.log, pid, exit_code)
-        report = ranks.ended(process, exit_code, why)
-        how = f"signal {report.signal}" if report.signal else f"code {report.code}"
-        self._note(f"rank {report.rank} (pid {pid}) ended with {how}")
-        if not self._ends_with_agent(ranks):
-            self._link.report(report)
-        is_over = not ranks.alive and ranks.all_ended_well and ranks.want is RanksGoal.RUN
-        if self._script is not None and is_over:
-            self._script.ranks_ended()
-
-    def _script_ended(self, ranks: NodeRanks, script: LaunchScript, exit_code: int) -> None:
-        report = script.ended(exit_code)
-        self._note(
-            f"the script ended with {f'code {exit_code}' if exit_code >= 0 else f'signal {-exit_code}'}"
-        )
-        if ranks.want is RanksGoal.RUN:
-            self._link.report(report)
+        if not self._preparation.ended(pid, status) and (attempt := self._attempt) is not None:
+            attempt.ended(pid, status, is_reported=not self._ends_with_agent(attempt.ranks))
 
     def _tick(self, now_s: float) -> None:
-        ranks, no_contact_s = self._ranks, now_s - self._link.proved_at
+        attempt, ranks, no_contact_s = self._attempt, self._ranks, now_s - self._link.proved_at
         self._pulse()
         self._preparation.poll()
         self._scanner.poll()
         if self._unstarted is not None:
             self._start(self._unstarted)
-        if ranks is None:
-            patience_s = ALONE_PENDING_S_MAX if self._link.has_pending else ALONE_S_MAX
-            is_alone = no_contact_s > patience_s
+        if attempt is None:
+            is_alone = no_contact_s > alone_s_max(self._link.has_pending)
             is_over = not self._link.connected and self._job.ended.exists()
             self._leaving = self._leaving or is_alone or is_over
         else:
-            self._tick_ranks(ranks, now_s)
+            self._tick_attempt(attempt, now_s)
         lost = self._lost_supervisor
         if lost and not self._leaving and lost.check(no_contact_s):
             self._leave(0.0)
         if now_s >= self._beat_due:
             self._beat_due = now_s + self._config.heartbeat_s
-            beats, attempt = (ranks.heartbeats(), ranks.attempt) if ranks else ((), self._latest)
-            self._link.beat(attempt, beats, self._scanner.looks, self._scanner.is_unfinished)
+            beats, number = (ranks.heartbeats(), ranks.attempt) if ranks else ((), self._latest)
+            self._link.beat(number, beats, self._scanner.looks, self._scanner.is_unfinished)
         if self._link.connected:
             self._shipper.poll(self._attempts)
 
-    def _tick_ranks(self, ranks: NodeRanks, now_s: float) -> None:
+    def _tick_attempt(self, attempt: NodeAttempt, now_s: float) -> None:
+        ranks = attempt.ranks
         ranks.note_logs(time.time_ns())
-        if self._script is not None and ranks.want is RanksGoal.RUN:
-            self._script.watch(now_s)
-            if self._next_call is not None and not ranks.alive:
-                self._take_call(ranks, self._next_call, now_s)
+        if (call := attempt.poll(now_s)) is not None:
+            self._preparation.called(call)
         if ranks.makes_first_step():
             self._beat_due, ranks.starter.has_stepped = 0.0, True
-        if self._inspector is not None and (report := self._inspector.gather()) is not None:
-            self._link.report(report)
         if ranks.want is RanksGoal.RUN:
             if ranks.processes and not self._scanner.is_finishing:
                 self._scanner.scan(ranks, now_s)
             quiet_s = self._fence.over_s(ranks, self._link.proved_at, self._link.connected_at, now_s)
             if quiet_s is not None:
                 self._note(f"no contact and no step for {quiet_s:.0f} s: stopping attempt {ranks.attempt}")
-                ranks.stop(
-                    0.0, "fenced" if ranks.alive or (self._script and self._script.is_running) else "ended"
-                )
+                ranks.stop(0.0, "fenced" if attempt.is_alive else "ended")
         if ranks.want is RanksGoal.STOP and self._is_over(ranks, now_s):
-            self._stopped(ranks)
+            self._stopped(attempt)
 
     def _is_over(self, ranks: NodeRanks, now_s: float) -> bool:
         """Drive a stop on; tell whether all processes are gone and all checkpoints are reported."""
@@ -469,16 +360,14 @@ class Agent:
         is_signalled = self._leaving and self._dismissed_at is None
         return self._scanner.finish(ranks, now_s) or is_signalled
 
-    def _stopped(self, ranks: NodeRanks) -> None:
+    def _stopped(self, attempt: NodeAttempt) -> None:
         """Report an attempt without processes as stopped, after its last log lines; then obey the waiting order."""
-        ranks.close()
-        if self._script is not None:
-            self._script.close()
+        ranks = attempt.ranks
+        attempt.close()
+        if attempt.has_script:
             self._last_stop = max(self._last_stop, ranks.attempt)  # a start that comes too late has no script
         self._shipper.push(self._attempts)
-        if self._inspector is not None:
-            self._inspector.close()
-        self._ranks = self._inspector = self._script = self._next_call = None
+        self._attempt = None
         if not self._ends_with_agent(ranks):
             self._link.report(m.Stopped(ranks.attempt, ranks.how))
         waiting, self._waiting = self._waiting, None
@@ -491,12 +380,11 @@ class Agent:
         running = self._ranks.attempt if self._ranks is not None else self._latest
         return tuple(dict.fromkeys((running, self._latest)))
 
-    def _has_shipped(self, now_s: float) -> bool:
-        """Tell whether a dismissed agent may leave: its logs have arrived, or do not get through."""
-        if not self._config.ships or self._dismissed_at is None or self._shipper.has_arrived(self._attempts):
+    @property
+    def _has_shipped(self) -> bool:
+        if not self._config.ships or self._dismissed_at is None:
             return True
-        is_stuck = now_s - max(self._dismissed_at, self._shipper.progress_at) > SHIP_LAST_S_MAX
-        return is_stuck or self._link.disconnected_s > SHIP_ALONE_S_MAX
+        return self._shipper.is_done(self._attempts, self._dismissed_at, self._link.disconnected_s)
 
     def _note(self, text: str) -> None:
         """Write a line to the node's log of the latest attempt; a deleted job folder must not come back."""
@@ -509,12 +397,4 @@ def run_agent(config: m.AgentConfig, pulse: Callable[[], None] = lambda: None) -
     spawn.name_process("orch-agent")
     spawn.adopt_orphans()
     os.chdir(config.root)
-    return asyncio.run(_serve(Agent(config, dict(os.environ), pulse)))
-
-
-async def _serve(agent: Agent) -> int:
-    code = await agent.run()
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a signal while the loop closes prints a warning
-    for signum in _ENDING:
-        signal.signal(signum, signal.SIG_IGN)
-    return code
+    return asyncio.run(Agent(config, dict(os.environ), pulse).run())

@@ -30,7 +30,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from orchestrator.agent.process import leases
-from orchestrator.agent.process.leases import LeaseError, Leases
 from orchestrator.agent.ranks import spawn
 from orchestrator.agent.ranks.failure import forget_errors
 from orchestrator.agent.ranks.template import die_with_parent
@@ -111,7 +110,7 @@ def main(run_agent: RunAgent, *, is_launched: bool = False) -> int:
     stock = leases.Stock(gpus.here, os.cpu_count() or 1)
     try:
         held = leases.acquire(config.needs, leases.me(config.job, config.node), stock)
-    except LeaseError as err:
+    except leases.LeaseError as err:
         report(w.Failed("lease", err.reason, err.fix, "busy" if err.is_busy else "permanent"))
         return 1
     if is_launched and not _wait_for_go(held):
@@ -162,7 +161,7 @@ def _reply(word: w.Word) -> None:
         os.close(nothing_fd)
 
 
-def _wait_for_go(held: Leases) -> bool:
+def _wait_for_go(held: leases.Leases) -> bool:
     """Report the leases, wait for `GO`, and close the pipes; return False when the launcher is gone."""
     _reply(w.Leased(held.gpus))
     deadline_s = time.monotonic() + w.GO_S_MAX
@@ -189,7 +188,7 @@ def _close_pipes() -> None:
     os.dup2(2, 1)
 
 
-def _record(folder: Path, held: Leases) -> None:
+def _record(folder: Path, held: leases.Leases) -> None:
     """Write this keeper's record, with the start time that guards against a reused pid."""
     stat = procfs.stat(os.getpid())
     record = {
@@ -210,7 +209,7 @@ def _already_up(folder: Path) -> w.AlreadyUp:
         return w.AlreadyUp(0, ())
 
 
-def _keep(config: AgentConfig, run_agent: RunAgent, held: Leases) -> int:
+def _keep(config: AgentConfig, run_agent: RunAgent, held: leases.Leases) -> int:
     watch = _Watch(held, config.allocated, config.node_timeout_s)
     watch.begin()
     for deaths in range(DEATHS_MAX):
@@ -248,7 +247,7 @@ def _run(config: AgentConfig, run_agent: RunAgent, beat: Callable[[], None]) -> 
 class _Watch:
     """The watched agent, and the leases to answer for."""
 
-    held: Leases
+    held: leases.Leases
     allocated: bool
     node_timeout_s: float
     # 0 while no agent runs

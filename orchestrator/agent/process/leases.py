@@ -21,6 +21,7 @@ from orchestrator.core import codec
 from orchestrator.core.host import procfs
 from orchestrator.core.host.gpus import Gpu, GpuError
 from orchestrator.core.jobdir import full_disk
+from orchestrator.core.text import counted
 from orchestrator.core.wire.bootstrap import HeldLeases
 from orchestrator.core.wire.messages import Needs
 
@@ -143,11 +144,11 @@ def _take_gpus(count: int, who: Holder, stock: Stock) -> Leases:
     try:
         gpus = stock.gpus()
     except GpuError as err:
-        reason = f"{_many(count, 'GPU')} wanted, none can be had: {err}"
+        reason = f"{counted(count, 'GPU')} wanted, none can be had: {err}"
         fix = "install the NVIDIA driver there, or take the host off the list"
         raise LeaseError(reason, fix, is_busy=False) from err
     if len(gpus) < count:
-        reason = f"{_many(count, 'GPU')} wanted, the host has {len(gpus)}"
+        reason = f"{counted(count, 'GPU')} wanted, the host has {len(gpus)}"
         raise LeaseError(reason, "lower gpus_per_node, or take the host off the list", is_busy=False)
     names = {f"gpu-{gpu.uuid}": gpu for gpu in gpus}
     with _choosing_alone(stock.prefix):
@@ -158,7 +159,7 @@ def _take_gpus(count: int, who: Holder, stock: Stock) -> Leases:
     if free < count:
         things = [f"GPU {names[name].id}" for name in taken]
         holders = dict(zip(things, _holders(taken, stock.prefix), strict=True))
-        raise _busy(f"{_many(count, 'GPU')} wanted, {free} of {len(gpus)} free", holders, who)
+        raise _busy(f"{counted(count, 'GPU')} wanted, {free} of {len(gpus)} free", holders, who)
     return Leases(who, tuple(names[name].id for name in bound), tuple(bound.values()))
 
 
@@ -171,7 +172,7 @@ def _take_slots(needs: Needs, who: Holder, stock: Stock) -> Leases:
     total = needs.slots_there or stock.cores
     count = needs.slots if needs.slots_there else min(needs.slots, total)
     if count > total:
-        reason = f"{_many(count, 'slot')} wanted, the host has {total}"
+        reason = f"{counted(count, 'slot')} wanted, the host has {total}"
         raise LeaseError(reason, "lower procs_per_node, or raise the host's slots", is_busy=False)
     with _choosing_alone(stock.prefix):
         bound, taken = _bind([f"slot-{number}" for number in range(total)], count, stock.prefix)
@@ -181,7 +182,7 @@ def _take_slots(needs: Needs, who: Holder, stock: Stock) -> Leases:
         ours = sum(holder is not None and holder.job == who.job for holder in holders.values())
         if len(bound) + ours < count:
             _close(bound.values())
-            raise _busy(f"{_many(count, 'slot')} wanted, {len(bound)} of {total} free", holders, who)
+            raise _busy(f"{counted(count, 'slot')} wanted, {len(bound)} of {total} free", holders, who)
     return Leases(who, (), tuple(bound.values()))
 
 
@@ -295,7 +296,3 @@ def _user(uid: int) -> str:
 def _close(sockets: Iterable[socket.socket]) -> None:
     for listener in sockets:
         listener.close()
-
-
-def _many(count: int, what: str) -> str:
-    return f"{count} {what}{'s' if count != 1 else ''}"

@@ -21,12 +21,23 @@ from pathlib import Path
 
 from orchestrator.agent.ranks.processes import NodeRanks
 from orchestrator.core.slurm import scontrol, step_env
-from orchestrator.core.slurm.scontrol import is_orphaned
 from orchestrator.core.wire import messages as m
 
 AWAY_S = 90.0
 """For how long ranks must have made steps without contact until their supervisor counts as away. It has ended a
 connection without heartbeats long before, and then expects the longer time, see `brain.scheduling.fence`."""
+
+
+ALONE_S_MAX = 900.0
+"""An agent without ranks leaves after this time without contact: another is started when it is needed."""
+
+ALONE_PENDING_S_MAX = 7 * 86_400.0
+"""The same for an agent with unacknowledged reports, such as the end of ranks: a laptop may stay closed for days."""
+
+
+def alone_s_max(has_pending: bool) -> float:
+    """Return for how long an agent without ranks stays without contact."""
+    return ALONE_PENDING_S_MAX if has_pending else ALONE_S_MAX
 
 
 class Fence:
@@ -144,7 +155,7 @@ class LostSupervisor:
 
     def _requeue_if_lost(self) -> None:
         job = scontrol.show_job(self._job_id)
-        if not is_orphaned(job, self._restarts):
+        if not scontrol.is_orphaned(job, self._restarts):
             return
         refusal = scontrol.ask("requeue", self._job_id)[1]
         outcome = f"cannot be requeued: {refusal}" if refusal else "is requeued"

@@ -18,7 +18,6 @@ from orchestrator.core.jobdir import ownership
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.wire import connection
 from orchestrator.core.wire import messages as m
-from orchestrator.core.wire.messages import ReliableReport
 
 REPORTS_MAX = 10_000
 """More than any job produces between two contacts; past it the oldest are dropped."""
@@ -28,10 +27,10 @@ class Outbox:
     """Numbered reports, oldest first."""
 
     def __init__(self) -> None:
-        self._reports: deque[tuple[int, ReliableReport]] = deque()
+        self._reports: deque[tuple[int, m.ReliableReport]] = deque()
         self._last_seq = 0
 
-    def keep(self, report: ReliableReport) -> int:
+    def keep(self, report: m.ReliableReport) -> int:
         """Keep a report and return its number, from 1."""
         self._last_seq += 1
         if len(self._reports) >= REPORTS_MAX:
@@ -44,7 +43,7 @@ class Outbox:
         while self._reports and self._reports[0][0] <= seq:
             self._reports.popleft()
 
-    def pending(self) -> tuple[tuple[int, ReliableReport], ...]:
+    def pending(self) -> tuple[tuple[int, m.ReliableReport], ...]:
         """Return the unacknowledged reports with their numbers, in order."""
         return tuple(self._reports)
 

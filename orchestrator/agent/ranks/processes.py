@@ -24,7 +24,7 @@ from orchestrator.agent.ranks.hook.layout import (
     STEP_FILE,
 )
 from orchestrator.agent.ranks.io_counter import IoCounter
-from orchestrator.agent.ranks.launched import RankCall, RankScript
+from orchestrator.agent.ranks.launched import RankCall
 from orchestrator.core.host import process_tags, procfs
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.log_index import LogIndex
@@ -121,8 +121,8 @@ class NodeRanks:
     settings: tuple[Setting, ...] = ()
     # By which its processes are known
     tag: str = ""
-    # The script that calls a launcher for them, and the call that they run for
-    script: RankScript | None = None
+    # The shell of the script that calls a launcher for them (0: there is none), and the call that they run for
+    script_pid: int = 0
     call: RankCall | None = None
 
     def begin(self) -> None:
@@ -163,9 +163,9 @@ class NodeRanks:
     def _start_one(self, order: m.Start, rank: m.RankStart, layers: Layers) -> RankProcess:
         folder = self.job.rank_run(self.node, self.attempt, rank.rank)
         argv, cwd, numbers = order.argv, self.job.code, dict[str, str]()
-        if self.call is not None and self.script is not None:
+        if self.call is not None:
             argv = self.call.argv_of(rank.local_rank, order.argv if self.call.number == 1 else ())
-            cwd, numbers = self.call.cwd, self.call.env_of(rank.rank, rank.local_rank, self.script.script)
+            cwd, numbers = self.call.cwd, self.call.env_of(rank.rank, rank.local_rank)
         own = {**numbers, **rank.env, RANK_DIR_ENV: str(folder), process_tags.NAME: self.tag}
         env = rank_environment(self.job.node(self.node), layers, self.settings, own, rank.rank)
         log = self.job.rank_log(self.attempt, rank.rank)
@@ -253,8 +253,8 @@ class NodeRanks:
             self.kill_at = min(self.kill_at, kill_at)
             return
         self.want, self.how, self.kill_at, self.signum = RanksGoal.STOP, how, kill_at, signum
-        script = {self.script.pid} if self.script is not None else set()
-        self.graced = frozenset(process.pid for process in self.alive) | script
+        graced = (self.script_pid, *(process.pid for process in self.alive))
+        self.graced = frozenset(pid for pid in graced if pid)
         tree = procfs.children() if self.alive else {}
         for process in self.alive:
             self._tell(spawn.scripts_of(process.pid, process.counter.read().pid, tree, signum))
@@ -286,8 +286,8 @@ class NodeRanks:
                 for pid, group in remaining.items()
                 if pid in self.told or self.of_pid(group) is not None
             }
-            if self.alive and self.script is not None:  # it is told to end when its ranks have
-                busy.add(self.script.pid)
+            if self.alive:  # the script is told to end when its ranks have
+                busy.add(self.script_pid)
             self._tell(pid for pid, group in remaining.items() if group in self.graced - busy)
         return False
 

@@ -12,7 +12,7 @@ import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,6 +51,21 @@ def start(program: Program) -> int:
         )
     process.returncode = 0  # reaped by the agent for all its children at once; Popen must not wait for it
     return process.pid
+
+
+def reaped() -> Iterator[tuple[int, int]]:
+    """Reap the children that have ended; yield the pid and the wait status of each, and of those stopped or continued."""
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        if not (
+            os.WIFSTOPPED(status) and os.WSTOPSIG(status) == signal.SIGTRAP
+        ):  # halted by `ptrace` for a moment
+            yield pid, status
 
 
 def adopt_orphans() -> None:

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.agent.ranks import first_imports, spawn
-from orchestrator.agent.ranks.first_imports import Import, Source
 from orchestrator.agent.ranks.hook.layout import RANK_DIR_ENV
 from orchestrator.agent.ranks.imports_ahead import ALONE
 from orchestrator.agent.ranks.template import COMMAND_ROOM, PACKET_BYTES_MAX, die_with_parent
@@ -50,7 +49,7 @@ NAMED_MAX = 4
 """How many imported packages are named for people."""
 
 
-def source_of(argv: tuple[str, ...], cwd: Path, *, has_stepped: bool) -> Source:
+def source_of(argv: tuple[str, ...], cwd: Path, *, has_stepped: bool) -> first_imports.Source:
     """Return the source of the program that ranks run. Raises ValueError, with the reason, where a template cannot take the
     place of its interpreter.
 
@@ -72,7 +71,7 @@ class Imports:
     argv: tuple[str, ...]
     own: str
     modules: tuple[str, ...]
-    imports: tuple[Import, ...]
+    imports: tuple[first_imports.Import, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +97,7 @@ class Template:
     env: Mapping[str, str]
     cwd: Path
     modules: tuple[str, ...] = MODULES
-    imports: tuple[Import, ...] = ()
+    imports: tuple[first_imports.Import, ...] = ()
     pid: int = 0
     is_ready: bool = False
     why_fresh: str = ""

@@ -22,7 +22,6 @@ from orchestrator.backends.slurm.allocation import Grant, SlurmAllocation, grant
 from orchestrator.backends.slurm.srun_step import Fate, Step
 from orchestrator.core import codec
 from orchestrator.core.host import procfs
-from orchestrator.core.host.procfs import Proc
 from orchestrator.core.jobdir import full_disk
 from orchestrator.core.jobdir.durable import replace_text
 from orchestrator.core.jobdir.layout import JobDir
@@ -229,7 +228,7 @@ class SlurmBackend(Backend):
 
 def _adopted(path: Path) -> Step:
     record = codec.loads_plain(path.read_bytes())
-    srun = Proc(int(record["pid"]), int(record["start_ticks"]))
+    srun = procfs.Proc(int(record["pid"]), int(record["start_ticks"]))
     nodes = tuple(str(node) for node in record["nodes"])
 
     def exit_code() -> int | None:

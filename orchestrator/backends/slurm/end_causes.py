@@ -12,9 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from orchestrator.backends.api import Ending
-from orchestrator.core.end_cause import Cause
+from orchestrator.core.observations import Cause
 from orchestrator.core.slurm import job_states
-from orchestrator.core.slurm.job_states import Stage
 
 _WORD = re.compile(r"\*\*\* (JOB|STEP) (\d+)(?:\.\S+)? ON \S+ (?:CANCELLED|FAILED)([^*]*)\*\*\*")
 _DUE = re.compile(r"DUE TO (TIME LIMIT|PREEMPTION|JOB REQUEUE|NODE FAILURE)", re.IGNORECASE)
@@ -45,10 +44,10 @@ class ShownJob:
     @property
     def is_running(self) -> bool:
         """Tell whether it keeps its nodes."""
-        return self.stage is Stage.RUNNING and not self.is_preempted
+        return self.stage is job_states.Stage.RUNNING and not self.is_preempted
 
     @property
-    def stage(self) -> Stage:
+    def stage(self) -> job_states.Stage:
         """Stage of its state."""
         return job_states.stage_of(self.state)
 
@@ -120,9 +119,9 @@ def of_job(job: ShownJob, restarts: int, kill_left_s: float) -> Ending | None:
     """Return the ending that scontrol shows of a job that was requeued `restarts` times before; None when it shows none."""
     if job.is_preempted:
         return _ending("PREEMPTED", job.left_s)
-    if job.restarts > restarts or job.stage is Stage.WAITING:
+    if job.restarts > restarts or job.stage is job_states.Stage.WAITING:
         return _ending("REQUEUED", kill_left_s)
-    if job.stage is Stage.OVER:
+    if job.stage is job_states.Stage.OVER:
         return _ending(job.state, kill_left_s)
     return None
 
@@ -147,7 +146,7 @@ def of_limit(job: ShownJob | None, announced_s: float) -> Ending | None:
 def unexplained(job: ShownJob | None, kill_left_s: float) -> Ending | None:
     """Return the ending that an unexplained TERM means. Where Slurm ends the job, it was cancelled: Slurm explains every
     other end. Where Slurm is silent or its answer does not tell, the job is to go on if it gets nodes again."""
-    if job is None or job.stage is Stage.UNKNOWN:
+    if job is None or job.stage is job_states.Stage.UNKNOWN:
         return Ending(
             Cause.REQUEUED, "its processes were told to end, and Slurm does not say why", kill_left_s
         )

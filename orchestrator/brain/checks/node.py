@@ -92,7 +92,7 @@ def code(name: str, program: ProgramFacts, has_setup: bool) -> Iterator[Finding]
 
 def _folder(name: str, folder: FolderFacts, job: Job) -> Iterator[Finding]:
     if folder.fault:
-        fix = "make it writable for this user, or name another place in checkpoint.path or ssh.remote_dir"
+        fix = "make it writable for this user, or name another place: ORCH_HOME, over SSH ssh.remote_dir, or checkpoint.path"
         yield error("folder", [name], f"{folder.path} cannot be written to: {folder.fault}", fix)
         return
     wanted = job.checkpoint_bytes * CHECKPOINTS_HELD

@@ -17,8 +17,8 @@ from orchestrator.brain.model.deadlines import Deadlines
 from orchestrator.brain.model.decisions import Decision, FailureCause, JobEnd, Kind, Verdict
 from orchestrator.brain.model.facts import AllocationLoss, AttemptFacts, Facts, JobGoal, Phase
 from orchestrator.brain.model.node_facts import AgentState, NodeFacts, Orders
-from orchestrator.core.end_cause import Cause
 from orchestrator.core.errors import Fault
+from orchestrator.core.observations import Cause
 from orchestrator.core.text import sentence
 
 TERM_S = 2.0

@@ -16,8 +16,9 @@ from orchestrator.brain.model.facts import AttemptFacts, Facts, Phase
 from orchestrator.brain.model.node_facts import AgentState, NodeFacts
 
 _NO_CALL = "the script ended without a call of torchrun, accelerate launch, deepspeed, srun or another launcher that orch knows"
-_NO_CALL_FIX = (
-    "if its program starts no launcher, write it as command: (each rank runs it), or as entrypoint: train.py"
+_UNSTARTED = Evidence(
+    "no rank was started",
+    fix="if its program starts no launcher, write it as command: (each rank runs it), or as entrypoint: train.py",
 )
 
 
@@ -50,7 +51,7 @@ def verdict(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdic
     if ended and len(ended) == len(gang) and awaited == 1:
         return facts.verdict_on(
             Kind.LAUNCH, f"{ended[0].name}: {_NO_CALL}", node=ended[0].name, cause=FailureCause.SETUP, place=(_NO_CALL,),
-            proof=(Evidence("no rank was started", fix=_NO_CALL_FIX), *_output(ended[0])), since_s=ended[0].contact_at,
+            proof=(_UNSTARTED, *_output(ended[0])), since_s=ended[0].contact_at,
             retry=False,
         )  # fmt: skip
     late = [node for node in gang if node not in came]
@@ -72,7 +73,7 @@ def _failed(facts: Facts, node: NodeFacts) -> Verdict:
     cause, place = (FailureCause.EXIT_CODE, how) if end.calls else (FailureCause.SETUP, "the script")
     return facts.verdict_on(
         kind, f"{node.name}: the script ended with {how}, {when}", node=node.name, cause=cause, place=(place, how),
-        proof=_output(node), since_s=node.contact_at,
+        proof=_output(node) if end.calls else (_UNSTARTED, *_output(node)), since_s=node.contact_at,
     )  # fmt: skip
 
 

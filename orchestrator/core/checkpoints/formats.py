@@ -41,7 +41,6 @@ STATE_PICKLE_BYTES_MAX = 4 << 20
 """How much of the pickle in a torch.save is searched for its step."""
 
 CITES_MAX = 64
-READ_BYTES = 1 << 20
 ZIP_START, ZIP_END, PICKLE_START = b"PK\x03\x04", b"PK\x05\x06", b"\x80"
 
 STEP_MAX = 10**15 - 1

@@ -16,7 +16,6 @@ from pathlib import Path
 
 from orchestrator.core import codec
 from orchestrator.core.checkpoints.save import Place, Save, SaveState
-from orchestrator.core.codec import Json
 from orchestrator.core.jobdir import ownership
 from orchestrator.core.jobdir.durable import replace_text, sync_folder
 
@@ -35,7 +34,7 @@ def read(job_root: Path, file: Path) -> tuple[dict[int, Save], list[str]]:
         lines = ownership.read_regular(file).split(b"\n")
     except FileNotFoundError:
         return {}, []
-    changes: dict[int, list[Json]] = {}
+    changes: dict[int, list[codec.Json]] = {}
     faults = []
     for at, line in enumerate(lines[:-1], 1):
         try:
@@ -55,9 +54,9 @@ def read(job_root: Path, file: Path) -> tuple[dict[int, Save], list[str]]:
     return saves, faults
 
 
-def _folded(changes: list[Json]) -> tuple[Save | None, str]:
+def _folded(changes: list[codec.Json]) -> tuple[Save | None, str]:
     """Return what changes make of a save, without those that make none, and why one of them makes none."""
-    data: Json = {}
+    data: codec.Json = {}
     for change in changes:
         data |= change
     with contextlib.suppress(codec.CodecError):
@@ -80,7 +79,9 @@ class Ledger:
         self._root = job_root
         self._file = file
         self.saves, self.faults = read(job_root, file)
-        self._written: dict[int, Json] = {number: self._packed(save) for number, save in self.saves.items()}
+        self._written: dict[int, codec.Json] = {
+            number: self._packed(save) for number, save in self.saves.items()
+        }
         self._dirty: dict[int, None] = {}
         if file.exists() and file.stat().st_size > COMPACT_BYTES:
             self._compact()
@@ -140,8 +141,8 @@ class Ledger:
         self._written = {number: self._packed(save) for number, save in self.saves.items()}
         replace_text(self._file, "".join(json.dumps(packed) + "\n" for packed in self._written.values()))
 
-    def _packed(self, save: Save) -> Json:
-        packed: Json = codec.pack(_moved(save, self._root, is_read=False))
+    def _packed(self, save: Save) -> codec.Json:
+        packed: codec.Json = codec.pack(_moved(save, self._root, is_read=False))
         return packed
 
 

@@ -12,8 +12,6 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from orchestrator.core.checkpoints import formats, names
-from orchestrator.core.checkpoints.formats import FileReading
-from orchestrator.core.checkpoints.names import Group, Role
 from orchestrator.core.checkpoints.save import Content, Format, GroupReading, Need, Piece
 from orchestrator.core.text import counted
 
@@ -30,7 +28,9 @@ _EVERY_RANK = re.compile(r"(random_states_|rng_state_|zero_pp_rank_)#")
 """Files, as `ranks_in` names them, that every rank writes; of others the first rank may have the only one."""
 
 
-def read(root: Path, group: Group, files: Mapping[str, Piece], pointed: Collection[str] = ()) -> GroupReading:
+def read(
+    root: Path, group: names.Group, files: Mapping[str, Piece], pointed: Collection[str] = ()
+) -> GroupReading:
     """Read a group whose files have these sizes and times. `pointed`: names in the place that
     pointer files and links have."""
     found = {name: formats.read(root, name, files[name].size_bytes) for name in group.names}
@@ -126,16 +126,16 @@ def _some(texts: Collection[str]) -> str:
     return ", ".join(first) + (f" and {counted(more, 'more file')}" if more else "")
 
 
-def _is_nested(group: Group) -> bool:
+def _is_nested(group: names.Group) -> bool:
     """Tell whether the folder of a save holds folders, as those of sharded models are."""
     return any("/" in name.removeprefix(f"{group.main}/") for name in group.names)
 
 
-def _base_names(group: Group) -> set[str]:
+def _base_names(group: names.Group) -> set[str]:
     return {PurePosixPath(name).name for name in group.names}
 
 
-def _format(group: Group, found: Mapping[str, FileReading]) -> Format:
+def _format(group: names.Group, found: Mapping[str, formats.FileReading]) -> Format:
     base = _base_names(group)
     is_trainer_folder = _CHECKPOINT_N.fullmatch(PurePosixPath(group.main).name) or any(
         map(_OPTIMIZER.fullmatch, base)
@@ -163,7 +163,7 @@ def _format(group: Group, found: Mapping[str, FileReading]) -> Format:
     return Format.UNKNOWN
 
 
-def _needs_of(format_: Format, group: Group) -> set[Need]:
+def _needs_of(format_: Format, group: names.Group) -> set[Need]:
     base = _base_names(group)
     if format_ is Format.TRAINER and names.TRAINER_STATE not in base:
         return {Need(f"{group.main}/{names.TRAINER_STATE}", 1, "")}
@@ -174,7 +174,9 @@ def _needs_of(format_: Format, group: Group) -> set[Need]:
     return set()
 
 
-def _late_pieces(group: Group, files: Mapping[str, Piece], found: Mapping[str, FileReading]) -> list[str]:
+def _late_pieces(
+    group: names.Group, files: Mapping[str, Piece], found: Mapping[str, formats.FileReading]
+) -> list[str]:
     """Return faults of pieces that were written after the `.metadata` that is written last."""
     late = []
     for name, reading in found.items():
@@ -189,7 +191,7 @@ def _late_pieces(group: Group, files: Mapping[str, Piece], found: Mapping[str, F
     return late[:1]
 
 
-def _content(format_: Format, group: Group, found: Mapping[str, FileReading]) -> Content:
+def _content(format_: Format, group: names.Group, found: Mapping[str, formats.FileReading]) -> Content:
     if group.tag == "best":
         return Content.BEST
     own = [name for name in group.names if names.is_save_file(name)]
@@ -199,14 +201,14 @@ def _content(format_: Format, group: Group, found: Mapping[str, FileReading]) ->
         return Content.STATE if has_optimizer or _is_nested(group) else Content.WEIGHTS
     if format_ not in (Format.TORCH, Format.SAFETENSORS, Format.UNKNOWN):
         return Content.STATE
-    if Role.MAIN in roles:
+    if names.Role.MAIN in roles:
         is_weights = found[group.names[0]].is_weights and len(group.names) == 1 and not has_optimizer
         return Content.WEIGHTS if is_weights else Content.STATE
-    if Role.MODEL in roles:
-        return Content.STATE if has_optimizer or Role.OPTIMIZER in roles else Content.WEIGHTS
-    if Role.AVERAGE in roles:
+    if names.Role.MODEL in roles:
+        return Content.STATE if has_optimizer or names.Role.OPTIMIZER in roles else Content.WEIGHTS
+    if names.Role.AVERAGE in roles:
         return Content.AVERAGE
-    return Content.PART if roles - {Role.OTHER} else Content.OTHER
+    return Content.PART if roles - {names.Role.OTHER} else Content.OTHER
 
 
 def _fits_any_size(format_: Format, group_names: Collection[str]) -> bool:
@@ -222,12 +224,16 @@ def _fits_any_size(format_: Format, group_names: Collection[str]) -> bool:
 
 
 def _is_said_done(
-    format_: Format, group: Group, files: Mapping[str, Piece], main: FileReading, pointed: Collection[str]
+    format_: Format,
+    group: names.Group,
+    files: Mapping[str, Piece],
+    main: formats.FileReading,
+    pointed: Collection[str],
 ) -> bool:
     base = _base_names(group)
     match format_:
         case Format.TRAINER:
-            has_model = any(names.role(name) is Role.MODEL for name in base) or _is_nested(group)
+            has_model = any(names.role(name) is names.Role.MODEL for name in base) or _is_nested(group)
             return names.TRAINER_STATE in base and has_model
         case Format.ACCELERATE:
             return any(name.startswith(("model", "pytorch_model")) for name in base)
@@ -245,10 +251,12 @@ def _is_said_done(
             return has_model and (group.main in pointed or number in pointed)
         case _:
             is_alone = len(group.names) == 1 and not group.is_folder and not names.ranks_in(group.names)
-            return is_alone and (names.role(group.main) is Role.MAIN or main.has_optimizer)
+            return is_alone and (names.role(group.main) is names.Role.MAIN or main.has_optimizer)
 
 
-def _step(format_: Format, group: Group, found: Mapping[str, FileReading], main: FileReading) -> int | None:
+def _step(
+    format_: Format, group: names.Group, found: Mapping[str, formats.FileReading], main: formats.FileReading
+) -> int | None:
     """Return the step that a save states: in its state file, its main file or its name."""
     state = next((found[name].step for name in group.names if name.endswith(f"/{names.TRAINER_STATE}")), None)
     if format_ is Format.TRAINER and state is not None:
@@ -263,6 +271,6 @@ def _step(format_: Format, group: Group, found: Mapping[str, FileReading], main:
     inner = [
         reading.step
         for name, reading in sorted(found.items())
-        if reading.step is not None and names.role(name) not in (Role.OTHER, Role.OPTIMIZER)
+        if reading.step is not None and names.role(name) not in (names.Role.OTHER, names.Role.OPTIMIZER)
     ]
     return main.step if main.step is not None else inner[0] if inner else None

@@ -9,8 +9,8 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from orchestrator.core.host import cgroups, interfaces
-from orchestrator.core.host.procfs import text
+from orchestrator.core.host import interfaces
+from orchestrator.core.host.procfs import cgroups, text
 from orchestrator.core.host_facts import HardwareFacts
 from orchestrator.core.settings.rank_settings import is_watched
 
@@ -43,7 +43,7 @@ def _cores(root: Path, cpus: Iterable[int]) -> int:
 
 
 def _quota_cpus(root: Path) -> float | None:
-    quotas = [_quota(folder, is_v2=is_v2) for folder, is_v2 in cgroups.folders("cpu", root)]
+    quotas = [_quota(folder, is_v2=is_v2) for folder, is_v2 in cgroups("cpu", root)]
     return min((quota for quota in quotas if quota), default=None)
 
 

@@ -65,6 +65,24 @@ def age_s(pid: int) -> float | None:
     return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - known.start_ticks / _TICKS_PER_S)
 
 
+def cgroups(controller: str, root: Path = Path("/")) -> Iterator[tuple[Path, bool]]:
+    """Yield the folder of this process's control group (cgroups(7)) and those above it, each with whether it is of version 2.
+
+    Version 2 has one line `0::PATH` in /proc/self/cgroup, version 1 a line for each hierarchy with its controllers; there
+    only that of `controller` counts. `root` has /proc and /sys.
+    """
+    for line in text(root / "proc/self/cgroup").splitlines():
+        words = line.split(":", 2)
+        if len(words) < 3:
+            continue
+        controllers, path = words[1:]
+        if controllers and controller not in controllers.split(","):
+            continue
+        base = root / "sys/fs/cgroup" / (controller if controllers else "")
+        inner = Path(path.lstrip("/"))
+        yield from ((base / folder, not controllers) for folder in (inner, *inner.parents))
+
+
 def _stat_fields(path: Path) -> list[bytes]:
     # The command's name stands in parentheses and may hold any text, also ')' and spaces: cut at the last parenthesis.
     return _read(path, 4096).rpartition(b")")[2].split()

@@ -144,10 +144,10 @@ def _of_parent(folder: Path) -> Fault | None:
         return _unseen(folder, err)
     fix = "set ORCH_HOME, or ssh.remote_dir, to a folder of your own"
     if not _is_trusted(link.st_uid) and stat.S_ISLNK(link.st_mode):
-        what = f"it is a symbolic link of {_name(link.st_uid)}, who can lead it elsewhere"
+        what = f"it is a symbolic link of {user_name(link.st_uid)}, who can lead it elsewhere"
         return Fault(str(folder), what, fix)
     if not _is_trusted(status.st_uid):
-        what = f"it belongs to {_name(status.st_uid)}, who can replace what lies in it"
+        what = f"it belongs to {user_name(status.st_uid)}, who can replace what lies in it"
         return Fault(str(folder), what, fix)
     if status.st_mode & stat.S_ISVTX:
         return None
@@ -167,7 +167,7 @@ def _of(path: Path) -> Fault | None:
         return _unseen(path, err)
     caution = "once you know that it holds nothing but yours"
     if not _is_trusted(status.st_uid):
-        what = f"it belongs to {_name(status.st_uid)}, in a job folder of yours"
+        what = f"it belongs to {user_name(status.st_uid)}, in a job folder of yours"
         return Fault(str(path), what, f"make it yours, {caution}")
     if stat.S_ISLNK(status.st_mode):
         what = "it is a symbolic link, which orch does not follow there"
@@ -195,11 +195,12 @@ def _owner(path: Path) -> str:
         uid = path.lstat().st_uid
     except OSError:
         return ""
-    return _name(uid) if uid != os.geteuid() else ""
+    return user_name(uid) if uid != os.geteuid() else ""
 
 
-def _name(uid: int) -> str:
+def user_name(uid: int) -> str:
+    """Return the name of a user of this machine, or `user 1234` for one that it does not know."""
     try:
         return pwd.getpwuid(uid).pw_name
-    except KeyError:
+    except (KeyError, OverflowError):
         return f"user {uid}"

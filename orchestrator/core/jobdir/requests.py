@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.core import codec
-from orchestrator.core.end_cause import Cause
 from orchestrator.core.errors import ClusterError, OrchError, UserError
 from orchestrator.core.jobdir import full_disk, home, ownership
 from orchestrator.core.jobdir.durable import replace_text, sync_folder
 from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.observations import Cause
 
 NUMBER_MAX = 1_000_000
 

@@ -12,9 +12,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from orchestrator.core.end_cause import Cause
+from orchestrator.core.observations import Cause
 from orchestrator.core.slurm import job_states
-from orchestrator.core.slurm.job_states import Stage
 
 SQUEUE_FORMAT = "%i|%T|%S|%D|%N|%r|%Z"
 """Id, state, start, number of nodes, nodes, reason, folder: free text stands last."""
@@ -74,18 +73,18 @@ class QueueJob:
     age_s: float = 0.0
 
     @property
-    def stage(self) -> Stage:
+    def stage(self) -> job_states.Stage:
         """How far it is."""
         if self.state == "FORGOTTEN":
-            return Stage.NOT_FOUND
+            return job_states.Stage.NOT_FOUND
         if self.state == "UNKNOWN":
-            return Stage.NO_ANSWER
+            return job_states.Stage.NO_ANSWER
         return job_states.stage_of(self.state)
 
     @property
     def is_held(self) -> bool:
         """Whether it waits until a person releases it."""
-        return self.stage is Stage.WAITING and (
+        return self.stage is job_states.Stage.WAITING and (
             "held" in self.reason.lower() or self.state in ("REQUEUE_HOLD", "SPECIAL_EXIT")
         )
 
@@ -109,7 +108,7 @@ def squeue(text: str) -> dict[str, QueueJob]:
             job_id, state.upper(), _or_empty(reason),
             nodes=_or_empty(nodes), count=_number(count), folder=_or_empty(folder),
         )  # fmt: skip
-        if job.stage is Stage.WAITING:
+        if job.stage is job_states.Stage.WAITING:
             job = replace(job, expected_start=_utc(start), nodes="")
         jobs[job_id] = job
     return jobs
@@ -130,7 +129,7 @@ def sacct(text: str, name_of: Callable[[int], str]) -> dict[str, QueueJob]:
         user = name_of(int(by)) if by.isdigit() else by.lower()
         nodes = "" if nodes == "None assigned" else _or_empty(nodes)
         jobs[job_id] = QueueJob(job_id, state.rstrip("+"), nodes=nodes, by=user, exit=code)
-    return {job_id: job for job_id, job in jobs.items() if job.stage is Stage.OVER}
+    return {job_id: job for job_id, job in jobs.items() if job.stage is job_states.Stage.OVER}
 
 
 def fields(text: str) -> dict[str, str]:
@@ -184,22 +183,22 @@ def _utc(word: str) -> str | None:
 def say(job: QueueJob, name: str) -> str:
     """Describe a job in one line, with what to do where something must be done. `name`: orch's own name of it."""
     match job.stage:
-        case Stage.WAITING:
+        case job_states.Stage.WAITING:
             return _waits(job, name)
-        case Stage.RUNNING if job.state == "SUSPENDED":
+        case job_states.Stage.RUNNING if job.state == "SUSPENDED":
             where = f" on {job.nodes}" if job.nodes else ""
             return f"Slurm has suspended its job {job.id}{where}; fix: scontrol resume {job.id} lets it go on"
-        case Stage.RUNNING | Stage.LEAVING | Stage.UNKNOWN:
+        case job_states.Stage.RUNNING | job_states.Stage.LEAVING | job_states.Stage.UNKNOWN:
             return f"Slurm job {job.id} is {job.state}{f' on {job.nodes}' if job.nodes else ''}"
-        case Stage.OVER | Stage.NOT_FOUND:
+        case job_states.Stage.OVER | job_states.Stage.NOT_FOUND:
             return ended(job)
-        case Stage.NO_ANSWER:
+        case job_states.Stage.NO_ANSWER:
             return f"Slurm has told nothing of its job {job.id} yet"
 
 
 def is_stuck(job: QueueJob) -> bool:
     """Tell whether a job waits that does not start before somebody acts."""
-    return job.stage is Stage.WAITING and (job.is_held or bool(_change(job)))
+    return job.stage is job_states.Stage.WAITING and (job.is_held or bool(_change(job)))
 
 
 def _change(job: QueueJob) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 
-from orchestrator.core.end_cause import Cause
+from orchestrator.core.observations import Cause
 
 
 class Stage(enum.Enum):

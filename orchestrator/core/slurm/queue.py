@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
+from orchestrator.core.jobdir import ownership
 from orchestrator.core.slurm import command_output
 from orchestrator.core.slurm.command import ASK_S_MAX, CommandResult, command, environment
-from orchestrator.core.slurm.command_output import QueueJob
 from orchestrator.core.slurm.job_states import Stage
 
 AGE_S_MAX = 2.0
@@ -38,7 +38,7 @@ class SlurmQueue:
         self._environ = environ
         self._clock_s = clock_s
         self._lock = threading.Lock()
-        self._known: dict[str, QueueJob] = {}
+        self._known: dict[str, command_output.QueueJob] = {}
         self._answered_at = float("-inf")
         self._asked: frozenset[str] = frozenset()
         self._asked_at = float("-inf")
@@ -46,7 +46,7 @@ class SlurmQueue:
         self._cancelled_at: dict[str, float] = {}
         self._cluster_name = ""
 
-    def query(self, ids: Iterable[str]) -> dict[str, QueueJob]:
+    def query(self, ids: Iterable[str]) -> dict[str, command_output.QueueJob]:
         """Return each of these jobs as Slurm describes it, at most `AGE_S_MAX` old, or its last answer while it gives none."""
         wanted = list(dict.fromkeys(ids))
         with self._lock:
@@ -56,7 +56,7 @@ class SlurmQueue:
                 self._ask(list(dict.fromkeys([*wanted, *others])))
             return {job_id: self._told(job_id) for job_id in wanted}
 
-    def confirmed(self, job: QueueJob) -> QueueJob:
+    def confirmed(self, job: command_output.QueueJob) -> command_output.QueueJob:
         """Return a job that is over by squeue, or that it does not list, as scontrol shows it, with who ended it and how where
         sacct knows. It is `unanswered` where squeue does not list it and scontrol does not deny it either."""
         shown = self._command("scontrol", "show", "job", "-o", job.id)
@@ -67,7 +67,7 @@ class SlurmQueue:
         if not is_over(current):
             return current
         options = ("-n", "-X", "-P", "--duplicates", f"--format={command_output.SACCT_FORMAT}", "-j", job.id)
-        kept = command_output.sacct(self._command("sacct", *options).out, _user_name).get(job.id)
+        kept = command_output.sacct(self._command("sacct", *options).out, ownership.user_name).get(job.id)
         if kept is None or (current.stage is Stage.OVER and kept.state != current.state):
             return current
         return replace(kept, restarts=current.restarts, folder=current.folder)
@@ -103,10 +103,10 @@ class SlurmQueue:
         Slurm has left in the environment."""
         return command(argv, {**environment(self._environ()), "TZ": "UTC", "LC_ALL": "C"}, limit_s)
 
-    def _told(self, job_id: str) -> QueueJob:
+    def _told(self, job_id: str) -> command_output.QueueJob:
         job = self._known.get(job_id)
         if job is None:
-            return QueueJob(job_id, "UNKNOWN", unanswered=self._unanswered)
+            return command_output.QueueJob(job_id, "UNKNOWN", unanswered=self._unanswered)
         age_s = max(0.0, self._clock_s() - self._answered_at)
         return replace(job, unanswered=self._unanswered, age_s=round(age_s, 1))
 
@@ -121,7 +121,9 @@ class SlurmQueue:
         self._asked, self._asked_at = frozenset(ids), self._clock_s()
         if not self._unanswered:
             listed = command_output.squeue(result.out)
-            self._known = {job_id: listed.get(job_id, QueueJob(job_id, "FORGOTTEN")) for job_id in ids}
+            self._known = {
+                job_id: listed.get(job_id, command_output.QueueJob(job_id, "FORGOTTEN")) for job_id in ids
+            }
             self._answered_at = self._asked_at
 
 
@@ -131,15 +133,6 @@ def _refusal(result: CommandResult, program: str) -> str:
     return result.silent or "".join(lines[-1:])[:OUTPUT_CHARS_MAX] or f"{program} ended with {result.code}"
 
 
-def _user_name(uid: int) -> str:
-    import pwd
-
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except (KeyError, OverflowError):
-        return f"user {uid}"
-
-
-def is_over(job: QueueJob) -> bool:
+def is_over(job: command_output.QueueJob) -> bool:
     """Tell whether a job will never run again, as far as Slurm says."""
     return job.stage in (Stage.OVER, Stage.NOT_FOUND)

@@ -45,8 +45,9 @@ class _Fetch:
 class SaveCopies:
     """The copies of one job."""
 
-    def __init__(self, job: JobDir, copier: BulkCopier, root: Path, glob: str) -> None:
-        """`root`: the folder of the saves at home; `glob`: `checkpoint.path`, which tells their folder on hosts."""
+    def __init__(self, job: JobDir, copier: BulkCopier | None, root: Path, glob: str) -> None:
+        """`copier`: None where all hosts see the saves, and none is copied; `root`: the folder of the saves at home; `glob`:
+        `checkpoint.path`, which tells their folder on hosts."""
         self._copier = copier
         self._job = job
         self._root = root
@@ -58,9 +59,16 @@ class SaveCopies:
         self.sent: list[tuple[str, str]] = []  # a node, and why it does not have its save; empty if it has
         self.discards: list[tuple[str, Save]] = []
         self.has_moved = False
+        if copier is None:
+            return
         for stage in (root / COMING).glob("*"):
             _put_back(stage, root)
         shutil.rmtree(root / COMING, ignore_errors=True)
+
+    @property
+    def are_needed(self) -> bool:
+        """Tell whether hosts do not see the saves at home."""
+        return self._copier is not None
 
     def is_fetching(self, number: int) -> bool:
         """Tell whether a save is on its way."""
@@ -68,6 +76,7 @@ class SaveCopies:
 
     def fetch(self, save: Save) -> None:
         """Begin to fetch a save, unless it is on its way."""
+        assert self._copier is not None, "a save is fetched that is at home"
         if save.number in self._fetches:
             return
         fetch = self._fetches[save.number] = _Fetch(save)
@@ -84,7 +93,7 @@ class SaveCopies:
 
     def fetched(self) -> list[tuple[int, str]]:
         """Return the saves that have come home since the last call, or cannot, with the reason."""
-        for copied in self._copier.copied():
+        for copied in self._copier.copied() if self._copier is not None else ():
             self.has_moved = True
             self._note_copied(copied)
         done, self._done = self._done, []
@@ -137,8 +146,9 @@ class SaveCopies:
     def forget(self, number: int) -> None:
         """Do not fetch a save any more, if it is on its way."""
         fetch = self._fetches.pop(number, None)
-        for key in fetch.copies if fetch is not None else ():
-            self._copier.drop(key)
+        if fetch is not None and self._copier is not None:
+            for key in fetch.copies:
+                self._copier.drop(key)
         shutil.rmtree(self._root / COMING / str(number), ignore_errors=True)
 
     # To hosts
@@ -147,7 +157,7 @@ class SaveCopies:
         """Begin to bring a save to a host; False when nothing need be sent: hosts see where it is. What is there already
         is not sent again."""
         root = Path(save.places[0].root)
-        if not self._is_sent(root):
+        if self._copier is None or not self._is_sent(root):
             return False
         sending = self._sends.get(node)
         if sending is not None and sending[0].number == save.number:
@@ -167,7 +177,7 @@ class SaveCopies:
     def end_sends(self, node: str) -> None:
         """Give up what is being sent to a host."""
         sending = self._sends.pop(node, None)
-        if sending is not None:
+        if sending is not None and self._copier is not None:
             self._copier.drop(sending[1].key)
             for number in list(self._fetches):  # what waited for the end of its sending
                 self._finish(number)
@@ -180,7 +190,7 @@ class SaveCopies:
 
     def there(self, save: Save, node: str, host_root: str) -> Save:
         """Return a save of the job folder as it lies on a host to which it was sent."""
-        if not self._is_sent(Path(save.places[0].root)):
+        if self._copier is None or not self._is_sent(Path(save.places[0].root)):
             return save
         place = Place(node, f"{host_root}/{self._folder}", tuple(piece.name for piece in save.pieces))
         return dataclasses.replace(save, places=(place,))
@@ -192,7 +202,7 @@ class SaveCopies:
 
     def travels(self) -> list[TransferStatus]:
         """Return the copies under way, as `orch status --json` shows them; `done_bytes` is None while not known."""
-        done_bytes = self._copier.progress()
+        done_bytes = self._copier.progress() if self._copier is not None else {}
         fetches = [(fetch.save, copy) for fetch in self._fetches.values() for copy in fetch.copies.values()]
         return [
             TransferStatus(

@@ -29,7 +29,6 @@ from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.wire import messages as m
 from orchestrator.supervisor.transfers import closing
-from orchestrator.supervisor.transfers.closing import Beats, Found, Gang, Watch
 from orchestrator.supervisor.transfers.save_copies import (
     SaveCopies,
     has_same,
@@ -62,14 +61,14 @@ class SaveDesk:
         self._keep, self._keep_every = plan.checkpoint_keep, plan.checkpoint_keep_every
         self._root = tree.place_of(*plan.checkpoint_place(job))[0]
         self._ledger = Ledger(job.root, job.ledger)
-        self._watches: dict[int, Watch] = {}
+        self._watches: dict[int, closing.Watch] = {}
         self._thread = DiskThread(wake)
         self._keeper = Keeper(self._root, job.checkpoints / disk.KEPT, self._thread)
         self._stays: set[int] = set()
         # Nodes with a rank that will not go on, by attempt
         self._stuck: set[tuple[int, str]] = set()
-        self._beats: dict[str, Beats] = {}
-        self._gang = Gang(0, 0, 0, ())
+        self._beats: dict[str, closing.Beats] = {}
+        self._gang = closing.Gang(0, 0, 0, ())
         self._pin: Pin | None = None
         # What the disk did not give, and when to try again
         self._again: tuple[float, d.CompareSave] | None = None
@@ -80,9 +79,8 @@ class SaveDesk:
         self.ships: Callable[[str], bool] = lambda node: True
         glob = plan.checkpoint_glob
         self._is_hosts_place = plan.ssh is not None and Path(glob).is_absolute()
-        self.copies: SaveCopies | None = None
-        if copier is not None and plan.ssh is not None and not Path(glob).is_absolute():
-            self.copies = SaveCopies(job, copier, self._root, glob)
+        is_copied = plan.ssh is not None and not Path(glob).is_absolute()
+        self.copies = SaveCopies(job, copier if is_copied else None, self._root, glob)
 
     @property
     def saves(self) -> dict[int, Save]:
@@ -106,13 +104,13 @@ class SaveDesk:
             if facts.saves.get(save.number) != _brief(save):
                 self._events.append(e.SaveChanged(at, _brief(save)))
             if save.state is SaveState.OPEN:
-                watch = self._watches[save.number] = Watch()
+                watch = self._watches[save.number] = closing.Watch()
                 if save.parts:
                     watch.changed(save, {})
-            if save.is_coming and self.copies is not None:
+            if save.is_coming:
                 self.copies.fetch(save)
 
-    def seen(self, at: float, node: str, report: m.SaveSeen, gang: Gang) -> None:
+    def seen(self, at: float, node: str, report: m.SaveSeen, gang: closing.Gang) -> None:
         """Enter what an agent reports of a save of the current attempt."""
         self._gang = gang
         unfit = unfit_names(report)
@@ -131,11 +129,11 @@ class SaveDesk:
             pieces=tuple(pieces.values()), steps=min(part.steps for part in parts), is_coming=False,
         )  # fmt: skip
         is_known = save.number in self.saves and (before.state, before.is_coming) == (SaveState.OPEN, False)
-        if before.is_coming and self.copies is not None:
+        if before.is_coming:
             self.copies.forget(save.number)
         self._ledger.put(save)
         beats = {node: own for node, own in self._beats.items() if own.latest.attempt == gang.attempt}
-        self._watches.setdefault(save.number, Watch()).changed(save, beats)
+        self._watches.setdefault(save.number, closing.Watch()).changed(save, beats)
         if not is_known:
             self._tell(at, save)
         self._judge(at, save.number, gang)
@@ -147,17 +145,17 @@ class SaveDesk:
             known = closing.with_digests(save, digests)
             if known != save:
                 self._ledger.put(known)
-                if known.is_coming and known.is_hashed and self.copies is not None:
+                if known.is_coming and known.is_hashed:
                     self.copies.fetch(known)
 
-    def beat(self, at: float, node: str, heartbeat: m.Heartbeat, gang: Gang) -> None:
+    def beat(self, at: float, node: str, heartbeat: m.Heartbeat, gang: closing.Gang) -> None:
         """Take a heartbeat, by which its node may have gone on."""
         if heartbeat.attempt != gang.attempt:
             return
         self._gang = gang
         if (gang.attempt, node) in self._stuck:
             return
-        self._beats.setdefault(node, Beats(heartbeat)).add(heartbeat)
+        self._beats.setdefault(node, closing.Beats(heartbeat)).add(heartbeat)
         for number, watch in list(self._watches.items()):
             if watch.beat(node, heartbeat):
                 self._judge(at, number, gang)
@@ -168,7 +166,7 @@ class SaveDesk:
             self._stuck.add((event.attempt, event.node))
             self._beats.pop(event.node, None)
 
-    def over(self, at: float, gang: Gang) -> None:
+    def over(self, at: float, gang: closing.Gang) -> None:
         """A node has stopped the attempt, or was lost with it."""
         self._gang = gang
         for number in list(self._watches):
@@ -214,9 +212,8 @@ class SaveDesk:
         if self._again is not None and at >= self._again[0]:
             self.compare(at, self._again[1])
         self._thread.finish(at)
-        if self.copies is not None:
-            for number, fault in self.copies.fetched():
-                self._fetched(at, number, fault)
+        for number, fault in self.copies.fetched():
+            self._fetched(at, number, fault)
         try:
             self._ledger.flush()
         except OSError as err:
@@ -242,7 +239,7 @@ class SaveDesk:
 
     # Entries
 
-    def _entry(self, report: m.SaveSeen, gang: Gang) -> Save:
+    def _entry(self, report: m.SaveSeen, gang: closing.Gang) -> Save:
         """Return the save that a report is about: one that is open, or a new one."""
         known = self._of(report.key, report.attempt)
         last = known[-1] if known else None
@@ -258,31 +255,29 @@ class SaveDesk:
         """Give up what a host has written over before it was hashed: it cannot come any more."""
         for save in self._of(report.key, report.attempt) if report.key == report.series else ():
             names = {piece.name for piece in report.part.pieces}
-            is_waiting = (
-                save.is_coming and self.copies is not None and not self.copies.is_fetching(save.number)
-            )
+            is_waiting = save.is_coming and not self.copies.is_fetching(save.number)
             if is_waiting and not names.isdisjoint(piece.name for piece in save.pieces):
                 self._fetched(at, save.number, f"{save.main} was written again before it was hashed")
 
-    def _fetch_unhashed(self, gang: Gang) -> None:
+    def _fetch_unhashed(self, gang: closing.Gang) -> None:
         """Fetch what will not be hashed any more, since its attempt is over; its format proves it."""
         for save in self.saves.values():
-            if save.is_coming and save.attempt == gang.attempt and self.copies is not None:
+            if save.is_coming and save.attempt == gang.attempt:
                 self.copies.fetch(save)
 
     def _is_far(self, node: str) -> bool:
-        return self.copies is not None and self.ships(node)
+        return self.copies.are_needed and self.ships(node)
 
     def _of(self, key: str, attempt: int) -> list[Save]:
         return [save for save in self.saves.values() if (save.key, save.attempt) == (key, attempt)]
 
-    def _judge(self, at: float, number: int, gang: Gang) -> None:
+    def _judge(self, at: float, number: int, gang: closing.Gang) -> None:
         save = self.saves[number]
         if save.state is not SaveState.OPEN or save.is_coming or not save.parts:
             self._watches.pop(number, None)
             return
         if save.attempt != gang.attempt:  # nothing more will be reported of it
-            gang = Gang(save.attempt, 0, save.world_size, ())
+            gang = closing.Gang(save.attempt, 0, save.world_size, ())
         older = [s for s in self.saves.values() if s.series == save.series and s.number < number and s.pieces]
         before = next((s for s in reversed(older) if s.state not in (SaveState.OPEN, SaveState.TORN)), None)
         found = closing.judge(save, self._watches[number], gang, before)
@@ -291,7 +286,7 @@ class SaveDesk:
         else:
             self._close(at, save, found, gang)
 
-    def _close(self, at: float, save: Save, found: Found, gang: Gang) -> None:
+    def _close(self, at: float, save: Save, found: closing.Found, gang: closing.Gang) -> None:
         state, pieces = closing.merged(save), closing.pieces_of(save.parts)
         save = dataclasses.replace(
             save, state=found.state, closed_by=found.closed_by, why=found.why, format=state.format,
@@ -301,14 +296,14 @@ class SaveDesk:
         )  # fmt: skip
         save = self._with_step(at, save, gang)
         is_far = any(place.host for place in save.places)
-        if found.state is SaveState.WHOLE and is_far and self.copies is not None:
+        if found.state is SaveState.WHOLE and is_far:
             save = dataclasses.replace(save, state=SaveState.OPEN, is_coming=True)
             if save.is_hashed:
                 self.copies.fetch(save)
         self._enter(at, save)
         self._watches.pop(save.number, None)
 
-    def _with_step(self, at: float, save: Save, gang: Gang) -> Save:
+    def _with_step(self, at: float, save: Save, gang: closing.Gang) -> Save:
         """Return a save with the job's step, and note where its attempt truly began if it shows that."""
         others = [other for other in self.saves.values() if other.number != save.number]
         misstated, base = steps.is_misstated([*others, save]), gang.base_step
@@ -334,7 +329,7 @@ class SaveDesk:
                 continue
             if other.state is SaveState.WHOLE and is_here(other, self._root):
                 why = f"was written over by save {save.number}"
-            elif other.is_coming and other.number < save.number and self.copies is not None:
+            elif other.is_coming and other.number < save.number:
                 self.copies.forget(other.number)
                 why = late(save.number)
             else:
@@ -373,8 +368,7 @@ class SaveDesk:
         self._enter(
             at, dataclasses.replace(self.saves[save.number], state=SaveState.PRUNED, why="checkpoint.keep")
         )
-        if self.copies is not None:
-            self.copies.discard(save)
+        self.copies.discard(save)
 
     def _compared(self, at: float, order: d.CompareSave, ready: Ready) -> None:
         for number, moves in ready.moved.items():

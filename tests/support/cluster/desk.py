@@ -20,10 +20,10 @@ import yaml
 
 from orchestrator.core.host.procfs import Proc
 from orchestrator.core.jobdir.layout import JobDir
-from tests.support.local import FAKE_TORCH, STEPPER
+from tests.support.local import FAKE_TORCH, STEPPER, start_for
 
 from .box import Box
-from .host import TRAINER, USERS, Host, Running, User, wait_for
+from .host import TRAINER, USERS, Host, Running, User, running, wait_for
 from .slurm import SlurmBox
 
 __all__ = ["ENDED", "FAKE_TORCH", "LAUNCHED", "STEPPER", "TOGETHER", "WAIT_S_MAX", "Desk", "Job"]
@@ -33,6 +33,9 @@ WAIT_S_MAX = 150.0
 
 GONE_S_MAX = 60.0
 """How long the processes of an ended job may take to leave all hosts."""
+
+SILENCE_POLL_S = 0.1
+"""Between two scans of /proc."""
 
 ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
 WORK = "desk"
@@ -251,7 +254,7 @@ class Job:
         def find() -> list[
             tuple[Host, Proc]
         ]:  # the batch script has these words too, behind those of its shell
-            found = [(host, one) for host in hosts for one in host.processes() if words in one.command]
+            found = [(host, one) for host, one in running(hosts) if words in one.command]
             return [(host, one.proc) for host, one in found if Path(one.program).name.startswith("python")]
 
         ((host, proc), *_) = self.wait_until(find, "a supervisor")
@@ -306,7 +309,7 @@ class Desk:
         whole: Json = {
             "name": "t", "backend": self.backend, "nodes": 2, "procs_per_node": 2, "entrypoint": "train.py",
             "monitor": {"heartbeat_s": 0.2, "stop_grace": 5, "node_timeout": 8, "start_timeout": 120},
-            "restart": {"backoff": 0},
+            "restart": {"backoff": 0}, "start": start_for(files),
         }  # fmt: skip
         if spec.get("backend", self.backend) == "ssh":
             whole["ssh"] = {"hosts": "node[1-2]"}
@@ -326,7 +329,7 @@ class Desk:
 
     def at_work(self, users: Sequence[str] = ("trainer",)) -> list[str]:
         """Return the processes that jobs have on the hosts, sessions of sshd among them, in words."""
-        return [f"{host.name}: {one.command}" for host in self.box.hosts.values() for one in _of(host, users)]
+        return [f"{host.name}: {one.command}" for host, one in _of(self.box, users)]
 
     def clear_up(self) -> list[str]:
         """End what is not over, and return what ended jobs have left running."""
@@ -336,17 +339,19 @@ class Desk:
         left: list[str] = []
         if over:
             try:
-                wait_for(lambda: not self._left(users), "silence", GONE_S_MAX)
+                wait_for(lambda: not self._left(users), "silence", GONE_S_MAX, SILENCE_POLL_S)
             except TimeoutError:
                 left = self._left(users)
         if isinstance(self.box, SlurmBox):
             self.box.clear()
-        for host in self.box.hosts.values():
-            for one in _of(host, users):
-                host.signal([one.proc], signal.SIGSTOP)  # nobody starts anything anew meanwhile
+        busy = _of(self.box, users)
+        for host, one in busy:
+            host.signal([one.proc], signal.SIGSTOP)  # nobody starts anything anew meanwhile
+        for name in {host.name for host, _ in busy}:
+            for user in users:
+                self.box.kill_all(name, user)
         for host in self.box.hosts.values():
             for user in users:
-                self.box.kill_all(host.name, user)
                 for name in (WORK, ".orch"):
                     shutil.rmtree(host.path(f"{USERS[user].home}/{name}"), ignore_errors=True)
         self.jobs.clear()
@@ -361,12 +366,12 @@ class Desk:
         return [f"Slurm's job {one.id} is {one.state}: {one.reason}" for one in entries if one.user in users]
 
 
-def _of(host: Host, users: Sequence[str]) -> list[Running]:
-    """Return what the users have running on a host; root has sshd itself, and its part of everybody's sessions."""
+def _of(box: Box, users: Sequence[str]) -> list[tuple[Host, Running]]:
+    """Return what the users have running on all hosts; root has sshd itself, and its part of everybody's sessions."""
     uids = [USERS[user].uid for user in users]
     return [
-        one
-        for one in host.processes()
+        (host, one)
+        for host, one in running(box.hosts.values())
         if one.uid in uids and not (one.uid == 0 and one.is_sshd) and LISTER not in one.command
     ]
 

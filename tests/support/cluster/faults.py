@@ -163,7 +163,7 @@ class Faults(abc.ABC):
         """Kill every process of a user on a host, but the sshd that listens."""
         host = self.hosts[name]
         for _ in range(KILL_ROUNDS_MAX):  # what is being started meanwhile is found in the next round
-            listener = host.sshd()
+            listener = host.sshd() if user == "root" else None
             found = [
                 one.proc for one in host.processes() if one.uid == USERS[user].uid and one.proc != listener
             ]

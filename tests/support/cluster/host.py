@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -183,21 +183,7 @@ class Host:
 
     def processes(self) -> list[Running]:
         """Return what runs on this host but its first process and what serves that."""
-        if not self.is_up:
-            return []
-        space, found = self.namespaces["pid"], []
-        for pid in procfs.pids():
-            stat = procfs.stat(pid)
-            if stat is None or stat.state in "ZX" or pid == self.pid or namespace(pid, "pid") != space:
-                continue
-            if stat.ppid == self.pid and _command(pid) == IDLE:
-                continue
-            try:
-                uid, program = Path(f"/proc/{pid}").stat().st_uid, str(Path(f"/proc/{pid}/exe").readlink())
-            except OSError:
-                continue
-            found.append(Running(Proc(pid, stat.start_ticks), uid, _command(pid), program))
-        return found
+        return [one for _, one in running([self])]
 
     def sshd(self) -> Proc | None:
         """Return the process that listens for SSH, if it does."""
@@ -230,6 +216,25 @@ class Host:
         wait_for(
             lambda: not any(procfs.alive(proc) for proc in procs), f"the end of processes on {self.name}"
         )
+
+
+def running(hosts: Iterable[Host]) -> list[tuple[Host, Running]]:
+    """Return what runs on hosts but their first processes and what serves those; all hosts cost one scan of /proc."""
+    spaces = {host.namespaces["pid"]: host for host in hosts if host.is_up}
+    found = []
+    for pid in procfs.pids():
+        host = spaces.get(namespace(pid, "pid"))
+        if host is None or pid == host.pid:
+            continue
+        stat = procfs.stat(pid)
+        if stat is None or stat.state in "ZX" or (stat.ppid == host.pid and _command(pid) == IDLE):
+            continue
+        try:
+            uid, program = Path(f"/proc/{pid}").stat().st_uid, str(Path(f"/proc/{pid}/exe").readlink())
+        except OSError:
+            continue
+        found.append((host, Running(Proc(pid, stat.start_ticks), uid, _command(pid), program)))
+    return found
 
 
 def end(process: subprocess.Popen[Any]) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
-from orchestrator.core.end_cause import Cause
+from orchestrator.core.observations import Cause
 from orchestrator.core.planned import PlannedNode
 from tests.support.brain_story import planned_node
 

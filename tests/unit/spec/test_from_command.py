@@ -145,8 +145,9 @@ def test_a_line_is_meant_for_the_current_folder_wherever_its_job_file_lies(
         ("sbatch array.sh", "for i in $(seq 1 2); do orch submit"),
         ("ssh host", "no command is seen"),
         ("accelerate launch --num_machines 3 --num_processes 8 t.py", "cannot be divided equally"),
+        ("ssh gpu1 torchrun --nnodes 2 --nproc_per_node 8 t.py", "--from-command: nodes: is 1, and --from-command says --nnodes 2"),
     ],
-)
+)  # fmt: skip
 def test_another_command_says_what_is_wrong(tmp_path: Path, command: str, fault: str) -> None:
     (tmp_path / "run.py").write_text("#!/usr/bin/env python\n")
     (tmp_path / "array.sh").write_text("#!/bin/bash\n#SBATCH -a 1-2\nsrun x\n")

@@ -21,7 +21,6 @@ from orchestrator.supervisor import translation
 from orchestrator.supervisor.agent_connections import AgentConnections
 from orchestrator.supervisor.executor import LINGER_S_MAX, Executor, may_shut_down, undismissed_hosts
 from orchestrator.supervisor.transfers.save_desk import SaveDesk
-from orchestrator.supervisor.transfers.transfers import Transfers
 from tests.support import jobs
 from tests.support.brain_story import Story
 from tests.support.desk_world import DeskWorld
@@ -36,7 +35,7 @@ def _executor(job: JobDir, backend: Backend, world: DeskWorld | None = None) -> 
     plan = world.plan if world is not None else jobs.plan()
     desk = world.desk if world is not None else SaveDesk(job, plan, None, lambda: None)
     secrets = translation.JobSecrets("token", "", {}, {"HF_TOKEN": SECRET})
-    return Executor(job, plan, secrets, backend, AgentConnections(plan.id, "token", ()), Transfers(job), desk)
+    return Executor(job, plan, secrets, backend, AgentConnections(plan.id, "token", ()), desk)
 
 
 def test_an_endpoint_that_still_holds_is_renewed_without_room_on_the_disk(
@@ -81,15 +80,30 @@ def test_a_host_is_made_ready_once_its_save_is_there_and_is_sent_nothing_more_wh
     world.save({"ckpt_10.pt": torch_save({"step": 10})}, node="node-0")
     world.arrive()
     executor, gang = _executor(world.job, Backend(), world), (("node-0", (0, 1)),)
-    executor._transfers.greeted(
-        m.Hello(m.PROTOCOL, "id", "", "node-0", "boot", "host", 7, 0, 0, "", 0, (), 0, str(tmp_path / "there"), True, ())
-    )  # fmt: skip
+    executor._connections.hellos["node-0"] = m.Hello(
+        m.PROTOCOL,
+        "id",
+        "",
+        "node-0",
+        "boot",
+        "host",
+        7,
+        0,
+        0,
+        "",
+        0,
+        (),
+        0,
+        str(tmp_path / "there"),
+        True,
+        (),
+    )
     save = world.latest()
     resume = d.Checkpoint(save.path, 10, save.number)
     executor.carry_out(d.Prepare(1.0, "why", 2, "node-0", resume), gang, 1.0)
     assert not sent
     world.arrive()
-    executor.resume(lambda: gang, 2.0)
+    assert executor.end_sends(gang, 2.0) == []
     (prepare,) = sent
     assert isinstance(prepare, m.Prepare) and prepare.resume is not None
     assert prepare.resume.path == str(tmp_path / "there" / "checkpoints" / "ckpt_10.pt")
@@ -175,3 +189,14 @@ def test_an_agent_that_could_not_be_reached_again_may_still_be_there() -> None:
     )
     assert _left(silent, failed) == ("n0",)
     assert _left(silent, failed, e.AgentDied(0.0, "n0", "the host was restarted")) == ()
+
+
+def test_a_node_sees_this_disk_only_if_its_agent_has_said_so(tmp_path: Path) -> None:
+    world = DeskWorld(tmp_path, "n0")
+    executor = _executor(world.job, Backend(), world)
+    for node, ships in (("n0", False), ("n1", True)):
+        executor._connections.hellos[node] = m.Hello(
+            m.PROTOCOL, "id", "", node, "boot", "host", 7, 0, 0, "", 0, (), 0, str(tmp_path), ships, ()
+        )
+    assert [world.desk.ships(node) for node in ("n0", "n1", "unknown")] == [False, True, True]
+    executor.close()

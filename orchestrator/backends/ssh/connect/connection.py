@@ -21,7 +21,6 @@ from orchestrator.backends.api import LaunchError
 from orchestrator.backends.ssh.connect import known_hosts
 from orchestrator.backends.ssh.connect.auth import authenticate
 from orchestrator.backends.ssh.connect.dial import Proxy, dial, shake_hands, where
-from orchestrator.backends.ssh.connect.known_hosts import Policy
 from orchestrator.backends.ssh.connect.remote_command import RemoteCommand
 from orchestrator.backends.ssh.connect.ssh_config import Target, has_own_home, home
 from orchestrator.core.observations import Retryable
@@ -68,7 +67,7 @@ class Connection:
         self._requests = threading.Lock()
 
     @classmethod
-    def open(cls, target: Target, *, host_keys: Policy, jumps: Jumps) -> Connection:
+    def open(cls, target: Target, *, host_keys: known_hosts.Policy, jumps: Jumps) -> Connection:
         """Connect, check the host key, log in. Raises LaunchError."""
         line, proxy = _line(target, host_keys, jumps)
         transport = paramiko.Transport(line)
@@ -251,7 +250,7 @@ class Jumps:
         self._lock = threading.Lock()
         self._slots: dict[Target, _Slot] = {}
 
-    def reach(self, target: Target, jump: Target, host_keys: Policy) -> paramiko.Channel:
+    def reach(self, target: Target, jump: Target, host_keys: known_hosts.Policy) -> paramiko.Channel:
         """Open a channel to `target` from the bastion `jump`. Raises LaunchError about the one that fails."""
         for again in (False, True):
             bastion = self._bastion(jump, host_keys)
@@ -274,7 +273,7 @@ class Jumps:
             if slot.connection is not None:
                 slot.connection.close()
 
-    def _bastion(self, jump: Target, host_keys: Policy) -> Connection:
+    def _bastion(self, jump: Target, host_keys: known_hosts.Policy) -> Connection:
         with self._lock:
             slot = self._slots.setdefault(jump, _Slot())
         failures = slot.failures
@@ -306,7 +305,7 @@ class _NoSftp(Exception):
     """The answer did not come from an SFTP server."""
 
 
-def _line(target: Target, host_keys: Policy, jumps: Jumps) -> tuple[_Line, Proxy | None]:
+def _line(target: Target, host_keys: known_hosts.Policy, jumps: Jumps) -> tuple[_Line, Proxy | None]:
     if target.jump is not None:
         return jumps.reach(target, target.jump, host_keys), None
     if target.proxy_command:

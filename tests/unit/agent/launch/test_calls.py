@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from orchestrator.agent.launch import calls
-from orchestrator.agent.launch.options import Call
 from orchestrator.agent.ranks.hook.launch import launcher_of
+from orchestrator.agent.ranks.launched import Call, RankCall
 from orchestrator.core.wire import messages as m
 
 SCRIPT = m.Script("torchrun t.py", {"GROUP_RANK": "0", "MASTER_PORT": "29500"}, (("a", (0, 1)), ("b", (2, 3))), True)  # fmt: skip
@@ -39,13 +39,13 @@ def test_the_local_rank_stands_where_the_launcher_puts_it() -> None:
     call = Call(
         "l", ("-m", "pkg", "${local_rank}", "$$"), True, local_rank="--local-rank", local_rank_at=2, has_macros=True
     )  # fmt: skip
-    argv = calls.RankCall(1, call, ("python", *call.words), Path(), {}).argv_of(1, ("--resume", "x"))
+    argv = RankCall(1, SCRIPT, call, ("python", *call.words), Path(), {}).argv_of(1, ("--resume", "x"))
     assert argv == ("python", "-m", "pkg", "--local-rank=1", "1", "$", "--resume", "x")
 
 
 def test_srun_and_mpirun_number_the_ranks_as_they_do() -> None:
     def env(launcher: str) -> dict[str, str]:
-        return calls.RankCall(1, Call(launcher, ("x",), False), ("x",), Path(), {}).env_of(3, 1, SCRIPT)
+        return RankCall(1, SCRIPT, Call(launcher, ("x",), False), ("x",), Path(), {}).env_of(3, 1)
 
     assert {"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NTASKS": "4"}.items() <= env("srun").items()
     assert env("mpirun")["OMPI_COMM_WORLD_RANK"] == "3" and env("torchrun") == {}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.agent.launch import options
-from orchestrator.agent.launch.options import Call, Once, Refused, ToReal
+from orchestrator.agent.launch.options import Once, Refused, ToReal
+from orchestrator.agent.ranks.launched import Call
 
 CALLS = {
     "torchrun train.py --lr 0.1": (("train.py", "--lr", "0.1"), True, ""),

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.agent.launch.script import LaunchScript, Place
-from orchestrator.agent.ranks.launched import RankCall
+from orchestrator.agent.launch.script import LaunchScript
+from orchestrator.agent.ranks.processes import NodeRanks
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.wire import messages as m
 
@@ -26,7 +26,7 @@ WAIT_S_MAX = 30.0
 class Seen:
     """What a script has led to."""
 
-    calls: list[RankCall] = field(default_factory=list)
+    is_called: bool = False
     refused: list[m.PrepareFailed] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     end: m.LaunchEnded | None = None
@@ -38,19 +38,27 @@ async def _play(folder: Path, text: str) -> Seen:
     job.code.mkdir()
     job.attempt_logs(1).mkdir(parents=True)
     order = m.Script(text, {}, (("node-0", (0, 1)),), stands_in_slurm=True)
-    place, given = Place(job, "node-0", 1), {"PATH": os.environ["PATH"]}
-    script = LaunchScript(place, order, given, seen.calls.append, seen.refused.append, seen.notes.append)
+    ranks, given = NodeRanks(1, job, "node-0"), {"PATH": os.environ["PATH"]}
+
+    def report(report: m.ReliableReport) -> None:
+        if isinstance(report, m.LaunchEnded):
+            seen.end = report
+        elif isinstance(report, m.PrepareFailed):
+            seen.refused.append(report)
+
+    script = LaunchScript(ranks, order, given, report, seen.notes.append, lambda: None)
     deadline_s = time.monotonic() + WAIT_S_MAX
     try:
         while not seen.refused and seen.end is None:
             assert time.monotonic() < deadline_s, f"the script goes on: {seen}"
             script.watch(time.monotonic())
-            pid, status = os.waitpid(script.pid, os.WNOHANG)
-            seen.end = script.ended(os.waitstatus_to_exitcode(status)) if pid else None
+            pid, status = os.waitpid(ranks.script_pid, os.WNOHANG)
+            assert not pid or script.ended(pid, status)
+            seen.is_called = seen.is_called or script.is_called
             await asyncio.sleep(0.02)
     finally:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(script.pid, signal.SIGKILL)
+            os.killpg(ranks.script_pid, signal.SIGKILL)
         script.close()
         await asyncio.sleep(0)
     return seen
@@ -59,7 +67,7 @@ async def _play(folder: Path, text: str) -> Seen:
 def test_a_script_is_told_what_there_is_no_need_of_ranks_for(tmp_path: Path) -> None:
     text = "mpirun -n 1 echo one && srun bash -c 'echo two'; scontrol show hostnames a,b; squeue; exit 4"
     seen = asyncio.run(_play(tmp_path, text))
-    assert seen.end is not None and (seen.end.code, seen.calls, seen.refused) == (4, [], [])
+    assert seen.end is not None and (seen.end.code, seen.is_called, seen.refused) == (4, False, [])
     assert "two\na\nb\n" in seen.end.tail and "use orch status" in seen.end.tail
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from orchestrator.agent.hang import inspector
 from orchestrator.agent.process.agent import Agent
+from orchestrator.agent.process.attempt import NodeAttempt
 from orchestrator.agent.ranks.processes import NodeRanks, RankProcess, RanksGoal
 from orchestrator.core.checkpoints.save import Piece, Place, SaveState
 from orchestrator.core.jobdir.layout import JobDir
@@ -59,7 +60,7 @@ def _running(agent: Agent, folder: Path) -> NodeRanks:
     """Let an agent have the ranks of attempt 2."""
     ranks = Gone(2, JobDir(folder), "node-0")
     ranks.begin()
-    agent._ranks, agent._latest = ranks, 2
+    agent._attempt, agent._latest = NodeAttempt(ranks, agent._scanner, agent._link.report, agent._note), 2
     return ranks
 
 
@@ -212,7 +213,9 @@ def test_a_stop_leaves_ranks_the_grace_that_it_names(tmp_path: Path) -> None:
 def test_a_look_is_taken_and_answered_by_its_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")  # GPUs are not asked for
     agent = _agent(tmp_path)
-    agent._inspector = inspector.Inspector(_running(agent, tmp_path), {})
+    ranks = _running(agent, tmp_path)
+    assert agent._attempt is not None
+    agent._attempt._inspector = inspector.Inspector(ranks, {})
     agent._obey(m.Inspect(2, 5))
     agent._tick(time.monotonic())
     assert _reports(agent) == [m.Inspected(2, 5, ())]

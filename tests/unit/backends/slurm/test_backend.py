@@ -17,9 +17,8 @@ from orchestrator.backends.api import LaunchError, NotOursError
 from orchestrator.backends.slurm import allocation, backend, end_causes
 from orchestrator.backends.slurm.allocation import Grant, grant_of
 from orchestrator.backends.slurm.backend import SlurmBackend
-from orchestrator.core.end_cause import Cause
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.core.observations import Retryable
+from orchestrator.core.observations import Cause, Retryable
 from tests.support import fake_host
 
 pytestmark = pytest.mark.slow

@@ -10,7 +10,7 @@ from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import JobGoal
 from orchestrator.brain.scheduling import allocation
 from orchestrator.core import observations
-from orchestrator.core.end_cause import Cause
+from orchestrator.core.observations import Cause
 from orchestrator.core.planned import QueueTerms
 from orchestrator.journal.journal_file import Entry
 from orchestrator.supervisor import executor, status

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from orchestrator.brain.model.events import AllocationEnded, CancelRequested, ResumeRequested
-from orchestrator.core.end_cause import Cause
 from orchestrator.core.errors import ClusterError, UserError
 from orchestrator.core.jobdir import requests
 from orchestrator.core.jobdir.requests import ask, refused
+from orchestrator.core.observations import Cause
 from orchestrator.supervisor.request_inbox import RequestInbox, is_resumed
 from tests.support.descriptors import few_descriptors, use_up
 

@@ -1,0 +1,115 @@
+"""Attempt on a node: its ranks, the script that calls launchers for them, and their inspector, as long as anything of it runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+
+from orchestrator.agent.hang.inspector import Inspector
+from orchestrator.agent.launch.script import LaunchScript
+from orchestrator.agent.outputs.save_scanner import SaveScanner
+from orchestrator.agent.ranks import failure
+from orchestrator.agent.ranks.launched import RankCall
+from orchestrator.agent.ranks.processes import NodeRanks
+from orchestrator.core.settings.rank_settings import Layers
+from orchestrator.core.wire import messages as m
+
+
+class NodeAttempt:
+    """One attempt on this node."""
+
+    def __init__(
+        self,
+        ranks: NodeRanks,
+        scanner: SaveScanner,
+        report: Callable[[m.ReliableReport], None],
+        note: Callable[[str], None],
+    ) -> None:
+        self.ranks = ranks
+        self._scanner, self._report, self._note = scanner, report, note
+        self._script: LaunchScript | None = None
+        self._inspector: Inspector | None = None  # of the ranks that were started last
+
+    def run(self, script: m.Script, given: Mapping[str, str], wake: Callable[[], None]) -> None:
+        """Run the attempt's script, whose ranks start when it calls a launcher. Raises OSError."""
+        self._script = LaunchScript(self.ranks, script, given, self._report, self._note, wake)
+        self.ranks.begin()
+
+    def start(self, order: m.Start, layers: Layers) -> None:
+        """Start the ranks, whose files are made. Raises OSError; then those that have started are stopped."""
+        ranks = self.ranks
+        for setting in ranks.settings:
+            self._note(f"setting {setting.text}")
+        ranks.begin()
+        self._inspector = Inspector(ranks, order.ranks[0].env)
+        self._scanner.begin(order.attempt, order.finds)
+        try:
+            ranks.start(order, layers)
+        except OSError:
+            ranks.stop(0.0, "asked")
+            raise
+        how = ranks.starter.how
+        self._note(", ".join([*(f"rank {p.rank} is pid {p.pid}" for p in ranks.processes), how]))
+        self._report(m.Started(ranks.attempt, tuple(p.pid for p in ranks.processes), how))
+
+    @property
+    def has_script(self) -> bool:
+        """Tell whether the attempt runs a script."""
+        return self._script is not None
+
+    @property
+    def is_alive(self) -> bool:
+        """Tell whether a rank, or the script, has not been reaped."""
+        return bool(self.ranks.alive) or (self._script is not None and self._script.is_running)
+
+    @property
+    def is_inspecting(self) -> bool:
+        """Tell whether an inspection is under way."""
+        return self._inspector is not None and self._inspector.is_inspecting
+
+    def inspect(self, number: int) -> None:
+        """Begin an inspection of the ranks, if they were started."""
+        if self._inspector is not None:
+            self._inspector.begin(number)
+
+    def poll(self, now_s: float) -> RankCall | None:
+        """Report an inspection that is done, and watch the script; return its launcher call, once what the ranks of the call
+        before have saved is reported."""
+        if self._inspector is not None and (report := self._inspector.gather()) is not None:
+            self._report(report)
+        if self._script is None:
+            return None
+        self._script.watch(now_s)
+        if self._script.is_called and (not self.ranks.processes or self._scanner.finish(self.ranks, now_s)):
+            self._close_inspector()
+            return self._script.begin_call()
+        return None
+
+    def ended(self, pid: int, status: int, *, is_reported: bool) -> None:
+        """Note that a process was reaped, if it is the script or a rank; report the end of a rank if `is_reported`."""
+        if self._script is not None and self._script.ended(pid, status):
+            return
+        process = self.ranks.of_pid(pid)
+        if process is None:
+            return
+        exit_code = os.waitstatus_to_exitcode(status)
+        why = failure.of_exit(process.folder, process.log, pid, exit_code)
+        report = self.ranks.ended(process, exit_code, why)
+        how = f"signal {report.signal}" if report.signal else f"code {report.code}"
+        self._note(f"rank {report.rank} (pid {pid}) ended with {how}")
+        if is_reported:
+            self._report(report)
+        if self._script is not None:
+            self._script.rank_ended()
+
+    def close(self) -> None:
+        """Close the files and the script's socket, once nothing of the attempt runs."""
+        self.ranks.close()
+        if self._script is not None:
+            self._script.close()
+        self._close_inspector()
+
+    def _close_inspector(self) -> None:
+        if self._inspector is not None:
+            self._inspector.close()
+            self._inspector = None
