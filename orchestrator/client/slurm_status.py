@@ -28,7 +28,7 @@ from orchestrator.core.jobdir.durable import replace_text
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.jobdir.status_file import QueueStatus, Status
-from orchestrator.core.observations import Cause
+from orchestrator.core.shown import Cause
 from orchestrator.core.slurm import command_output
 from orchestrator.core.slurm.command_output import QueueJob
 from orchestrator.core.slurm.job_states import Stage

@@ -178,17 +178,6 @@ class Reached:
     interface: str
 
 
-class Cause(enum.Enum):
-    """Why an allocation of a queue system ends before its job does."""
-
-    CANCELLED = "cancelled"  # by a person, not through orch
-    TIME_LIMIT = "time_limit"
-    PREEMPTED = "preempted"
-    REQUEUED = "requeued"  # by a person, not through orch
-    NODE_LOST = "node_lost"
-    FAILED = "failed"  # see `why`
-
-
 class Retryable(enum.Enum):
     """Whether a launch that failed is worth trying again."""
 

@@ -1,6 +1,6 @@
-"""What a status shows of ranks as it was measured or judged: their numbers, and a suspicion. Pure data.
+"""What commands show or ask for, and agents or the brain have found: numbers of ranks, a suspicion, the end of an allocation.
 
-Rule: as little as a status needs. `orch status` loads this file and not `observations`, whose types take a while to make.
+Pure data, and as little as a status needs: `orch status` loads this file and not `observations`, whose types take a while to make.
 """
 
 from __future__ import annotations
@@ -81,3 +81,14 @@ class Suspicion:
     spare: str = ""
     # Where the first of the ranks stands, as `RankInspection.where`
     where: str = ""
+
+
+class Cause(enum.Enum):
+    """Why an allocation of a queue system ends before its job does."""
+
+    CANCELLED = "cancelled"  # by a person, not through orch
+    TIME_LIMIT = "time_limit"
+    PREEMPTED = "preempted"
+    REQUEUED = "requeued"  # by a person, not through orch
+    NODE_LOST = "node_lost"
+    FAILED = "failed"  # see `why`

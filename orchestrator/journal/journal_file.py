@@ -24,7 +24,7 @@ from orchestrator.core.errors import ClusterError
 from orchestrator.core.jobdir import home, ownership
 from orchestrator.core.jobdir.durable import LineLog, read_lines
 
-FORMAT = 2
+FORMAT = 3
 """Number of the format of a journal's lines; each line names it. Raise it when older lines can no longer be read."""
 
 _NEWS: dict[str, type[Any]] = {**codec.by_kind(e.Event), **codec.by_kind(d.Decision)}

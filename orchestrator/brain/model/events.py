@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from orchestrator.core.checkpoints.save import Save
-from orchestrator.core.observations import Cause, RankSeen, Retryable
+from orchestrator.core.observations import RankSeen, Retryable
 from orchestrator.core.planned import Limits, PlannedNode, PlannedPool
+from orchestrator.core.shown import Cause
 from orchestrator.core.wire import messages as m
 
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from orchestrator.core.observations import Cause
+from orchestrator.core.shown import Cause
 from orchestrator.core.slurm import job_states
 
 SQUEUE_FORMAT = "%i|%T|%S|%D|%N|%r|%Z"
