@@ -70,6 +70,11 @@ def tests(name: str, where: str, mark: str = "not soak and not quiet", **environ
     return Group(name, ("pytest", "-q", "-p", "no:cacheprovider", "-m", mark, *shlex.split(where)), environ)
 
 
+def ignored(*where: str) -> str:
+    """Return the words of a pytest command that leave these paths to other groups."""
+    return " ".join(f"--ignore={path}" for words in where for path in words.split())
+
+
 RUFF = (Group("ruff", ("ruff", "check", ".")), Group("ruff format", ("ruff", "format", "--check", ".")))
 MYPY = Group("mypy", ("mypy",))
 QUICK = "not slow and not quiet and not soak"
@@ -78,13 +83,16 @@ FIRST_LOCAL = "test_local_a or test_local_c or test_local_e"
 """The first half of the whole jobs on this machine, by the names of their files."""
 
 UNIT_CORE_AND_AGENT = "tests/unit/core tests/unit/agent"
-UNIT_OTHERS = "tests/unit --ignore=tests/unit/core --ignore=tests/unit/agent"
+UNIT_OTHERS = f"tests/unit {ignored(UNIT_CORE_AND_AGENT)}"
+
+SLURM_REQUEUE = "tests/slurm/test_slurm_requeue.py"
+SLURM_QUEUE = "tests/slurm/test_slurm_queue.py tests/slurm/test_slurm_submit.py"
 
 MILLION = 1_000_000
 
 SUITES: dict[str, tuple[Group, ...]] = {
     "quick": (
-        Group("mypy", ("dmypy", "run")),
+        MYPY,
         tests("unit, others", UNIT_OTHERS, QUICK),
         tests("unit, core and agent", UNIT_CORE_AND_AGENT, QUICK),
         tests("sim", "tests/sim tests/wiring", QUICK),
@@ -95,17 +103,17 @@ SUITES: dict[str, tuple[Group, ...]] = {
         tests("cluster", "tests/cluster"),
         tests("integration, others", "tests/integration -k 'not test_local_'"),
         tests("integration, local, f to z", f"tests/integration -k 'test_local_ and not ({FIRST_LOCAL})'"),
+        tests("slurm, requeue", SLURM_REQUEUE),
         tests("unit, core and agent", UNIT_CORE_AND_AGENT),
         tests("unit, others", UNIT_OTHERS),
         tests("integration, local, a to e", f"tests/integration -k '{FIRST_LOCAL}'"),
-        tests("slurm, requeue", "tests/slurm/test_slurm_requeue.py"),
         tests("innocents", "tests/hangs/test_innocents.py"),
+        tests("slurm, queue", SLURM_QUEUE),
         tests("sim", "tests/sim tests/wiring"),
-        tests("slurm, queue", "tests/slurm/test_slurm_queue.py tests/slurm/test_slurm_submit.py"),
-        tests("slurm, allocation", "tests/slurm/test_slurm_allocation.py tests/slurm/test_slurm_hangs.py"),
-        tests("ssh", "tests/ssh"),
-        tests("hangs", "tests/hangs/test_hangs.py"),
+        tests("slurm, others", f"tests/slurm {ignored(SLURM_REQUEUE, SLURM_QUEUE)}"),
         MYPY,
+        tests("hangs", "tests/hangs/test_hangs.py"),
+        tests("ssh", "tests/ssh"),
     ),
     "soak": (
         *(

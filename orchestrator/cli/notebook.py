@@ -64,7 +64,7 @@ def run(
     """
     from orchestrator.spec import run_line
 
-    words = (str(script), *map(str, args)) if args else _words(str(script))
+    words = (os.fspath(script), *map(str, args)) if args else _words(os.fspath(script))
     named, command = run_line.without_python(words)
     if python is None and os.sep in named:
         python = named  # a bare `python` in a notebook is the notebook's own

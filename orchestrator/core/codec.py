@@ -281,7 +281,7 @@ def _reader(tp: Any) -> Reader:
     if dataclasses.is_dataclass(tp):
         return _dataclass_reader(typing.cast(type, tp))
     if isinstance(tp, type) and issubclass(tp, enum.Enum):
-        return _checked(tp, "enum")
+        return _enum_reader(tp)
     if tp is Path:
         return lambda data: Path(_expect(data, str))
     if tp is float:
@@ -366,12 +366,12 @@ def _dataclass_reader(cls: type) -> Reader:
     return read
 
 
-def _checked(tp: type[enum.Enum], what: str) -> Reader:
+def _enum_reader(tp: type[enum.Enum]) -> Reader:
     def read(data: Any) -> enum.Enum:
         try:
             return tp(data)
         except ValueError as err:
-            raise CodecError(f"{what}: {str(err)[:200]}") from err
+            raise CodecError(f"enum: {str(err)[:200]}") from err
 
     return read
 

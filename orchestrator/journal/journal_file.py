@@ -23,6 +23,7 @@ from orchestrator.core import codec
 from orchestrator.core.errors import ClusterError
 from orchestrator.core.jobdir import home, ownership
 from orchestrator.core.jobdir.durable import LineLog, read_lines
+from orchestrator.core.jobdir.status_file import OTHER_VERSION
 
 FORMAT = 3
 """Number of the format of a journal's lines; each line names it. Raise it when older lines can no longer be read."""
@@ -59,10 +60,13 @@ class _Head:
 class JournalError(ClusterError):
     """The journal is damaged in a place that a crash cannot explain."""
 
-    def __init__(self, path: Path, what: str, line: int | None = None, first: str = "") -> None:
-        """`first`: what is to be done before anything else."""
+    def __init__(
+        self, path: Path, what: str, line: int | None = None, first: str = "", fix: str = ""
+    ) -> None:
+        """`first`: what is to be done before anything else. `fix`: in place of going on without what is damaged."""
         where = f"{path}:{line}" if line is not None else str(path)
-        super().__init__(what, where, f"restore the file from a backup; or {first}{home.anew(path.parent)}")
+        fix = fix or f"restore the file from a backup; or {first}{home.anew(path.parent)}"
+        super().__init__(what, where, fix)
 
 
 def read(path: Path, offset: int = 0, after_n: int = 0) -> Iterator[Entry]:
@@ -116,16 +120,14 @@ def tail(path: Path, offset: int) -> tuple[list[Entry], int]:
 
 def _parsed(text: str, path: Path, line: int | None = None) -> Entry:
     try:
-        return _entry(codec.loads_plain(text))
+        data = codec.loads_plain(text)
+        if (found := data.get("format")) != FORMAT:
+            what = f"another version of orch wrote the journal, or it is damaged: format {found}, and this one reads {FORMAT}"
+            raise JournalError(path, what, line, fix=OTHER_VERSION)
+        news = codec.unpack_kind(_NEWS, data.pop("news"))
+        head = codec.unpack(_Head, data)
     except (codec.CodecError, KeyError) as err:
         raise JournalError(path, f"this line of the journal is damaged: {err}", line) from err
-
-
-def _entry(data: dict[str, Any]) -> Entry:
-    if data.get("format") != FORMAT:
-        raise codec.CodecError(f"its format is {data.get('format')}, and this version of orch reads {FORMAT}")
-    news = codec.unpack_kind(_NEWS, data.pop("news"))
-    head = codec.unpack(_Head, data)
     return Entry(head.n, head.wall, head.mono, head.on, head.incarnation, head.seq, news)
 
 

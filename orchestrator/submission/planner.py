@@ -192,7 +192,7 @@ def _refuse_too_many(file: SpecFile, ranks_each: int) -> None:
     """Raise UserError for more ranks than a job may have."""
     count = file.spec.nodes * ranks_each
     if count > RANKS_MAX:
-        what = f"{count} ranks ({file.spec.nodes} nodes × {ranks_each}), and {RANKS_MAX} are the most that a job may have"
+        what = f"{count} ranks ({counted(file.spec.nodes, 'node')} × {ranks_each}), and {RANKS_MAX} are the most that a job may have"
         raise UserError(what, file.where("nodes"), "lower nodes, gpus_per_node or procs_per_node")
 
 
@@ -266,9 +266,9 @@ def _gpus_per_node(file: SpecFile, inventory: Inventory) -> int:
         return count // spec.nodes
     wanted = int(spec.gpus_per_node) * spec.nodes
     if wanted > count:
-        each = f"({spec.nodes} nodes × {spec.gpus_per_node})"
+        each = f"({counted(spec.nodes, 'node')} × {spec.gpus_per_node})"
         what, fix = (
-            f"{wanted} GPUs wanted {each}, {count} found on this machine",
+            f"{counted(wanted, 'GPU')} wanted {each}, {count} found on this machine",
             "lower gpus_per_node, or use procs_per_node for CPU ranks",
         )
         raise UserError(what, file.where("gpus_per_node"), fix)

@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from orchestrator.backends.api import Backend, NotOursError
@@ -89,10 +89,8 @@ class Supervisor:
         self._connections = AgentConnections(plan.id, job_secrets.token, self._nodes)
         self.stay = SlurmStay(job, plan, backend.allocation)
         self._wake_s = self._chore_due_s = self._show_due_s = 0.0
-        self._rounds, self._views = (
-            WorkShare(WORK_SHARE_MAX, DECIDE_PAUSE_S_MAX),
-            WorkShare(WORK_SHARE_MAX, STATUS_PAUSE_S_MAX),
-        )
+        self._rounds = WorkShare(WORK_SHARE_MAX, DECIDE_PAUSE_S_MAX)
+        self._views = WorkShare(WORK_SHARE_MAX, STATUS_PAUSE_S_MAX)
         self._logs = LogReceiver(job)
         self._moved_s = 0.0  # when bytes of a transfer last came
         self._desk = SaveDesk(job, plan, backend.copier, self._connections.wake)
@@ -119,7 +117,9 @@ class Supervisor:
         print(f"{status_object.iso(time.time())} supervisor {os.getpid()} listens on port {port}", flush=True)
         self._begin(port)
         while not self.stay.is_idle(self._brain.facts):
-            self._act()
+            with self._rounds:
+                self._decide()
+                self._acknowledge()
             if self.stay.is_over or self._is_over():
                 break
             due_s = min(self._wake_s, self._chore_due_s)
@@ -151,12 +151,11 @@ class Supervisor:
     def _begin(self, port: int) -> None:
         """Take up the job where the journal ends."""
         now_s = self._brain.now_s()
-        for event in self.stay.begin(self._brain.facts, self._brain.requeue, now_s):
-            self._brain.learn(event)
+        self._learn(self.stay.begin(self._brain.facts, self._brain.requeue, now_s))
         self._brain.learn(e.SupervisorStarted(now_s, os.getpid()))
         self._desk.begin(self._brain.facts, now_s)
-        self._learn_saves(now_s)
-        self._take_requests(now_s)
+        self._learn(self._desk.news(now_s))
+        self._learn(self._requests.since(self._brain.facts.requests, now_s))
         self._executor.endpoint = "\n".join(f"{host}:{port}" for host in self.stay.addresses or [HERE])
         if self._brain.facts.end is not None:
             return
@@ -217,31 +216,34 @@ class Supervisor:
                 self._brain.learn(e.AgentDisconnected(now_s, name, left))
                 self._executor.connection_ended(name, left)
             case m.Envelope():
-                self._take_report(link_event, now_s)
+                try:
+                    self._receive(link_event, now_s)
+                except codec.CodecError as err:
+                    print(f"{link_event.node} sent what cannot be read: {err}", flush=True)
             case Wake():
-                self._learn_saves(now_s)
+                self._learn(self._desk.news(now_s))
                 self._chore_due_s = 0.0
 
-    def _take_report(self, report: m.Envelope, now_s: float) -> None:
-        """Learn a report. A reliable one, which may come again after a broken connection, is learned once."""
+    def _learn(self, events: Iterable[e.Event]) -> None:
+        for event in events:
+            self._brain.learn(event)
+
+    def _receive(self, report: m.Envelope, now_s: float) -> None:
+        """Learn a report. A reliable one, which may come again after a broken connection, is learned once. Raises CodecError."""
         if not report.seq:
-            self._take_unreliable(report, now_s)
+            self._receive_unreliable(report, now_s)
             return
         if self._brain.has(report.incarnation, report.seq):
             return
         events: list[e.Event] = []
-        try:
-            match report.data.get("kind"):
-                case m.SaveSeen.__name__:
-                    seen = translation.unpacked(m.SaveSeen, report)
-                    self._desk.seen(now_s, report.node, seen, save_gang(self._brain.facts))
-                case m.SaveHashed.__name__:
-                    self._desk.hashed(now_s, report.node, translation.unpacked(m.SaveHashed, report))
-                case _:
-                    events = [translation.event(self._plan, report, self._mask, now_s)]
-        except codec.CodecError as err:
-            print(f"{report.node} sent what cannot be read: {err}", flush=True)
-            return
+        match report.data.get("kind"):
+            case m.SaveSeen.__name__:
+                seen = translation.unpacked(m.SaveSeen, report)
+                self._desk.seen(now_s, report.node, seen, save_gang(self._brain.facts))
+            case m.SaveHashed.__name__:
+                self._desk.hashed(now_s, report.node, translation.unpacked(m.SaveHashed, report))
+            case _:
+                events = [translation.event(self._plan, report, self._mask, now_s)]
         self._brain.learn_kept([*events, *self._desk.news(now_s)], report.incarnation, report.seq)
         for event in events:
             if isinstance(event, e.Exited):
@@ -252,27 +254,26 @@ class Supervisor:
     def _close_saves(self, now_s: float) -> None:
         """Close what the attempt has saved, as far as its nodes are over, and learn what has come of all saves."""
         self._desk.over(now_s, save_gang(self._brain.facts))
-        self._learn_saves(now_s)
-
-    def _learn_saves(self, now_s: float) -> None:
-        for event in self._desk.news(now_s):
-            self._brain.learn(event)
+        self._learn(self._desk.news(now_s))
 
     def _gang(self) -> Gang:
         return tuple((node.name, node.ranks) for node in self._brain.facts.gang)
 
-    def _take_unreliable(self, report: m.Envelope, now_s: float) -> None:
-        """Take a heartbeat, a piece of a file, or a hint, which come once or not at all."""
+    def _receive_unreliable(self, report: m.Envelope, now_s: float) -> None:
+        """Learn from a heartbeat, a piece of a file, or a hint, which come once or not at all. Raises CodecError."""
         match report.data.get("kind"):
             case m.Chunk.__name__:
-                self._take_chunk(report, now_s)
+                self._receive_chunk(report, now_s)
             case m.NodeSignalled.__name__:
                 self.stay.signalled()
             case _:
-                self._take_heartbeat(report, now_s)
+                heartbeat = self._heartbeats.receive(report, now_s)
+                self._brain.learn(heartbeat)
+                self._desk.beat(now_s, report.node, heartbeat, save_gang(self._brain.facts))
+                self._learn(self._desk.news(now_s))
 
-    def _take_chunk(self, report: m.Envelope, now_s: float) -> None:
-        """Take a piece of a file; when bytes before it are missing, the node begins again, over a new connection."""
+    def _receive_chunk(self, report: m.Envelope, now_s: float) -> None:
+        """Write a piece of a file; when bytes before it are missing, the node begins again, over a new connection."""
         try:
             self._logs.receive(report.node, translation.unpacked(m.Chunk, report), report.raw)
             self._moved_s = now_s
@@ -280,25 +281,10 @@ class Supervisor:
             print(f"{report.node}: {err}", flush=True)
             self._connections.drop(report.node)
 
-    def _take_heartbeat(self, report: m.Envelope, now_s: float) -> None:
-        try:
-            heartbeat = self._heartbeats.receive(report, now_s)
-        except codec.CodecError as err:
-            print(f"{report.node} sent what cannot be read: {err}", flush=True)
-            return
-        self._brain.learn(heartbeat)
-        self._desk.beat(now_s, report.node, heartbeat, save_gang(self._brain.facts))
-        self._learn_saves(now_s)
-
     # Decide, journal, do
 
-    def _act(self) -> None:
-        """Decide and carry out until no decision is left; then acknowledge to agents what is on disk."""
-        with self._rounds:
-            self._decide()
-            self._acknowledge()
-
     def _decide(self) -> None:
+        """Decide and carry out until no decision is left."""
         for _ in range(DECISIONS_MAX):
             self._mind_pause()
             decisions, self._wake_s = self._brain.decide()
@@ -330,8 +316,7 @@ class Supervisor:
             self.stay.requeue = decision
         elif isinstance(decision, (d.DistrustSave, d.EndJob)):
             self._desk.mirror(self._brain.facts)
-        for event in self._executor.carry_out(decision, gang, self._brain.now_s()):
-            self._brain.learn(event)
+        self._learn(self._executor.carry_out(decision, gang, self._brain.now_s()))
 
     def _remember(self, verdict: d.Verdict) -> None:
         """Write down in the job home that a host was lost, for later jobs."""
@@ -349,20 +334,15 @@ class Supervisor:
         self._chore_due_s = now_s + CHORE_S
         self.stay.look()
         if self._brain.facts.end is None:  # a resume may come with a new plan, see main()
-            self._take_requests(now_s)
-            for news in self._queue.news(self._brain.facts, now_s) if self._queue is not None else ():
-                self._brain.learn(news)
-        for event in self._executor.poll(self._brain.facts, now_s):
-            self._brain.learn(event)
+            self._learn(self._requests.since(self._brain.facts.requests, now_s))
+            self._learn(self._queue.news(self._brain.facts, now_s) if self._queue is not None else ())
+        self._learn(self._executor.poll(self._brain.facts, now_s))
         self._desk.mirror(self._brain.facts)
         self._close_saves(now_s)
-        for note in self._desk.notes:
+        for note in (*self._desk.notes, *self._notifier.faults()):
             print(f"{status_object.iso(time.time())} {note}", flush=True)
         self._desk.notes.clear()
-        for fault in self._notifier.faults():
-            print(f"{status_object.iso(time.time())} {fault}", flush=True)
-        for event in self._executor.end_sends(self._gang(), now_s):
-            self._brain.learn(event)
+        self._learn(self._executor.end_sends(self._gang(), now_s))
         if self._desk.copies.has_moved:
             self._moved_s, self._desk.copies.has_moved = now_s, False
         for node in self._heartbeats.mute(self._brain.facts, now_s):
@@ -371,10 +351,6 @@ class Supervisor:
             with self._views:
                 self._show(durable=False)
             self._show_due_s = now_s + self._views.pause_s
-
-    def _take_requests(self, now_s: float) -> None:
-        for event in self._requests.since(self._brain.facts.requests, now_s):
-            self._brain.learn(event)
 
     def _show(self, durable: bool) -> None:
         """Replace the status file; only a turning point is worth an fsync."""

@@ -20,9 +20,7 @@ def test_hosts_that_lose_each_other_while_both_are_heard_are_a_hang_of_the_netwo
     desk: Desk, box: Box
 ) -> None:
     monitor = {"heartbeat_s": 1.0, "node_timeout": 60, "hang_patience": "10s"}
-    job = desk.submit(
-        {"train.py": LONG_TRAINING}, monitor=monitor, start="fresh"
-    )  # half of a template's import
+    job = desk.submit({"train.py": LONG_TRAINING}, monitor=monitor)
     job.wait_for_step(100)
     box.cut_between("node1", "node2")
     job.until(lambda seen: seen["attempt"] == 2 or seen["state"] == "RESTARTING", "the verdict")

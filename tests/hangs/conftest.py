@@ -1,6 +1,6 @@
 """What do the galleries share? A desk for each, their jobs side by side, and the choice of those that are played.
 
-Without the mark `soak` that is a twelfth, another one at each commit, and some always.
+Without the mark `soak` that is a twelfth, of some a larger part, others at each commit.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ QUIET = frozenset({"finished_early_and_closed_its_sockets"})
 """Within a second of the first victim its culprit must be gone, too, which takes longer on a busy machine."""
 
 
-def as_params(entries: Sequence[Entry], is_always_played: Callable[[Entry], bool]) -> list[object]:
-    """Return pytest's parameters; those that are not played at this commit bear the mark `soak`."""
+def as_params(entries: Sequence[Entry], one_in: Callable[[Entry], int]) -> list[object]:
+    """Return pytest's parameters, of which one in so many is played at each commit; the others bear the mark `soak`."""
     commit = _commit()
 
     def marks(entry: Entry) -> list[pytest.MarkDecorator]:
-        is_played = is_always_played(entry) or _is_in_turn(entry, commit)
+        is_played = _is_in_turn(entry, commit, one_in(entry))
         return [pytest.mark.quiet] * (entry.name in QUIET) + [pytest.mark.soak] * (not is_played)
 
     return [pytest.param(entry, id=entry.name, marks=marks(entry)) for entry in entries]
 
 
-def _is_in_turn(entry: Entry, commit: str) -> bool:
-    """Tell whether an entry is of the twelfth that the commit's hash chooses."""
-    return hashlib.sha256(f"{commit} {entry.name}".encode()).digest()[0] % 12 == 0
+def _is_in_turn(entry: Entry, commit: str, one_in: int) -> bool:
+    """Tell whether an entry is of the part that the commit's hash chooses."""
+    return hashlib.sha256(f"{commit} {entry.name}".encode()).digest()[0] % one_in == 0
 
 
 def _commit() -> str:

@@ -26,12 +26,8 @@ Entry: TypeAlias = Case | Innocent
 POLL_S = 0.25
 """Between two looks at the jobs; more often, and the looks would slow what they look at."""
 
-SPEC: dict[str, Any] = {
-    "nodes": 2, "procs_per_node": 2, "monitor": {"heartbeat_s": 1.0},
-    "start": "auto" if "ORCH_JOBS_AT_ONCE" in os.environ else "fresh",
-}  # fmt: skip
-"""As a user has it, but with an end that waits less for ranks that do not listen (see `Desk.submit`). The ranks are forks only
-in the galleries under load: a new interpreter without torch._dynamo costs half of a template."""
+SPEC: dict[str, Any] = {"nodes": 2, "procs_per_node": 2, "monitor": {"heartbeat_s": 1.0}}
+"""As a user has it, but with an end that waits less for ranks that do not listen (see `Desk.submit`)."""
 
 RESTARTED = frozenset({
     "stopped", "endless_loop", "deadlock_on_a_lock", "skips_an_all_reduce", "fifo_nobody_writes", "never_exits",

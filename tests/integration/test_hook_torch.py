@@ -112,7 +112,7 @@ def train(ranks: list[Rank], text: str, **env: str) -> list[tuple[int, bytes]]:
 
 @pytest.mark.parametrize(
     "text",
-    [DDP, LIGHTNING, *(pytest.param(text, marks=pytest.mark.soak) for text in (FSDP2, ACCELERATE))],
+    [DDP, *(pytest.param(text, marks=pytest.mark.soak) for text in (LIGHTNING, FSDP2, ACCELERATE))],
     ids=["ddp", "lightning", "fsdp2", "accelerate"],
 )
 def test_every_step_of_every_rank_is_counted(tmp_path: Path, text: str) -> None:

@@ -104,7 +104,7 @@ def test_nano_gpt_goes_on_from_the_checkpoint_that_it_writes_in_place(desk: Desk
     assert not (job.job.folder.code / "out").exists()
 
 
-@pytest.mark.parametrize("path", ["*", "{job_dir}/code/snapshot.pt"])
+@pytest.mark.parametrize("path", ["*", pytest.param("{job_dir}/code/snapshot.pt", marks=pytest.mark.soak)])
 def test_what_a_script_saves_in_its_working_folder_is_offered_and_resumed_from_when_path_names_it(
     desk: Desk, path: str
 ) -> None:

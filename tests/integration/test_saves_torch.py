@@ -115,10 +115,16 @@ def _sources(job: Sight) -> list[str]:
     return [line.removeprefix("from ").rpartition("/")[2] for line in lines]
 
 
-def _calm_end(desk: Desk, script: str) -> str:
-    job = _plain(desk, "", script)
-    assert job.wait()["state"] == "SUCCEEDED"
-    return job.log().split()[-1]
+_ENDS: list[str] = []
+"""The weights of the run that nothing disturbed, once it was made."""
+
+
+def _calm_end(desk: Desk) -> str:
+    if not _ENDS:
+        job = _plain(desk, "")
+        assert job.wait()["state"] == "SUCCEEDED"
+        _ENDS.append(job.log().split()[-1])
+    return _ENDS[0]
 
 
 EMPTIED = "if attempt == 1 and number == 35: open(folder / 'step-30.pt', 'w').close(); os._exit(9)"
@@ -145,9 +151,8 @@ TOUCHED = "if attempt == 1 and number == 35: os.utime(folder / 'step-30.pt'); os
 def test_an_attempt_begins_from_the_newest_whole_save_and_says_why_others_were_passed_over(
     desk: Desk, then: str, source: str, why: str
 ) -> None:
-    script = REAL if then == TORN else PLAIN
-    job = _plain(desk, then, script)
-    end = _calm_end(desk, script)
+    job = _plain(desk, then)
+    end = _calm_end(desk)
     assert job.wait()["state"] == "SUCCEEDED", job.job.why()
     assert _sources(job) == ["nothing", source]
     assert job.log(0, 2).split()[-1] == end

@@ -109,8 +109,6 @@ IMPURE_CALLS = {"open", "print", "input", "eval", "exec", "__import__", "breakpo
 
 LONG_FILES = {
     "orchestrator/core/wire/messages.py": "one list of all that supervisor and agents say",
-    "orchestrator/supervisor/supervisor.py": "one loop: receive, learn, decide, journal, carry out",
-    "orchestrator/supervisor/transfers/save_desk.py": "the one writer of the ledger",
     "tests/integration/test_agent_ships.py": "one way home, from an agent to the job folder",
     "tests/ssh/test_ssh_copying.py": "one way to the hosts and back",
     "tests/support/sim/ledger.py": "the books and oracles of one night",

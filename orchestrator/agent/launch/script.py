@@ -151,14 +151,14 @@ class LaunchScript:
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             if _peer_uid(writer) == os.getuid():
-                await self._take(reader, writer)
+                await self._serve_call(reader, writer)
         except (OSError, ValueError, asyncio.TimeoutError, asyncio.IncompleteReadError) as err:
             self._note(f"a launcher's stand-in was not understood: {err}")
         finally:
             if self._waiting is not writer:
                 writer.close()
 
-    async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve_call(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         request = calls.Request.of(await _receive(reader, ASK_S_MAX))
         try:
             answer = await self._read(request, reader, writer)

@@ -105,7 +105,7 @@ class SaveScanner:
         self._finish_by_s: float | None = None
         self._lock_fd: int | None = None
         self._hashing: list[tuple[m.SaveSeen, concurrent.futures.Future[object]]] = []
-        self._said = ""
+        self._noted = ""
         self._saving: concurrent.futures.Future[None] | None = None
         self.looks_done = 0
 
@@ -121,7 +121,7 @@ class SaveScanner:
 
     async def recover(self) -> None:
         """Report what an earlier agent, which has died, had not: it is over by now."""
-        if not self._may_look or not self._take_lock():
+        if not self._may_look or not self._acquire():
             return
         looking = asyncio.wrap_future(self._thread.submit(self._left_behind))
         with contextlib.suppress(asyncio.TimeoutError):
@@ -141,14 +141,14 @@ class SaveScanner:
         self._looks = self._may_look and looks
         self._finish_by_s, self._is_last, self.looks_done = None, False, 0
         self._hasher.is_hurried = False
-        if self._looks and not self._is_shared_place and self._take_lock():
+        if self._looks and not self._is_shared_place and self._acquire():
             self._begin_watch(attempt)
 
     def scan(self, ranks: NodeRanks, now_s: float) -> None:
-        """Take what a look has found, and begin the next when it is due."""
-        self._take_hashed()
+        """Report what a look has found, and begin the next when it is due."""
+        self._report_hashed()
         if self._looking is not None:
-            self._take_look(ranks, now_s)
+            self._end_look(ranks, now_s)
         elif now_s >= self._due_s and self._is_looker(ranks):
             self._begin_look(ranks, now_s, ended=False)
 
@@ -158,7 +158,7 @@ class SaveScanner:
             self._finish_by_s = now_s + LAST_SCAN_S_MAX
             self._hasher.is_hurried = True
         if self._looking is not None:
-            self._take_look(ranks, now_s)
+            self._end_look(ranks, now_s)
         if self._looking is None and not self._is_last and self._is_looker(ranks):
             self._begin_look(ranks, now_s, ended=True)
         is_saving = self._saving is not None and not self._saving.done()
@@ -181,7 +181,7 @@ class SaveScanner:
 
     def poll(self) -> None:
         """Report what was hashed."""
-        self._take_hashed()
+        self._report_hashed()
 
     def close(self) -> None:
         """End the threads."""
@@ -196,7 +196,7 @@ class SaveScanner:
         self._looking = self._thread.submit(self._watch.look, clock)
         self._wake_after(self._looking)
 
-    def _take_look(self, ranks: NodeRanks, now_s: float) -> None:
+    def _end_look(self, ranks: NodeRanks, now_s: float) -> None:
         assert self._looking is not None
         if not self._looking.done():
             return
@@ -208,10 +208,10 @@ class SaveScanner:
         if changes:
             self._saving = self._thread.submit(self._save_watch)
             self._wake_after(self._saving)
-        said = self._watch.cut and f"the checkpoint folder is not seen whole: {self._watch.cut}"
-        if said and said != self._said:
-            self._note(said)
-        self._said = said
+        fault = self._watch.cut and f"the checkpoint folder is not seen whole: {self._watch.cut}"
+        if fault and fault != self._noted:
+            self._note(fault)
+        self._noted = fault
 
     def _report_change(self, change: Change, steps: int) -> None:
         group = change.group
@@ -245,7 +245,7 @@ class SaveScanner:
 
         future.add_done_callback(wake)
 
-    def _take_hashed(self) -> None:
+    def _report_hashed(self) -> None:
         done = [pair for pair in self._hashing if pair[1].done()]
         if done:
             self._hashing = [pair for pair in self._hashing if not pair[1].done()]
@@ -258,7 +258,7 @@ class SaveScanner:
     def _is_looker(self, ranks: NodeRanks) -> bool:
         if not self._looks or (self._is_shared_place and all(process.rank for process in ranks.processes)):
             return False
-        if self._lock_fd is None and self._take_lock():
+        if self._lock_fd is None and self._acquire():
             self._begin_watch(ranks.attempt)
         if self._beginning is not None and self._beginning.done():
             self._beginning = None
@@ -278,7 +278,7 @@ class SaveScanner:
         self._beginning = self._thread.submit(begin)
         self._wake_after(self._beginning)
 
-    def _take_lock(self) -> bool:
+    def _acquire(self) -> bool:
         if self._lock_fd is None:
             with contextlib.suppress(OSError):
                 fd = locks.open_file(self._job.root / LOCK_FILE)

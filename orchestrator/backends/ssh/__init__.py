@@ -5,8 +5,7 @@
     conversation     staged replies of a host's launch script
     launch           bundle, code and agent brought to a host
     retry_schedule   when a host is checked and tried again (pure)
-    session          dependencies of a host worker
-    host_state       wish and observation of one host
+    session          session with a host, wish and observation of it, and what all workers share
     host_worker      one host's thread: launches the agent, keeps the connection open
     backend          all of it together
     fanout           one task on many hosts in parallel

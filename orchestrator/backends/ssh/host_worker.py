@@ -18,9 +18,15 @@ import paramiko
 
 from orchestrator.backends.api import LaunchError
 from orchestrator.backends.ssh.connect.port_forward import FORWARDS_MAX
-from orchestrator.backends.ssh.host_state import HostGoal, HostObservation, HostWish
 from orchestrator.backends.ssh.retry_schedule import RetrySchedule
-from orchestrator.backends.ssh.session import NotWantedAnyMore, Session, WorkerDependencies
+from orchestrator.backends.ssh.session import (
+    HostGoal,
+    HostObservation,
+    HostWish,
+    NotWantedAnyMore,
+    Session,
+    WorkerDependencies,
+)
 from orchestrator.core.observations import Retryable
 from orchestrator.core.wire.bootstrap import AgentSeen
 from orchestrator.core.wire.messages import AgentConfig

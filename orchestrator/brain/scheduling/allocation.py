@@ -182,11 +182,13 @@ def _leave_by_s(facts: Facts) -> float | None:
 
 
 def why_leave(facts: Facts, attempt: AttemptFacts) -> str:
-    """Return why the job cannot go on in this allocation; empty if it can."""
-    if facts.queue is None or attempt.allocation_lost_at is not None:
+    """Return why the job cannot go on in this allocation, which may be later than that of the attempt; empty if it can."""
+    if facts.queue is None:
         return ""
     if facts.ending is not None:
         return f"{_name(facts.allocation)} {_WORDS[facts.ending.cause]}"
+    if attempt.allocation_lost_at is not None:
+        return ""
     if attempt.verdict is not None and attempt.verdict.signature.cause is FailureCause.PLACEMENT:
         return f"too few nodes of {_name(facts.allocation)} can be used"
     return ""

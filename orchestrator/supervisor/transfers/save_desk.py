@@ -28,22 +28,7 @@ from orchestrator.core.jobdir import full_disk
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.wire import messages as m
-from orchestrator.supervisor.transfers import closing
-from orchestrator.supervisor.transfers.save_copies import (
-    SaveCopies,
-    has_same,
-    late,
-    on_host,
-    unfit_names,
-)
-from orchestrator.supervisor.transfers.save_disk import (
-    DiskThread,
-    Keeper,
-    Ready,
-    before_attempt,
-    is_here,
-    movable,
-)
+from orchestrator.supervisor.transfers import closing, save_copies, save_disk
 
 UNSURE_S = 5.0
 """How often a file is tried again that the disk does not give."""
@@ -62,8 +47,8 @@ class SaveDesk:
         self._root = tree.place_of(*plan.checkpoint_place(job))[0]
         self._ledger = Ledger(job.root, job.ledger)
         self._watches: dict[int, closing.Watch] = {}
-        self._thread = DiskThread(wake)
-        self._keeper = Keeper(self._root, job.checkpoints / disk.KEPT, self._thread)
+        self._thread = save_disk.DiskThread(wake)
+        self._keeper = save_disk.Keeper(self._root, job.checkpoints / disk.KEPT, self._thread)
         self._stays: set[int] = set()
         # Nodes with a rank that will not go on, by attempt
         self._stuck: set[tuple[int, str]] = set()
@@ -80,7 +65,7 @@ class SaveDesk:
         glob = plan.checkpoint_glob
         self._is_hosts_place = plan.ssh is not None and Path(glob).is_absolute()
         is_copied = plan.ssh is not None and not Path(glob).is_absolute()
-        self.copies = SaveCopies(job, copier if is_copied else None, self._root, glob)
+        self.copies = save_copies.SaveCopies(job, copier if is_copied else None, self._root, glob)
 
     @property
     def saves(self) -> dict[int, Save]:
@@ -113,7 +98,7 @@ class SaveDesk:
     def seen(self, at: float, node: str, report: m.SaveSeen, gang: closing.Gang) -> None:
         """Enter what an agent reports of a save of the current attempt."""
         self._gang = gang
-        unfit = unfit_names(report)
+        unfit = save_copies.unfit_names(report)
         if report.attempt != gang.attempt or unfit:
             self.notes += [f"{node} reports a save that is not entered: {unfit}"] if unfit else []
             return
@@ -194,10 +179,10 @@ class SaveDesk:
         self.deep = order.deep
         save = None if self.unseen(order.save) else self.saves.get(order.save)
         is_ours = self._root.is_relative_to(self._job.root)
-        moves = movable(self.saves.values(), order.attempt, self._root) if is_ours else []
+        moves = save_disk.movable(self.saves.values(), order.attempt, self._root) if is_ours else []
         kept = self._keeper.place(order.save)
         self._thread.later(
-            lambda: before_attempt(self._root, save, kept, moves, deep=order.deep),
+            lambda: save_disk.before_attempt(self._root, save, kept, moves, deep=order.deep),
             lambda at, ready: self._compared(at, order, ready),
         )
 
@@ -231,7 +216,7 @@ class SaveDesk:
     def torn_on(self, node: str, attempt: int) -> tuple[Save, ...]:
         """Return the torn saves of the attempt before this one, as they are on a host."""
         torn = [s for s in self.saves.values() if s.state is SaveState.TORN and s.attempt == attempt - 1]
-        return tuple(own for save in torn if (own := on_host(save, node)) is not None)
+        return tuple(own for save in torn if (own := save_copies.on_host(save, node)) is not None)
 
     def close(self) -> None:
         """End the thread, once what it has begun is done."""
@@ -325,13 +310,13 @@ class SaveDesk:
         if not is_new:
             return
         for other in list(self.saves.values()):
-            if other.number == save.number or not has_same(save, other):
+            if other.number == save.number or not save_copies.has_same(save, other):
                 continue
-            if other.state is SaveState.WHOLE and is_here(other, self._root):
+            if other.state is SaveState.WHOLE and save_disk.is_here(other, self._root):
                 why = f"was written over by save {save.number}"
             elif other.is_coming and other.number < save.number:
                 self.copies.forget(other.number)
-                why = late(save.number)
+                why = save_copies.late(save.number)
             else:
                 continue
             gone = dataclasses.replace(other, state=SaveState.GONE, why=why, is_coming=False)
@@ -355,7 +340,7 @@ class SaveDesk:
         if self._keep is None:
             return
         for save in expendable(self.saves.values(), self._keep, self._keep_every, self._newest()):
-            if save.number not in self._stays and is_here(save, self._root):
+            if save.number not in self._stays and save_disk.is_here(save, self._root):
                 self._stays.add(save.number)
                 self._thread.later(
                     functools.partial(disk.delete, save, self._root), functools.partial(self._pruned, save)
@@ -370,7 +355,7 @@ class SaveDesk:
         )
         self.copies.discard(save)
 
-    def _compared(self, at: float, order: d.CompareSave, ready: Ready) -> None:
+    def _compared(self, at: float, order: d.CompareSave, ready: save_disk.Ready) -> None:
         for number, moves in ready.moved.items():
             torn = self.saves[number]
             moved = ", ".join(f"{name} to {to}" for name, to in moves)

@@ -76,3 +76,5 @@ def test_what_is_wrong_names_the_argument_and_shows_no_traceback_in_a_notebook(
         orchestrator.run("train.by --lr 1")
     with pytest.raises(UserError, match="cannot be read: No closing quotation"):
         orchestrator.run("train.py 'a")
+    with pytest.raises(TypeError, match="not function"):
+        orchestrator.run(folders.succeeded)  # type: ignore[arg-type]

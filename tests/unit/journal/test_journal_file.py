@@ -64,8 +64,9 @@ def test_news_waits_for_room_on_the_disk_in_order(disk: FakeDisk, tmp_path: Path
 
 @pytest.mark.parametrize(
     ("number", "before", "after"),
-    [(1, r".*\n", ""), (2, r".*\n", ""), (2, "Prepared", "Unheard"), (2, '"n":2', '"n":"2"'), (2, ".*", "{")],
-)
+    [(1, r".*\n", ""), (2, r".*\n", ""), (2, "Prepared", "Unheard"), (2, '"n":2', '"n":"2"'), (2, ".*", "{"),
+     (2, '"format":[0-9]+', '"format":1')],
+)  # fmt: skip
 def test_a_line_that_is_missing_or_damaged_is_named(
     tmp_path: Path, number: int, before: str, after: str
 ) -> None:
@@ -80,6 +81,7 @@ def test_a_line_that_is_missing_or_damaged_is_named(
     with pytest.raises(JournalError) as caught:
         list(read(path))
     assert caught.value.where == f"{path}:{number}"
+    assert ("version" in caught.value.what) == ("format" in before)
 
 
 def test_the_clock_of_a_new_job_starts_at_nothing() -> None:

@@ -11,7 +11,7 @@ import pytest
 from orchestrator.core.jobdir import status_file
 from orchestrator.core.jobdir.status_file import NodeStatus, RankStatus, Status, TransferStatus
 from orchestrator.core.text import ranks_text
-from orchestrator.views import cells, status
+from orchestrator.views import cells, status, tables
 from tests.support import golden, jobs
 
 
@@ -141,3 +141,8 @@ def test_what_is_being_copied_is_shown_with_how_far_it_has_come() -> None:
     assert "copying     step-20.pt from gpu01.lab, 8.0 MB of 40.0 MB\n" in text
     assert "copying     step-20.pt to gpu03.lab, 40.0 MB\n" in text
     assert "copying" not in cells.plain(status.job(_status(HOSTS, state="FAILED", travels=(one,))))
+
+
+@pytest.mark.parametrize(("reason", "shown"), [("", "waits  a\n"), ("busy: b", "waits  a: busy: b\n")])
+def test_a_job_that_waits_is_listed_with_its_reason_if_it_has_one(reason: str, shown: str) -> None:
+    assert cells.plain(tables.waiting([_status((), id="a", state="QUEUED", reason=reason)])) == shown

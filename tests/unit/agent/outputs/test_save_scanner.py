@@ -356,10 +356,10 @@ def test_a_file_that_is_written_again_while_it_is_hashed_has_no_digest(tmp_path:
 
 
 @pytest.mark.slow
-def test_a_hundred_thousand_small_files_do_not_hold_up_the_loop(tmp_path: Path) -> None:
-    for folder in range(100):
+def test_forty_thousand_small_files_do_not_hold_up_the_loop(tmp_path: Path) -> None:
+    for folder in range(40):
         (tmp_path / f"checkpoints/samples/{folder}").mkdir(parents=True)
-        for number in range(980):
+        for number in range(1000):
             (tmp_path / f"checkpoints/samples/{folder}/{number}.png").touch()
 
     async def act(bench: Bench) -> None:
