@@ -22,6 +22,7 @@ from orchestrator.core import observations as seen
 from orchestrator.core.jobdir.durable import LINE_BYTES_MAX
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
+from orchestrator.core.settings.rank_env import NodePlan
 from orchestrator.core.wire import connection
 from orchestrator.core.wire import messages as m
 from orchestrator.supervisor import translation
@@ -87,6 +88,7 @@ class Node:
         self._kept: dict[int, m.ReliableReport] = {}
         self._seq = self._beats = self._attempt = self._ready = 0
         self._ranks: tuple[int, ...] = ()
+        self._plan: Plan | None = None
         self.is_dismissed = False
 
     async def keep(self, context: ssl.SSLContext) -> None:
@@ -142,14 +144,17 @@ class Node:
         )
         match order:
             case m.Prepare():
-                self._ready = attempt
-                addresses = (seen.Address("10.0.0.1", "eth0"),) if order.wants_addresses else ()
+                self._ready, self._plan = attempt, order.plan
+                is_probed = order.nodes[0] == self.name and len(order.nodes) > 1
+                addresses = (seen.Address("10.0.0.1", "eth0"),) if is_probed else ()
                 self._report(m.Prepared(attempt, "10.0.0.1", 29500, addresses))
             case m.Probe():
                 reached = tuple(seen.Reached(address, "eth0") for address in order.addresses)
                 self._report(m.Probed(attempt, reached, ()))
             case m.Start():
-                self._attempt, self._ranks = attempt, tuple(one.rank for one in order.ranks)
+                assert self._plan is not None
+                at = NodePlan(self._plan, self._gang.job, self.name, attempt, order.nodes)
+                self._attempt, self._ranks = attempt, at.ranks
                 self._report(m.Started(attempt, tuple(1000 + rank for rank in self._ranks), "fresh"))
                 self._gang.start(attempt, self.name)
             case m.Stop():

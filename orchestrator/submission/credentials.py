@@ -9,9 +9,9 @@ import secrets as random_secrets
 from collections.abc import Mapping
 from pathlib import Path
 
-from orchestrator.core.jobdir import rank_env
 from orchestrator.core.jobdir.durable import replace_bytes, sync_folder
 from orchestrator.core.jobdir.plan import Plan
+from orchestrator.core.settings import rank_env
 from orchestrator.core.wire.tokens import TOKEN_BYTES
 
 PRIVATE = 0o600

@@ -60,7 +60,9 @@ def plan(file: SpecFile, inventory: Inventory, job_id: str, created_at: float) -
     pool = _pool(file, inventory, job_id) if over_ssh or on_slurm else None
     nodes, aside = _place(file, inventory, pool)
     resume_args = tuple(shlex.split(spec.checkpoint.resume_args)) if spec.checkpoint.resume_args else ()
-    chosen = _chosen_env(spec)
+    chosen, batch, slurm = _chosen_env(spec), spec.batch, None
+    if on_slurm and pool is not None:
+        slurm = PlannedSlurm(options(spec, pool, inventory.sbatch), spec.checkpoint.on_preempt.signal)
     made = Plan(
         id=job_id,
         name=spec.name,
@@ -73,7 +75,7 @@ def plan(file: SpecFile, inventory: Inventory, job_id: str, created_at: float) -
         launches=spec.entry.kind == "launch",
         setup=tuple(spec.setup),
         env={name: value for name, (value, _) in chosen.items()},
-        defaults={"PYTHONUNBUFFERED": "1"} if spec.logs.unbuffered else {},
+        unbuffered=spec.logs.unbuffered,
         secrets=tuple(spec.secrets),
         rendezvous_port=spec.rendezvous.port,
         heartbeat_s=spec.monitor.heartbeat_s,
@@ -84,21 +86,15 @@ def plan(file: SpecFile, inventory: Inventory, job_id: str, created_at: float) -
         total_steps=spec.total_steps,
         pool=pool,
         ssh=ssh_of(spec) if over_ssh else None,
-        slurm=_slurm(spec, pool, inventory) if on_slurm and pool is not None else None,
-        programs=_programs(spec, inventory) if over_ssh else (),
+        slurm=slurm,
         pythons=_pythons(spec, inventory),
         notify=_notify(spec),
         starts_fresh=spec.start == "fresh",
         origins={name: file.where(key) for name, (_, key) in chosen.items()},
-        batch=_batch(spec),
+        batch=None if batch.per_device is None else PlannedBatch(batch.per_device, batch.accumulation),
         set_aside=aside,
     )
     return replace(made, setup=(*made.setup, *_accelerate_setup(file, inventory, made)))
-
-
-def _batch(spec: JobSpec) -> PlannedBatch | None:
-    size = spec.batch.per_device
-    return None if size is None else PlannedBatch(size, spec.batch.accumulation)
 
 
 def _notify(spec: JobSpec) -> PlannedNotify | None:
@@ -137,10 +133,6 @@ def _place(
             return _place_ssh(file, pool, inventory.failed)
         case "slurm":
             return (), {}
-
-
-def _slurm(spec: JobSpec, pool: PlannedPool, inventory: Inventory) -> PlannedSlurm:
-    return PlannedSlurm(options(spec, pool, inventory.sbatch), spec.checkpoint.on_preempt.signal)
 
 
 def _place_local(file: SpecFile, inventory: Inventory) -> tuple[PlannedNode, ...]:
@@ -244,16 +236,7 @@ def _pythons(spec: JobSpec, inventory: Inventory) -> tuple[str, ...]:
         return (spec.python,)
     if spec.entry.kind == "command":
         return ()
-    if spec.entry.kind == "launch" and spec.backend == "ssh":
-        return (inventory.python, "python3")
-    return _programs(spec, inventory) if spec.backend == "ssh" else (inventory.python,)
-
-
-def _programs(spec: JobSpec, inventory: Inventory) -> tuple[str, ...]:
-    """Return the candidates for the ranks' Python on a host, the best first; empty for a command."""
-    if not spec.entry.is_python:
-        return ()
-    return (spec.python,) if spec.python else (inventory.python, "python3")
+    return (inventory.python, "python3") if spec.backend == "ssh" else (inventory.python,)
 
 
 def _gpus_per_node(file: SpecFile, inventory: Inventory) -> int:

@@ -141,9 +141,7 @@ class Executor:
                 self._forget_sends(node)
                 resume = self._resume_save(node, decision.resume)
                 path = resume.path if resume is not None else decision.resume.path if decision.resume else ""
-                self._connections.send(
-                    node, translation.start(self._plan, decision, self._view(node, gang), path)
-                )
+                self._connections.send(node, translation.start(decision, gang, path))
             case d.Stop():
                 self._connections.send(decision.node, translation.stop(self._plan, decision))
             case d.Inspect(node=node, attempt=attempt, inspection=number):
@@ -274,25 +272,17 @@ class Executor:
         """Release connections and threads; agents stay."""
         self._backend.close()
 
-    def _view(self, node: str, gang: planned.Gang) -> translation.NodeView:
-        return translation.NodeView(gang, node, self._root(node))
-
     def _prepare(self, decision: d.Prepare, gang: planned.Gang, resume: Save | None) -> None:
         node = decision.node
-        has_place = any(name == node for name, _ in gang)
-        if not has_place and decision.resume is not None:
+        if decision.resume is not None and not any(name == node for name, _ in gang):
             return  # it has lost its place during the transfer
-        if not has_place:
-            gang = (*gang[:-1], (node, gang[-1][1]))  # a spare, as if it had the last place
         found = self._resume_save(node, decision.resume)
         path = found.path if found is not None else decision.resume.path if decision.resume else ""
-        view = self._view(node, gang)
-        order = translation.prepare(self._plan, decision, self._job_secrets, view, resume, path)
+        order = translation.prepare(self._plan, decision, gang, self._job_secrets)
+        order = dataclasses.replace(order, resume=resume, resume_from=path)
         if self._plan.ssh is not None:
             torn = self._desk.torn_on(node, decision.attempt)
             order = dataclasses.replace(order, deep=self._desk.deep, torn=torn)
-        if not has_place:  # a port is found when it is needed
-            order = dataclasses.replace(order, wants_port=False, wants_addresses=False)
         self._connections.send(node, order)
 
     def _config(self, node: str) -> m.AgentConfig:

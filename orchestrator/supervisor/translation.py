@@ -1,7 +1,7 @@
 """Translation between the brain's events and decisions and the messages to and from agents, and the secrets of a job.
 
-The brain knows neither plan nor wire: a decision such as `Start` becomes an order with commands and environments here,
-and a report of an agent becomes an event of the same name, with secrets masked before anything is remembered.
+The brain knows neither plan nor wire: a decision such as `Prepare` becomes an order with the plan here, and a report of an
+agent becomes an event of the same name, with secrets masked before anything is remembered.
 """
 
 from __future__ import annotations
@@ -17,14 +17,12 @@ from typing import Any, TypeVar
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.core import codec, observations
-from orchestrator.core.checkpoints.save import Save
 from orchestrator.core.errors import ClusterError
-from orchestrator.core.jobdir import rank_env
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.mask import Mask, of_secrets
 from orchestrator.core.planned import Gang
-from orchestrator.core.slurm import step_env
+from orchestrator.core.settings import rank_env
 from orchestrator.core.wire import connection
 from orchestrator.core.wire import messages as m
 from orchestrator.core.wire.tokens import is_token
@@ -162,89 +160,20 @@ def _needs(gpus: int, ranks: int, slots_there: int) -> m.Needs:
     return m.Needs(gpus, 0, 0) if gpus else m.Needs(0, ranks, slots_there)
 
 
-@dataclass(frozen=True, slots=True)
-class NodeView:
-    """A node's place in the gang of the current attempt, and the job's folder as the node sees it."""
-
-    gang: Gang
-    node: str
-    job: JobDir
-
-    @property
-    def index(self) -> int:
-        return next(index for index, (name, _) in enumerate(self.gang) if name == self.node)
-
-    def slots(self) -> list[rank_env.RankSlot]:
-        """Return the slots of the node's ranks, in order."""
-        index, nodes = self.index, len(self.gang)
-        ranks = self.gang[index][1]
-        return [
-            rank_env.RankSlot(rank, self.node, index, nodes, local, len(ranks))
-            for local, rank in enumerate(ranks)
-        ]
+def prepare(plan: Plan, decision: d.Prepare, gang: Gang, job_secrets: JobSecrets) -> m.Prepare:
+    """Return the order to make a node ready, as far as it does not depend on the save to start from."""
+    outer = rank_env.inherited(plan, job_secrets.outer)
+    return m.Prepare(decision.attempt, plan.for_node(decision.node), _names(gang), outer, job_secrets.secrets)
 
 
-def prepare(
-    plan: Plan,
-    decision: d.Prepare,
-    job_secrets: JobSecrets,
-    view: NodeView,
-    resume: Save | None,
-    resume_from: str,
-) -> m.Prepare:
-    """Return the order to make a node ready; `resume`: the save that was sent there, to be compared; `resume_from`: its
-    path on that host."""
-    gpus = next((planned for planned in plan.nodes if planned.name == decision.node), plan.nodes[0])
-    first = view.index == 0
-    return m.Prepare(
-        attempt=decision.attempt,
-        env=rank_env.node_env(plan, view.job, gpus, job_secrets.outer, job_secrets.secrets),
-        own_env=plan.ssh is not None or plan.slurm is not None,
-        setup=plan.setup,
-        programs=plan.programs or (plan.program,),
-        wants_port=first,
-        wants_addresses=first and plan.pool is not None and len(view.gang) > 1,
-        port=plan.rendezvous_port,
-        resume=resume,
-        argv=() if plan.starts_fresh or plan.launches else plan.argv,
-        request=rank_env.settings_request(plan, view.node, len(view.slots()), "", Path("evidence")),
-        pythons=plan.pythons,
-        sets_path="PATH" in plan.env,
-        script=_script(plan, decision, view, resume_from) if plan.launches else None,
-    )
-
-
-def _script(plan: Plan, decision: d.Prepare, view: NodeView, resume_from: str) -> m.Script:
-    return m.Script(
-        text=plan.argv[-1],
-        env=rank_env.script_env(plan, view.job, view.index, view.gang, decision.attempt, resume_from),
-        gang=view.gang,
-        stands_in_slurm=plan.slurm is None,
-        keep=tuple(sorted({*plan.env, *plan.secrets})),
-        starts_fresh=plan.starts_fresh,
-    )
-
-
-def start(plan: Plan, decision: d.Start, view: NodeView, resume_from: str) -> m.Start:
+def start(decision: d.Start, gang: Gang, resume_from: str) -> m.Start:
     """Return the order to start a node's ranks. `resume_from` is the checkpoint as its host sees it."""
-    rendezvous = (decision.address, decision.port)
-    ranks = tuple(
-        m.RankStart(
-            slot.rank,
-            slot.local_rank,
-            {
-                **(step_env.of_a_rank(slot.rank, slot.local_rank, view.gang) if plan.slurm else {}),
-                **rank_env.rank_env(plan, view.job, slot, decision.attempt, rendezvous, resume_from),
-            },
-        )
-        for slot in view.slots()
-    )
     interface = decision.interface or ("lo" if decision.address == "127.0.0.1" else "")
-    evidence = view.job.evidence(decision.attempt)
-    request = rank_env.settings_request(plan, view.node, len(ranks), interface, evidence)
-    finds = plan.slurm is None or view.index == 0  # the disk is shared, and the first node is never a spare
-    argv = rank_env.arguments(plan, view.job, decision.attempt, resume_from)
-    return m.Start(decision.attempt, argv, request, ranks, finds)
+    return m.Start(decision.attempt, _names(gang), decision.address, decision.port, interface, resume_from)
+
+
+def _names(gang: Gang) -> tuple[str, ...]:
+    return tuple(name for name, _ in gang)
 
 
 def stop(plan: Plan, decision: d.Stop) -> m.Stop:

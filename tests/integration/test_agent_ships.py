@@ -369,7 +369,7 @@ with socket.create_server(("", int(Path("port").read_text()))):
         first, second = make("node-0"), make("node-1")
         await first.up()
         await second.up()
-        first.say(replace(prepare(1), wants_port=True, wants_addresses=True))
+        first.say(replace(prepare(1), nodes=("node-0", "node-1")))
         port = (await home.report(m.Prepared)).port
         second.say(m.Probe(1, ("127.0.0.1",), port))
         probed = await home.report(m.Probed, "node-1")
@@ -393,7 +393,7 @@ def test_a_chosen_port_that_is_taken_is_told_with_who_has_it(tmp_path: Path) -> 
         await host.up()
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
-            host.say(replace(prepare(1), wants_port=True, port=port))
+            host.say(prepare(1, rendezvous_port=port))
             assert f"port {port} is taken by pid " in (await home.report(m.PrepareFailed)).reason
         assert await host.end() == 0
 

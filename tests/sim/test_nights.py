@@ -30,7 +30,7 @@ FIRST = int(os.environ.get("ORCH_FIRST", "0"))
 SEEDS = [int(os.environ["ORCH_SEED"])] if "ORCH_SEED" in os.environ else list(range(FIRST, FIRST + NIGHTS))
 CLEAN_SEEDS = SEEDS if "ORCH_SEED" in os.environ else SEEDS[: max(25 * 6, NIGHTS // 4)]
 QUEUE_SEEDS = SEEDS if "ORCH_SEED" in os.environ else SEEDS[: max(38 * 2, NIGHTS // 8)]
-HANG_SEEDS = SEEDS if "ORCH_SEED" in os.environ else SEEDS[: max(CASES * 2, NIGHTS // 8)]
+HANG_SEEDS = SEEDS if "ORCH_SEED" in os.environ else SEEDS[: max(CASES, NIGHTS // 8)]
 DESYNC_SEEDS = SEEDS if "ORCH_SEED" in os.environ else SEEDS[: max(DESYNC_CASES * 3, NIGHTS // 8)]
 POOL_SEEDS = SEEDS if "ORCH_SEED" in os.environ else SEEDS[: max(42 * 2, NIGHTS // 8)]
 

@@ -212,7 +212,12 @@ def _plan(folder: Path) -> Plan:
         there, "gpt-1", 0.0,
     )  # fmt: skip
     return replace(
-        local, backend="ssh", nodes=hosts, pool=pool, ssh=planner.ssh_of(spec), programs=("python3",)
+        local,
+        backend="ssh",
+        nodes=hosts,
+        pool=pool,
+        ssh=planner.ssh_of(spec),
+        pythons=(local.program, "python3"),
     )
 
 

@@ -103,7 +103,7 @@ class Node:
         """Be prepared for an attempt and start its rank; return the order to."""
         prepare = await self.order()
         assert isinstance(prepare, m.Prepare) and prepare.attempt == attempt
-        assert prepare.env["HF_TOKEN"] == SECRET
+        assert prepare.secrets["HF_TOKEN"] == SECRET
         self.report(m.Prepared(attempt, "", 29500, ()))
         start = await self.order()
         assert isinstance(start, m.Start) and start.attempt == attempt

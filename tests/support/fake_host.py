@@ -10,6 +10,7 @@ import os
 import queue
 import signal
 import subprocess
+import sys
 import tarfile
 import threading
 import time
@@ -25,7 +26,7 @@ from orchestrator.core.host import procfs
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan, PlannedSsh
 from orchestrator.core.planned import PlannedPool
-from orchestrator.core.wire.messages import AgentConfig, Needs
+from orchestrator.core.wire.messages import AgentConfig, Needs, Prepare
 from orchestrator.submission import bundle
 from orchestrator.submission.credentials import new_certificate
 from orchestrator.submission.render import render
@@ -180,6 +181,14 @@ def config(node: str = "node-0", needs: Needs = Needs(0, 0, 0), **fields: object
         finds_checkpoints=False, ships=True, needs=needs,
     )  # fmt: skip
     return replace(base, **fields)  # type: ignore[arg-type]
+
+
+def prepare(attempt: int, **fields: object) -> Prepare:
+    """Return the order to make node-0 ready, which is not the first, for new interpreters, by a plan with these fields."""
+    nodes = tuple(reversed(jobs.plan().nodes))
+    usual = {"nodes": nodes, "argv": (sys.executable, "train.py"), "pythons": (), "starts_fresh": True}
+    made = replace(jobs.plan(), **{**usual, **fields})  # type: ignore[arg-type]
+    return Prepare(attempt, made, tuple(node.name for node in nodes))
 
 
 def launch(code: Code, told: AgentConfig | None = None, of: Launcher | None = None) -> Launch:

@@ -14,7 +14,7 @@ from typing import Any
 
 from orchestrator.core import codec
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.core.settings.rank_settings import RankRequest
+from orchestrator.core.planned import PlannedPool
 from orchestrator.core.wire import connection
 from orchestrator.core.wire import messages as m
 from orchestrator.core.wire.messages import Envelope
@@ -22,6 +22,7 @@ from orchestrator.submission.credentials import new_certificate
 from orchestrator.supervisor.agent_connections import AgentConnections, AgentDropped, AgentReady
 from orchestrator.supervisor.transfers.log_receiver import LogReceiver
 
+from . import fake_host
 from .local import FAKE_TORCH, STEPPER, WAIT_S_MAX
 
 TOKEN = "right token"
@@ -160,14 +161,13 @@ class Host:
         """Run a script as the ranks of an attempt."""
         for name, text in {**FAKE_TORCH, "train.py": STEPPER + script}.items():
             self.write(f"code/{name}", text)
-        self.say(replace(prepare(attempt), **change))
+        order = prepare(attempt, ranks, **change)
+        self.say(order)
         await self.home.until(
             lambda: any(one.attempt == attempt for one in self.home.of(m.Prepared, self.config.node)),
             "Prepared",
         )
-        env = {"ORCH_ATTEMPT": str(attempt), "ORCH_CHECKPOINT_DIR": str(self.root / "checkpoints")}
-        starts = tuple(m.RankStart(rank, rank, {**env, "RANK": str(rank)}) for rank in range(ranks))
-        self.say(m.Start(attempt, ("nonesuch", "train.py"), RankRequest(), starts))
+        self.say(m.Start(attempt, order.nodes, "127.0.0.1", 29500))
 
     async def end(self) -> int:
         """Dismiss the agent and return its exit code."""
@@ -178,9 +178,12 @@ class Host:
         return int(process.returncode)
 
 
-def prepare(attempt: int) -> m.Prepare:
-    """Return an order whose program is this Python."""
-    return m.Prepare(attempt, {}, True, (), ("nonesuch", sys.executable), False, False, None, None)
+def prepare(attempt: int, ranks: int = 1, **fields: Any) -> m.Prepare:
+    """Return an order for ranks of node-0 alone, as new interpreters whose program is this Python, by a plan with these
+    fields."""
+    words = {"argv": ("nonesuch", "train.py"), "pythons": ("nonesuch", sys.executable), "starts_fresh": True}
+    plan = replace(fake_host.plan(**words, **fields), pool=PlannedPool(1, ranks, 0, 0))
+    return m.Prepare(attempt, plan, ("node-0",))
 
 
 def play(folder: Path, act: Callable[[Home, Callable[..., Host]], Awaitable[None]]) -> None:

@@ -14,12 +14,15 @@ from pathlib import Path
 
 from orchestrator.agent.hang.inspector import Inspector
 from orchestrator.agent.host.hook_files import install_hook
+from orchestrator.agent.ranks.hook.layout import RANK_DIR_ENV
 from orchestrator.agent.ranks.processes import NodeRanks
+from orchestrator.agent.ranks.rank_start import NodeEnvironment, RankStart
+from orchestrator.agent.ranks.spawn import Program
 from orchestrator.core import observations
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.core.settings.rank_settings import Layers, RankRequest
-from orchestrator.core.wire import messages as m
-from tests.support import torch_window
+from orchestrator.core.settings.rank_env import NodePlan
+from orchestrator.core.settings.rank_settings import Layers
+from tests.support import jobs, torch_window
 
 READY_S_MAX = 60.0
 LOOKS_S_MAX = 60.0
@@ -51,25 +54,23 @@ class Watch:
         self.ready = [folder / f"ready-{rank}" for rank in range(ranks)]
         self.ranks = NodeRanks(1, self.job, "node-0")
         self.ranks.begin()
+        at = NodePlan(jobs.plan(), self.job, "node-0", 1)
+        made = NodeEnvironment(at, Layers.of(os.environ, {}, {}), (), sys.executable, "")
         starts = tuple(
-            m.RankStart(
-                rank,
-                rank,
-                {
-                    "RANK": str(rank),
-                    "WORLD_SIZE": str(ranks),
-                    "READY": str(self.ready[rank]),
-                    **env,
-                    "PYTHONPATH": path,
-                },
-            )
+            self._start(rank, made, {**env, "WORLD_SIZE": str(ranks), "PYTHONPATH": path})
             for rank in range(ranks)
         )
-        order = m.Start(1, (sys.executable, "train.py"), RankRequest(), starts)
-        self.ranks.make_files(order)
-        self.ranks.start(order, Layers.of(os.environ, {}, {}))
-        self.eyes = Inspector(self.ranks, starts[0].env)
+        self.ranks.make_files(starts)
+        self.ranks.start(starts)
+        self.eyes = Inspector(self.ranks, starts[0].program.env)
         self.count = 0
+
+    def _start(self, rank: int, made: NodeEnvironment, env: Mapping[str, str]) -> RankStart:
+        folder = self.job.rank_run("node-0", 1, rank)
+        own = {"RANK": str(rank), "READY": str(self.ready[rank]), **env, RANK_DIR_ENV: str(folder)}
+        log = self.job.rank_log(1, rank)
+        program = Program((sys.executable, "train.py"), made.of_a_rank(own), self.job.code, log)
+        return RankStart(rank, rank, program)
 
     def await_ready(self) -> None:
         """Wait until every rank has said that it is where it shall be looked at."""

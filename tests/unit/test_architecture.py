@@ -27,8 +27,7 @@ FUNCTION_LINES_MAX = 60
 
 LAYERS = (
     "core",
-    "core.settings",
-    *("core.jobdir", "core.checkpoints", "core.wire", "core.host", "core.slurm"),
+    *("core.jobdir", "core.checkpoints", "core.wire", "core.slurm", "core.settings", "core.host"),
     *(
         "agent.ranks.hook",
         "agent.numbers",

@@ -25,8 +25,8 @@ from orchestrator.core.errors import ClusterError, UserError
 from orchestrator.core.jobdir import status_file
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
-from orchestrator.core.jobdir.rank_env import RankSlot, rank_env
 from orchestrator.core.planned import Limits, PlannedNode
+from orchestrator.core.settings.rank_env import NodePlan, rank_env
 from orchestrator.core.slurm import command_output
 from orchestrator.core.slurm.command_output import QueueJob
 from orchestrator.journal.journal_file import Entry
@@ -298,14 +298,14 @@ def _plan() -> Plan:
     limits = Limits(1, 1, 1, 1, 1, 1, 1, 1, 1, (), None, "restart")
     return Plan(
         id="a", name="a", backend="local", created_at=0.0, nodes=(PlannedNode("node-0", "h", "a", (), (0,)),),
-        argv=("x",), resume_args=(), shell=False, setup=(), env={}, defaults={}, secrets=(), rendezvous_port=None,
+        argv=("x",), resume_args=(), shell=False, setup=(), env={}, unbuffered=False, secrets=(), rendezvous_port=None,
         heartbeat_s=1.0, limits=limits, checkpoint_glob="*", checkpoint_keep=None, checkpoint_keep_every=None,
         total_steps=None,
     )  # fmt: skip
 
 
 def test_the_reference_names_every_variable_that_a_rank_gets() -> None:
-    names = rank_env(_plan(), JobDir(ROOT), RankSlot(0, "node-0", 0, 1, 0, 1), 1, ("h", 1), "")
+    names = rank_env(NodePlan(_plan(), JobDir(ROOT), "node-0", 1, ("node-0",)), 0, ("h", 1))
     assert [name for name in names if f"`{name}`" not in REFERENCE] == []
 
 

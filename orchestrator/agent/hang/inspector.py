@@ -27,7 +27,8 @@ from orchestrator.agent.hang.classify import PreviousSample, SampleContext
 from orchestrator.agent.numbers import gpu_use
 from orchestrator.agent.ranks import failure, flight_recorder, stack_dump
 from orchestrator.agent.ranks.hook.layout import RING_STEPS
-from orchestrator.agent.ranks.processes import STACK_SIGNAL, NodeRanks, RankProcess
+from orchestrator.agent.ranks.processes import NodeRanks, RankProcess
+from orchestrator.agent.ranks.rank_start import STACK_SIGNAL
 from orchestrator.agent.ranks.stack_dump import Frame
 from orchestrator.core import observations
 from orchestrator.core.host import procfs

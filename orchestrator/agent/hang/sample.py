@@ -16,7 +16,7 @@ from pathlib import Path
 from orchestrator.agent.hang import kernel_wait, open_files, stack_frames
 from orchestrator.agent.hang.kernel_wait import NO_WAIT, Wait
 from orchestrator.agent.hang.python_stacks import RankStack
-from orchestrator.agent.ranks import io_counter, processes, stack_dump
+from orchestrator.agent.ranks import io_counter, rank_start, stack_dump
 from orchestrator.agent.ranks.stack_dump import Frame, Thread
 from orchestrator.core.host import procfs
 
@@ -235,7 +235,7 @@ def _trainer(stacks: list[RankStack], trainer_pid: int) -> RankStack:
         chosen = chosen if main is None else stack
         if main is not None and not any(frame.file.endswith("/subprocess.py") for frame in main.frames[:3]):
             return chosen
-        if main is None and stack.state not in "TtZX" and procfs.catches(stack.pid, processes.STACK_SIGNAL):
+        if main is None and stack.state not in "TtZX" and procfs.catches(stack.pid, rank_start.STACK_SIGNAL):
             return stack  # not a shell, but a Python that the stack signal would have disturbed
         child = kernel_wait.wait_of(stack.pid, stack.pid).child
         programs = (other for other in rest if _is_program_of(stack.pid, other))

@@ -17,19 +17,15 @@ from pathlib import Path
 from orchestrator.agent.host import rendezvous, setup_script
 from orchestrator.agent.outputs.save_scanner import GivenUp, Hasher
 from orchestrator.agent.ranks import warm
-from orchestrator.agent.ranks.launched import RankCall
-from orchestrator.agent.ranks.processes import rank_environment
+from orchestrator.agent.ranks.rank_start import NodeEnvironment, RankCall
 from orchestrator.core import observations
 from orchestrator.core.checkpoints import disk
 from orchestrator.core.checkpoints.save import Save
 from orchestrator.core.host import hardware, interfaces, process_tags, procfs
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.core.settings.rank_settings import (
-    Layers,
-    RankRequest,
-    Setting,
-    settings,
-)
+from orchestrator.core.settings import rank_env
+from orchestrator.core.settings.rank_env import NodePlan
+from orchestrator.core.settings.rank_settings import Layers, Setting, settings
 from orchestrator.core.wire import messages as m
 
 _GPUS = "CUDA_VISIBLE_DEVICES"
@@ -46,9 +42,9 @@ class Preparation:
         hasher: Hasher,
         report: Callable[[m.ReliableReport], None],
         note: Callable[[str], None],
-        launch: Callable[[m.Prepare, Layers], None],
+        launch: Callable[[NodePlan, Layers], None],
     ) -> None:
-        """`environ` is the agent's own environment, the base of the ranks' when the order says so; `note` writes to the
+        """`environ` is the agent's own environment, the base of the ranks' unless the submitter's is; `note` writes to the
         node's log, from any thread; `launch` runs the script of an order, and `called` follows for each launcher that it calls."""
         self._note = note
         self._launch = launch
@@ -85,15 +81,25 @@ class Preparation:
         """Tell whether the node is ready but for the template that its ranks are forked from."""
         return self._held is not None
 
+    def environment(
+        self, order: m.Prepare | m.Start, interface: str, evidence: Path, more: tuple[Setting, ...] = ()
+    ) -> NodeEnvironment:
+        """Return the environment of the ranks of an order, from what the host has now and from what else is set."""
+        at = self._at(order)
+        decided = settings(hardware.gather(self.layers.given), at, self.layers, interface, evidence)
+        return NodeEnvironment(at, self.layers, (*decided, *more), self._program, self._config.tag)
+
+    def _at(self, order: m.Prepare | m.Start) -> NodePlan:
+        prepared = self._order
+        assert prepared is not None
+        node = self._config.node
+        return NodePlan(prepared.plan, self._job, node, order.attempt, order.nodes, order.resume_from)
+
     @property
     def pids(self) -> set[int]:
         """The processes of the preparation that live on when ranks are stopped."""
         daemons = [daemon.pid for daemon in self._daemons if procfs.alive(daemon)]
         return {self.setup_pid or 0, self.starter.pid, *daemons}
-
-    def argv(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
-        """Return a rank's command with this node's program first."""
-        return (self._program or wanted[0], *wanted[1:])
 
     def begin(self, order: m.Prepare) -> None:
         """Prepare `order.attempt`; report `Prepared` or `PrepareFailed`, now or later."""
@@ -111,7 +117,7 @@ class Preparation:
             return
         if self._setup is not None:
             return  # setup lines of an earlier order still run: their end continues with this order
-        if not order.setup or order.setup in self._made:
+        if not order.plan.setup or order.plan.setup in self._made:
             self._check(order)
         else:
             self._run_setup(order)
@@ -164,33 +170,31 @@ class Preparation:
 
     def _layers(self, order: m.Prepare) -> Layers:
         """Return what ranks are given, after setup lines that have run; with the leased GPUs unless the user chose some."""
-        host = self._environ if order.own_env else {}
-        if order.setup in self._made:
-            return Layers(host, order.env, self._made[order.setup])
+        plan = order.plan
+        host = self._environ if plan.backend != "local" else {}
+        job = rank_env.node_env(self._at(order), order.outer, order.secrets)
+        if plan.setup in self._made:
+            return Layers(host, job, self._made[plan.setup])
         # The first marks the processes of this job on this node
         node = {process_tags.NAME: self._config.tag}
-        if self._config.gpus and _GPUS not in order.env:
+        if self._config.gpus and _GPUS not in job:
             node[_GPUS] = ",".join(self._config.gpus)
-        layers = Layers.of(host, order.env, node)
-        path = setup_script.path_with(order.pythons, layers.given, self._job.code)
-        if path and order.sets_path:
+        layers = Layers.of(host, job, node)
+        path = setup_script.path_with(plan.pythons, layers.given, self._job.code)
+        if path and "PATH" in plan.env:
             self._note(
                 f"PATH is that of env in the job file: {path.partition(os.pathsep)[0]} is not put first"
             )
         elif path:
-            layers = Layers.of(host, order.env, {**node, "PATH": path})
+            layers = Layers.of(host, job, {**node, "PATH": path})
         return layers
-
-    def settings(self, request: RankRequest) -> tuple[Setting, ...]:
-        """Return the settings of this node's ranks, from what the host has now and from what else is set."""
-        return settings(hardware.gather(self.layers.given), request, self.layers)
 
     def _run_setup(self, order: m.Prepare) -> None:
         log = self._job.node_log(order.attempt, self._config.node)
         folder = self._job.node(self._config.node)
         try:
             env = self._layers(order).given
-            self._setup = setup_script.Setup(order.setup, env, self._job.code, folder, log)
+            self._setup = setup_script.Setup(order.plan.setup, env, self._job.code, folder, log)
         except setup_script.SetupError as err:
             self._report(m.PrepareFailed(order.attempt, err.reason, err.tail))
 
@@ -200,7 +204,7 @@ class Preparation:
         assert setup is not None and order is not None
         self._setup = None
         try:
-            self._made = {order.setup: setup.result(status)}
+            self._made = {order.plan.setup: setup.result(status)}
         except setup_script.SetupError as err:
             self._report(m.PrepareFailed(order.attempt, err.reason, err.tail))
             return
@@ -254,38 +258,35 @@ class Preparation:
 
     def _make_ready(self, order: m.Prepare) -> None:
         """Find the program, begin its template, and hold the port."""
-        self.layers = self._layers(order)
-        if order.script is not None:
-            self._launch(order, self.layers)
+        self.layers, plan = self._layers(order), order.plan
+        if plan.launches:
+            self._launch(self._at(order), self.layers)
         else:
-            self._hold(order, order.argv, self._job.code)
+            self._hold(order, () if plan.starts_fresh else plan.argv, self._job.code)
 
     def called(self, call: RankCall) -> None:
         """Make the node ready for a launcher call of its script: the template and the port, then `Prepared`."""
         order = self._order
-        assert order is not None and order.script is not None
+        assert order is not None
         self._call = call.number
         self.layers = Layers(self.layers.host, self.layers.job, call.env)
-        self._hold(order, () if order.script.starts_fresh else call.argv_of(0, ()), call.cwd)
+        self._hold(order, () if order.plan.starts_fresh else call.argv_of(0, ()), call.cwd)
 
     def _hold(self, order: m.Prepare, argv: tuple[str, ...], cwd: Path) -> None:
         try:
-            self._program = (
-                setup_script.first_program(order.programs, self.layers.given, self._job.code)
-                if order.programs
-                else ""
-            )
+            self._program = setup_script.first_program(order.plan.programs, self.layers.given, self._job.code)
             # Never the port of the previous attempt: another process may have it.
             candidates = rendezvous.PORT_RANGE[(order.attempt + self._call) % 2 :: 2]
             seed = f"{self._incarnation} {order.attempt} {self._call}"
-            held = rendezvous.held_port(seed, order.port, candidates) if order.wants_port else None
+            is_first = order.nodes[:1] == (self._config.node,)
+            held = rendezvous.held_port(seed, order.plan.rendezvous_port, candidates) if is_first else None
         except (setup_script.SetupError, rendezvous.PortError) as err:
             self._report(m.PrepareFailed(order.attempt, str(err), ""))
             return
         if argv:
-            node = self._config.node
-            shared = rank_environment(self._job.node(node), self.layers, self.settings(order.request), {})
-            self.starter.prepare(argv if self._call else self.argv(argv), shared, self._job, node, cwd)
+            shared = self.environment(order, "", Path("evidence")).of_a_rank({})
+            words = argv if self._call else (self._program, *argv[1:])
+            self.starter.prepare(words, shared, self._job, self._config.node, cwd)
         self._held = order, held
         self.poll()
 
@@ -299,7 +300,9 @@ class Preparation:
         """Listen for probes on the port until the ranks start, if ordered; return the addresses to probe."""
         if held is None:
             return ()
-        if not order.wants_addresses or self._call > 1:  # the first call has found the way
+        if (
+            order.plan.pool is None or len(order.nodes) == 1 or self._call > 1
+        ):  # the first call has found the way
             held.close()
             return ()
         self._listener = rendezvous.Listener(held, self._config.token, order.attempt)

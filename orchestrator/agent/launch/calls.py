@@ -11,9 +11,8 @@ from typing import Any
 
 from orchestrator.agent.launch import files, options
 from orchestrator.agent.ranks.hook.launch import FOLDER_ENV
-from orchestrator.agent.ranks.launched import Call, Count
-from orchestrator.core.planned import Gang
-from orchestrator.core.wire import messages as m
+from orchestrator.agent.ranks.rank_start import Call, Count
+from orchestrator.core.settings.rank_env import NodePlan
 
 _OF_A_SHELL = ("_", "SHLVL", "OLDPWD")
 _ACCELERATE = ("accelerate", "accelerate-launch")
@@ -54,33 +53,34 @@ class Request:
         return None if words[:1] in (("-h",), ("--help",)) else words
 
 
-def read(request: Request, ranks_here: int, gang: Gang) -> Call | options.Once | options.ToReal:
+def read(request: Request, at: NodePlan) -> Call | options.Once | options.ToReal:
     """Return what a call other than Accelerate's asks for, compared with the job. Raises Refused."""
     if request.name in _ACCELERATE:
         return options.ToReal()
-    ranks = sum(len(ranks) for _, ranks in gang)
-    found = options.read(request.name, request.words, ranks_here, ranks)
-    if isinstance(found, Call):
-        options.agree(found, len(gang), ranks_here, ranks)
-    return found
+    found = options.read(request.name, request.words, len(at.ranks), at.plan.world_size)
+    return _agreed(found, at) if isinstance(found, Call) else found
 
 
-def accelerate_settings(words: tuple[str, ...], gang: Gang, keep: tuple[str, ...]) -> str:
+def _agreed(call: Call, at: NodePlan) -> Call:
+    options.agree(call, len(at.nodes), len(at.ranks), at.plan.world_size)
+    return call
+
+
+def accelerate_settings(words: tuple[str, ...], at: NodePlan) -> str:
     """Return the word for `accelerate_env` that has it read a line of `accelerate launch`."""
-    ranks = sum(len(ranks) for _, ranks in gang)
     return json.dumps(
         {
             "line": words,
             "args": [],
             "config_file": None,
-            "processes": ranks,
-            "nodes": len(gang),
-            "keep": keep,
+            "processes": at.plan.world_size,
+            "nodes": len(at.nodes),
+            "keep": sorted({*at.plan.env, *at.plan.secrets}),
         }
     )
 
 
-def of_accelerate(done: Any, ranks_here: int, gang: Gang) -> Call:
+def of_accelerate(done: Any, at: NodePlan) -> Call:
     """Return the call that Accelerate's own code has read. Raises Refused with Accelerate's words."""
     try:
         found = json.loads(done["out"])
@@ -99,17 +99,16 @@ def of_accelerate(done: Any, ranks_here: int, gang: Gang) -> Call:
         "accelerate launch", ("-m", *words) if kind == "module" else words, kind != "command", has_macros=True,
         nodes=None if nodes is None else (nodes, nodes), ranks=counts["num_processes"], env=env,
     )  # fmt: skip
-    options.agree(call, len(gang), ranks_here, sum(len(ranks) for _, ranks in gang))
-    return call
+    return _agreed(call, at)
 
 
-def rank_env(request: Request, call: Call, script: m.Script, hook: str) -> dict[str, str]:
-    """Return the environment of the ranks: that of the script where it called, without what was the script's alone."""
+def rank_env(request: Request, call: Call, own: Mapping[str, str], hook: str) -> dict[str, str]:
+    """Return the environment of the ranks: that of the script where it called, without what was the script's `own`."""
     folder = request.env.get(FOLDER_ENV, "")
     env = {
         name: value
         for name, value in request.env.items()
-        if name not in _OF_A_SHELL and script.env.get(name) != value
+        if name not in _OF_A_SHELL and own.get(name) != value
     }
     for name, ours in (("PATH", folder), ("PYTHONPATH", hook)):
         parts = [part for part in env.get(name, "").split(os.pathsep) if part != ours]
@@ -125,9 +124,9 @@ def rank_env(request: Request, call: Call, script: m.Script, hook: str) -> dict[
     return {**env, **call.env}
 
 
-def script_env(script: m.Script, given: Mapping[str, str], folder: Path, hook: str) -> dict[str, str]:
-    """Return the environment of a node's script: that which ranks would have, its own variables, and the three nets."""
-    env = {**given, **script.env, FOLDER_ENV: str(folder)}
+def script_env(own: Mapping[str, str], given: Mapping[str, str], folder: Path, hook: str) -> dict[str, str]:
+    """Return the environment of a node's script: that which ranks would have, its `own` variables, and the three nets."""
+    env = {**given, **own, FOLDER_ENV: str(folder)}
     if users := env.get("BASH_ENV", ""):
         env[files.USERS_BASH_ENV] = users
     env["BASH_ENV"] = str(folder / files.BASH_FILE)

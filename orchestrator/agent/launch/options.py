@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from orchestrator.agent.ranks.hook.launch import MODULES, NAMES
-from orchestrator.agent.ranks.launched import Call, Count
+from orchestrator.agent.ranks.rank_start import Call, Count
 
 
 class Refused(Exception):

@@ -18,7 +18,6 @@ import shutil
 import socket
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +26,12 @@ from orchestrator.agent.launch import calls, files, options
 from orchestrator.agent.launch.stand_in import MESSAGE_BYTES_MAX, RUN_S_MAX
 from orchestrator.agent.ranks import spawn
 from orchestrator.agent.ranks.hook.launch import FOLDER_ENV, REAL_ENV, launcher_of
-from orchestrator.agent.ranks.launched import Call, RankCall
 from orchestrator.agent.ranks.processes import NodeRanks, RanksGoal
+from orchestrator.agent.ranks.rank_start import Call, RankCall
 from orchestrator.core import placeholders
 from orchestrator.core.host import procfs
+from orchestrator.core.settings import rank_env
+from orchestrator.core.settings.rank_env import NodePlan
 from orchestrator.core.wire import messages as m
 
 ASK_S_MAX = 10.0
@@ -56,7 +57,7 @@ class LaunchScript:
     def __init__(
         self,
         ranks: NodeRanks,
-        script: m.Script,
+        at: NodePlan,
         given: Mapping[str, str],
         report: Callable[[m.ReliableReport], None],
         note: Callable[[str], None],
@@ -64,16 +65,15 @@ class LaunchScript:
     ) -> None:
         """Start the script. `given`: the environment that setup lines made; `wake` is called when a launcher is called.
         Raises OSError."""
-        job, place = ranks.job, ranks.job.node(ranks.node)
-        if script.stands_in_slurm:
+        place = at.job.node(at.node)
+        self._ranks, self._at, self._own = ranks, at, rank_env.script_env(at)
+        self._stands_in_slurm = at.plan.slurm is None
+        if self._stands_in_slurm:
             cpus = str(len(os.sched_getaffinity(0)))
-            env = {"SLURM_CPUS_ON_NODE": cpus, "SLURM_SUBMIT_DIR": str(job.code), **script.env}
-            script = replace(script, env=env)
-        self._ranks, self._script = ranks, script
+            self._own = {"SLURM_CPUS_ON_NODE": cpus, "SLURM_SUBMIT_DIR": str(at.job.code), **self._own}
         self._report, self._note, self._wake = report, note, wake
-        self._ranks_here = next(len(numbers) for name, numbers in script.gang if name == ranks.node)
         self._stand_ins, self._hook = place / "launch", str(place / "hook")
-        self._log = job.node_log(ranks.attempt, ranks.node)
+        self._log = at.job.node_log(at.attempt, at.node)
         self._log_start = self._log.stat().st_size if self._log.exists() else 0
         self._calls = 0
         self._call: RankCall | None = None  # its ranks are not begun
@@ -84,15 +84,15 @@ class LaunchScript:
         self.is_running = True
         """The script's shell has not been reaped."""
         name = f"orch-{secrets.token_hex(16)}"
-        files.write(self._stand_ins, name, self._hook, stands_in_slurm=script.stands_in_slurm)
+        files.write(self._stand_ins, name, self._hook, stands_in_slurm=self._stands_in_slurm)
         file = self._stand_ins / "script.sh"
-        file.write_text(f"{script.text}\n")
-        env = calls.script_env(script, given, self._stand_ins, self._hook)
+        file.write_text(f"{at.plan.argv[-1]}\n")
+        env = calls.script_env(self._own, given, self._stand_ins, self._hook)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._socket.bind("\0" + name)
             self._socket.listen()
-            ranks.script_pid = spawn.start(spawn.Program(("bash", str(file)), env, job.code, self._log))
+            ranks.script_pid = spawn.start(spawn.Program(("bash", str(file)), env, at.job.code, self._log))
         except OSError:
             self._socket.close()
             raise
@@ -171,7 +171,7 @@ class LaunchScript:
             await self._watch_stand_in(reader, writer)
         elif isinstance(answer, options.Once):
             _send(writer, {"exec": answer.words, "is_real": False})
-        elif request.real and not (request.name == "srun" and self._script.stands_in_slurm):
+        elif request.real and not (request.name == "srun" and self._stands_in_slurm):
             self._note(f"{request.name} {' '.join(request.words[:3])} is left to {request.real}")
             _send(writer, {"exec": [request.real, *request.words], "is_real": True})
         elif answer.words:
@@ -183,12 +183,12 @@ class LaunchScript:
         self, request: calls.Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> Call | options.Once | options.ToReal:
         """Return what is asked for. Raises Refused."""
-        words, gang = request.accelerate_words, self._script.gang
+        words = request.accelerate_words
         if words is None:
-            return calls.read(request, self._ranks_here, gang)
-        settings = calls.accelerate_settings(words, gang, self._script.keep)
+            return calls.read(request, self._at)
+        settings = calls.accelerate_settings(words, self._at)
         _send(writer, {"run": [request.python, "-m", "orchestrator.agent.ranks.accelerate_env", settings]})
-        return calls.of_accelerate(await _receive(reader, RUN_S_MAX + ASK_S_MAX), self._ranks_here, gang)
+        return calls.of_accelerate(await _receive(reader, RUN_S_MAX + ASK_S_MAX), self._at)
 
     def _begin(self, request: calls.Request, call: Call, writer: asyncio.StreamWriter) -> None:
         if self._waiting is not None:
@@ -196,7 +196,7 @@ class LaunchScript:
                 f"{call.launcher} is called while the ranks of launcher call {self._calls} run: one gang at a time; start the "
                 "calls one after the other"
             )
-        env = calls.rank_env(request, call, self._script, self._hook)
+        env = calls.rank_env(request, call, self._own, self._hook)
         first = request.python if call.is_python else call.words[0]
         program = shutil.which(first, path=env.get("PATH", os.defpath)) or ""
         if not program and (Path(request.cwd) / first).exists():
@@ -213,7 +213,7 @@ class LaunchScript:
         if call.unused:
             self._note(f"{', '.join(call.unused)}: {_NOT_NEEDED}")
         _send(writer, {"say": ""})  # it waits now without limit
-        self._call = RankCall(self._calls, self._script, call, argv, Path(request.cwd), env)
+        self._call = RankCall(self._calls, call, argv, Path(request.cwd), env)
         self._wake()
 
     def _refuse(self, request: calls.Request, err: options.Refused, writer: asyncio.StreamWriter) -> None:

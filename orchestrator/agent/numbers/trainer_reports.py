@@ -19,7 +19,7 @@ from pathlib import Path
 
 from orchestrator.core import codec
 from orchestrator.core.jobdir.durable import replace_text
-from orchestrator.core.jobdir.rank_env import TRAINER_TOKEN, TRAINER_URL
+from orchestrator.core.settings.rank_env import TRAINER_TOKEN, TRAINER_URL
 from orchestrator.core.settings.rank_settings import RANK_MARK, SetBy, Setting
 from orchestrator.core.shown import NOT_TOLD, Measured, Training
 

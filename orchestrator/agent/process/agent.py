@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import os
 import signal
 import socket
@@ -27,10 +26,12 @@ from orchestrator.agent.process.lost_supervisor import Fence, LostSupervisor, Ne
 from orchestrator.agent.process.supervisor_link import SupervisorLink
 from orchestrator.agent.ranks import spawn
 from orchestrator.agent.ranks.processes import NodeRanks, RanksGoal
+from orchestrator.agent.ranks.rank_start import RankStart
 from orchestrator.core import observations
 from orchestrator.core.host import procfs
 from orchestrator.core.jobdir import full_disk
 from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.settings.rank_env import NodePlan
 from orchestrator.core.settings.rank_settings import Layers
 from orchestrator.core.slurm import step_env
 from orchestrator.core.wire import messages as m
@@ -210,19 +211,19 @@ class Agent:
             if self._ranks.attempt == self._preparation.ready.attempt == order.attempt:
                 self._link.report(self._preparation.ready)  # its script has called a launcher
             return
-        self._note(f"preparing attempt {order.attempt}" + (", setup lines first" if order.setup else ""))
+        self._note(f"preparing attempt {order.attempt}" + (", setup lines first" if order.plan.setup else ""))
         self._preparation.begin(order)
 
-    def _launch(self, order: m.Prepare, layers: Layers) -> None:
+    def _launch(self, at: NodePlan, layers: Layers) -> None:
         """Run the script of an attempt, whose ranks start when it calls a launcher."""
-        if order.attempt <= self._last_stop or order.script is None:
+        if at.attempt <= self._last_stop:
             return
-        attempt = self._new(order.attempt)
+        attempt = self._new(at.attempt)
         try:
-            attempt.run(order.script, layers.given, self._wake.set)
+            attempt.run(at, layers.given, self._wake.set)
         except OSError as err:
             reason = f"the script cannot be run: {err.strerror}: {err.filename}"
-            self._link.report(m.PrepareFailed(order.attempt, reason, ""))
+            self._link.report(m.PrepareFailed(at.attempt, reason, ""))
             return
         self._begin(attempt)
 
@@ -253,37 +254,33 @@ class Agent:
             called is not None and not called.ranks.awaits_start
         ) or self._preparation.ready.attempt != order.attempt:
             return
-        layers = self._preparation.layers
-        reports = self._numbers.reports.settings(self._job.node(self._config.node), layers.given)
-        settings = (*self._preparation.settings(order.request), *reports)
-        attempt = called or self._new(order.attempt)
-        attempt.ranks.settings = settings
+        prepared, attempt = self._preparation, called or self._new(order.attempt)
+        reports = self._numbers.reports.settings(self._job.node(self._config.node), prepared.layers.given)
+        evidence = self._job.evidence(order.attempt)
+        environment = prepared.environment(order, order.interface, evidence, reports)
+        starts = environment.starts((order.address, order.port), attempt.ranks.call)
         try:
-            attempt.ranks.make_files(order)
+            attempt.ranks.make_files(starts)
         except OSError as err:
             if full_disk.is_withheld(err):
                 self._unstarted = order
                 if not is_again:
                     self._note(f"the ranks wait for the disk: {err.strerror}")
             else:
-                self._report_unstarted(order, err)
+                self._report_unstarted(starts[0], order.attempt, err)
             return
-        self._preparation.let_go()  # the port is rank 0's from here on
-        if called is None:
-            order = dataclasses.replace(order, argv=self._preparation.argv(order.argv))
+        prepared.let_go()  # the port is rank 0's from here on
         self._begin(attempt)
         try:
-            attempt.start(order, layers)
+            attempt.start(environment, starts)
         except OSError as err:
-            self._report_unstarted(order, err)
+            self._report_unstarted(starts[0], order.attempt, err)
             return
         self._beat_due = time.monotonic() + self._config.heartbeat_s
 
-    def _report_unstarted(self, order: m.Start, err: OSError) -> None:
-        reason = (
-            f"{err.filename or ' '.join(order.argv[:1]) or 'the program'} cannot be started: {err.strerror}"
-        )
-        self._link.report(m.PrepareFailed(order.attempt, reason, ""))
+    def _report_unstarted(self, rank: RankStart, attempt: int, err: OSError) -> None:
+        reason = f"{err.filename or rank.program.argv[0]} cannot be started: {err.strerror}"
+        self._link.report(m.PrepareFailed(attempt, reason, ""))
 
     def _stop(self, order: m.Stop) -> None:
         self._unstarted = None

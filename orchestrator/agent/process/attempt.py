@@ -9,9 +9,9 @@ from orchestrator.agent.hang.inspector import Inspector
 from orchestrator.agent.launch.script import LaunchScript
 from orchestrator.agent.outputs.save_scanner import SaveScanner
 from orchestrator.agent.ranks import failure
-from orchestrator.agent.ranks.launched import RankCall
 from orchestrator.agent.ranks.processes import NodeRanks
-from orchestrator.core.settings.rank_settings import Layers
+from orchestrator.agent.ranks.rank_start import NodeEnvironment, RankCall, RankStart
+from orchestrator.core.settings.rank_env import NodePlan
 from orchestrator.core.wire import messages as m
 
 
@@ -30,21 +30,22 @@ class NodeAttempt:
         self._script: LaunchScript | None = None
         self._inspector: Inspector | None = None  # of the ranks that were started last
 
-    def run(self, script: m.Script, given: Mapping[str, str], wake: Callable[[], None]) -> None:
+    def run(self, at: NodePlan, given: Mapping[str, str], wake: Callable[[], None]) -> None:
         """Run the attempt's script, whose ranks start when it calls a launcher. Raises OSError."""
-        self._script = LaunchScript(self.ranks, script, given, self._report, self._note, wake)
+        self._script = LaunchScript(self.ranks, at, given, self._report, self._note, wake)
         self.ranks.begin()
 
-    def start(self, order: m.Start, layers: Layers) -> None:
+    def start(self, environment: NodeEnvironment, starts: tuple[RankStart, ...]) -> None:
         """Start the ranks, whose files are made. Raises OSError; then those that have started are stopped."""
-        ranks = self.ranks
-        for setting in ranks.settings:
+        ranks, at = self.ranks, environment.at
+        for setting in environment.settings:
             self._note(f"setting {setting.text}")
         ranks.begin()
-        self._inspector = Inspector(ranks, order.ranks[0].env)
-        self._scanner.begin(order.attempt, order.finds)
+        self._inspector = Inspector(ranks, starts[0].program.env)
+        # Where the disk is shared, one agent of the gang looks for saves; the first node is never a spare
+        self._scanner.begin(at.attempt, at.plan.slurm is None or at.index == 0)
         try:
-            ranks.start(order, layers)
+            ranks.start(starts)
         except OSError:
             ranks.stop(0.0, "asked")
             raise

@@ -9,7 +9,7 @@ import enum
 import os
 import signal
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 
@@ -17,20 +17,13 @@ from orchestrator.agent.numbers.rank_numbers import NodeNumbers, RankNumbers, de
 from orchestrator.agent.ranks import spawn, step_counter, warm
 from orchestrator.agent.ranks.failure import forget_errors
 from orchestrator.agent.ranks.flight_recorder import OwnWork, WorkerServerClient
-from orchestrator.agent.ranks.hook.layout import (
-    RANK_DIR_ENV,
-    SOCKET_ENV,
-    STACK_SIGNAL_ENV,
-    STEP_FILE,
-)
+from orchestrator.agent.ranks.hook.layout import STEP_FILE
 from orchestrator.agent.ranks.io_counter import IoCounter
-from orchestrator.agent.ranks.launched import RankCall
+from orchestrator.agent.ranks.rank_start import RankCall, RankStart
 from orchestrator.core.host import process_tags, procfs
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.log_index import LogIndex
 from orchestrator.core.observations import Failure
-from orchestrator.core.settings.rank_settings import Layers, Setting, to_set
-from orchestrator.core.slurm import step_env
 from orchestrator.core.wire import messages as m
 
 KILL_AGAIN_S = 0.5
@@ -118,7 +111,6 @@ class NodeRanks:
     graced: frozenset[int] = frozenset()
     told: set[int] = field(default_factory=set)
     signum: int = signal.SIGTERM
-    settings: tuple[Setting, ...] = ()
     # By which its processes are known
     tag: str = ""
     # The shell of the script that calls a launcher for them (0: there is none), and the call that they run for
@@ -130,11 +122,11 @@ class NodeRanks:
         self.progress_at = time.monotonic()
         self.oom_kills = procfs.oom_kills()
 
-    def make_files(self, order: m.Start) -> None:
-        """Make the files of the ranks of the order, before any of them is started. Raises OSError."""
+    def make_files(self, starts: Iterable[RankStart]) -> None:
+        """Make the files of ranks, before any of them is started. Raises OSError."""
         self.job.attempt_logs(self.attempt).mkdir(parents=True, exist_ok=True)
         self.job.evidence(self.attempt).mkdir(parents=True, exist_ok=True)
-        for rank in order.ranks:
+        for rank in starts:
             folder = self.job.rank_run(self.node, self.attempt, rank.rank)
             folder.mkdir(parents=True, exist_ok=True)
             step_counter.create(folder / STEP_FILE)
@@ -155,21 +147,15 @@ class NodeRanks:
         self.close()
         self.processes, self.stepped, self.first_ns, self.call = [], False, 0, call
 
-    def start(self, order: m.Start, layers: Layers) -> None:
-        """Start the ranks of the order. Raises OSError when a program cannot be executed, or the disk is full."""
-        for rank in order.ranks:
-            self.processes.append(self._start_one(order, rank, layers))
+    def start(self, starts: Iterable[RankStart]) -> None:
+        """Start ranks. Raises OSError when a program cannot be executed, or the disk is full."""
+        for rank in starts:
+            self.processes.append(self._start_one(rank))
 
-    def _start_one(self, order: m.Start, rank: m.RankStart, layers: Layers) -> RankProcess:
+    def _start_one(self, rank: RankStart) -> RankProcess:
         folder = self.job.rank_run(self.node, self.attempt, rank.rank)
-        argv, cwd, numbers = order.argv, self.job.code, dict[str, str]()
-        if self.call is not None:
-            argv = self.call.argv_of(rank.local_rank, order.argv if self.call.number == 1 else ())
-            cwd, numbers = self.call.cwd, self.call.env_of(rank.rank, rank.local_rank)
-        own = {**numbers, **rank.env, RANK_DIR_ENV: str(folder), process_tags.NAME: self.tag}
-        env = rank_environment(self.job.node(self.node), layers, self.settings, own, rank.rank)
-        log = self.job.rank_log(self.attempt, rank.rank)
-        pid = self.starter.start(spawn.Program(argv, env, cwd, log))
+        env, log = rank.program.env, rank.program.output
+        pid = self.starter.start(rank.program)
         index = LogIndex(self.job.rank_index(self.attempt, rank.rank))
         size = env.get("WORLD_SIZE", "")
         world_size = int(size) if size.isdecimal() else 0
@@ -330,36 +316,6 @@ class NodeRanks:
         forget_errors(self.job.node(self.node))
 
 
-def rank_environment(
-    node_folder: Path,
-    layers: Layers,
-    settings: tuple[Setting, ...],
-    own: Mapping[str, str],
-    rank: int = 0,
-) -> dict[str, str]:
-    """Return the environment of a rank: of two layers that set a variable the later one wins. Without variables of its `own`
-    it is that of the template that ranks are forked from.
-
-    | layer | whose it is |
-    |---|---|
-    | `settings` | orch decides them, where nothing else sets them |
-    | `layers.given` | the host, the job, the node, the setup lines |
-    | share | of the cores that Slurm has given the node |
-    | `own` | torchrun's contract, and orch's variables |
-    | hook | orch: in front of PYTHONPATH |
-    """
-    env = {
-        SOCKET_ENV: "1",
-        **to_set(settings, rank),
-        **layers.given,
-        **step_env.share(layers.given, own),
-        **own,
-        STACK_SIGNAL_ENV: str(int(STACK_SIGNAL)),
-    }
-    path = (str(node_folder / "hook"), env.get("PYTHONPATH", ""))
-    return {**env, "PYTHONPATH": os.pathsep.join(part for part in path if part)}
-
-
 def _is_reapable(pid: int) -> bool:
     """Tell whether a child in state Z has ended and can be reaped.
 
@@ -391,8 +347,3 @@ def _signal(pid: int, signum: int) -> None:
         os.kill(pid, signum)
     except (ProcessLookupError, PermissionError):
         return
-
-
-STACK_SIGNAL = signal.SIGRTMIN + 6
-"""Requests a process's stack from `faulthandler`, the next signal from Python (see `hook.Stacks`). USR1 and USR2 belong to
-NCCL, Lightning and submitit, so they are real-time signals."""

@@ -19,10 +19,12 @@ from orchestrator.core.codec import Json
 from orchestrator.core.errors import ClusterError
 from orchestrator.core.host import hardware
 from orchestrator.core.host_facts import HardwareFacts
-from orchestrator.core.jobdir import home, rank_env
+from orchestrator.core.jobdir import home
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.planned import PlannedNode
+from orchestrator.core.settings import rank_env
+from orchestrator.core.settings.rank_env import NodePlan
 from orchestrator.core.settings.rank_settings import Layers, SetBy, Setting, is_watched, settings
 from orchestrator.core.text import counted, ranks_text
 from orchestrator.spec.load import SpecFile
@@ -188,9 +190,10 @@ def _settings(
     interface: str | None,
     environ: Mapping[str, str],
 ) -> tuple[Setting, ...]:
-    ranks = plan.pool.ranks_each if plan.pool is not None else len(node.ranks)
-    request = replace(rank_env.settings_request(plan, node.name, ranks, interface, EVIDENCE), job="{job_id}")
     secrets = {name: environ[name] for name in plan.secrets if name in environ}
     host = facts.environ if facts is not None and plan.ssh is not None else {}
-    own = rank_env.node_env(plan, JOB, node, rank_env.outer_env(environ, plan.secrets), secrets)
-    return settings(facts, request, Layers.of(host, own, {}))
+    nodes = tuple(planned.name for planned in plan.nodes)
+    at = NodePlan(replace(plan, id="{job_id}"), JOB, node.name, 1, nodes)
+    inherited = rank_env.inherited(plan, rank_env.outer_env(environ, plan.secrets))
+    own = rank_env.node_env(replace(at, plan=plan), inherited, secrets)
+    return settings(facts, at, Layers.of(host, own, {}), interface, EVIDENCE)

@@ -1,12 +1,12 @@
 """The plan: everything decided before the first process starts. Made by `submission.planner`, pure.
 
 The supervisor works from the plan, so its types are plain data of the standard library. What differs between attempts
-(the port, the checkpoint) is added by `rank_env` and `arguments` when an attempt starts.
+(the port, the checkpoint) is added by `core.settings.rank_env` when an attempt starts.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from orchestrator.core.jobdir.layout import JobDir
@@ -72,7 +72,8 @@ class Plan:
     shell: bool
     setup: tuple[str, ...]
     env: dict[str, str]
-    defaults: dict[str, str]
+    # PYTHONUNBUFFERED is set, unless anything else sets it
+    unbuffered: bool
     secrets: tuple[str, ...]
     rendezvous_port: int | None
     heartbeat_s: float
@@ -84,7 +85,6 @@ class Plan:
     pool: PlannedPool | None = None
     ssh: PlannedSsh | None = None
     slurm: PlannedSlurm | None = None
-    programs: tuple[str, ...] = ()
     # The candidates for the job's Python, the best first; its folder comes first in PATH
     pythons: tuple[str, ...] = ()
     notify: PlannedNotify | None = None
@@ -119,6 +119,11 @@ class Plan:
             return self.pool.nodes * self.pool.ranks_each
         return sum(len(node.ranks) for node in self.nodes)
 
+    def for_node(self, name: str) -> Plan:
+        """Return the plan as a node is sent it: without the other hosts of a pool, and what the supervisor alone acts on."""
+        nodes = self.nodes if self.pool is None else tuple(node for node in self.nodes if node.name == name)
+        return replace(self, nodes=nodes, set_aside={}, notify=None)
+
     def checkpoint_place(self, job: JobDir) -> tuple[Path, str]:
         """Return where the checkpoints are in the job folder on the submit machine: those of hosts that do not see it
         are fetched into one folder, wherever the ranks have them."""
@@ -129,6 +134,11 @@ class Plan:
     def program(self) -> str:
         """The program that every node must have: the interpreter, or the shell."""
         return self.argv[0]
+
+    @property
+    def programs(self) -> tuple[str, ...]:
+        """The candidates for that program on a node, the best first."""
+        return self.pythons if self.pythons[:1] == self.argv[:1] else (self.program,)
 
     @property
     def size(self) -> str:

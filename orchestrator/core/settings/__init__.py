@@ -1,1 +1,1 @@
-"""Settings of ranks: the one function that decides them from the facts about a host. Pure."""
+"""Environment of ranks: torchrun's contract, and the settings decided from the facts about a host. Pure."""

@@ -10,9 +10,13 @@ import enum
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 
 from orchestrator.core.host_facts import HardwareFacts
+from orchestrator.core.jobdir.plan import Plan
+from orchestrator.core.planned import Limits
+from orchestrator.core.settings.rank_env import NodePlan
 from orchestrator.core.text import counted
 
 RECORDED = "2000"
@@ -89,38 +93,9 @@ def setting_of(text: str) -> Setting | None:
 
 
 @dataclass(frozen=True, slots=True)
-class RankRequest:
-    """What a job wants of a node, as far as settings follow from it."""
-
-    backend: str = "local"
-    nodes: int = 1
-    # On this node, and of the job on this host: on backend local every node is on it
-    ranks: int = 1
-    ranks_on_host: int = 1
-    # Those of the job on this node; 0: CPU ranks
-    gpus: int = 0
-    # Over SSH: for how many CPU ranks the host counts; 0: one for each CPU
-    slots: int = 0
-    # The interface over which the node reaches the first one; empty: not known; None: found when the attempt starts
-    interface: str | None = ""
-    # The attempt's folder for evidence, as the node sees it
-    evidence: str = "evidence"
-    # How long orch may watch a silent job before it judges
-    patience_s: float = 0.0
-    # Variables that other fields of the job file stand for, unless anything else sets them
-    defaults: dict[str, str] = field(default_factory=dict)
-    # Where in the job file each variable of the user stands
-    chosen: dict[str, str] = field(default_factory=dict)
-    # The names of variables whose values are never shown
-    secrets: tuple[str, ...] = ()
-    # The job's id, for trackers of experiments; empty: they are left alone
-    job: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Layers:
     """The layers that the ranks of a node share: the host's environment, what the job adds, and all that is given in the
-    end. `agent.ranks.processes.rank_environment` adds orch's settings, which yield to it, and a rank's own variables."""
+    end. `agent.ranks.rank_start.rank_environment` adds orch's settings, which yield to it, and a rank's own variables."""
 
     host: Mapping[str, str]
     job: Mapping[str, str]
@@ -145,20 +120,24 @@ class Layers:
         return SetBy.SETUP, "the setup lines of the job file set it"
 
 
-def settings(facts: HardwareFacts | None, request: RankRequest, layers: Layers) -> tuple[Setting, ...]:
+def settings(
+    facts: HardwareFacts | None, at: NodePlan, layers: Layers, interface: str | None, evidence: Path
+) -> tuple[Setting, ...]:
     """Return the settings of a node's ranks: those that orch decides, then others that are set.
 
-    `facts` are None for a node that is not known yet.
+    `facts` are None for a node that is not known yet. `interface` leads to the first node: empty where it is not known, None
+    where it is found when the attempt starts. `evidence`: the attempt's folder for it, as the node sees it.
     """
+    plan = at.plan
     decided = [
-        _threads(facts, request), *_interfaces(request), *_flight_recorder(request), _watchdog(request),
+        _threads(facts, at), *_interfaces(interface), *_flight_recorder(evidence), _watchdog(plan.limits),
         Setting("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1", SetBy.ORCH, "a failed collective ends its rank, as under torchrun"),
-        *_nccl_log(request, layers.given), *_trackers(request, layers.given), *_defaults(request),
+        *_nccl_log(evidence, layers.given), *_trackers(plan.id, layers.given), *_unbuffered(plan),
     ]  # fmt: skip
-    here = [_as_given(setting, request, layers) for setting in decided]
+    here = [_as_given(setting, plan, layers) for setting in decided]
     names = {setting.name for setting in here}
     others = sorted(name for name in layers.given if is_watched(name) and name not in names)
-    return (*here, *(_given(name, request, layers) for name in others))
+    return (*here, *(_given(name, plan, layers) for name in others))
 
 
 def to_set(decided: tuple[Setting, ...], rank: int) -> dict[str, str]:
@@ -170,10 +149,10 @@ def to_set(decided: tuple[Setting, ...], rank: int) -> dict[str, str]:
     }
 
 
-def _as_given(setting: Setting, request: RankRequest, layers: Layers) -> Setting:
+def _as_given(setting: Setting, plan: Plan, layers: Layers) -> Setting:
     """Return the setting as it stands where something else has set it, by this name or torch's other one."""
     if setting.name in layers.given:
-        return _given(setting.name, request, layers)
+        return _given(setting.name, plan, layers)
     pairs = {**_OTHER_NAMES, **{old: new for new, old in _OTHER_NAMES.items()}}
     twin = pairs.get(setting.name, "")
     if twin in layers.given and setting.set_by is SetBy.ORCH:
@@ -183,47 +162,51 @@ def _as_given(setting: Setting, request: RankRequest, layers: Layers) -> Setting
     return setting
 
 
-def _given(name: str, request: RankRequest, layers: Layers) -> Setting:
-    set_by, where = layers.origin(name, request.chosen)
-    value = layers.given[name] if name not in request.secrets else "(secret)"
+def _given(name: str, plan: Plan, layers: Layers) -> Setting:
+    set_by, where = layers.origin(name, plan.origins)
+    value = layers.given[name] if name not in plan.secrets else "(secret)"
     return Setting(name, value, set_by, where)
 
 
 # What orch decides
 
 
-def _threads(facts: HardwareFacts | None, request: RankRequest) -> Setting:
+def _threads(facts: HardwareFacts | None, at: NodePlan) -> Setting:
     """Return the number of threads: the rank's share of the host's cores, so that ranks never compete for them.
 
     torchrun gives every rank one thread. Where other jobs may come to the host, the share is counted by what a rank leases
     of it, a GPU or a slot; then it is the same whether they are there or not.
     """
+    plan, slots = at.plan, at.planned.slots
+    ranks = plan.world_size if plan.pool is None else len(at.ranks)  # of the job on this host
     if facts is None:
-        reason = f"the cores of the node, shared by {counted(request.ranks_on_host, 'rank')}"
+        reason = f"the cores of the node, shared by {counted(ranks, 'rank')}"
         return Setting("OMP_NUM_THREADS", None, SetBy.LATER, reason)
     cores = facts.cores
     what = counted(cores, "core")
     if facts.quota_cpus is not None and facts.quota_cpus < cores:
         cores, what = math.floor(facts.quota_cpus), f"a cgroup's limit of {facts.quota_cpus:g} CPUs"
-    if request.backend == "slurm" and facts.slurm_cpus is not None and facts.slurm_cpus <= cores:
+    if plan.slurm is not None and facts.slurm_cpus is not None and facts.slurm_cpus <= cores:
         cores, what = facts.slurm_cpus, f"{counted(facts.slurm_cpus, 'CPU')} from Slurm"
-    if request.backend == "ssh" and not request.gpus:
-        sharers = request.slots or facts.cpus
-        words = f"{counted(sharers, 'slot')} of the host, {'as hosts_file says' if request.slots else 'one for each CPU'}"
-    elif request.backend != "slurm" and request.gpus and len(facts.gpus) >= request.ranks_on_host:
+    if plan.ssh is not None and not at.gpus:
+        sharers = slots or facts.cpus
+        words = (
+            f"{counted(sharers, 'slot')} of the host, {'as hosts_file says' if slots else 'one for each CPU'}"
+        )
+    elif plan.slurm is None and at.gpus and len(facts.gpus) >= ranks:
         sharers, words = len(facts.gpus), f"{counted(len(facts.gpus), 'GPU')} of the host"
     else:
-        sharers, words = request.ranks_on_host, f"{counted(request.ranks_on_host, 'rank')} of the job here"
+        sharers, words = ranks, f"{counted(ranks, 'rank')} of the job here"
     threads = max(1, cores // max(1, sharers))
     return Setting("OMP_NUM_THREADS", str(threads), SetBy.ORCH, f"{what} shared by {words}")
 
 
-def _interfaces(request: RankRequest) -> list[Setting]:
+def _interfaces(name: str | None) -> list[Setting]:
     """Return the settings that make gloo and NCCL use the interface over which nodes reach each other.
 
     NCCL takes a bare name for the beginning of a name, and `=` before it for the whole name.
     """
-    names, name = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), request.interface
+    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
     if name is None:
         reason = "the interface over which every node reaches the first one, which they try out before the ranks start"
         return [Setting(one, None, SetBy.LATER, reason) for one in names]
@@ -235,11 +218,11 @@ def _interfaces(request: RankRequest) -> list[Setting]:
     return [Setting(one, value, SetBy.ORCH, reason) for one, value in zip(names, values, strict=True)]
 
 
-def _flight_recorder(request: RankRequest) -> list[Setting]:
+def _flight_recorder(evidence: Path) -> list[Setting]:
     both = "; under its new name and its earlier one"
     on = f"torch records its last collectives, from which orch tells which rank a hang waits for{both}"
     dump = f"where torch leaves that record when it gives up by itself; it adds the rank{both}"
-    values = (RECORDED, on), (f"{request.evidence}/torch-trace-of-rank-", dump)
+    values = (RECORDED, on), (f"{evidence}/torch-trace-of-rank-", dump)
     stacks = (
         "a stack for each record is taken under Python's lock, and a dump could wait for that without end"
     )
@@ -251,46 +234,42 @@ def _flight_recorder(request: RankRequest) -> list[Setting]:
     return [*recorder, Setting("TORCH_INCLUDE_STACK_TRACE", "0", SetBy.ORCH, stacks)]
 
 
-def _watchdog(request: RankRequest) -> Setting:
+def _watchdog(limits: Limits) -> Setting:
     """Return how long torch's own watchdog waits: longer than orch, so that a hang is judged before the rank is gone.
 
     The limits of collectives, 600 s or 1800 s, are arguments in the script: not ours to set.
     """
-    wait_s = max(WATCHDOG_S, math.ceil(2 * request.patience_s))
+    patience_s = max(limits.hang_ceiling_s, limits.hang_timeout_s or 0.0)
+    wait_s = max(WATCHDOG_S, math.ceil(2 * patience_s))
     reason = "torch must not abort a rank before orch has judged a hang"
     return Setting("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", str(wait_s), SetBy.ORCH, reason)
 
 
-def _nccl_log(request: RankRequest, environ: Mapping[str, str]) -> list[Setting]:
+def _nccl_log(evidence: Path, environ: Mapping[str, str]) -> list[Setting]:
     """Return the settings that keep NCCL's warnings in a file of each rank; none where the log is the user's business."""
     if "NCCL_DEBUG" in environ:
         return []
-    file = f"{request.evidence}/rank-{RANK_MARK}-nccl.log"
+    file = f"{evidence}/rank-{RANK_MARK}-nccl.log"
     return [
         Setting("NCCL_DEBUG", "WARN", SetBy.ORCH, "NCCL says why it fails, and nothing else"),
         Setting("NCCL_DEBUG_FILE", file, SetBy.ORCH, "apart from the output of your script"),
     ]
 
 
-def _trackers(request: RankRequest, environ: Mapping[str, str]) -> list[Setting]:
+def _trackers(job: str, environ: Mapping[str, str]) -> list[Setting]:
     """Return the settings by which trackers of experiments know a job again after a restart.
 
     A rank of its own has a run of its own in W&B: two processes in one run overwrite each other. Where the user has set
     either variable, neither is set.
     """
-    if not request.job:
-        return []
-    named = Setting("MLFLOW_RUN_NAME", request.job, SetBy.ORCH, "MLflow's runs bear the job's name")
-    pair = {"WANDB_RUN_ID": f"{request.job}-{RANK_MARK}", "WANDB_RESUME": "allow"}
+    named = Setting("MLFLOW_RUN_NAME", job, SetBy.ORCH, "MLflow's runs bear the job's name")
+    pair = {"WANDB_RUN_ID": f"{job}-{RANK_MARK}", "WANDB_RESUME": "allow"}
     if not pair.keys().isdisjoint(environ):
         return [named]
     reason = "W&B goes on in the same run after a restart, in one for each rank that calls it"
     return [*(Setting(name, value, SetBy.ORCH, reason) for name, value in pair.items()), named]
 
 
-def _defaults(request: RankRequest) -> list[Setting]:
-    reasons = {"PYTHONUNBUFFERED": "lines appear in the log when they are printed (logs.unbuffered)"}
-    return [
-        Setting(name, value, SetBy.ORCH, reasons.get(name, "as the job's plan has it"))
-        for name, value in request.defaults.items()
-    ]
+def _unbuffered(plan: Plan) -> list[Setting]:
+    reason = "lines appear in the log when they are printed (logs.unbuffered)"
+    return [Setting("PYTHONUNBUFFERED", "1", SetBy.ORCH, reason)] if plan.unbuffered else []

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from orchestrator.core.checkpoints.save import Part, Piece, Save
+from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.observations import (
     Address,
     CollectiveCounts,
@@ -20,11 +21,9 @@ from orchestrator.core.observations import (
     RankSeen,
     Reached,
 )
-from orchestrator.core.planned import Gang
-from orchestrator.core.settings.rank_settings import RankRequest
 from orchestrator.core.shown import Training, Usage
 
-PROTOCOL = 8
+PROTOCOL = 9
 """Both ends run the same bundle, so a peer with another number is a stranger."""
 
 
@@ -288,48 +287,24 @@ class Ack:
 
 
 @dataclass(frozen=True, slots=True)
-class Script:
-    """A script that the node runs once in an attempt: shell text, the variables that are its own, and the gang."""
-
-    text: str
-    env: dict[str, str]
-    # The nodes of the attempt, each with its ranks
-    gang: Gang
-    # What sbatch sets has to be set, and Slurm's programs have to be stood in for
-    stands_in_slurm: bool
-    # The names of the job file's variables, which a launcher does not change
-    keep: tuple[str, ...] = ()
-    # Each rank is a new interpreter
-    starts_fresh: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Prepare(_OfAttempt):
-    """Make the node ready: the environment of its ranks, setup lines, the program, and a port when `wants_port`."""
+    """Make the node ready: the environment of its ranks, setup lines, the program, and on the first node a port. The script of a
+    plan that has one is run then: `Prepared` follows when it calls a launcher."""
 
-    env: dict[str, str]
-    # `env` is added to the agent's own environment and does not replace it
-    own_env: bool
-    setup: tuple[str, ...]
-    # The first that the node has becomes the ranks' program
-    programs: tuple[str, ...]
-    wants_port: bool
-    # Listen on the port until `Start`, so that other nodes can probe it, and report all addresses
-    wants_addresses: bool
-    port: int | None
+    # As `Plan.for_node` has it
+    plan: Plan
+    # The nodes of the attempt in the order of their ranks; a spare is none of them
+    nodes: tuple[str, ...]
+    # What the ranks inherit of the submitter's environment, and the job's secrets
+    outer: dict[str, str] = field(default_factory=dict)
+    secrets: dict[str, str] = field(default_factory=dict)
+    # The checkpoint to start from, as the node sees it; empty for none
+    resume_from: str = ""
     # The save to start from, which was brought here; whether all its bytes are to be compared
-    resume: Save | None
+    resume: Save | None = None
     deep: bool = False
     # Saves of the attempt before that are torn: to be moved out of the scripts' way
     torn: tuple[Save, ...] = ()
-    # What ranks will run, empty where each is to be a new interpreter, and what the job wants of the node
-    argv: tuple[str, ...] = ()
-    request: RankRequest = field(default_factory=RankRequest)
-    # The folder of the first that the node has comes first in PATH, unless the user's `env` sets that
-    pythons: tuple[str, ...] = ()
-    sets_path: bool = False
-    # To be run then: `Prepared` follows when it calls a launcher
-    script: Script | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,24 +316,17 @@ class Probe(_OfAttempt):
 
 
 @dataclass(frozen=True, slots=True)
-class RankStart:
-    """One rank to start, with the variables that are its own."""
-
-    rank: int
-    local_rank: int
-    env: dict[str, str]
-
-
-@dataclass(frozen=True, slots=True)
 class Start(_OfAttempt):
-    """Start ranks: `argv` in the code snapshot; what a script has called a launcher for, with `argv` behind it."""
+    """Start the ranks of this node; they meet at this address and port."""
 
-    argv: tuple[str, ...]
-    # What the settings of the ranks follow from, with the facts of the node
-    request: RankRequest
-    ranks: tuple[RankStart, ...]
-    # This agent scans for the attempt's checkpoints, if it may; on shared disks one agent of the gang does
-    finds: bool = True
+    # The nodes of the attempt, in the order of their ranks
+    nodes: tuple[str, ...]
+    address: str
+    port: int
+    # Over which this node reaches the address; empty: not known
+    interface: str = ""
+    # The checkpoint to start from, as the node sees it; empty for none
+    resume_from: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from orchestrator.core import codec
 from orchestrator.core.errors import UserError
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan, PlannedSsh
-from orchestrator.core.jobdir.rank_env import node_env
 from orchestrator.core.planned import PlannedNode, PlannedPool, QueueTerms
+from orchestrator.core.settings.rank_env import NodePlan, inherited, node_env
 from orchestrator.spec.hosts import Host
 from orchestrator.spec.load import JobSpec, SpecFile
 from orchestrator.submission import planner
@@ -119,8 +119,8 @@ def test_auto_on_hosts_without_gpus_means_cpu_ranks(procs: int | None, ranks: in
             (".venv/bin/python",),
         ),
         ({"entrypoint": "-m pkg"}, (PYTHON, "-m", "pkg"), (PYTHON, "python3")),
-        ({"entrypoint": None, "command": "make"}, ("bash", "-c", "make"), ()),
-        ({"entrypoint": None, "command": ["./run", "x"]}, ("./run", "x"), ()),
+        ({"entrypoint": None, "command": "make"}, ("bash", "-c", "make"), ("bash",)),
+        ({"entrypoint": None, "command": ["./run", "x"]}, ("./run", "x"), ("./run",)),
     ],
 )
 def test_the_ranks_python_is_the_submitters_where_a_host_has_it(
@@ -146,7 +146,7 @@ def test_a_plan_over_ssh_survives_its_file() -> None:
 
 def test_a_local_plan_has_no_pool() -> None:
     plan = jobs.plan()
-    assert (plan.pool, plan.ssh, plan.programs) == (None, None, ())
+    assert (plan.pool, plan.ssh) == (None, None)
 
 
 def test_a_job_for_slurm_is_a_pool_without_hosts() -> None:
@@ -161,9 +161,9 @@ def test_a_job_for_slurm_is_a_pool_without_hosts() -> None:
 
 
 def test_on_slurm_ranks_have_the_submitters_environment_but_for_his_gpus() -> None:
-    node = PlannedNode("n1", "n1", "", (), ())
     outer = {"HF_HOME": "/data", "CUDA_VISIBLE_DEVICES": "7", "ROCR_VISIBLE_DEVICES": "7"}
-    assert node_env(jobs.plan(backend="slurm"), JOB, node, outer, {}) == {
+    at = NodePlan(jobs.plan(backend="slurm"), JOB, "n1", 1)
+    assert node_env(at, inherited(at.plan, outer), {}) == {
         "HF_HOME": "/data",
         "ORCH_HOME": str(JOB.root.parent.parent),
     }

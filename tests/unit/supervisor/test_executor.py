@@ -60,14 +60,14 @@ def _refuse(fd: int) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_a_spare_looks_for_no_port_even_where_it_would_be_the_first_node(
+def test_a_spare_is_made_ready_without_a_place_in_the_gang(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     executor, sent = _executor(JobDir(tmp_path), Backend()), {}
     monkeypatch.setattr(AgentConnections, "send", lambda _, node, order: sent.update({node: order}))
     for node in ("node-0", "node-1"):
         executor.carry_out(d.Prepare(1.0, "why", 1, node, None), (("node-0", (0, 1)),), 1.0)
-    assert [sent[node].wants_port for node in ("node-0", "node-1")] == [True, False]
+    assert [sent[node].nodes for node in ("node-0", "node-1")] == [("node-0",)] * 2
     executor.close()
 
 

@@ -58,7 +58,7 @@ def test_a_job_crashes_goes_on_from_its_checkpoint_is_looked_at_and_cancelled(tm
         assert await node.order() == m.Stop(1, node.plan.limits.break_grace_s)
         node.report(m.Stopped(1, "asked"))
         start = await node.run(2)
-        assert start.ranks[0].env["ORCH_RESUME_FROM"] == path
+        assert start.resume_from == path
         requests.ask(node.job.requests, "look")
         assert await node.order() == m.Inspect(2, 1)
         requests.ask(node.job.requests, "cancel")

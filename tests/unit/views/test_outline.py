@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 from orchestrator.client.outline.outline import NodeOutline, Outline
-from orchestrator.core.settings.rank_settings import Layers, RankRequest, SetBy, Setting, settings
+from orchestrator.core.settings.rank_env import NodePlan
+from orchestrator.core.settings.rank_settings import Layers, SetBy, Setting, settings
 from orchestrator.views import cells
 from orchestrator.views import outline as outline_view
 from tests.support import golden
-from tests.unit.core.settings.test_rank_settings import DGX, EIGHT, LAPTOP
+from tests.unit.core.settings.test_rank_settings import DGX, EIGHT, FOUR_CPU, LAPTOP, node, with_plan
 
-EVIDENCE = "{job_dir}/evidence/attempt-{attempt}"
+EVIDENCE = Path("{job_dir}/evidence/attempt-{attempt}")
 
 
-def _node(name: str, first: int, request: RankRequest, given: Layers) -> NodeOutline:
-    ranks = tuple(range(first, first + 8))
-    return NodeOutline(name, name, ranks, "8 GPUs", facts=DGX, settings=settings(DGX, request, given))
+def _node(name: str, first: int, at: NodePlan, given: Layers) -> NodeOutline:
+    ranks, decided = tuple(range(first, first + 8)), settings(DGX, at, given, None, EVIDENCE)
+    return NodeOutline(name, name, ranks, "8 GPUs", facts=DGX, settings=decided)
 
 
 def _outline() -> Outline:
-    request = dataclasses.replace(
-        EIGHT, interface=None, evidence=EVIDENCE, defaults={"PYTHONUNBUFFERED": "1"},
-        chosen={"NCCL_DEBUG": "job.yaml:12: env.NCCL_DEBUG"},
-    )  # fmt: skip
+    origins = {"NCCL_DEBUG": "job.yaml:12: env.NCCL_DEBUG"}
+    at = with_plan(EIGHT, id="{job_id}", unbuffered=True, origins=origins)
     added = {"NCCL_DEBUG": "INFO"}
     given = Layers({}, added, added)
     other = Layers({"OMP_NUM_THREADS": "4"}, added, {"OMP_NUM_THREADS": "4", **added})
@@ -33,7 +33,7 @@ def _outline() -> Outline:
     return Outline(
         "gpt", "ssh", "16 ranks on 2 nodes of 3 hosts, on 16 GPUs", "python3 train.py --lr 0.1", 16, 256,
         "256 = 16 per device × 1 accumulated × 16 ranks",
-        (_node("gpu1", 0, request, given), _node("gpu2", 8, request, other), fault),
+        (_node("gpu1", 0, at, given), _node("gpu2", 8, at, other), fault),
         (Setting("FOO", "bar", SetBy.YOU, "job.yaml:13: env.FOO"), Setting("TOKEN", "(secret)", SetBy.YOU, "job.yaml:14: secrets")),
         0, ("the setup lines run on each node",), 0,
     )  # fmt: skip
@@ -44,10 +44,8 @@ def test_the_outline_over_ssh_is_the_one_that_was_looked_at() -> None:
 
 
 def test_the_outline_on_slurm_names_its_nodes_once() -> None:
-    request = RankRequest(
-        "slurm", nodes=64, ranks=8, ranks_on_host=8, gpus=8, interface=None, evidence=EVIDENCE
-    )
-    decided = settings(None, request, Layers({}, {}, {}))
+    at = with_plan(node("slurm", 8, 8), id="{job_id}")
+    decided = settings(None, at, Layers({}, {}, {}), None, EVIDENCE)
     nodes = tuple(
         NodeOutline(f"node {index}", "", tuple(range(8 * index, 8 * index + 8)), "8 GPUs", settings=decided)
         for index in range(64)
@@ -59,7 +57,7 @@ def test_the_outline_on_slurm_names_its_nodes_once() -> None:
 
 
 def test_on_one_machine_the_environment_is_printed_once() -> None:
-    decided = settings(LAPTOP, RankRequest(interface="lo"), Layers({}, {}, {}))
+    decided = settings(LAPTOP, FOUR_CPU, Layers({}, {}, {}), "lo", EVIDENCE)
     nodes = tuple(
         NodeOutline(f"node-{index}", "laptop", (index,), "CPU", facts=LAPTOP, settings=decided)
         for index in range(2)

@@ -6,15 +6,17 @@ from pathlib import Path
 
 from orchestrator.agent.launch import calls
 from orchestrator.agent.ranks.hook.launch import launcher_of
-from orchestrator.agent.ranks.launched import Call, RankCall
-from orchestrator.core.wire import messages as m
+from orchestrator.agent.ranks.rank_start import Call, RankCall
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.settings.rank_env import NodePlan
+from tests.support import jobs
 
-SCRIPT = m.Script("torchrun t.py", {"GROUP_RANK": "0", "MASTER_PORT": "29500"}, (("a", (0, 1)), ("b", (2, 3))), True)  # fmt: skip
+OWN = {"GROUP_RANK": "0", "MASTER_PORT": "29500"}
 
 
 def test_ranks_get_the_scripts_environment_without_what_was_the_scripts_alone() -> None:
     given = {"PATH": "/usr/bin", "PYTHONPATH": "lib", "BASH_ENV": "/own", "A": "1"}
-    env = calls.script_env(SCRIPT, given, Path("/job/launch"), "/job/hook")
+    env = calls.script_env(OWN, given, Path("/job/launch"), "/job/hook")
     assert env["PATH"] == "/job/launch:/usr/bin" and env["PYTHONPATH"] == "/job/hook:lib"
     changed = {
         **env,
@@ -25,7 +27,7 @@ def test_ranks_get_the_scripts_environment_without_what_was_the_scripts_alone() 
         "SHLVL": "2",
     }
     request = calls.Request("torchrun", (), "/w", changed, "", "python")
-    assert calls.rank_env(request, Call("torchrun", ("t.py",), env={"B": "3"}), SCRIPT, "/job/hook") == {
+    assert calls.rank_env(request, Call("torchrun", ("t.py",), env={"B": "3"}), OWN, "/job/hook") == {
         "PATH": "/conda/bin:/usr/bin",
         "PYTHONPATH": "lib",
         "BASH_ENV": "/own",
@@ -39,13 +41,15 @@ def test_the_local_rank_stands_where_the_launcher_puts_it() -> None:
     call = Call(
         "l", ("-m", "pkg", "${local_rank}", "$$"), True, local_rank="--local-rank", local_rank_at=2, has_macros=True
     )  # fmt: skip
-    argv = RankCall(1, SCRIPT, call, ("python", *call.words), Path(), {}).argv_of(1, ("--resume", "x"))
+    argv = RankCall(1, call, ("python", *call.words), Path(), {}).argv_of(1, ("--resume", "x"))
     assert argv == ("python", "-m", "pkg", "--local-rank=1", "1", "$", "--resume", "x")
 
 
 def test_srun_and_mpirun_number_the_ranks_as_they_do() -> None:
+    at = NodePlan(jobs.plan(), JobDir(Path()), "node-1", 1, ("node-0", "node-1"))
+
     def env(launcher: str) -> dict[str, str]:
-        return RankCall(1, SCRIPT, Call(launcher, ("x",), False), ("x",), Path(), {}).env_of(3, 1)
+        return RankCall(1, Call(launcher, ("x",), False), ("x",), Path(), {}).env_of(3, at)
 
     assert {"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NTASKS": "4"}.items() <= env("srun").items()
     assert env("mpirun")["OMPI_COMM_WORLD_RANK"] == "3" and env("torchrun") == {}

@@ -6,7 +6,7 @@ import pytest
 
 from orchestrator.agent.launch import options
 from orchestrator.agent.launch.options import Once, Refused, ToReal
-from orchestrator.agent.ranks.launched import Call
+from orchestrator.agent.ranks.rank_start import Call
 
 CALLS = {
     "torchrun train.py --lr 0.1": (("train.py", "--lr", "0.1"), True, ""),

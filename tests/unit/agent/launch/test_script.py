@@ -15,7 +15,9 @@ import pytest
 from orchestrator.agent.launch.script import LaunchScript
 from orchestrator.agent.ranks.processes import NodeRanks
 from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.settings.rank_env import NodePlan
 from orchestrator.core.wire import messages as m
+from tests.support import jobs
 
 pytestmark = pytest.mark.slow
 
@@ -37,7 +39,7 @@ async def _play(folder: Path, text: str) -> Seen:
     job, seen = JobDir(folder), Seen()
     job.code.mkdir()
     job.attempt_logs(1).mkdir(parents=True)
-    order = m.Script(text, {}, (("node-0", (0, 1)),), stands_in_slurm=True)
+    at = NodePlan(jobs.plan(nodes=1, entrypoint=None, launch=text), job, "node-0", 1, ("node-0",))
     ranks, given = NodeRanks(1, job, "node-0"), {"PATH": os.environ["PATH"]}
 
     def report(report: m.ReliableReport) -> None:
@@ -46,7 +48,7 @@ async def _play(folder: Path, text: str) -> Seen:
         elif isinstance(report, m.PrepareFailed):
             seen.refused.append(report)
 
-    script = LaunchScript(ranks, order, given, report, seen.notes.append, lambda: None)
+    script = LaunchScript(ranks, at, given, report, seen.notes.append, lambda: None)
     deadline_s = time.monotonic() + WAIT_S_MAX
     try:
         while not seen.refused and seen.end is None:

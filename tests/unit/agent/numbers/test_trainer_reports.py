@@ -18,7 +18,7 @@ import pytest
 
 from orchestrator.agent.numbers.trainer_reports import TrainerReports, reported
 from orchestrator.agent.numbers.trainer_server import BODY_BYTES_MAX, REPORTS_PER_S_MAX
-from orchestrator.core.jobdir.rank_env import TRAINER_TOKEN, TRAINER_URL
+from orchestrator.core.settings.rank_env import TRAINER_TOKEN, TRAINER_URL
 from orchestrator.core.settings.rank_settings import to_set
 from orchestrator.core.shown import Training
 

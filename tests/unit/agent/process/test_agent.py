@@ -20,7 +20,8 @@ from orchestrator.agent.ranks.processes import NodeRanks, RankProcess, RanksGoal
 from orchestrator.core.checkpoints.save import Piece, Place, SaveState
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.log_index import LogIndex
-from orchestrator.core.settings.rank_settings import Layers, RankRequest
+from orchestrator.core.settings.rank_env import NodePlan
+from orchestrator.core.settings.rank_settings import Layers
 from orchestrator.core.wire import messages as m
 from orchestrator.supervisor import allocation_claim
 from tests.support import fake_host
@@ -29,7 +30,8 @@ from tests.unit.agent.process.test_lost_supervisor import ENVIRON
 from tests.unit.agent.ranks.test_step_counter import written
 
 FENCE_S = 30.0
-PREPARE = m.Prepare(2, {}, False, (), (), wants_port=False, wants_addresses=False, port=None, resume=None)
+PREPARE = fake_host.prepare(2)
+START = m.Start(2, PREPARE.nodes, "127.0.0.1", 29400)
 
 
 class Gone(NodeRanks):
@@ -105,10 +107,9 @@ def test_neither_a_script_nor_its_ranks_start_once_their_attempt_was_told_to_sto
     """Setup lines may end, or the order to start come, after the order to stop."""
     agent = _agent(tmp_path)
     agent._obey(m.Stop(2, 1.0))
-    script = m.Script("torchrun train.py", {}, (("node-0", (0,)),), stands_in_slurm=True)
-    agent._launch(replace(PREPARE, script=script), Layers({}, {}, {}))
+    agent._launch(NodePlan(PREPARE.plan, agent._job, "node-0", 2, PREPARE.nodes), Layers({}, {}, {}))
     agent._preparation.ready = m.Prepared(2, "", 29400, (), 1)
-    agent._obey(m.Start(2, (), RankRequest(), (m.RankStart(0, 0, {}),)))
+    agent._obey(START)
     assert agent._ranks is None and _reports(agent) == [m.Stopped(2, "asked")]
 
 
@@ -178,7 +179,7 @@ def test_an_order_of_a_stale_attempt_is_not_obeyed(tmp_path: Path) -> None:
 def test_ranks_are_started_only_in_the_attempt_that_was_prepared(tmp_path: Path) -> None:
     agent = _agent(tmp_path)
     agent._obey(PREPARE)
-    agent._obey(m.Start(3, ("/no/such/program",), RankRequest(), (m.RankStart(0, 0, {}),)))
+    agent._obey(replace(START, attempt=3))
     assert _reports(agent) == [m.Prepared(2, "", 0, ())]
 
 
@@ -191,14 +192,17 @@ def test_ranks_wait_for_a_disk_that_is_read_only_and_not_for_a_program_that_is_n
 
     agent = _agent(tmp_path)
     JobDir(tmp_path).code.mkdir()
-    agent._obey(PREPARE)
+    program = tmp_path / "program"
+    program.touch(0o700)
+    agent._obey(fake_host.prepare(2, argv=(str(program),)))
+    program.unlink()
     with monkeypatch.context() as patch:
         patch.setattr(Path, "mkdir", refuse)
-        agent._obey(m.Start(2, ("/no/such/program",), RankRequest(), (m.RankStart(0, 0, {}),)))
+        agent._obey(START)
         agent._tick(time.monotonic())
         assert _reports(agent) == [m.Prepared(2, "", 0, ())]
     agent._tick(time.monotonic())
-    failed = m.PrepareFailed(2, "/no/such/program cannot be started: No such file or directory", "")
+    failed = m.PrepareFailed(2, f"{program} cannot be started: No such file or directory", "")
     assert _reports(agent)[1:] == [failed]
 
 
@@ -327,6 +331,15 @@ def _prepared(folder: Path, order: m.Prepare) -> m.ReliableReport:
     return asyncio.run(asyncio.wait_for(play(), 20.0))
 
 
+def test_the_first_node_of_the_gang_looks_for_a_port_and_a_spare_does_not(tmp_path: Path) -> None:
+    ports = []
+    for nodes in (("node-0", "node-1"), ("node-1", "node-0"), ("node-1",)):
+        found = _prepared(tmp_path, replace(PREPARE, nodes=nodes))
+        assert isinstance(found, m.Prepared)
+        ports.append(found.port > 0)
+    assert ports == [True, False, False]
+
+
 @pytest.mark.parametrize("deep", [True, False])
 def test_a_save_that_is_not_as_it_was_on_this_host_is_not_started_from(tmp_path: Path, deep: bool) -> None:
     path = write(tmp_path / "checkpoints/a.pt", b"weights", SAVED_NS)
@@ -363,5 +376,5 @@ def test_ranks_see_the_gpus_that_were_leased_unless_the_user_has_chosen_some(tmp
     agent = _agent(tmp_path, gpus=("GPU-b", "GPU-a"))
     agent._obey(PREPARE)
     assert agent._preparation.layers.given["CUDA_VISIBLE_DEVICES"] == "GPU-b,GPU-a"
-    agent._obey(replace(PREPARE, attempt=3, env={"CUDA_VISIBLE_DEVICES": "7"}))
+    agent._obey(fake_host.prepare(3, env={"CUDA_VISIBLE_DEVICES": "7"}))
     assert agent._preparation.layers.given["CUDA_VISIBLE_DEVICES"] == "7"

@@ -27,20 +27,23 @@ import json, os, sys, time
 from pathlib import Path
 from orchestrator.agent.ranks import spawn
 from orchestrator.agent.ranks.processes import NodeRanks
-from orchestrator.core.settings.rank_settings import Layers, RankRequest, SetBy, Setting
-from orchestrator.core.wire import messages as m
+from orchestrator.agent.ranks.rank_start import NodeEnvironment, RankStart
+from orchestrator.core.settings.rank_env import NodePlan
+from orchestrator.core.settings.rank_settings import Layers, SetBy, Setting
 from orchestrator.core.jobdir.layout import JobDir
+from tests.support import jobs
 
 root, script, grace_s = sys.argv[1:]
 job = JobDir(Path(root))
 spawn.adopt_orphans()
-start = m.RankStart(0, 0, {"RANK": "0"})
-order = m.Start(1, ("bash", "-c", script), RankRequest(), (start,))
 settings = tuple(Setting(name, "default", SetBy.ORCH, "") for name in ("RANK", "MINE", "ORCHS"))
-ranks = NodeRanks(1, job, "node-0", settings=settings)
+layers = Layers.of(os.environ, {"RANK": "mine", "MINE": "mine"}, {})
+made = NodeEnvironment(NodePlan(jobs.plan(), job, "node-0", 1), layers, settings, "bash", "")
+program = spawn.Program(("bash", "-c", script), made.of_a_rank({"RANK": "0"}), job.code, job.rank_log(1, 0))
+ranks = NodeRanks(1, job, "node-0")
 ranks.begin()
-ranks.make_files(order)
-ranks.start(order, Layers.of(os.environ, {"RANK": "mine", "MINE": "mine"}, {}))
+ranks.make_files((RankStart(0, 0, program),))
+ranks.start((RankStart(0, 0, program),))
 print(ranks.processes[0].pid, flush=True)
 while "up" not in job.rank_log(1, 0).read_text():
     time.sleep(0.01)

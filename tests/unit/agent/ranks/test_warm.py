@@ -15,8 +15,8 @@ from orchestrator.agent.host import hook_files
 from orchestrator.agent.ranks import imports_ahead, spawn, warm
 from orchestrator.agent.ranks.first_imports import Import
 from orchestrator.core.host import procfs
-from orchestrator.core.jobdir import rank_env
 from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.settings.rank_env import NodePlan, rank_env
 from orchestrator.core.slurm import step_env
 from tests.support import jobs
 
@@ -195,8 +195,8 @@ def test_a_program_that_sets_what_torch_reads_when_it_is_loaded_has_ranks_of_its
 
 
 def test_every_variable_that_a_rank_gets_when_it_starts_is_one_that_imports_may_not_read() -> None:
-    slot = rank_env.RankSlot(0, "node-0", 0, 1, 0, 1)
-    own = rank_env.rank_env(jobs.plan(), JobDir(Path("/job")), slot, 1, ("127.0.0.1", 29500), "")
+    at = NodePlan(jobs.plan(), JobDir(Path("/job")), "node-0", 1, ("node-0", "node-1"))
+    own = rank_env(at, 0, ("127.0.0.1", 29500))
     of_slurm = step_env.of_a_rank(0, 0, [("node-0", (0,))])
     assert set(imports_ahead.ALONE) == own.keys() | of_slurm.keys()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -10,7 +12,9 @@ from orchestrator.core import codec
 from orchestrator.core.errors import UserError
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
-from orchestrator.core.jobdir.rank_env import RankSlot, arguments, inherited, node_env, outer_env, rank_env
+from orchestrator.core.planned import PlannedNode
+from orchestrator.core.settings import rank_env
+from orchestrator.core.settings.rank_env import NodePlan, inherited, outer_env
 from orchestrator.spec.limits import BREAK_GRACE_S_MAX
 from tests.support import jobs
 
@@ -26,9 +30,23 @@ CONTRACT = {
 
 def _env(plan: Plan, rank: int, attempt: int = 1, resume: str = "") -> dict[str, str]:
     node = next(node for node in plan.nodes if rank in node.ranks)
-    place = plan.nodes.index(node)
-    seat = RankSlot(rank, node.name, place, len(plan.nodes), node.ranks.index(rank), len(node.ranks))
-    return rank_env(plan, JOB, seat, attempt, ("10.0.0.7", 29511), resume)
+    nodes = tuple(node.name for node in plan.nodes)
+    return rank_env.rank_env(
+        NodePlan(plan, JOB, node.name, attempt, nodes, resume), rank, ("10.0.0.7", 29511)
+    )
+
+
+def _node_env(
+    plan: Plan,
+    node: PlannedNode,
+    outer: Mapping[str, str] = MappingProxyType({}),
+    secrets: Mapping[str, str] = MappingProxyType({}),
+) -> dict[str, str]:
+    return rank_env.node_env(NodePlan(plan, JOB, node.name, 1), inherited(plan, outer), secrets)
+
+
+def _arguments(plan: Plan, attempt: int, resume: str, job: JobDir = JOB) -> tuple[str, ...]:
+    return rank_env.arguments(NodePlan(plan, job, "node-0", attempt, (), resume))
 
 
 @pytest.mark.parametrize("rank", range(6))
@@ -52,7 +70,7 @@ def test_each_rank_gets_every_variable_of_the_contract(rank: int) -> None:
 
 def test_the_agent_store_of_torchrun_is_never_claimed() -> None:
     plan = jobs.plan()
-    for env in (_env(plan, 0), plan.defaults, node_env(plan, JOB, plan.nodes[0], {}, {})):
+    for env in (_env(plan, 0), _node_env(plan, plan.nodes[0])):
         assert "TORCHELASTIC_USE_AGENT_STORE" not in env
 
 
@@ -64,7 +82,7 @@ def test_gpus_are_divided_among_the_nodes_of_one_machine() -> None:
     plan = jobs.plan(gpus=range(8), procs_per_node=None, gpus_per_node=3)
     assert [node.gpus for node in plan.nodes] == [(0, 1, 2), (3, 4, 5)]
     assert [node.ranks for node in plan.nodes] == [(0, 1, 2), (3, 4, 5)]
-    shown = [node_env(plan, JOB, node, {}, {})["CUDA_VISIBLE_DEVICES"] for node in plan.nodes]
+    shown = [_node_env(plan, node)["CUDA_VISIBLE_DEVICES"] for node in plan.nodes]
     assert shown == ["0,1,2", "3,4,5"]
 
 
@@ -77,7 +95,7 @@ def test_auto_takes_all_gpus_there_are_and_leaves_none_out_of_step() -> None:
 def test_auto_without_gpus_means_the_cpu_ranks_that_were_asked_for() -> None:
     plan = jobs.plan(gpus_per_node="auto", procs_per_node=3)
     assert (plan.world_size, plan.nodes[0].gpus) == (6, ())
-    assert "CUDA_VISIBLE_DEVICES" not in node_env(plan, JOB, plan.nodes[0], {}, {})
+    assert "CUDA_VISIBLE_DEVICES" not in _node_env(plan, plan.nodes[0])
 
 
 def test_one_cpu_rank_a_node_when_nothing_is_said() -> None:
@@ -96,9 +114,7 @@ def test_what_the_user_set_wins_over_all_but_the_contract() -> None:
         gpus=range(2), procs_per_node=None, gpus_per_node=1, nccl={"debug": "WARN"}, rendezvous={"interface": "eth1"},
         env={"NCCL_DEBUG": "INFO", "CUDA_VISIBLE_DEVICES": "7", "OMP_NUM_THREADS": "9", "HOME": "/h"},
     )  # fmt: skip
-    env = node_env(
-        plan, JOB, plan.nodes[0], {"HOME": "/root", "TOKEN": "old", "LANG": "C"}, {"TOKEN": "secret"}
-    )
+    env = _node_env(plan, plan.nodes[0], {"HOME": "/root", "TOKEN": "old", "LANG": "C"}, {"TOKEN": "secret"})
     assert {name: env[name] for name in ("NCCL_DEBUG", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "HOME")} == {
         "NCCL_DEBUG": "INFO", "CUDA_VISIBLE_DEVICES": "7", "OMP_NUM_THREADS": "9", "HOME": "/h",
     }  # fmt: skip
@@ -119,8 +135,7 @@ def test_each_variable_of_the_user_is_known_with_the_field_that_set_it() -> None
 
 
 def test_lines_are_unbuffered_unless_the_job_file_says_otherwise() -> None:
-    assert jobs.plan().defaults == {"PYTHONUNBUFFERED": "1"}
-    assert jobs.plan(logs={"unbuffered": "no"}).defaults == {}
+    assert jobs.plan().unbuffered and not jobs.plan(logs={"unbuffered": "no"}).unbuffered
 
 
 def test_the_effective_batch_is_that_of_all_ranks() -> None:
@@ -175,17 +190,17 @@ def test_what_a_rank_runs(fields: dict[str, Any], argv: tuple[str, ...], shell: 
 
 def test_resume_arguments_come_only_with_a_checkpoint_and_quoted_where_a_shell_reads_them() -> None:
     words = jobs.plan(checkpoint={"resume_args": "--resume {path} --strict"})
-    assert arguments(words, JOB, 1, "") == words.argv
-    assert arguments(words, JOB, 2, "/c/a b.pt") == (*words.argv, "--resume", "/c/a b.pt", "--strict")
+    assert _arguments(words, 1, "") == words.argv
+    assert _arguments(words, 2, "/c/a b.pt") == (*words.argv, "--resume", "/c/a b.pt", "--strict")
     shell = jobs.plan(entrypoint=None, command="run.sh", checkpoint={"resume_args": "--resume {path}"})
-    assert arguments(shell, JOB, 2, "/c/$(a) b.pt")[-1] == "run.sh --resume '/c/$(a) b.pt'"
-    assert arguments(jobs.plan(), JOB, 2, "/c/x.pt") == jobs.plan().argv
+    assert _arguments(shell, 2, "/c/$(a) b.pt")[-1] == "run.sh --resume '/c/$(a) b.pt'"
+    assert _arguments(jobs.plan(), 2, "/c/x.pt") == jobs.plan().argv
 
 
 def test_resume_arguments_need_no_path() -> None:
     plan = jobs.plan(checkpoint={"resume_args": "--init_from=resume"})
-    assert arguments(plan, JOB, 1, "") == plan.argv
-    assert arguments(plan, JOB, 2, "/c/x.pt") == (*plan.argv, "--init_from=resume")
+    assert _arguments(plan, 1, "") == plan.argv
+    assert _arguments(plan, 2, "/c/x.pt") == (*plan.argv, "--init_from=resume")
 
 
 def test_placeholders_are_filled_in_as_the_node_sees_the_job() -> None:
@@ -194,7 +209,7 @@ def test_placeholders_are_filled_in_as_the_node_sees_the_job() -> None:
     there = JobDir.at("/scratch/me/jobs/x")
     folder = "/scratch/me/jobs/x/checkpoints"
     words = [f"--out_dir={folder}/x", folder, jobs.ID]
-    assert arguments(plan, there, 1, "")[2:] == (*words, "--from=", "a={b:1}", "${now:%Y}")
+    assert _arguments(plan, 1, "", there)[2:] == (*words, "--from=", "a={b:1}", "${now:%Y}")
     resumed = (
         *words,
         "--from=/c/{attempt}.pt",
@@ -204,7 +219,7 @@ def test_placeholders_are_filled_in_as_the_node_sees_the_job() -> None:
         "2",
         *["/c/{attempt}.pt"] * 2,
     )
-    assert arguments(plan, there, 2, "/c/{attempt}.pt")[2:] == resumed, "values are not filled in once more"
+    assert _arguments(plan, 2, "/c/{attempt}.pt", there)[2:] == resumed, "values are not filled in once more"
 
 
 def test_shell_text_is_left_to_the_shell_and_its_resume_arguments_are_filled_in_and_quoted() -> None:
@@ -213,15 +228,15 @@ def test_shell_text_is_left_to_the_shell_and_its_resume_arguments_are_filled_in_
         command="cd x && ./run.sh $ORCH_CHECKPOINT_DIR",
         checkpoint={"resume_args": "-o {job_dir}/o"},
     )
-    assert arguments(plan, JOB, 1, "") == plan.argv
-    assert arguments(plan, JobDir.at("/a b"), 2, "/c.pt")[-1] == f"{plan.argv[-1]} -o '/a b/o'"
+    assert _arguments(plan, 1, "") == plan.argv
+    assert _arguments(plan, 2, "/c.pt", JobDir.at("/a b"))[-1] == f"{plan.argv[-1]} -o '/a b/o'"
 
 
 def test_variables_of_the_user_are_filled_in_and_those_of_an_attempt_only_for_its_ranks() -> None:
     plan = jobs.plan(
         env={"HYDRA_OUT": "{job_dir}/h", "RUN": "{attempt}-$ORCH_JOB_NAME", "RAW": "${x} {epoch}"}
     )
-    env = node_env(plan, JOB, plan.nodes[0], {}, {})
+    env = _node_env(plan, plan.nodes[0])
     home = str(JOB.root.parent.parent)
     assert env == {"HYDRA_OUT": f"{jobs.ROOT}/h", "RAW": "${x} {epoch}", "ORCH_HOME": home}
     assert _env(plan, 0, attempt=3)["RUN"] == "3-gpt"

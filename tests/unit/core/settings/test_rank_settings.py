@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from orchestrator.core.host_facts import HardwareFacts
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.jobdir.plan import PlannedSlurm, PlannedSsh
 from orchestrator.core.observations import Address
+from orchestrator.core.planned import PlannedNode, PlannedPool
+from orchestrator.core.settings.rank_env import NodePlan
 from orchestrator.core.settings.rank_settings import (
     Layers,
-    RankRequest,
     SetBy,
     Setting,
     is_watched,
     settings,
     to_set,
 )
+from tests.support import jobs
 
 LAPTOP = HardwareFacts(cpus=8, cores=4, interfaces=(Address("192.168.1.7", "wlan0"),))
 GPUS = tuple(f"0000:{bus:02x}:00.0" for bus in range(8))
@@ -25,17 +30,43 @@ DGX = HardwareFacts(
     cpus=192, cores=96, gpus=GPUS,
     interfaces=(Address("10.0.0.1", "eth0"),),
 )  # fmt: skip
-EIGHT = RankRequest(
-    "ssh", nodes=2, ranks=8, ranks_on_host=8, gpus=8, interface="eth0", evidence="/job/evidence"
-)
-FOUR_CPU = RankRequest("local", nodes=2, ranks=2, ranks_on_host=4, interface="lo", evidence="/job/evidence")
+EVIDENCE = Path("/job/evidence")
 NOTHING = Layers({}, {}, {})
 
 
+def node(backend: str = "local", ranks: int = 1, gpus: int = 0, slots: int = 0, **fields: Any) -> NodePlan:
+    """Return the first node of a job with so many ranks on it. On backend local it has half of them, if it is not the only."""
+    made = dataclasses.replace(jobs.plan(), id="gpt-1", backend=backend, unbuffered=False, **fields)
+    if backend == "local":
+        each = max(1, ranks // 2)
+        shares = (range(each), range(each, ranks)) if ranks > 1 else (range(1),)
+        nodes = tuple(
+            PlannedNode(f"node-{n}", "", "", tuple(share) if gpus else (), tuple(share))
+            for n, share in enumerate(shares)
+        )
+        made = dataclasses.replace(made, nodes=nodes)
+    else:
+        ssh = PlannedSsh(None, None, "strict", "~/.orch", (), None) if backend == "ssh" else None
+        slurm = PlannedSlurm((), "TERM") if backend == "slurm" else None
+        hosts = (PlannedNode("node-0", "", "", (), (), slots),)
+        pool = PlannedPool(2, ranks, gpus, 0)
+        made = dataclasses.replace(made, nodes=hosts, pool=pool, ssh=ssh, slurm=slurm)
+    return NodePlan(made, JobDir(Path("/job")), "node-0", 1, ("node-0", "node-1"))
+
+
+EIGHT = node("ssh", 8, 8)
+FOUR_CPU = node("local", 4)
+
+
+def with_plan(at: NodePlan, **fields: Any) -> NodePlan:
+    """Return a node of a plan with other fields."""
+    return dataclasses.replace(at, plan=dataclasses.replace(at.plan, **fields))
+
+
 def _by_name(
-    facts: HardwareFacts | None, request: RankRequest, given: Layers = NOTHING
+    facts: HardwareFacts | None, at: NodePlan, given: Layers = NOTHING, interface: str | None = "eth0"
 ) -> dict[str, Setting]:
-    decided = settings(facts, request, given)
+    decided = settings(facts, at, given, interface, EVIDENCE)
     names = [one.name for one in decided]
     assert len(names) == len(set(names)), "each variable is decided once"
     assert all(one.reason for one in decided), "and has its reason"
@@ -47,7 +78,7 @@ def _given(**values: str) -> Layers:
 
 
 def test_a_laptop_gets_its_loopback_and_no_word_about_gpus() -> None:
-    decided = _by_name(LAPTOP, FOUR_CPU)
+    decided = _by_name(LAPTOP, FOUR_CPU, interface="lo")
     assert {name: one.value for name, one in decided.items()} == {
         "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo",
         "TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
@@ -55,43 +86,44 @@ def test_a_laptop_gets_its_loopback_and_no_word_about_gpus() -> None:
         "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/job/evidence/torch-trace-of-rank-",
         "TORCH_INCLUDE_STACK_TRACE": "0", "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "1800",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "NCCL_DEBUG": "WARN",
-        "NCCL_DEBUG_FILE": "/job/evidence/rank-{rank}-nccl.log",
+        "NCCL_DEBUG_FILE": "/job/evidence/rank-{rank}-nccl.log", "WANDB_RUN_ID": "gpt-1-{rank}", "WANDB_RESUME": "allow",
+        "MLFLOW_RUN_NAME": "gpt-1",
     }  # fmt: skip
     assert {one.set_by for one in decided.values()} == {SetBy.ORCH}
 
 
 @pytest.mark.parametrize(
-    ("facts", "request_", "threads", "reason"),
+    ("facts", "of", "threads", "reason"),
     [
-        (LAPTOP, {"ranks_on_host": 2}, "2", "4 cores shared by 2 ranks of the job here"),
-        (LAPTOP, {"ranks_on_host": 9}, "1", "4 cores shared by 9 ranks of the job here"),
-        (dataclasses.replace(LAPTOP, quota_cpus=2.5), {"ranks_on_host": 1}, "2", "a cgroup's limit of 2.5 CPUs shared by 1 rank of the job here"),
-        (dataclasses.replace(LAPTOP, quota_cpus=0.5), {"ranks_on_host": 1}, "1", "a cgroup's limit of 0.5 CPUs shared by 1 rank of the job here"),
-        (dataclasses.replace(LAPTOP, quota_cpus=64.0), {"ranks_on_host": 1}, "4", "4 cores shared by 1 rank of the job here"),
+        (LAPTOP, {"ranks": 2}, "2", "4 cores shared by 2 ranks of the job here"),
+        (LAPTOP, {"ranks": 9}, "1", "4 cores shared by 9 ranks of the job here"),
+        (dataclasses.replace(LAPTOP, quota_cpus=2.5), {"ranks": 1}, "2", "a cgroup's limit of 2.5 CPUs shared by 1 rank of the job here"),
+        (dataclasses.replace(LAPTOP, quota_cpus=0.5), {"ranks": 1}, "1", "a cgroup's limit of 0.5 CPUs shared by 1 rank of the job here"),
+        (dataclasses.replace(LAPTOP, quota_cpus=64.0), {"ranks": 1}, "4", "4 cores shared by 1 rank of the job here"),
         # Over SSH a rank on a CPU leases one slot, and others may lease the rest
-        (LAPTOP, {"backend": "ssh", "ranks_on_host": 2}, "1", "4 cores shared by 8 slots of the host, one for each CPU"),
-        (LAPTOP, {"backend": "ssh", "ranks_on_host": 2, "slots": 2}, "2", "4 cores shared by 2 slots of the host, as hosts_file says"),
+        (LAPTOP, {"backend": "ssh", "ranks": 2}, "1", "4 cores shared by 8 slots of the host, one for each CPU"),
+        (LAPTOP, {"backend": "ssh", "ranks": 2, "slots": 2}, "2", "4 cores shared by 2 slots of the host, as hosts_file says"),
         # Others may lease the GPUs that this job leaves
-        (DGX, {"backend": "ssh", "ranks_on_host": 2, "gpus": 2}, "12", "96 cores shared by 8 GPUs of the host"),
-        (DGX, {"backend": "local", "ranks_on_host": 4, "gpus": 4}, "12", "96 cores shared by 8 GPUs of the host"),
+        (DGX, {"backend": "ssh", "ranks": 2, "gpus": 2}, "12", "96 cores shared by 8 GPUs of the host"),
+        (DGX, {"backend": "local", "ranks": 4, "gpus": 4}, "12", "96 cores shared by 8 GPUs of the host"),
         # Parts of one GPU
-        (dataclasses.replace(DGX, gpus=GPUS[:1]), {"backend": "ssh", "ranks_on_host": 4, "gpus": 4}, "24", "96 cores shared by 4 ranks of the job here"),
+        (dataclasses.replace(DGX, gpus=GPUS[:1]), {"backend": "ssh", "ranks": 4, "gpus": 4}, "24", "96 cores shared by 4 ranks of the job here"),
         # What Slurm gives is the job's alone
-        (dataclasses.replace(DGX, cpus=32, cores=32, slurm_cpus=32), {"backend": "slurm", "ranks_on_host": 2, "gpus": 2}, "16", "32 CPUs from Slurm shared by 2 ranks of the job here"),
-        (dataclasses.replace(DGX, slurm_cpus=16), {"backend": "slurm", "ranks_on_host": 2, "gpus": 2}, "8", "16 CPUs from Slurm shared by 2 ranks of the job here"),
+        (dataclasses.replace(DGX, cpus=32, cores=32, slurm_cpus=32), {"backend": "slurm", "ranks": 2, "gpus": 2}, "16", "32 CPUs from Slurm shared by 2 ranks of the job here"),
+        (dataclasses.replace(DGX, slurm_cpus=16), {"backend": "slurm", "ranks": 2, "gpus": 2}, "8", "16 CPUs from Slurm shared by 2 ranks of the job here"),
     ],
 )  # fmt: skip
 def test_a_rank_gets_its_share_of_the_cores(
-    facts: HardwareFacts, request_: dict[str, Any], threads: str, reason: str
+    facts: HardwareFacts, of: dict[str, Any], threads: str, reason: str
 ) -> None:
-    decided = _by_name(facts, RankRequest(**request_))["OMP_NUM_THREADS"]
+    decided = _by_name(facts, node(**of))["OMP_NUM_THREADS"]
     assert (decided.value, decided.reason) == (threads, reason)
 
 
 def test_the_interface_that_reaches_the_others_is_named_whole_to_nccl() -> None:
     decided = _by_name(DGX, EIGHT)
     assert (decided["GLOO_SOCKET_IFNAME"].value, decided["NCCL_SOCKET_IFNAME"].value) == ("eth0", "=eth0")
-    unknown = _by_name(DGX, dataclasses.replace(EIGHT, interface=""))
+    unknown = _by_name(DGX, EIGHT, interface="")
     assert not {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"} & unknown.keys()
 
 
@@ -104,10 +136,8 @@ def test_what_is_set_already_stands_and_is_named_with_who_set_it() -> None:
         "HF_TOKEN": "x",
     }
     given = Layers(host, added, {**host, **added, "GLOO_SOCKET_IFNAME": "ib0"})
-    request = dataclasses.replace(
-        EIGHT, chosen={"NCCL_DEBUG": "job.yaml:12: env.NCCL_DEBUG", "NCCL_IB_HCA": "job.yaml:3: nccl.ib_hca"}
-    )
-    decided = _by_name(DGX, request, given)
+    origins = {"NCCL_DEBUG": "job.yaml:12: env.NCCL_DEBUG", "NCCL_IB_HCA": "job.yaml:3: nccl.ib_hca"}
+    decided = _by_name(DGX, with_plan(EIGHT, origins=origins), given)
     assert {name: (decided[name].value, decided[name].set_by, decided[name].reason) for name in (
         "NCCL_DEBUG", "NCCL_IB_HCA", "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "OMP_NUM_THREADS", "NCCL_IB_TIMEOUT", "GLOO_SOCKET_IFNAME"
     )} == {
@@ -137,35 +167,35 @@ def test_the_users_length_of_the_flight_recorder_holds_under_both_of_its_names(n
 
 
 def test_torch_waits_longer_than_orch() -> None:
-    patient = dataclasses.replace(EIGHT, patience_s=3600.5)
+    limits = dataclasses.replace(EIGHT.plan.limits, hang_timeout_s=3600.5)
+    patient = with_plan(EIGHT, limits=limits)
     assert _by_name(DGX, patient)["TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"].value == "7201"
 
 
 def test_a_secret_is_never_shown() -> None:
-    request = dataclasses.replace(FOUR_CPU, secrets=("NCCL_NET_PLUGIN_KEY",))
-    decided = _by_name(LAPTOP, request, _given(NCCL_NET_PLUGIN_KEY="s3cret"))["NCCL_NET_PLUGIN_KEY"]
+    at = with_plan(FOUR_CPU, secrets=("NCCL_NET_PLUGIN_KEY",))
+    decided = _by_name(LAPTOP, at, _given(NCCL_NET_PLUGIN_KEY="s3cret"))["NCCL_NET_PLUGIN_KEY"]
     assert "s3cret" not in decided.text
 
 
 def test_what_only_an_attempt_knows_is_named_so_and_not_set() -> None:
-    decided = _by_name(None, dataclasses.replace(EIGHT, backend="slurm", interface=None))
+    decided = _by_name(None, node("slurm", 8, 8), interface=None)
     later = [name for name, one in decided.items() if one.set_by is SetBy.LATER]
     assert later == ["OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"]
     assert not to_set(tuple(decided.values()), 0).keys() & set(later)
 
 
 def test_each_rank_has_a_file_of_its_own_for_the_words_of_nccl() -> None:
-    decided = settings(LAPTOP, FOUR_CPU, NOTHING)
+    decided = settings(LAPTOP, FOUR_CPU, NOTHING, "lo", EVIDENCE)
     files = [to_set(decided, rank)["NCCL_DEBUG_FILE"] for rank in (0, 12)]
     assert files == ["/job/evidence/rank-00000-nccl.log", "/job/evidence/rank-00012-nccl.log"]
 
 
 @pytest.mark.parametrize("mine", ["WANDB_RUN_ID", "WANDB_RESUME"])
 def test_a_tracker_knows_a_rank_again_unless_the_user_has_said_how(mine: str) -> None:
-    request = dataclasses.replace(FOUR_CPU, job="gpt-1")
-    ours = to_set(settings(LAPTOP, request, NOTHING), 3)
+    ours = to_set(settings(LAPTOP, FOUR_CPU, NOTHING, "lo", EVIDENCE), 3)
     assert (ours["WANDB_RUN_ID"], ours["WANDB_RESUME"]) == ("gpt-1-00003", "allow")
-    theirs = to_set(settings(LAPTOP, request, _given(**{mine: "x"})), 3)
+    theirs = to_set(settings(LAPTOP, FOUR_CPU, _given(**{mine: "x"}), "lo", EVIDENCE), 3)
     assert not {"WANDB_RUN_ID", "WANDB_RESUME"} & theirs.keys() and theirs["MLFLOW_RUN_NAME"] == "gpt-1"
 
 
@@ -175,7 +205,9 @@ def test_a_setting_is_one_line_of_a_log_whatever_its_value() -> None:
 
 
 def test_equal_nodes_get_equal_settings() -> None:
-    assert settings(DGX, EIGHT, NOTHING) == settings(DGX, EIGHT, NOTHING)
+    other = dataclasses.replace(EIGHT, node="node-1")
+    decided = [settings(DGX, at, NOTHING, "eth0", EVIDENCE) for at in (EIGHT, other)]
+    assert decided[0] == decided[1]
 
 
 @pytest.mark.parametrize(

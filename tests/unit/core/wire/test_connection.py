@@ -31,6 +31,7 @@ from orchestrator.supervisor.agent_connections import (
     LinkEvent,
     Wake,
 )
+from tests.support import jobs
 from tests.support.listening import ANSWER_S_MAX, HELLO, TOKEN, Place, play
 
 
@@ -273,7 +274,7 @@ def test_whoever_does_not_read_is_cut_off(tmp_path: Path, monkeypatch: pytest.Mo
     async def act(place: Place) -> None:
         agent = await place.agent()
         agent.reader._transport.pause_reading()  # type: ignore[attr-defined]
-        order = m.Prepare(1, {"A": "x" * 500_000}, False, (), (), False, False, None, None)
+        order = m.Prepare(1, jobs.plan(), (), {"A": "x" * 500_000})
         sent = [place.links.send("node-0", order) for _ in range(40)]
         assert sent[0]
         assert not sent[-1]

@@ -1,4 +1,4 @@
-"""Environment and arguments of a rank: torchrun's contract, from the plan and the rank's place in the gang."""
+"""Environment and arguments of a rank: torchrun's contract, from the plan and the rank's place in the gang. Pure."""
 
 from __future__ import annotations
 
@@ -14,18 +14,73 @@ from orchestrator.core import placeholders
 from orchestrator.core.jobdir.layout import TORCHELASTIC_ERROR_FILE, JobDir
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.planned import Gang, PlannedNode
-from orchestrator.core.settings.rank_settings import RankRequest
+from orchestrator.core.slurm import step_env
 
 
-def arguments(plan: Plan, job: JobDir, attempt: int, resume_from: str) -> tuple[str, ...]:
+@dataclass(frozen=True, slots=True)
+class NodePlan:
+    """The plan of a job as one node of an attempt follows it."""
+
+    plan: Plan
+    # The job's folder as the node sees it
+    job: JobDir
+    node: str
+    attempt: int
+    # The nodes of the gang, in the order of their ranks; a spare is none of them
+    nodes: tuple[str, ...] = ()
+    # The checkpoint as the node sees it; empty for none
+    resume_from: str = ""
+
+    @property
+    def index(self) -> int:
+        """The node's place in the gang; of a spare the last."""
+        return self.nodes.index(self.node) if self.node in self.nodes else max(0, len(self.nodes) - 1)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks of this node."""
+        return self._ranks_of(self.index)
+
+    def _ranks_of(self, index: int) -> tuple[int, ...]:
+        plan = self.plan
+        return plan.pool.ranks_of(index) if plan.pool is not None else plan.nodes[index].ranks
+
+    @property
+    def gang(self) -> Gang:
+        """The nodes of the gang, each with its ranks."""
+        return tuple((name, self._ranks_of(index)) for index, name in enumerate(self.nodes))
+
+    @property
+    def planned(self) -> PlannedNode:
+        """The node in the plan; of a node that the plan does not have, what every node has."""
+        there = (node for node in self.plan.nodes if node.name == self.node)
+        return next(there, PlannedNode(self.node, self.node, "", (), ()))
+
+    @property
+    def gpus(self) -> int:
+        """How many GPUs of the node are the job's; 0: CPU ranks."""
+        return self.plan.pool.gpus_each if self.plan.pool is not None else len(self.planned.gpus)
+
+    def values(self) -> dict[str, str]:
+        """Return what placeholders stand for in this attempt."""
+        number = str(self.attempt)
+        return {
+            **_values(self.plan, self.job),
+            "resume_from": self.resume_from,
+            "attempt": number,
+            "ORCH_RESUME_FROM": self.resume_from,
+            "ORCH_ATTEMPT": number,
+        }
+
+
+def arguments(at: NodePlan) -> tuple[str, ...]:
     """Return a rank's command for an attempt, with the resume arguments only when there is a checkpoint to resume from.
 
-    `job` is the job's folder and `resume_from` the checkpoint as the rank's host sees them. Shell text stays as it is:
-    there the shell fills in what the rank's environment has. Of a script that calls a launcher only the resume arguments
-    are returned: what the launcher starts is not known here.
+    Shell text stays as it is: there the shell fills in what the rank's environment has. Of a script that calls a launcher
+    only the resume arguments are returned: what the launcher starts is not known here.
     """
-    values = {**_values(plan, job), **_attempt_values(attempt, resume_from), placeholders.PATH: resume_from}
-    extra = tuple(placeholders.fill(word, values) for word in plan.resume_args) if resume_from else ()
+    plan, values = at.plan, {**at.values(), placeholders.PATH: at.resume_from}
+    extra = tuple(placeholders.fill(word, values) for word in plan.resume_args) if at.resume_from else ()
     if plan.launches:
         return extra
     if plan.shell:
@@ -45,30 +100,21 @@ def _values(plan: Plan, job: JobDir) -> dict[str, str]:
     }
 
 
-def _attempt_values(attempt: int, resume_from: str) -> dict[str, str]:
-    number = str(attempt)
-    return {
-        "resume_from": resume_from,
-        "attempt": number,
-        "ORCH_RESUME_FROM": resume_from,
-        "ORCH_ATTEMPT": number,
-    }
-
-
-def node_env(
-    plan: Plan, job: JobDir, node: PlannedNode, outer: Mapping[str, str], secrets: Mapping[str, str]
-) -> dict[str, str]:
-    """Return the environment that a node's setup lines and ranks start from: the submitter's, then the user's.
+def node_env(at: NodePlan, outer: Mapping[str, str], secrets: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment that a node's setup lines and ranks start from: what they inherit, then the user's.
 
     What the user's variables say of an attempt is left to `rank_env`: setup lines run once for all attempts.
 
     Over SSH and on Slurm it is added to the host's own.
     """
-    env = {**inherited(plan, outer), **_chosen(plan, _values(plan, job), of_attempt=False), **secrets}
+    plan, gpus = at.plan, at.planned.gpus
+    env = {**outer, **_chosen(plan, _values(plan, at.job), of_attempt=False), **secrets}
     if plan.ssh is None:
-        env["ORCH_HOME"] = str(job.root.parent.parent)  # a job that a rank submits is found where this one is
-    if node.gpus and "CUDA_VISIBLE_DEVICES" not in plan.env:
-        env["CUDA_VISIBLE_DEVICES"] = ",".join(str(gpu) for gpu in node.gpus)
+        env["ORCH_HOME"] = str(
+            at.job.root.parent.parent
+        )  # a job that a rank submits is found where this one is
+    if gpus and "CUDA_VISIBLE_DEVICES" not in plan.env:
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(str(gpu) for gpu in gpus)
     return env
 
 
@@ -109,111 +155,72 @@ def inherited(plan: Plan, outer: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class RankSlot:
-    """Where a rank sits in the gang of an attempt."""
+def rank_env(at: NodePlan, rank: int, meet: tuple[str, int]) -> dict[str, str]:
+    """Return the variables that are one rank's own: on Slurm those of its step, the user's that name the attempt, torchrun's
+    contract, then ours.
 
-    rank: int
-    node: str
-    node_rank: int
-    nodes: int
-    local_rank: int
-    local_world_size: int
-
-
-def rank_env(
-    plan: Plan, job: JobDir, seat: RankSlot, attempt: int, meet: tuple[str, int], resume_from: str
-) -> dict[str, str]:
-    """Return the variables that are one rank's own: the user's that name the attempt, torchrun's contract, then ours.
-
-    `job` is the job's folder as the rank's host sees it, `meet` address and port. TORCHELASTIC_USE_AGENT_STORE is
-    never set: rank 0 itself serves the store, a new one for each attempt.
+    `meet`: address and port. TORCHELASTIC_USE_AGENT_STORE is never set: rank 0 itself serves the store, a new one for each
+    attempt.
     """
-    rank, world = str(seat.rank), str(plan.world_size)
-    error_file = job.rank_run(seat.node, attempt, seat.rank) / TORCHELASTIC_ERROR_FILE
-    values = {**_values(plan, job), **_attempt_values(attempt, resume_from)}
+    plan, ranks, values = at.plan, at.ranks, at.values()
+    local, number, world = ranks.index(rank), str(rank), str(plan.world_size)
+    error_file = at.job.rank_run(at.node, at.attempt, rank) / TORCHELASTIC_ERROR_FILE
     return {
+        **(step_env.of_a_rank(rank, local, at.gang) if plan.slurm is not None else {}),
         **_chosen(plan, values, of_attempt=True),
-        "RANK": rank,
+        "RANK": number,
         "WORLD_SIZE": world,
-        "LOCAL_RANK": str(seat.local_rank),
-        "LOCAL_WORLD_SIZE": str(seat.local_world_size),
-        "GROUP_RANK": str(seat.node_rank),
-        "GROUP_WORLD_SIZE": str(seat.nodes),
-        "NODE_RANK": str(seat.node_rank),
-        "ROLE_RANK": rank,
+        "LOCAL_RANK": str(local),
+        "LOCAL_WORLD_SIZE": str(len(ranks)),
+        "GROUP_RANK": str(at.index),
+        "GROUP_WORLD_SIZE": str(len(at.nodes)),
+        "NODE_RANK": str(at.index),
+        "ROLE_RANK": number,
         "ROLE_NAME": "default",
         "ROLE_WORLD_SIZE": world,
         "MASTER_ADDR": meet[0],
         "MASTER_PORT": str(meet[1]),
         "TORCHELASTIC_RUN_ID": plan.id,
-        "TORCHELASTIC_RESTART_COUNT": str(attempt - 1),
+        "TORCHELASTIC_RESTART_COUNT": str(at.attempt - 1),
         "TORCHELASTIC_MAX_RESTARTS": str(plan.limits.restarts_max),
         "TORCHELASTIC_ERROR_FILE": str(error_file),
         **{name: values[name] for name in placeholders.VARIABLES},
     }
 
 
-def script_env(
-    plan: Plan, job: JobDir, node_rank: int, gang: Gang, attempt: int, resume_from: str
-) -> dict[str, str]:
+def script_env(at: NodePlan) -> dict[str, str]:
     """Return the variables that are those of a node's script: the user's that name the attempt, orch's, and what people
     write into launcher lines. Where the ranks meet is not known yet; orch decides it, whatever such a line says."""
-    values = {**_values(plan, job), **_attempt_values(attempt, resume_from)}
-    each, index = str(len(gang[0][1])), str(node_rank)
+    plan, values = at.plan, at.values()
     return {
-        "MASTER_ADDR": gang[0][0] if plan.backend != "local" else "127.0.0.1",
+        "MASTER_ADDR": at.nodes[0] if plan.backend != "local" else "127.0.0.1",
         "MASTER_PORT": "29500",
         **_chosen(plan, values, of_attempt=True),
-        **dict.fromkeys(("GROUP_RANK", "NODE_RANK"), index),
-        **dict.fromkeys(("GROUP_WORLD_SIZE", "NNODES"), str(len(gang))),
-        **dict.fromkeys(("LOCAL_WORLD_SIZE", "NPROC_PER_NODE"), each),
+        **dict.fromkeys(("GROUP_RANK", "NODE_RANK"), str(at.index)),
+        **dict.fromkeys(("GROUP_WORLD_SIZE", "NNODES"), str(len(at.nodes))),
+        **dict.fromkeys(("LOCAL_WORLD_SIZE", "NPROC_PER_NODE"), str(len(at.ranks))),
         **{name: values[name] for name in placeholders.VARIABLES},
-        **_slurm_like(plan, node_rank, gang),
+        **_slurm_like(at),
     }
 
 
-def _slurm_like(plan: Plan, node_rank: int, gang: Gang) -> dict[str, str]:
+def _slurm_like(at: NodePlan) -> dict[str, str]:
     """Return those of sbatch's variables that have a plain meaning for the gang. On Slurm the allocation may have spare nodes,
     and has one task a node, which is the agent."""
-    names = ",".join(name for name, _ in gang)
-    gpus = plan.pool.gpus_each if plan.pool is not None else len(plan.nodes[node_rank].gpus)
+    plan, gpus = at.plan, at.gpus
     found = {
-        **dict.fromkeys(("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), str(len(gang))),
-        **dict.fromkeys(("SLURM_NODEID", "SLURM_PROCID"), str(node_rank)),
-        **dict.fromkeys(("SLURM_JOB_NODELIST", "SLURM_NODELIST"), names),
+        **dict.fromkeys(("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), str(len(at.nodes))),
+        **dict.fromkeys(("SLURM_NODEID", "SLURM_PROCID"), str(at.index)),
+        **dict.fromkeys(("SLURM_JOB_NODELIST", "SLURM_NODELIST"), ",".join(at.nodes)),
         "SLURM_LOCALID": "0",
         "SLURM_NTASKS": str(plan.world_size),
-        "SLURM_NTASKS_PER_NODE": str(len(gang[node_rank][1])),
+        "SLURM_NTASKS_PER_NODE": str(len(at.ranks)),
     }
     if plan.slurm is not None:
         return found
     # Scripts make port numbers of the first, which is a number.
     here = {"SLURM_JOB_ID": str(zlib.crc32(plan.id.encode()) % 10**8)}
     return {**found, **here, **({"SLURM_GPUS_ON_NODE": str(gpus)} if gpus else {})}
-
-
-def settings_request(plan: Plan, node: str, ranks: int, interface: str | None, evidence: Path) -> RankRequest:
-    """Return what settings of a node's ranks follow from: the plan, and the node's share of it.
-
-    `interface` leads to the first node: empty where it is not known, None where it is found when the attempt starts.
-    """
-    planned = next((one for one in plan.nodes if one.name == node), None)
-    return RankRequest(
-        backend=plan.backend,
-        nodes=plan.pool.nodes if plan.pool is not None else len(plan.nodes),
-        ranks=ranks,
-        ranks_on_host=plan.world_size if plan.pool is None else ranks,
-        gpus=plan.pool.gpus_each if plan.pool is not None else len(planned.gpus) if planned else 0,
-        slots=planned.slots if planned else 0,
-        interface=interface,
-        evidence=str(evidence),
-        patience_s=max(plan.limits.hang_ceiling_s, plan.limits.hang_timeout_s or 0.0),
-        defaults=plan.defaults,
-        chosen=plan.origins,
-        secrets=plan.secrets,
-        job=plan.id,
-    )
 
 
 RANK_DIR = "ORCH_RANK_DIR"

@@ -1,0 +1,153 @@
+"""Ranks to be started: program and environment of each, by the plan or by a launcher that the script of the node has called. Pure."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from string import Template
+
+from orchestrator.agent.ranks import spawn
+from orchestrator.agent.ranks.hook.layout import RANK_DIR_ENV, SOCKET_ENV, STACK_SIGNAL_ENV
+from orchestrator.core.host import process_tags
+from orchestrator.core.settings import rank_env
+from orchestrator.core.settings.rank_env import NodePlan
+from orchestrator.core.settings.rank_settings import Layers, Setting, to_set
+from orchestrator.core.slurm import step_env
+
+STACK_SIGNAL = signal.SIGRTMIN + 6
+"""Requests a process's stack from `faulthandler`, the next signal from Python (see `hook.Stacks`). USR1 and USR2 belong to
+NCCL, Lightning and submitit, so they are real-time signals."""
+
+
+@dataclass(frozen=True)
+class Count:
+    """A number that a line names, with the option as it stands there."""
+
+    number: int
+    option: str
+
+
+@dataclass
+class Call:
+    """A call of a launcher: the words of a rank's program, and what the launcher adds to them."""
+
+    launcher: str
+    words: tuple[str, ...]
+    # Python runs the words, which begin with a script or with `-m`
+    is_python: bool = True
+    # The option by which the program is given its local rank, behind the first `local_rank_at` words
+    local_rank: str = ""
+    local_rank_at: int = 0
+    # `${local_rank}` in a word is the local rank
+    has_macros: bool = False
+    # What is asked for: nodes (at least and at most), ranks of a node, ranks of all nodes
+    nodes: tuple[Count, Count] | None = None
+    ranks_each: Count | None = None
+    ranks: Count | None = None
+    # Options that orch does not need
+    unused: list[str] = field(default_factory=list)
+    # Variables that the launcher sets
+    env: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RankCall:
+    """A call that the agent starts ranks for. `number`: which call of the attempt it is, from 1."""
+
+    number: int
+    call: Call
+    # The program first, found on this node
+    argv: tuple[str, ...]
+    cwd: Path
+    env: dict[str, str] = field(repr=False)
+
+    def argv_of(self, local_rank: int, more: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the words of a rank, with `more` behind them."""
+        call, words = self.call, list(self.argv)
+        if call.local_rank:
+            at = call.local_rank_at + call.is_python
+            words[at:at] = [f"{call.local_rank}={local_rank}"]
+        if call.has_macros:
+            words = [Template(word).safe_substitute(local_rank=local_rank) for word in words]
+        return (*words, *more)
+
+    def env_of(self, rank: int, at: NodePlan) -> dict[str, str]:
+        """Return the variables by which srun and mpirun number a rank, for programs that read those."""
+        if self.call.launcher == "mpirun":
+            values = {
+                "RANK": rank,
+                "SIZE": at.plan.world_size,
+                "LOCAL_RANK": at.ranks.index(rank),
+                "LOCAL_SIZE": len(at.ranks),
+            }
+            return {f"OMPI_COMM_WORLD_{name}": str(value) for name, value in values.items()}
+        if self.call.launcher == "srun" and at.plan.slurm is None:
+            return step_env.of_a_rank(rank, at.ranks.index(rank), at.gang)
+        return {}
+
+
+@dataclass(frozen=True, slots=True)
+class RankStart:
+    """A rank to be started."""
+
+    rank: int
+    local_rank: int
+    program: spawn.Program
+
+
+@dataclass(frozen=True, slots=True)
+class NodeEnvironment:
+    """What the environments of a node's ranks are made of, and which program they run."""
+
+    at: NodePlan
+    layers: Layers
+    settings: tuple[Setting, ...]
+    # As this node has it
+    program: str
+    # By which the job's processes are known on the node
+    tag: str
+
+    def of_a_rank(self, own: Mapping[str, str], rank: int = 0) -> dict[str, str]:
+        """Return the environment of a rank: of two layers that set a variable the later one wins. Without variables of its
+        `own` it is that of the template that ranks are forked from.
+
+        | layer | whose it is |
+        |---|---|
+        | `settings` | orch decides them, where nothing else sets them |
+        | `layers.given` | the host, the job, the node, the setup lines |
+        | share | of the cores that Slurm has given the node |
+        | `own` | torchrun's contract, and orch's variables |
+        | hook | orch: in front of PYTHONPATH |
+        """
+        env = {
+            SOCKET_ENV: "1",
+            **to_set(self.settings, rank),
+            **self.layers.given,
+            **step_env.share(self.layers.given, own),
+            **own,
+            STACK_SIGNAL_ENV: str(int(STACK_SIGNAL)),
+        }
+        path = (str(self.at.job.node(self.at.node) / "hook"), env.get("PYTHONPATH", ""))
+        return {**env, "PYTHONPATH": os.pathsep.join(part for part in path if part)}
+
+    def starts(self, meet: tuple[str, int], call: RankCall | None) -> tuple[RankStart, ...]:
+        """Return the ranks of the node. They meet at an address and port; those of a launcher `call` run its words."""
+        return tuple(self._start(local_rank, meet, call) for local_rank in range(len(self.at.ranks)))
+
+    def _start(self, local_rank: int, meet: tuple[str, int], call: RankCall | None) -> RankStart:
+        at, rank, words = self.at, self.at.ranks[local_rank], rank_env.arguments(self.at)
+        argv, cwd, numbers = (self.program, *words[1:]), at.job.code, dict[str, str]()
+        if call is not None:
+            argv, cwd = call.argv_of(local_rank, words if call.number == 1 else ()), call.cwd
+            numbers = call.env_of(rank, at)
+        own = {
+            **numbers,
+            **rank_env.rank_env(at, rank, meet),
+            RANK_DIR_ENV: str(at.job.rank_run(at.node, at.attempt, rank)),
+            process_tags.NAME: self.tag,
+        }
+        log = at.job.rank_log(at.attempt, rank)
+        return RankStart(rank, local_rank, spawn.Program(argv, self.of_a_rank(own, rank), cwd, log))
