@@ -22,6 +22,7 @@ from orchestrator.brain.model import events as e
 from orchestrator.core import observations
 from orchestrator.core.planned import Limits, PlannedNode
 from orchestrator.core.wire.messages import RankHeartbeat
+from tests.support.frames import frame
 
 JOBS = 10_000
 BEAT_S = 1.0
@@ -177,7 +178,7 @@ class _Job:
             limit_s=LIMIT_S,
         )
         return observations.RankInspection(
-            rank, 100 + rank, "S", doing, self.now_s - self.still_since[rank], "train.py:9 step", pause.why if busy else "",
+            rank, 100 + rank, "S", doing, self.now_s - self.still_since[rank], frame("train.py:9 step"), pause.why if busy else "",
             False, pause.phase if busy else "train", ("train.py:9 step",), (entered,), (), (),
             (),
         )  # fmt: skip

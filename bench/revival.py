@@ -28,6 +28,7 @@ from orchestrator.core.wire.messages import RankHeartbeat
 from orchestrator.journal.journaled_brain import JournaledBrain
 from orchestrator.supervisor import status as status_object
 from tests.support import jobs
+from tests.support.frames import frame
 
 DAYS = 30
 NODES, PER_NODE = 64, 8
@@ -94,7 +95,7 @@ def looked(attempt: int, at: float, look: int) -> Iterator[News]:
     for node in range(NODES):
         ranks = tuple(
             observations.RankInspection(
-                rank, 1000 + rank, "R", observations.Activity.PROGRESSING, 0.0, FRAMES[0], "computes", False, "evaluate", FRAMES,
+                rank, 1000 + rank, "R", observations.Activity.PROGRESSING, 0.0, frame(FRAMES[0]), "computes", False, "evaluate", FRAMES,
                 (), (), (), (), gpu_use=0.9,
             )
             for rank in range(PER_NODE * node, PER_NODE * (node + 1))
@@ -104,7 +105,9 @@ def looked(attempt: int, at: float, look: int) -> Iterator[News]:
 
 def crash(attempt: int, at: float, count: int) -> Iterator[News]:
     """One rank crashes, all others are stopped."""
-    failure = observations.Failure("RuntimeError", "NCCL error", "Traceback\n" * 20, "train.py:10 step")
+    failure = observations.Failure(
+        "RuntimeError", "NCCL error", "Traceback\n" * 20, frame("train.py:10 step")
+    )
     verdict = d.Verdict(
         d.Kind.CRASH,
         (1,),

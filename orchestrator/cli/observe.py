@@ -184,15 +184,11 @@ def why(job: str | None, as_json: bool) -> int:
 
     Each attempt has its verdict; the last one that failed is shown with all its evidence.
     """
-    from orchestrator.client import saves
-    from orchestrator.journal import facts_file
     from orchestrator.views import post_mortem
 
     found = find_job(job)
     apply_slurm_end(found)
-    record = facts_file.record(found.folder)
-    report = found.why(record)
-    saves.explain(found.folder, found.plan(), report, record)
+    report = found.why()
     if as_json:
         print_json(report)
     else:

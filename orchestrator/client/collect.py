@@ -25,7 +25,6 @@ from orchestrator.core.codec import Json
 from orchestrator.core.errors import ClusterError, OrchError, UserError
 from orchestrator.core.jobdir import home, ownership
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.journal import facts_file
 from orchestrator.supervisor.transfers.save_copies import COMING
 
 _TORN = ".torn-attempt-"
@@ -151,10 +150,7 @@ def _copy(source: str | Path, target: str | Path) -> None:
 def _why(job: Job) -> Json:
     """Return the post-mortem, or why there is none: the rest is copied all the same."""
     try:
-        record = facts_file.record(job.folder)
-        why = job.why(record)
-        saves.explain(job.folder, job.plan(), why, record)
-        return why
+        return job.why()
     except OrchError as err:
         return {"id": job.id, "unknown": str(err)}
 

@@ -209,7 +209,7 @@ class Job:
 
     def why(self, record: Record | None = None) -> Json:
         """Return the post-mortem, of a record that was read before or now. Raises OrchError when plan or journal are damaged."""
-        from orchestrator.client import post_mortem
+        from orchestrator.client import post_mortem, saves
         from orchestrator.client.logs import losses
         from orchestrator.journal import facts_file, journal_file
 
@@ -218,9 +218,9 @@ class Job:
             why = post_mortem.why(plan, record)
         for attempt in why["attempts"][-losses.ATTEMPTS_MAX :] if len(why["attempts"]) > 1 else ():
             attempt["losses"] = losses.of_log(self.folder.rank_log(attempt["attempt"], 0))
-        goes_on = record.facts.end is None
         why |= {"suspicion": None, "dir": str(self.folder.root)}
-        if not goes_on:
+        saves.explain(self.folder, plan, why, record)
+        if record.facts.end is not None:
             return why
         with contextlib.suppress(FileNotFoundError, OrchError):
             post_mortem.bring_up_to_date(why, self.source.written_status())

@@ -154,11 +154,12 @@ def rank_json(rank: observations.RankInspection, node: str) -> Json:
         "state": rank.state,
         "activity": rank.activity.value,
         "still_s": round(rank.still_s, 1),
-        "where": rank.where,
+        "where": str(rank.where or ""),
         "line": rank.line,
         "why": rank.why,
         "phase": rank.phase,
         "stack": list(rank.stack),
+        "inside": rank.inside,
         "collectives": [
             {
                 "group": collective.group,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from orchestrator.core.shown import Frame
+
 LINE_CHARS_MAX = 300
 """How much of a message is shown in a line."""
 
@@ -105,7 +107,7 @@ class Failure:
     type: str
     message: str
     traceback: str
-    where: str
+    where: Frame | None
     # The file that a library was loading a state from, where it was raised in that
     loading: str = ""
 
@@ -132,8 +134,8 @@ class RankInspection:
     activity: Activity
     # How long it has stood still, by its host's clock and over inspections in a row; 0 at the first
     still_s: float
-    # The user's innermost frame, `train.py:88 load_batch`
-    where: str
+    # The user's innermost frame; without one the innermost of all
+    where: Frame | None
     # What it does there, in words
     why: str
     # The call that it waits in has a time limit, as a sleep has and a loop that polls
@@ -160,6 +162,8 @@ class RankInspection:
     line: str = ""
     # The exception that its main thread is handling: in `except`, `finally`, `__exit__` or, after its script, `atexit`
     raised: Failure | None = None
+    # How many of `stack`, from the first, `where` has called
+    inside: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,26 @@ class Training:
 NOT_TOLD = Training()
 
 
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A frame of a Python stack; `line` is 0 where it is not known."""
+
+    file: str
+    line: int
+    function: str
+    # What it runs in, where a person should know that
+    within: str = ""
+
+    @property
+    def brief(self) -> Frame:
+        """The frame with the name of its file alone."""
+        return replace(self, file=self.file.rpartition("/")[2])
+
+    def __str__(self) -> str:
+        place = f"{self.file}:{self.line} {self.function}".rstrip()
+        return f"{place} ({self.within})" if self.within else place
+
+
 class Follows(enum.Enum):
     """What follows by itself from a suspicion, if nothing changes."""
 
@@ -79,8 +99,9 @@ class Suspicion:
     follows: Follows
     in_s: float | None = None
     spare: str = ""
-    # Where the first of the ranks stands, as `RankInspection.where`
+    # Where the first of the ranks stands, in words and as a frame
     where: str = ""
+    frame: Frame | None = None
 
 
 class Cause(enum.Enum):

@@ -57,13 +57,9 @@ def named(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) != 1 else ''} {ranks_text(ranks)}"
 
 
-def split_stack(where: str, stack: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+def split_stack(where: str, stack: Sequence[str], inside: int) -> tuple[Sequence[str], Sequence[str]]:
     """Return what the user's innermost frame has called, and that frame with its callers; innermost first.
 
     Of a deep stack only the innermost frames are reported, and the user's may be beyond them.
     """
-    if not where:
-        return (), stack
-    told = (n for n, frame in enumerate(stack) if where == frame or where.startswith(f"{frame} ("))
-    at = next(told, len(stack))
-    return stack[:at], (where, *stack[at + 1 :])
+    return (stack[:inside], (where, *stack[inside + 1 :])) if where else ((), stack)

@@ -66,7 +66,9 @@ class AttemptHistory:
     requeued_at: float | None = None
     queued_s: float | None = None  # how long the job then waited in the queue for other nodes
     told: list[d.Notice] = field(default_factory=list)
-    starts: list[str] = field(default_factory=list)  # the ways in which nodes have started their ranks
+    starts: dict[str, bool] = field(
+        default_factory=dict
+    )  # the ways in which nodes have started their ranks, each with whether as forks
     late: list[e.Exited] = field(
         default_factory=list
     )  # ended with a code other than 0 once they were told to end
@@ -213,8 +215,8 @@ def _add(attempt: AttemptHistory, entry: Entry) -> None:
             attempt.finished = finished
         case d.EndJob() as ended:
             attempt.job_ended = ended
-        case e.Started(how=how) if how and how not in attempt.starts:
-            attempt.starts.append(how)
+        case e.Started(how=how, are_forks=are_forks) if how:
+            attempt.starts[how] = are_forks
         case e.Exited(ordered=True) as exited if exited.code and exited.attempt == attempt.begun.attempt:
             attempt.late.append(exited)
         case d.Notice() as notice if notice.topic is not d.Topic.SUSPECT:  # long silences have many

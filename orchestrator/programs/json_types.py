@@ -26,6 +26,15 @@ class Start(TypedDict):
     step: int | None
 
 
+class Frame(TypedDict):
+    """A place in a program; `within`: what it runs in, where a person should know that."""
+
+    file: str
+    line: int
+    function: str
+    within: str
+
+
 class Evidence(TypedDict):
     """A part of the evidence of a verdict."""
 
@@ -49,6 +58,7 @@ class Verdict(TypedDict):
     head: str
     proof: list[Evidence]
     signature: list[str]
+    frame: Frame | None
     detected_s: float
 
 
@@ -93,6 +103,7 @@ class Attempt(TypedDict):
     told: list[Told]
     remarks: list[str]
     starts: list[str]
+    fresh_starts: list[str]
     job_end: State | None
     ended_why: str | None
     ending: Literal["done", "cancelled", "restart"] | None
@@ -224,6 +235,7 @@ class InspectedRank(TypedDict):
     why: str
     phase: str
     stack: list[str]
+    inside: int
     collectives: list[Collective]
     gpu_use: float | None
     unavailable: list[str]

@@ -27,7 +27,7 @@ from mcp.types import ToolAnnotations
 from pydantic import Field
 
 from orchestrator.client import job as jobs
-from orchestrator.client import saves, slurm_status
+from orchestrator.client import slurm_status
 from orchestrator.client.job import Job
 from orchestrator.client.logs import reader, trackers
 from orchestrator.core.codec import Json
@@ -35,7 +35,6 @@ from orchestrator.core.errors import OrchError, UserError
 from orchestrator.core.jobdir import home, status_file
 from orchestrator.core.jobdir.status_file import Status
 from orchestrator.core.version import VERSION
-from orchestrator.journal import facts_file
 from orchestrator.programs import outcome, waiting
 from orchestrator.programs.json_schemas import OUTPUTS, schema_of
 from orchestrator.programs.json_types import Logs
@@ -116,10 +115,7 @@ def why(job: AnyJob = None) -> Json:
     found = _found(job)
     with contextlib.suppress(OrchError):  # the job's folder tells without Slurm, too
         found.source.settle()
-    record = facts_file.record(found.folder)
-    report = found.why(record)
-    saves.explain(found.folder, found.plan(), report, record)
-    return report
+    return found.why()
 
 
 def logs(

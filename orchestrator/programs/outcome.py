@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from orchestrator.client.job import Job
+from orchestrator.core import codec
 from orchestrator.core.codec import Json
 from orchestrator.programs import waiting
 from orchestrator.programs.waiting import Waited
 from orchestrator.views.cells import STYLES, Cell, Line, line, short
 from orchestrator.views.next_steps import commands
-
-_PLACE = re.compile(r"^(?P<file>.+):(?P<line>\d+)(?: (?P<function>.*))?$")
 
 
 def outcome_of(job: Job, timeout_s: float | None) -> Json:
@@ -23,7 +21,7 @@ def outcome_of(job: Job, timeout_s: float | None) -> Json:
 
 def outcome(waited: Waited, why: Json, called: str) -> Json:
     """Return what `orch wait --json` prints. `why`: the post-mortem; `called`: the job in commands."""
-    status, need = waited.status, waited.need
+    status, need, saved = waited.status, waited.need, why.get("checkpoint")
     verdict = _verdict(why) if status.state in ("FAILED", "CANCELLED") else None
     return {
         "id": status.id,
@@ -38,7 +36,7 @@ def outcome(waited: Waited, why: Json, called: str) -> Json:
         "step": status.step,
         "verdict": verdict,
         "culprits": _culprits(waited, verdict),
-        "checkpoint": why.get("checkpoint"),
+        "checkpoint": {"path": saved["path"], "step": saved["step"]} if saved else None,
         "next": [{"label": label, "command": command} for label, command in commands(why, called)],
     }
 
@@ -71,7 +69,7 @@ def _verdict(why: Json) -> Json | None:
     judged = [attempt["verdict"] for attempt in why["attempts"] if attempt["verdict"]]
     if not judged:
         return None
-    keys = ("kind", "summary", "head", "culprit", "waiting", "ranks", "node", "step")
+    keys = ("kind", "summary", "head", "culprit", "waiting", "ranks", "node", "step", "frame")
     _, cause, *places = judged[-1]["signature"]
     return {**{key: judged[-1][key] for key in keys}, "cause": cause, "places": places}
 
@@ -81,23 +79,21 @@ def _culprits(waited: Waited, verdict: Json | None) -> list[Json]:
     status, seen = waited.status, waited.status.suspected
     if verdict is not None:
         ranks: Sequence[int] = verdict["ranks"]
-        node, places = verdict["node"], verdict["places"]
+        node, frame = verdict["node"], verdict["frame"] or {}
     elif waited.need is not None and seen is not None:
-        ranks, node, places = seen.ranks, seen.node, [seen.where]
+        ranks, node, frame = seen.ranks, seen.node, codec.pack(seen.frame) or {}
     else:
         return []
     hosts = {one.name: one.host for one in status.nodes}
     nodes = {rank: one.name for one in status.nodes for rank in one.ranks}
-    place = next(filter(None, map(_PLACE.match, places)), None)
-    file, row, function = place.groups() if place else (None, None, None)
     return [
         {
             "rank": rank,
             "node": node or nodes.get(rank, ""),
             "host": hosts.get(node or nodes.get(rank, ""), ""),
-            "file": file,
-            "line": int(row) if row else None,
-            "function": function or None,
+            "file": frame.get("file"),
+            "line": frame.get("line"),
+            "function": frame.get("function") or None,
         }
         for rank in ranks
     ]

@@ -11,7 +11,6 @@ from pathlib import Path
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import News
-from orchestrator.client import saves
 from orchestrator.client.job import Job
 from orchestrator.client.logs import reader
 from orchestrator.core import placeholders
@@ -102,7 +101,6 @@ def gather(job: Job) -> Material:
     folder, plan, mask, status = job.folder, job.plan(), job.mask(), job.source.status()
     record = facts_file.record(folder)
     why = job.why(record)
-    saves.explain(folder, plan, why, record)
     end_s = seconds(status.ended_at) if status.ended_at else time.time()
     begin_s = seconds(status.started_at or status.created_at)
     scale = TimeScale(begin_s, max(end_s, begin_s + 1.0))

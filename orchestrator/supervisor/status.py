@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 
 from orchestrator.brain import stragglers, training
@@ -216,7 +216,7 @@ def _compared(facts: Facts) -> str:
 
 def verdict(given: d.Verdict, judged_at: float) -> Json:
     """Return a verdict as in `orch why --json` and notifications; `judged_at` is the job clock."""
-    known = given.signature
+    frame = given.signature.frame
     return {
         "kind": given.kind.value,
         "ranks": list(given.ranks),
@@ -231,7 +231,8 @@ def verdict(given: d.Verdict, judged_at: float) -> Json:
             {"kind": piece.kind.value, "text": piece.text, "node": piece.node, "fix": piece.fix}
             for piece in given.proof
         ],
-        "signature": [known.kind.value, known.cause.value, *known.place],
+        "signature": list(given.signature.texts),
+        "frame": asdict(frame) if frame is not None else None,
         "detected_s": round(max(0.0, judged_at - given.since_s), 3),
     }
 

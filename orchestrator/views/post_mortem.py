@@ -38,9 +38,6 @@ FOLDS_MAX = 16
 REMARKS_MAX = 4
 """How many remarks on ranks are shown of an attempt."""
 
-USUAL_START = "forks of "
-"""How ranks start where nothing speaks against it: that is not worth a line."""
-
 _PAD = "  "
 PASSED_SHOWN = 3
 """How many saves that were passed over are named."""
@@ -229,7 +226,7 @@ def _attempt(attempt: Json, folder: str, state: str) -> Iterator[Line]:
         yield line(f"{_PAD}{told['what']} at {told['at'][11:19]} UTC: {kind}{short(told['text'], folder)}")
         if told["fix"]:
             yield line(f"{_PAD}  fix: {told['fix']}")
-    if starts := [how for how in attempt.get("starts", ()) if not how.startswith(USUAL_START)]:
+    if starts := attempt["fresh_starts"]:
         yield line(Cell(f"{_PAD}ranks were started as {'; '.join(starts)}", "dim"))
     yield from _remarks(attempt.get("remarks", ()))
     if verdict is not None and not has_culprit(verdict):

@@ -87,7 +87,7 @@ def _gpu_use(group: Sequence[Json]) -> str:
 def _frames(rank: Json) -> Iterator[Line]:
     """Yield the user's frames as a traceback has them, outermost first, then the frames inside their innermost call."""
     where = rank["where"]
-    inside, users = split_stack(where, rank["stack"])
+    inside, users = split_stack(where, rank["stack"], rank["inside"])
     if len(users) > FRAMES_MAX:
         yield line(Cell(f"{_PAD}… {len(users) - FRAMES_MAX} more: --json shows all", "dim"))
     for frame in users[1:FRAMES_MAX][::-1]:

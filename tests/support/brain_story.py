@@ -12,12 +12,13 @@ from orchestrator.core import observations
 from orchestrator.core.checkpoints.save import Content, Format, Place, Save, SaveState, StepSource
 from orchestrator.core.planned import Limits, PlannedNode, PlannedPool, QueueTerms
 from orchestrator.core.wire.messages import RankHeartbeat
+from tests.support.frames import frame
 
 D = TypeVar("D")
 LIMITS = Limits(60.0, 30.0, 20.0, 12.0, 5.0, 1.0, 3, 2.0, 16.0, (), None, "restart")
 IP = "10.0.0.9"
-OWN = observations.Failure("ValueError", "loss is nan", "Traceback", "train.py:42")
-VICTIM = observations.Failure("RuntimeError", "Connection closed by peer", "Traceback", "train.py:50")
+OWN = observations.Failure("ValueError", "loss is nan", "Traceback", frame("train.py:42"))
+VICTIM = observations.Failure("RuntimeError", "Connection closed by peer", "Traceback", frame("train.py:50"))
 
 
 def planned_node(name: str, *ranks: int) -> PlannedNode:
@@ -212,12 +213,13 @@ def none_of(decisions: list[d.Decision], kind: type[d.Decision]) -> bool:
 
 
 def look(
-    rank: int, activity: observations.Activity = observations.Activity.UNKNOWN, **more: Any
+    rank: int, activity: observations.Activity = observations.Activity.UNKNOWN, where: str = "", **more: Any
 ) -> observations.RankInspection:
     """Return what an inspection has found of a rank, with plain values for what is not given."""
+    stack = more.get("stack", ())
     plain: dict[str, Any] = {
-        "rank": rank, "pid": 100 + rank, "state": "S", "activity": activity, "still_s": 0.0, "where": "", "why": "",
+        "rank": rank, "pid": 100 + rank, "state": "S", "activity": activity, "still_s": 0.0, "why": "",
         "has_limit": False, "phase": "", "stack": (), "collectives": (), "groups": (), "collective_counts": (),
-        "unavailable": (),
+        "unavailable": (), "where": frame(where), "inside": stack.index(where) if where in stack else 0,
     }  # fmt: skip
     return observations.RankInspection(**{**plain, **more})

@@ -25,6 +25,7 @@ from orchestrator.submission.planner import Inventory
 from orchestrator.supervisor.status import Now
 from orchestrator.supervisor.status import status as job_status
 from tests.support import saved_files
+from tests.support.frames import frame
 
 ID = "gpt-20261120-224605123-k3"
 BEGAN_S = 1_795_000_000.0
@@ -131,7 +132,7 @@ def crash(attempt: int, at: float, count: int, step: int, evidence: str = "") ->
         f'    ~~~~~^^^^^^\n  File "{ROOT}/code/train.py", line 10, in inner\n    raise RuntimeError("loss is NaN")\n'
         "RuntimeError: loss is NaN\n"
     )
-    failure = observations.Failure("RuntimeError", "loss is NaN", traceback, where)
+    failure = observations.Failure("RuntimeError", "loss is NaN", traceback, frame(where))
     verdict = d.Verdict(
         d.Kind.CRASH, (1,), "node-0", f"rank 1 on node-0: RuntimeError: loss is NaN at {where}",
         (

@@ -33,7 +33,6 @@ little; once may have been the signal for the stacks."""
 TIMEOUTS = 2
 """How many waits may have ended for each time limit that has passed: only the rest of a limit may be visible."""
 
-STACK_FRAMES = 40
 LINE_CHARS_MAX = 100
 
 _AT_GPU = "waits for its GPU, which has collectives to run"
@@ -90,18 +89,20 @@ def classify(
     if previous is not None and not moved:
         since_s, since_queue_s = previous.since_s, previous.since_queue_s
     finding = _classify(sample, context, previous, moved)
+    stack, inside = stack_frames.shown(sample.stack)
     inspection = observations.RankInspection(
         rank=sample.rank,
         pid=sample.pid,
         state=sample.state,
         activity=finding.activity,
         still_s=round(now_s - since_s, 1),
-        where=stack_frames.place(sample.stack),
+        where=stack_frames.where(sample.stack),
         line=sample.users_line[:LINE_CHARS_MAX],
         why=context.raised.then(finding.why) if context.raised else finding.why,
         has_limit=sample.wait.limit_s is not None,
         phase="exit" if context.is_exiting else stack_frames.phase(sample.stack),
-        stack=texts(sample.stack),
+        stack=stack,
+        inside=inside,
         collectives=context.collectives,
         groups=context.groups,
         collective_counts=context.collective_counts,
@@ -113,11 +114,6 @@ def classify(
         starved_s=round(max(sample.after.queue_s - since_queue_s, 0.0), 1),
     )
     return inspection, PreviousSample(sample, context, since_s, since_queue_s)
-
-
-def texts(stack: tuple[stack_dump.Frame, ...]) -> tuple[str, ...]:
-    """Return the frames of a stack as an inspection lists them, `file:line function`."""
-    return tuple(str(frame) for frame in stack_frames.without_imports(stack)[:STACK_FRAMES])
 
 
 def _classify(

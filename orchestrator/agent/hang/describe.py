@@ -87,8 +87,8 @@ def called(child: Child) -> str:
 
 def wait_in_words(child: Child) -> str:
     """Say what a child does, as a verb."""
-    words = "is busy" if child.wait.runs else kernel_wait.in_words(child.wait)
-    words = words if words.startswith(("is ", "waits ")) else f"is {words}"
+    words = "busy" if child.wait.runs else kernel_wait.in_words(child.wait)
+    words = words if child.wait.call == "futex" else f"is {words}"
     return f"{words}, {stack_frames.place(child.frames)}" if child.frames else words
 
 

@@ -29,11 +29,11 @@ from orchestrator.agent.ranks import failure, flight_recorder, stack_dump
 from orchestrator.agent.ranks.hook.layout import RING_STEPS
 from orchestrator.agent.ranks.processes import NodeRanks, RankProcess
 from orchestrator.agent.ranks.rank_start import STACK_SIGNAL
-from orchestrator.agent.ranks.stack_dump import Frame
 from orchestrator.core import observations
 from orchestrator.core.host import procfs
 from orchestrator.core.jobdir import ownership
 from orchestrator.core.jobdir.layout import rank_name
+from orchestrator.core.shown import Frame
 from orchestrator.core.wire import messages as m
 
 T = TypeVar("T")
@@ -330,7 +330,8 @@ def _unknown(
     unavailable: tuple[str, ...] = (),
 ) -> observations.RankInspection:
     """Return the inspection of a rank of which only its frames, if any, are known."""
+    stack, inside = stack_frames.shown(frames)
     return observations.RankInspection(
-        rank, pid, state, observations.Activity.UNKNOWN, 0.0, stack_frames.place(frames), why, False,
-        stack_frames.phase(frames), classify.texts(frames), (), (), (), unavailable,
+        rank, pid, state, observations.Activity.UNKNOWN, 0.0, stack_frames.where(frames), why, False,
+        stack_frames.phase(frames), stack, (), (), (), unavailable, inside=inside,
     )  # fmt: skip

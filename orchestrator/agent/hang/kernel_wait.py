@@ -112,6 +112,8 @@ class Wait:
     unavailable: str
     # The process whose end it waits for: 0 for any child, None when it does not wait for one.
     child: int | None = None
+    # The port at the other end, where it waits at one TCP connection alone
+    port: int = 0
 
     @property
     def runs(self) -> bool:
@@ -222,15 +224,16 @@ _NAMES = {
 def _decoded(pid: int, call: str, args: list[int], wchan: str) -> Wait:
     memory = ProcessMemory(pid)
     fds = _fds(memory, call, args)
-    target = ""
+    target, port = "", 0
     if call in _PATH_FIRST or call in _PATH_SECOND:
         target = open_files.shortened(pid, memory.path(args[0] if call in _PATH_FIRST else args[1]))
     elif fds:
-        target = ", ".join(dict.fromkeys(open_files.described(pid, fd) for fd in fds))
+        targets = tuple(dict.fromkeys(open_files.target(pid, fd) for fd in fds))
+        target, port = ", ".join(one.text for one in targets), targets[0].port if len(targets) == 1 else 0
     limit_s = _limit_s(call, args)
     watches_nothing = call in ("select", "pselect6") and args[0] == 0 and limit_s is not None
     asleep = call in ("nanosleep", "clock_nanosleep") or watches_nothing
-    return Wait(call, target, fds, limit_s, asleep, wchan, memory.unavailable, _child(call, args))
+    return Wait(call, target, fds, limit_s, asleep, wchan, memory.unavailable, _child(call, args), port)
 
 
 def _child(call: str, args: list[int]) -> int | None:

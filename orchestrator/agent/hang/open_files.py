@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
+from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.core.host import procfs
@@ -15,16 +16,24 @@ FDS_MAX = 4096
 _DEVICE_PREFIXES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/renderD")
 
 
-def described(pid: int, fd: int) -> str:
-    """Return what a process has open at `fd`, in words; files below its working folder are relative to that."""
-    target = _link(f"/proc/{pid}/fd/{fd}")
-    if not target:
-        return f"descriptor {fd}"
-    if target.startswith("socket:["):
-        return _peer(pid, target[8:-1])
-    if target.startswith("pipe:["):
-        return "standard input, a pipe" if fd == 0 else f"a pipe (descriptor {fd})"
-    return shortened(pid, target)
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a process has open, in words; of a TCP connection also the port at its other end."""
+
+    text: str
+    port: int = 0
+
+
+def target(pid: int, fd: int) -> Target:
+    """Return what a process has open at `fd`; files below its working folder are relative to that."""
+    link = _link(f"/proc/{pid}/fd/{fd}")
+    if not link:
+        return Target(f"descriptor {fd}")
+    if link.startswith("socket:["):
+        return _peer(pid, link[8:-1])
+    if link.startswith("pipe:["):
+        return Target("standard input, a pipe" if fd == 0 else f"a pipe (descriptor {fd})")
+    return Target(shortened(pid, link))
 
 
 def shortened(pid: int, path: str) -> str:
@@ -52,15 +61,16 @@ def _link(path: str) -> str:
         return ""
 
 
-def _peer(pid: int, inode: str) -> str:
-    """Return the other end of a TCP connection by its socket's inode (`man 5 proc`, /proc/net/tcp), in words."""
+def _peer(pid: int, inode: str) -> Target:
+    """Return the other end of a TCP connection by its socket's inode (`man 5 proc`, /proc/net/tcp)."""
     for name in ("tcp", "tcp6"):
         for line in procfs.text(Path(f"/proc/{pid}/net/{name}")).splitlines()[1:]:
             words = line.split()
             if len(words) > 9 and words[9] == inode:
-                listens = words[3] == "0A"
-                return f"port {_port(words[1])}" if listens else f"the connection to {_address(words[2])}"
-    return "a socket"
+                if words[3] == "0A":  # it listens
+                    return Target(f"port {_port(words[1])}")
+                return Target(f"the connection to {_address(words[2])}", _port(words[2]))
+    return Target("a socket")
 
 
 def _port(word: str) -> int:

@@ -17,8 +17,9 @@ from orchestrator.agent.hang import kernel_wait, open_files, stack_frames
 from orchestrator.agent.hang.kernel_wait import NO_WAIT, Wait
 from orchestrator.agent.hang.python_stacks import RankStack
 from orchestrator.agent.ranks import io_counter, rank_start, stack_dump
-from orchestrator.agent.ranks.stack_dump import Frame, Thread
+from orchestrator.agent.ranks.stack_dump import Thread
 from orchestrator.core.host import procfs
+from orchestrator.core.shown import Frame
 
 CHILDREN_MAX = 64
 THREADS_MAX = 512
@@ -171,7 +172,7 @@ def sample_rank(
         users_line(own.pid, main, started_s(own.pid)),
         wait,
         tuple(_child(stack) for stack in _children(stacks, own.pid)),
-        bool(port) and wait.target.startswith("the connection to ") and wait.target.endswith(f":{port}"),
+        wait.port != 0 and str(wait.port) == port,
         open_files.uses_gpu(own.pid),
         before,
         after,
@@ -209,7 +210,7 @@ def _side(pid: int, thread: Thread, began_s: float) -> SideThread:
 
 def _line(pid: int, thread: Thread | None, began_s: float) -> str:
     """Return the source of the innermost frame if it is the user's."""
-    if thread is None or not thread.frames or not thread.frames[0].is_users:
+    if thread is None or not thread.frames or not stack_dump.is_users(thread.frames[0]):
         return ""
     return line_at(pid, thread.frames[0], began_s)
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import PurePosixPath
 
-from orchestrator.agent.ranks.stack_dump import Frame, users_frame
+from orchestrator.agent.ranks.stack_dump import is_users, users_frame
+from orchestrator.core.shown import Frame
 
 _PYTHONS_OWN = re.compile(r"/lib(64)?/python3[^/]*/(?!(site|dist)-packages/)|^<")
 
@@ -43,6 +45,9 @@ _LOCK_LINE = re.compile(
 )
 STORE = "the store"
 
+SHOWN_MAX = 40
+"""How many frames of a stack are reported."""
+
 _LOCK_TEXTS = {
     ("queue.py", "get"): "in get() of a queue that stays empty",
     ("queue.py", "put"): "in put() of a queue that stays full",
@@ -60,7 +65,7 @@ _EXIT = re.compile(r"(?i)^(_?exit|.*_atexit|_shutdown|_python_exit|_run_exitfunc
 
 def called(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
     """Return the frames inside the user's innermost one, innermost first: what their code has called."""
-    return tuple(itertools.takewhile(lambda frame: not frame.is_users, frames))
+    return tuple(itertools.takewhile(lambda frame: not is_users(frame), frames))
 
 
 def without_imports(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
@@ -68,15 +73,28 @@ def without_imports(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
     return tuple(frame for frame in frames if not _IMPORT.search(frame.file)) or frames
 
 
-def place(frames: tuple[Frame, ...]) -> str:
-    """Return the user's innermost frame in words; without one, the innermost frame; empty without frames."""
+def where(frames: tuple[Frame, ...]) -> Frame | None:
+    """Return the user's innermost frame; without one, the innermost of all."""
     users = users_frame(frames)
     if users is None:
-        return str(without_imports(frames)[0]) if frames else ""
+        return without_imports(frames)[0].brief if frames else None
     outside = frames[frames.index(users) + 1 :]
     inside_loader = any(_LOADER.search(frame.file) for frame in outside)
     inside_loader = inside_loader and not any(frame.file.endswith("/worker.py") for frame in outside)
-    return f"{users} (DataLoader of the main thread)" if inside_loader else str(users)
+    return replace(users.brief, within="DataLoader of the main thread" if inside_loader else "")
+
+
+def place(frames: tuple[Frame, ...]) -> str:
+    """Return the same in words; empty without frames."""
+    return str(where(frames) or "")
+
+
+def shown(frames: tuple[Frame, ...]) -> tuple[tuple[str, ...], int]:
+    """Return frames for people, without those of the import machinery, and how many of them the user's innermost one has
+    called."""
+    kept = without_imports(frames)
+    inside = len(called(kept)) if users_frame(kept) is not None else 0
+    return tuple(str(frame.brief) for frame in kept[:SHOWN_MAX]), min(inside, SHOWN_MAX)
 
 
 def awaits_ranks(frames: tuple[Frame, ...], line: str) -> str:
@@ -205,19 +223,19 @@ def phase(frames: tuple[Frame, ...]) -> str:
 def _phase_of(frame: Frame) -> str:
     if _IMPORT.search(frame.file):
         return "import"
-    if _RENDEZVOUS.search(frame.function) and not frame.is_users:
+    if _RENDEZVOUS.search(frame.function) and not is_users(frame):
         return "rendezvous"
     if "/torch/distributed/rendezvous.py" in frame.file:
         return "rendezvous"
-    if _EXIT.search(frame.function) and not frame.is_users:
+    if _EXIT.search(frame.function) and not is_users(frame):
         return "exit"
     if frame.file.endswith(("/torch/serialization.py", "/safetensors/torch.py")) or (
         "/torch/distributed/checkpoint/" in frame.file
     ):
         return "save" if "load" not in frame.function else ""
-    if frame.is_users and _SAVE.search(frame.function):
+    if is_users(frame) and _SAVE.search(frame.function):
         return "save"
-    if frame.is_users and _EVALUATE.search(frame.function):
+    if is_users(frame) and _EVALUATE.search(frame.function):
         return "evaluate"
     return ""
 

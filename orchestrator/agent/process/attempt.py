@@ -51,7 +51,9 @@ class NodeAttempt:
             raise
         how = ranks.starter.how
         self._note(", ".join([*(f"rank {p.rank} is pid {p.pid}" for p in ranks.processes), how]))
-        self._report(m.Started(ranks.attempt, tuple(p.pid for p in ranks.processes), how))
+        self._report(
+            m.Started(ranks.attempt, tuple(p.pid for p in ranks.processes), how, ranks.starter.forks)
+        )
 
     @property
     def has_script(self) -> bool:

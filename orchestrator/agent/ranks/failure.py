@@ -10,11 +10,11 @@ from pathlib import Path
 
 from orchestrator.agent.ranks import stack_dump
 from orchestrator.agent.ranks.hook.layout import ERROR_FILE, STACKS_FILE
-from orchestrator.agent.ranks.stack_dump import Frame
 from orchestrator.core import codec
 from orchestrator.core.jobdir import full_disk, ownership
 from orchestrator.core.jobdir.layout import TORCHELASTIC_ERROR_FILE
 from orchestrator.core.observations import LINE_CHARS_MAX, Failure
+from orchestrator.core.shown import Frame
 
 
 def of_exit(folder: Path, log: Path, pid: int, exit_code: int) -> Failure | None:
@@ -57,7 +57,7 @@ def raised(folder: Path, pid: int) -> Failure | None:
 
 def in_brief(error: Failure) -> Failure:
     """Return an exception without its traceback, with the name of its file alone."""
-    where = error.where.rpartition("/")[2]
+    where = error.where.brief if error.where is not None else None
     return Failure(error.type, error.message[:LINE_CHARS_MAX], "", where)
 
 
@@ -71,11 +71,8 @@ def _read_error(path: Path) -> Failure | None:
 def parse_error(text: bytes) -> Failure | None:
     """Return an exception as the hook has written it, or None."""
     try:
-        data = codec.loads_plain(text)
-        where = f"{data['file']}:{int(data['line'])} {data['function']}".strip() if data["file"] else ""
-        kind, message, traceback = (str(data[name]) for name in ("type", "message", "traceback"))
-        return Failure(kind, message, traceback, where, str(data.get("loading", "")))
-    except (ValueError, KeyError, TypeError):
+        return codec.loads(Failure, text)
+    except codec.CodecError:
         return None  # not of this hook: a script may write anything into the folder
 
 
@@ -132,7 +129,7 @@ def of_a_watchdog(log: Path) -> Failure | None:
         for line in _tail(log).splitlines()
         if _WATCHDOG.search(line)
     ]
-    return Failure("", lines[0][:MESSAGE_CHARS_MAX], "", "") if lines else None
+    return Failure("", lines[0][:MESSAGE_CHARS_MAX], "", None) if lines else None
 
 
 def of_a_fatal_signal(folder: Path, log: Path, pid: int, signum: int) -> Failure | None:
@@ -150,13 +147,13 @@ def of_a_fatal_signal(folder: Path, log: Path, pid: int, signum: int) -> Failure
     return said
 
 
-def _in_order(dump: str) -> tuple[str, str]:
+def _in_order(dump: str) -> tuple[str, Frame | None]:
     """Return the stacks of a fatal signal as Python prints tracebacks, the thread that it hit last, and the user's place
     there. A thread of C code has no stack: then the main thread, the last one of a dump, stands for it."""
     threads = [thread for thread in stack_dump.parse(dump) if thread.frames]
     threads.sort(key=lambda thread: thread.current)
     text = stack_dump.as_traceback(threads, stack_dump.source_line)
-    return text[-TRACEBACK_CHARS_MAX:], _users_place(threads[-1].frames) if threads else ""
+    return text[-TRACEBACK_CHARS_MAX:], _users_place(threads[-1].frames) if threads else None
 
 
 def of_an_interrupt(log: Path) -> Failure | None:
@@ -177,7 +174,7 @@ def last_line(log: Path) -> Failure | None:
     rest = text.rpartition(caught.traceback)[2] if caught is not None else text
     lines = ("".join(filter(str.isprintable, line)).strip() for line in rest.splitlines())
     messages = [line for line in lines if line and not _LIBRARY_WARNING.match(line)]
-    return Failure("", messages[-1][:MESSAGE_CHARS_MAX], "", "") if messages else None
+    return Failure("", messages[-1][:MESSAGE_CHARS_MAX], "", None) if messages else None
 
 
 def _tail(log: Path) -> str:
@@ -212,10 +209,9 @@ def parse(text: str) -> Failure | None:
     return None
 
 
-def _users_place(frames: Sequence[Frame]) -> str:
+def _users_place(frames: Sequence[Frame]) -> Frame | None:
     """Return the innermost frame, the first one, of the user's own code, else the innermost of all."""
-    frame = stack_dump.users_frame(frames) or next(iter(frames), None)
-    return f"{frame.file}:{frame.line} {frame.function}".strip() if frame else ""
+    return stack_dump.users_frame(frames) or next(iter(frames), None)
 
 
 def _syntax_error_start(text: str) -> int:

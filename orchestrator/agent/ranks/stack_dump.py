@@ -9,9 +9,10 @@ import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from orchestrator.core.jobdir import ownership
+from orchestrator.core.shown import Frame
 
 LIBRARY = re.compile(
     r"/site-packages/|/dist-packages/|/lib(64)?/python3[^/]*/|^<|/torch/(distributed|nn|autograd)/"
@@ -30,23 +31,6 @@ _HEAD = re.compile(
 _FRAME = re.compile(r'\s+File "(.*)", line (\d+|\?+)(?: in (.*))?')
 CUT = "..."
 """The last line of a dump with more than 100 threads, which shows the youngest of them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """One frame: `line` is 0 where it is not known."""
-
-    file: str
-    line: int
-    function: str
-
-    @property
-    def is_users(self) -> bool:
-        """Tell whether it is the user's code, not a package's or Python's own."""
-        return LIBRARY.search(self.file) is None
-
-    def __str__(self) -> str:
-        return f"{PurePosixPath(self.file).name}:{self.line} {self.function}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +85,7 @@ def as_traceback(threads: Iterable[Thread], source: Callable[[Frame], str]) -> s
         lines.append(f"{whose} (most recent call last):")
         for frame in reversed(thread.frames):
             lines.append(f'  File "{frame.file}", line {frame.line}, in {frame.function}')
-            if frame.is_users and (line := source(frame)):
+            if is_users(frame) and (line := source(frame)):
                 lines.append(f"    {line}")
         lines.append("")
     return "\n".join(lines)
@@ -113,9 +97,14 @@ def own_stack(text: str) -> Thread | None:
     return threads[-1] if threads else None
 
 
+def is_users(frame: Frame) -> bool:
+    """Tell whether a frame is the user's code, not a package's or Python's own."""
+    return LIBRARY.search(frame.file) is None
+
+
 def users_frame(frames: Iterable[Frame]) -> Frame | None:
     """Return the innermost frame of the user's own code."""
-    return next((frame for frame in frames if frame.is_users), None)
+    return next(filter(is_users, frames), None)
 
 
 SOURCE_BYTES_MAX = 2 << 20

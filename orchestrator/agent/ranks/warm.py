@@ -278,10 +278,15 @@ class Starter:
             self._template.begin()
 
     @property
+    def forks(self) -> bool:
+        """Tell whether the ranks are forks of the template."""
+        return self._template.is_ready
+
+    @property
     def how(self) -> str:
         """How the ranks are started, for people."""
         template = self._template
-        if template.is_ready:
+        if self.forks:
             return f"forks of a process that has imported {_listed(template)}"
         why = template.why_fresh
         if template.began_at and not why:

@@ -17,6 +17,7 @@ from orchestrator.brain.model.decisions import Evidence, EvidenceKind, FailureCa
 from orchestrator.brain.model.facts import AttemptFacts, Facts
 from orchestrator.brain.model.rank_facts import RankFacts, RankState
 from orchestrator.brain.scheduling import allocation
+from orchestrator.core.shown import Frame
 from orchestrator.core.text import named
 
 SETTLE_S = 1.0
@@ -126,14 +127,14 @@ def _crash(
     proof = [*map(Evidence, notes), *(hang_report.uneven(facts) if gone else ()), *_words(culprit)]
     at = f" at {failure.where}" if failure and failure.where else ""
     what = failure.text if failure and failure.type else f"{_how_it_ended(culprit)}{at}"
-    cause, place = _cause(culprit)
+    cause, place, frames = _cause(culprit)
     hopeless = failure is not None and failure.type in HOPELESS and not culprit.steps
     never = facts.limits is not None and culprit.code in facts.limits.never_on_exit_codes
     step = facts.attempt.call_step + culprit.steps if facts.attempt and culprit.steps else facts.step
     return facts.verdict_on(
         kind, f"{gone}rank {culprit.rank} on {culprit.node}: {what}",
         ranks=tuple(rank.rank for rank in blamed), node=node_of(blamed), proof=tuple(proof),
-        cause=cause, place=place, since_s=culprit.died_at, step=step, retry=not (hopeless or never), culprit=waited_for,
+        cause=cause, place=place, frames=frames, since_s=culprit.died_at, step=step, retry=not (hopeless or never), culprit=waited_for,
     )  # fmt: skip
 
 
@@ -169,23 +170,24 @@ def _crash_kind(facts: Facts, rank: RankFacts) -> Kind:
     return Kind.CRASH
 
 
-def _cause(rank: RankFacts) -> tuple[FailureCause, tuple[str, ...]]:
+def _cause(rank: RankFacts) -> tuple[FailureCause, tuple[str, ...], tuple[Frame, ...]]:
     """Name the failure so that its return is recognised: an exception by type and place whichever rank raises it, a
     signal that the rank's own code can cause by its place, any other by the rank it hit."""
+    frames = (rank.failure.where,) if rank.failure is not None and rank.failure.where is not None else ()
     if rank.failure is not None and rank.failure.type:
-        return FailureCause.EXCEPTION, (rank.failure.type, rank.failure.where)
-    if rank.signal in _FATAL and rank.failure is not None and rank.failure.where:
-        return FailureCause.FATAL_SIGNAL, (str(rank.signal), rank.failure.where)
+        return FailureCause.EXCEPTION, (rank.failure.type,), frames
+    if rank.signal in _FATAL and frames:
+        return FailureCause.FATAL_SIGNAL, (str(rank.signal),), frames
     if rank.signal:
-        return FailureCause.SIGNAL, (str(rank.signal), str(rank.rank))
-    return FailureCause.EXIT_CODE, (str(rank.code),)
+        return FailureCause.SIGNAL, (str(rank.signal), str(rank.rank)), ()
+    return FailureCause.EXIT_CODE, (str(rank.code),), ()
 
 
 def _with_places(ranks: Sequence[RankFacts]) -> str:
     """Name ranks, those that ended at one place together."""
-    wheres: dict[str, list[int]] = {}
+    wheres: dict[Frame | None, list[int]] = {}
     for rank in ranks:
-        wheres.setdefault(rank.failure.where if rank.failure else "", []).append(rank.rank)
+        wheres.setdefault(rank.failure.where if rank.failure else None, []).append(rank.rank)
     return "; ".join(named(numbers) + (f" at {where}" if where else "") for where, numbers in wheres.items())
 
 

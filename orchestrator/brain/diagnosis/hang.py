@@ -110,10 +110,11 @@ def _no_first_step(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) ->
         return None
     summary = f"no first step within {limit_s:g} s (monitor.first_step_timeout)"
     culprits = [rank for rank in inspections.living(facts) if not inspections.waits(attempt, rank)]
+    place, frames = hang_report.places(attempt, culprits)
     return _hang(
         facts, attempt, culprits, summary, study(facts, attempt), since_s=due_s,
         culprit=hang_report.who(attempt, culprits),
-        cause=FailureCause.FIRST_STEP, place=hang_report.places(attempt, culprits),
+        cause=FailureCause.FIRST_STEP, place=place, frames=frames,
     )  # fmt: skip
 
 
@@ -135,11 +136,12 @@ def _never_came(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Ve
     those = ranks_text(rank.rank for rank in missing)
     who = f"ranks {those} have not come" if missing else "all have come, and do not reach one another"
     summary = f"no rendezvous within {limit_s:g} s (monitor.rendezvous_timeout): {who}"
+    place, frames = hang_report.places(attempt, missing)
     return facts.verdict_on(
         Kind.RENDEZVOUS, summary, ranks=tuple(rank.rank for rank in missing), node=hang_report.node_of(missing),
         culprit=hang_report.who(attempt, missing), waiting=f"{named([rank.rank for rank in came])} at the rendezvous",
         proof=hang_report.evidence(facts, attempt), since_s=due_s,
-        cause=FailureCause.NEVER_CAME, place=hang_report.places(attempt, missing),
+        cause=FailureCause.NEVER_CAME, place=place, frames=frames,
     )  # fmt: skip
 
 
@@ -335,10 +337,10 @@ def _silence(
     summary = f"{silent}: {culprit}" if culprit else f"{silent} from any rank"
     is_network = isinstance(answer, Whole) and not culprits
     cause = FailureCause.NETWORK if is_network else FailureCause.STANDSTILL
-    place = () if is_network else hang_report.places(attempt, culprits)
+    place, frames = ((), ()) if is_network else hang_report.places(attempt, culprits)
     return _hang(
         facts, attempt, culprits, summary, answer, culprit=culprit, since_s=since_s, cause=cause, place=place,
-        patience_s=patience_s,
+        frames=frames, patience_s=patience_s,
     )  # fmt: skip
 
 

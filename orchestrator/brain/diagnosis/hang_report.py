@@ -11,6 +11,7 @@ from orchestrator.brain.model.facts import AttemptFacts, Facts
 from orchestrator.brain.model.rank_facts import RankFacts, RankState
 from orchestrator.core import text
 from orchestrator.core.observations import Activity, RankInspection
+from orchestrator.core.shown import Frame
 from orchestrator.core.text import named
 
 CULPRITS_SHOWN = 4
@@ -25,7 +26,7 @@ INSIDE_SHOWN = 2
 
 def at_place(alive: dict[int, RankInspection], ranks: tuple[int, ...]) -> str:
     """Return where the first of some ranks is, ` at train.py:44 step`; nothing where that is not known."""
-    where = alive[ranks[0]].where if ranks and ranks[0] in alive else ""
+    where = alive[ranks[0]].where if ranks and ranks[0] in alive else None
     return f" at {where}" if where else ""
 
 
@@ -56,8 +57,8 @@ def _what(attempt: AttemptFacts, rank: RankFacts, answer: collectives.Answer | N
         why = inspection.why or (
             f"in {collectives.text(now)}" if now is not None else _PLAIN[inspection.activity]
         )
-    place = f"{inspection.where}: {inspection.line}" if inspection.line else inspection.where
-    return f"{why}, {place}" if place else why
+    line = f": {inspection.line}" if inspection.line else ""
+    return f"{why}, {inspection.where}{line}" if inspection.where else why
 
 
 _PLAIN = {
@@ -67,15 +68,16 @@ _PLAIN = {
 }  # fmt: skip
 
 
-def places(attempt: AttemptFacts, culprits: Sequence[RankFacts]) -> tuple[str, ...]:
-    """Return the places of culprits, by which a repeated hang is recognised, whichever rank it hits; their ranks where no
-    place is known."""
-    wheres = {
+def places(attempt: AttemptFacts, culprits: Sequence[RankFacts]) -> tuple[tuple[str, ...], tuple[Frame, ...]]:
+    """Return by what a repeated hang is recognised: where the culprits stand, whichever ranks these are; their ranks where
+    no frame is known."""
+    frames = {
         inspection.where
         for rank in culprits
         if (inspection := inspections.result(attempt, rank)) and inspection.where
     }
-    return tuple(sorted(wheres)) or (f"ranks {text.ranks_text(r.rank for r in culprits)}",)
+    place = () if frames else (f"ranks {text.ranks_text(r.rank for r in culprits)}",)
+    return place, tuple(sorted(frames, key=str))
 
 
 def node_of(culprits: Sequence[RankFacts]) -> str:
@@ -175,7 +177,8 @@ def alike(results: Iterable[RankInspection]) -> list[tuple[tuple[int, ...], Rank
 
 def frames(inspection: RankInspection) -> tuple[str, ...]:
     """Return frames of a rank's main thread as a traceback has them, outermost first: the user's, and inside their call."""
-    inside, users = text.split_stack(inspection.where, inspection.stack)
+    where = str(inspection.where or "")
+    inside, users = text.split_stack(where, inspection.stack, inspection.inside)
     outside = users[:FRAMES_SHOWN][::-1]
     cut = ("…",) if len(users) > FRAMES_SHOWN else ()
     cut_inside = ("…",) if len(inside) > INSIDE_SHOWN else ()

@@ -35,7 +35,9 @@ def decide(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[De
         return []
     if not inspections.all_heard(facts) or not hang.stands_still(facts, attempt, deadlines):
         return []
-    place = ", ".join(hang_report.places(attempt, hang.suspects(facts, attempt, hang.study(facts, attempt))))
+    culprits = hang.suspects(facts, attempt, hang.study(facts, attempt))
+    unknown, frames = hang_report.places(attempt, culprits)
+    place = ", ".join((*unknown, *map(str, frames)))
     named, since_s = attempt.noticed(d.Topic.SUSPECT, place), suspicion.gang_at(facts, attempt)
     if named is not None and (named.at >= since_s or not deadlines.passed(since_s + facts.pause_s)):
         return []
@@ -63,9 +65,9 @@ def _noticed(attempt: AttemptFacts, now_s: float) -> Suspicion | None:
     if noticed is None or (verdict := noticed.verdict) is None:
         return None
     what = f"{verdict.kind.value}: {verdict.summary}"
-    where = next(iter(verdict.signature.place), "")
+    frame, for_s = verdict.signature.frame, now_s - verdict.since_s
     return Suspicion(
-        what, [*verdict.ranks], verdict.node, now_s - verdict.since_s, Follows.NOTHING, where=where
+        what, [*verdict.ranks], verdict.node, for_s, Follows.NOTHING, where=str(frame or ""), frame=frame
     )
 
 
@@ -104,7 +106,8 @@ def _silence(facts: Facts, attempt: AttemptFacts, now_s: float) -> Suspicion | N
     what = f"{silent}: {_who(facts, attempt, culprits, bool(working))}"
     ranks, node = [rank.rank for rank in culprits], hang_report.node_of(culprits)
     found = inspections.result(attempt, culprits[0]) if culprits else None
-    seen = Suspicion(what, ranks, node, for_s, Follows.MOVES, where=found.where if found is not None else "")
+    frame = found.where if found is not None else None
+    seen = Suspicion(what, ranks, node, for_s, Follows.MOVES, where=str(frame or ""), frame=frame)
     if working:
         return seen
     ends_at = hang.ends_at(facts, attempt)

@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from orchestrator.core.checkpoints.choice import Passed
 from orchestrator.core.planned import Gang
+from orchestrator.core.shown import Frame
 from orchestrator.core.text import sentence
 
 
@@ -63,7 +64,7 @@ class JobEnd(enum.Enum):
 
 
 class FailureCause(enum.Enum):
-    """What a failure is recognised by; each comment says what the place of its signature holds."""
+    """What a failure is recognised by; each comment says what its signature holds."""
 
     OTHER = "other"  # nothing: the kind says all
     EXCEPTION = "exception"  # its type, and where it was raised
@@ -91,6 +92,18 @@ class Signature:
     kind: Kind
     cause: FailureCause = FailureCause.OTHER
     place: tuple[str, ...] = ()
+    # Where in the program it happened
+    frames: tuple[Frame, ...] = ()
+
+    @property
+    def frame(self) -> Frame | None:
+        """The first of its frames."""
+        return next(iter(self.frames), None)
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """All of it in words, to be compared."""
+        return (self.kind.value, self.cause.value, *self.place, *map(str, self.frames))
 
 
 class EvidenceKind(enum.Enum):

@@ -18,7 +18,7 @@ from orchestrator.brain.model.rank_facts import RankFacts, RankState
 from orchestrator.core.checkpoints.choice import Choice, Passed, Pin, choose
 from orchestrator.core.checkpoints.save import Save
 from orchestrator.core.planned import Limits, PlannedPool, QueueTerms
-from orchestrator.core.shown import Cause
+from orchestrator.core.shown import Cause, Frame
 
 News: TypeAlias = "e.Event | d.Decision"
 
@@ -253,15 +253,11 @@ class Facts:
     heard_at: float = 0.0
 
     def verdict_on(
-        self,
-        kind: d.Kind,
-        head: str,
-        cause: d.FailureCause = d.FailureCause.OTHER,
-        place: tuple[str, ...] = (),
-        **more: object,
-    ) -> d.Verdict:
+        self, kind: d.Kind, head: str, cause: d.FailureCause = d.FailureCause.OTHER, place: tuple[str, ...] = (),
+        frames: tuple[Frame, ...] = (), **more: object,
+    ) -> d.Verdict:  # fmt: skip
         """Build a verdict; `more` are fields of it."""
-        signature = d.Signature(kind, cause, place)
+        signature = d.Signature(kind, cause, place, frames)
         blank = d.Verdict(kind, (), "", head, (), signature, self.step, self.progress_at, True)
         return dataclasses.replace(blank, **more)  # type: ignore[arg-type]
 

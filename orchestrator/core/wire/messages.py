@@ -181,8 +181,9 @@ class Started(_OfAttempt):
     """All ranks of the node were started; their process ids in the order of its ranks."""
 
     pids: tuple[int, ...]
-    # How they were started, for people
+    # How they were started, for people; whether as forks, which is how ranks start where nothing speaks against it
     how: str = ""
+    are_forks: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from orchestrator.core.observations import Activity, Failure, Framework
+from tests.support.frames import frame
 
 from .counts import Counted, fall_out_of_step
 from .night import OUT_OF_STEP, Fault, Harm, Naming
@@ -18,11 +19,13 @@ if TYPE_CHECKING:
     from .host import Host
     from .world import World
 
-OWN = Failure("ValueError", "loss is nan", "Traceback ...\nValueError: loss is nan", "train.py:42")
-VICTIM = Failure("RuntimeError", "Connection closed by peer [10.0.0.2]:2345", "Traceback ...", "train.py:50")
-FATAL = Failure("", "", "Thread ...", "train.py:43 load")
-UNLOADABLE = Failure("RuntimeError", "size mismatch for head.weight", "Traceback ...", "train.py:12")
-SYNTAX = Failure("SyntaxError", "invalid syntax", "  File train.py, line 3", "train.py:3")
+OWN = Failure("ValueError", "loss is nan", "Traceback ...\nValueError: loss is nan", frame("train.py:42"))
+VICTIM = Failure(
+    "RuntimeError", "Connection closed by peer [10.0.0.2]:2345", "Traceback ...", frame("train.py:50")
+)
+FATAL = Failure("", "", "Thread ...", frame("train.py:43 load"))
+UNLOADABLE = Failure("RuntimeError", "size mismatch for head.weight", "Traceback ...", frame("train.py:12"))
+SYNTAX = Failure("SyntaxError", "invalid syntax", "  File train.py, line 3", frame("train.py:3"))
 
 
 @dataclass(slots=True, eq=False)

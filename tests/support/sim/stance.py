@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from orchestrator.core import observations
+from tests.support.frames import frame
 
 from . import counts
 
@@ -79,12 +80,12 @@ def _found(rank: Rank) -> observations.RankInspection:
     )  # fmt: skip
     if rank.number == world.night.hidden_rank and world.now < world.night.hidden_s:
         return observations.RankInspection(
-            rank.number, rank.pid, rank.state, observations.Activity.UNKNOWN, 0.0, "", "it did not answer", False, "",
+            rank.number, rank.pid, rank.state, observations.Activity.UNKNOWN, 0.0, None, "it did not answer", False, "",
             (), (), (), (), (),
         )  # fmt: skip
     there = world.now >= rank.ready_s and not rank.is_silent
     return observations.RankInspection(
-        rank.number, rank.pid, rank.state, stance.activity, 0.0, stance.where, stance.why, stance.ends_at is not None,
+        rank.number, rank.pid, rank.state, stance.activity, 0.0, frame(stance.where), stance.why, stance.ends_at is not None,
         stance.phase, (stance.where,), (one,) if there else (), counts.GROUPS if rank.counted.odd else (), counts.history(rank), (),
         stance.others_act, mixed=(counts.MAIN,) if world.night.sends else (), raised=stance.raised,
     )  # fmt: skip

@@ -10,6 +10,7 @@ from orchestrator.brain.model.facts import News
 from orchestrator.core.checkpoints.choice import Passed
 from orchestrator.core.checkpoints.save import Save
 from orchestrator.core.planned import PlannedNode
+from orchestrator.core.shown import Frame
 
 from .world import World
 
@@ -44,6 +45,8 @@ def _value(value: object) -> str:
         return str(value.value)
     if isinstance(value, d.Checkpoint):
         return f"{value.save}:{value.path}@{value.step}"
+    if isinstance(value, Frame):
+        return str(value)
     if isinstance(value, Save):
         why = f" ({value.why})" if value.why else ""
         more = f" coming from {value.places[0].host}" if value.is_coming else ""
@@ -54,8 +57,7 @@ def _value(value: object) -> str:
     if isinstance(value, d.Verdict):
         ranks = ",".join(map(str, value.ranks)) or "-"
         evidence = "".join(f"\n{'':13}{line}" for text in value.evidence for line in text.splitlines())
-        known = value.signature
-        signature = " ".join((known.kind.value, known.cause.value, *known.place))
+        signature = " ".join(value.signature.texts)
         return (
             f"{value.kind.value} ranks {ranks} node {value.node or '-'} step {value.step} since {value.since_s:.2f} "
             f"retry {value.retry} [{signature}]: {value.summary}{evidence}"

@@ -3,6 +3,7 @@ is a thread that writes the journal."""
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,6 +28,7 @@ from orchestrator.supervisor.request_inbox import RequestInbox
 from orchestrator.views import cells
 from orchestrator.views import stacks as stack_view
 from tests.support import folders, golden, jobs
+from tests.support.frames import frame
 
 RUNNING = [*jobs.submitted(), *jobs.running(1, 1.0, 7)]
 WAIT_S_MAX = 20.0
@@ -39,9 +41,11 @@ READS = ("dataset.py:31 read", "train.py:88 load_batch", "train.py:120 main")
 Answer = Callable[[int, int], list[News]]
 
 
-def _look(rank: int, activity: observations.Activity, **more: Any) -> observations.RankInspection:
+def _look(
+    rank: int, activity: observations.Activity, where: str = "train.py:97 train_step", **more: Any
+) -> observations.RankInspection:
     plain: dict[str, Any] = {
-        "rank": rank, "pid": 5000 + rank, "state": "S", "activity": activity, "still_s": 3.04, "where": "train.py:97 train_step",
+        "rank": rank, "pid": 5000 + rank, "state": "S", "activity": activity, "still_s": 3.04, "where": frame(where), "inside": 1,
         "why": "in all_reduce #9,655 (default group)", "has_limit": False, "phase": "train", "stack": WAITS,
         "collectives": (GROUP,), "groups": (), "collective_counts": (), "unavailable": ("py-spy is not installed: no native frames",),
     }  # fmt: skip
@@ -206,17 +210,19 @@ def test_stacks_of_many_ranks_are_folded_as_they_were_looked_at() -> None:
 
 def test_the_users_frame_comes_first_even_where_the_stack_was_cut_off_before_it() -> None:
     deep = tuple(f"lazy.py:{number} load" for number in range(40))
-    look = _look(0, observations.Activity.PROGRESSING, where="train.py:3 <module>", stack=deep)
+    look = _look(0, observations.Activity.PROGRESSING, where="train.py:3 <module>", stack=deep, inside=40)
     assert hang_report.frames(look) == ("train.py:3 <module>", "…", deep[1], deep[0])
     text = cells.plain(stack_view.stacks({**_taken(), "ranks": [stacks.rank_json(look, "gpu00")]}))
     assert "\n  train.py:3 <module>\n  inside: … > lazy.py:11 load > lazy.py:10 load" in text
 
 
 def test_a_remark_on_the_users_frame_does_not_show_it_twice() -> None:
-    where = f"{READS[1]} (DataLoader of the main thread)"
-    assert hang_report.frames(_look(0, observations.Activity.PROGRESSING, where=where, stack=READS)) == (
+    inspection = _look(0, observations.Activity.PROGRESSING, READS[1], stack=READS)
+    assert inspection.where is not None
+    where = dataclasses.replace(inspection.where, within="DataLoader of the main thread")
+    assert hang_report.frames(dataclasses.replace(inspection, where=where)) == (
         READS[2],
-        where,
+        f"{READS[1]} (DataLoader of the main thread)",
         READS[0],
     )
 

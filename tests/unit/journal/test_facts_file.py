@@ -19,9 +19,10 @@ from orchestrator.journal import facts_file, journal_file
 from orchestrator.journal.job_record import Record
 from orchestrator.journal.journal_file import Journal, JournalError, read_only
 from tests.support import jobs
+from tests.support.frames import frame
 
 _LOOK = observations.RankInspection(
-    0, 7, "S", observations.Activity.WAITING_FOR_RANKS, 3.0, "train.py:8 step", "in all_reduce", False, "train", ("a:1 f",),
+    0, 7, "S", observations.Activity.WAITING_FOR_RANKS, 3.0, frame("train.py:8 step"), "in all_reduce", False, "train", ("a:1 f",),
     (observations.Collective("0", "default", (0, 1), 3, "all_reduce", "float32[4]", 2.0, earlier=(observations.EnteredCollective(2, "x", ""),)),),
     ("0",), (observations.CollectiveCounts(3, 0, 3, (9,)),), ("gpu: none",), mixed=("0",),
 )  # fmt: skip

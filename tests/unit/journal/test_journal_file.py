@@ -15,12 +15,15 @@ from orchestrator.core import observations
 from orchestrator.core.wire.messages import RankHeartbeat, SignTimes
 from orchestrator.journal.journal_file import JobClock, Journal, JournalError, Stamp, read
 from tests.support.fake_disk import FakeDisk
+from tests.support.frames import frame
 
 NEWS: tuple[News, ...] = (
     e.SupervisorStarted(0.0, 1),
     e.Prepared(1.0, "node-0", 1, "127.0.0.1", 20_000, ()),
     d.BeginAttempt(2.0, "submitted", 1, d.Checkpoint("/a", None)),
-    e.Exited(3.0, "node-0", 1, 0, None, 9, 5, observations.Failure("E", "m", "t", "w"), False, False),
+    e.Exited(
+        3.0, "node-0", 1, 0, None, 9, 5, observations.Failure("E", "m", "t", frame("w:1 f")), False, False
+    ),
     e.Heartbeat(4.0, "node-0", 1, (RankHeartbeat(0, 5, "S", 10, 0.5, seen=SignTimes(1.0, 2.0, 3.0, 4.0)),)),
 )
 

@@ -29,7 +29,7 @@ from tests.unit.supervisor.test_notifications import hook as hook
 
 LOG = "logs/attempt-001/rank-00000.log"
 CRASH = m.Exited(
-    1, 0, 1, None, 6, observations.Failure("OSError", f"no access with {SECRET}", "", ""), False, False
+    1, 0, 1, None, 6, observations.Failure("OSError", f"no access with {SECRET}", "", None), False, False
 )
 
 

@@ -22,6 +22,7 @@ from orchestrator.supervisor.status import status
 from orchestrator.views import cells, post_mortem, tables
 from orchestrator.views import status as status_view
 from tests.support import golden, jobs
+from tests.support.frames import frame
 
 SCREEN_COLUMNS, SCREEN_LINES = 80, 40
 LONG_TRACEBACK = "Traceback (most recent call last):\n" + "".join(
@@ -182,7 +183,7 @@ def test_why_an_allocation_was_taken_away_is_said_once() -> None:
 
 
 def test_a_rank_that_fails_while_it_has_time_to_save_is_named_with_its_exception() -> None:
-    failure = observations.Failure("RuntimeError", "no worker\nany more", "", "train.py:10 inner")
+    failure = observations.Failure("RuntimeError", "no worker\nany more", "", frame("train.py:10 inner"))
     late = e.Exited(
         7.0, "node-0", attempt=1, rank=1, code=1, signal=None, steps=20, failure=failure, oom=False, ordered=True
     )  # fmt: skip

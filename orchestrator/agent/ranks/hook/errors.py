@@ -102,9 +102,8 @@ def write_error(folder: str, value: BaseException) -> None:
 
 
 def record_of(value: BaseException) -> str:
-    """Return `value`, its traceback and its place in the user's code as JSON."""
+    """Return `value` as a `Failure` in JSON."""
     import json
-    import time
     import traceback
 
     kind = type(value)
@@ -112,15 +111,11 @@ def record_of(value: BaseException) -> str:
     file, line, function = place_of(value)
     report = traceback.TracebackException(kind, value, value.__traceback__)  # copes with a str() that raises
     record = {
-        "pid": os.getpid(),
         "type": module + kind.__qualname__,
         "message": str(report)[:MESSAGE_CHARS_MAX],
         "traceback": cut_middle("".join(report.format())),
-        "file": file,
-        "line": line,
-        "function": function,
+        "where": {"file": file, "line": line, "function": function} if file else None,
         "loading": loaded_by(value),
-        "time_ns": time.time_ns(),
     }
     return json.dumps(record)
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.agent.hang.stack_frames import is_in_users_code
-from orchestrator.agent.ranks.stack_dump import Frame
 from orchestrator.core.observations import Activity
+from orchestrator.core.shown import Frame
 from tests.support.watch import SAY_READY, watching
 
 GO = SAY_READY.replace("\n", "; ").removesuffix("; ") + "\n"
@@ -30,7 +30,7 @@ def test_a_first_inspection_says_where_a_rank_is_and_judges_nothing(tmp_path: Pa
     with watching(tmp_path, script) as watch:
         found = watch.look()[0]
         assert (found.activity, found.still_s) == (Activity.UNKNOWN, 0.0)
-        assert (found.where, found.state) == ("train.py:4 rest", "S")
+        assert (str(found.where), found.state) == ("train.py:4 rest", "S")
         assert found.stack == ("train.py:4 rest", "train.py:5 <module>")
 
 
@@ -42,8 +42,8 @@ def test_a_rank_deep_in_imports_shows_the_users_line_and_no_import_machinery(tmp
     (library / f"deep{DEPTH}.py").write_text(f"import time\n{GO}time.sleep(3600)\n")
     with watching(tmp_path, "x = 1\nimport deep0\n", PYTHONPATH=str(library)) as watch:
         found = watch.look()[0]
-        assert (found.where, found.phase) == ("train.py:2 <module>", "import")
-        assert found.stack[-1] == found.where
+        assert (str(found.where), found.phase) == ("train.py:2 <module>", "import")
+        assert found.stack[-1] == str(found.where)
         assert len(found.stack) == DEPTH + 2, found.stack
 
 
@@ -87,7 +87,7 @@ subprocess.run([sys.executable, __file__], env=dict(os.environ, INNER='1'))
     with watching(tmp_path, script) as watch:
         found = watch.until_activity(Activity.SLEEPING)
         assert found.pid != watch.ranks.processes[0].pid
-        assert found.where == "train.py:4 <module>"
+        assert str(found.where) == "train.py:4 <module>"
 
 
 def test_a_rank_that_still_imports_is_in_the_phase_of_importing(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_a_rank_that_still_imports_is_in_the_phase_of_importing(tmp_path: Path) 
     with watching(tmp_path, script) as watch:
         found = watch.until_activity(Activity.SLEEPING)
         assert found.phase == "import"
-        assert found.where == "slow.py:1 <module>"
+        assert str(found.where) == "slow.py:1 <module>"
 
 
 def test_a_program_without_a_python_stack_is_told_by_its_system_call(tmp_path: Path) -> None:

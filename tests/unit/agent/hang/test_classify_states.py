@@ -240,8 +240,8 @@ time.sleep(3600)
     steps = trainer.replace("{does}", "[time.sleep(n % 7 / 10) for n in range(999)]")
     found = stood(tmp_path, {"child": child, "steps": steps})
     assert found["child"].why.startswith("waits for a child to end")
-    assert found["child"].where.endswith(":5 train")
-    assert found["steps"].where.endswith((":5 train", ":5 <listcomp>"))
+    assert str(found["child"].where).endswith(":5 train")
+    assert str(found["steps"].where).endswith((":5 train", ":5 <listcomp>"))
 
 
 def test_a_wait_for_the_store_is_known_by_its_address_whatever_it_is_called(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.agent.hang import stack_frames
 from orchestrator.agent.ranks import stack_dump
-from orchestrator.agent.ranks.stack_dump import Frame
+from orchestrator.core.shown import Frame
 
 SITE = "/opt/venv/lib/python3.11/site-packages"
 C10D = f"{SITE}/torch/distributed/distributed_c10d.py"
@@ -132,7 +132,7 @@ def test_frames_of_the_import_machinery_are_left_out_unless_there_are_no_others(
     deep = stack(*machinery, (f"{SITE}/torch/__init__.py", "<module>"), *machinery, (MINE, "<module>"))
     assert [frame.file for frame in stack_frames.without_imports(deep)] == [f"{SITE}/torch/__init__.py", MINE]
     assert stack_frames.without_imports(deep[:2]) == deep[:2]
-    assert stack_frames.place(deep[:3]) == str(deep[2])
+    assert stack_frames.where(deep[:3]) == deep[2].brief
 
 
 @pytest.mark.parametrize(

@@ -207,7 +207,7 @@ def test_an_uncaught_exception_is_noted_and_the_log_is_the_same(rank: Rank, name
     done, bare = rank.run([sys.executable, script]), rank.run_bare([sys.executable, script])
     assert (done.returncode, done.stdout) == (bare.returncode, bare.stdout)
     error = rank.error()
-    assert (error.type, error.where) == (kind, f"{script}:{line} {function}")
+    assert (error.type, str(error.where)) == (kind, f"{script}:{line} {function}")
     assert kind.rpartition(".")[2] in error.traceback
 
 
@@ -246,7 +246,7 @@ def test_a_fatal_signal_leaves_the_stacks_of_all_threads_and_the_place(
     assert done.returncode == (139 if shell else -11)
     assert (b"Fatal Python error" in done.stdout) == bool(env)
     found = failure.of_exit(rank.dir, log, 0, done.returncode)
-    assert found is not None and (found.type, found.where) == ("", f"{script}:6 __init__")
+    assert found is not None and (found.type, str(found.where)) == ("", f"{script}:6 __init__")
     assert "json.loads('1', cls=Loader)" in found.traceback
     assert found.traceback.index(" in wait") < found.traceback.index(" in __init__")
 
@@ -256,7 +256,7 @@ def test_an_interrupt_has_its_place(rank: Rank) -> None:
     done = rank.run([sys.executable, script])
     log.write_bytes(done.stdout)
     found = failure.of_exit(rank.dir, log, 0, done.returncode)
-    assert found is not None and found.where == f"{script}:2 f"
+    assert found is not None and str(found.where) == f"{script}:2 f"
 
 
 def test_long_messages_and_tracebacks_are_cut(rank: Rank) -> None:

@@ -11,6 +11,7 @@ from orchestrator.brain.model import events as e
 from orchestrator.core import observations
 from orchestrator.core.wire.messages import RankHeartbeat
 from tests.support.brain_story import VICTIM, Story, none_of, only
+from tests.support.frames import frame
 
 
 def _running(nodes: int = 2, **limits: object) -> Story:
@@ -35,11 +36,11 @@ def test_a_victim_waits_a_moment_for_its_culprit() -> None:
 def test_a_rank_that_a_mismatch_has_aborted_is_named_with_its_peer_and_both_places() -> None:
     story = _running()
     aborted = observations.Failure(
-        "", "op.preamble.length <= op.nbytes. 8 vs 4", "stacks", "train.py:7 reduce"
+        "", "op.preamble.length <= op.nbytes. 8 vs 4", "stacks", frame("train.py:7 reduce")
     )
     assert not story.hear(story.exited(0, None, failure=aborted, signal=6))
     assert none_of(story.wait(2.0), d.Judge)
-    peer = story.exited(1, failure=dataclasses.replace(VICTIM, where="train.py:9 gather"))
+    peer = story.exited(1, failure=dataclasses.replace(VICTIM, where=frame("train.py:9 gather")))
     verdict = only(story.hear(peer), d.Judge).verdict
     assert verdict.summary == "rank 0 on n0: was killed by SIGABRT (6) at train.py:7 reduce"
     assert "after it ended badly: rank 1 at train.py:9 gather" in verdict.evidence
@@ -72,7 +73,7 @@ def test_sigkill_beside_the_oom_killer_is_oom(oom: bool, kind: d.Kind, was: str)
 @pytest.mark.parametrize(("where", "is_again"), [("train.py:3 step", True), ("", False)])
 def test_a_fault_at_the_same_line_before_any_step_is_the_same_failure(where: str, is_again: bool) -> None:
     story = Story(1)
-    failure = observations.Failure("", "", "a stack", where) if where else None
+    failure = observations.Failure("", "", "a stack", frame(where)) if where else None
     for attempt in (1, 2):
         story.run(attempt)
         told = story.hear(story.exited(0, None, failure, signal=11, attempt=attempt))
@@ -85,14 +86,16 @@ def test_a_fault_at_the_same_line_before_any_step_is_the_same_failure(where: str
 def test_a_syntax_error_before_the_first_step_is_not_tried_again() -> None:
     story = _running()
     story.hear(
-        story.exited(0, failure=observations.Failure("SyntaxError", "invalid syntax", "", "train.py:3"))
+        story.exited(
+            0, failure=observations.Failure("SyntaxError", "invalid syntax", "", frame("train.py:3"))
+        )
     )
     assert only(story.stop_all(), d.EndJob).end is d.JobEnd.FAILED
 
 
 def test_an_exit_code_without_an_exception_comes_with_the_last_words_of_the_log() -> None:
     story = _running()
-    said = observations.Failure("", "train.py: error: unrecognized arguments: --stepz 4", "", "")
+    said = observations.Failure("", "train.py: error: unrecognized arguments: --stepz 4", "", None)
     verdict = only(story.hear(story.exited(0, 2, failure=said)), d.Judge).verdict
     assert verdict.summary == "rank 0 on n0: exited with code 2"
     assert verdict.evidence[-1] == f"its log ends with: {said.message}"
@@ -101,7 +104,7 @@ def test_an_exit_code_without_an_exception_comes_with_the_last_words_of_the_log(
 def test_a_taken_port_before_the_first_step_is_a_rendezvous_failure() -> None:
     story = _running()
     failure = observations.Failure(
-        "DistNetworkError", "The server socket has failed to listen: EADDRINUSE", "", ""
+        "DistNetworkError", "The server socket has failed to listen: EADDRINUSE", "", None
     )
     assert only(story.hear(story.exited(0, failure=failure)), d.Judge).verdict.kind is d.Kind.RENDEZVOUS
 
@@ -112,9 +115,9 @@ def test_the_rank_that_could_not_use_its_address_is_named_whoever_gave_up_first(
     few = "Timed out after 9 seconds waiting for clients. 2/3 clients joined."
     unresolved = "The client socket has timed out after 8000ms while trying to connect to (n7.lan, 29500)."
     said = {
-        2: observations.Failure("torch.distributed.DistStoreError", waited, "", "train.py:5"),
-        0: observations.Failure("torch.distributed.DistStoreError", few, "", "train.py:5"),
-        1: observations.Failure("torch.distributed.DistNetworkError", unresolved, "", "train.py:5"),
+        2: observations.Failure("torch.distributed.DistStoreError", waited, "", frame("train.py:5")),
+        0: observations.Failure("torch.distributed.DistStoreError", few, "", frame("train.py:5")),
+        1: observations.Failure("torch.distributed.DistNetworkError", unresolved, "", frame("train.py:5")),
     }
     story = _running(3)
     for rank, failure in said.items():

@@ -14,6 +14,7 @@ from orchestrator.core import observations, text
 from orchestrator.core.errors import Fault
 from orchestrator.core.wire.messages import RankHeartbeat
 from tests.support.brain_story import Story, look, none_of, notices, only
+from tests.support.frames import frame
 from tests.support.hang_story import (
     ALL,
     BLOCKED,
@@ -246,7 +247,9 @@ def test_where_torch_gives_up_first_the_rank_is_named_that_it_waited_for() -> No
         "[/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 60000ms for recv operation to complete"
     )
     story.hear(
-        story.exited(0, count=9, failure=observations.Failure("RuntimeError", late, "", "train.py:40 sync"))
+        story.exited(
+            0, count=9, failure=observations.Failure("RuntimeError", late, "", frame("train.py:40 sync"))
+        )
     )
     story.hear(*(beat(rank, 9) for rank in (1, 2, 3)))
     verdict = only(story.wait(2.0), d.Judge).verdict

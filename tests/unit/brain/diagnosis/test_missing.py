@@ -7,6 +7,7 @@ from dataclasses import replace
 from orchestrator.brain.model import decisions as d
 from orchestrator.core import observations
 from tests.support.brain_story import Story, none_of
+from tests.support.frames import frame
 from tests.support.hang_story import ALL, BLOCKED, SLEEPS, beat, entered, gang_of, judged, silence
 
 
@@ -47,7 +48,7 @@ def test_a_rank_without_steps_that_is_missed_in_a_collective_has_patience_as_any
 
 
 def test_a_rank_that_waits_after_an_exception_is_named_with_it_whoever_is_in_the_minority() -> None:
-    raised = observations.Failure("ValueError", "bad batch", "", "train.py:4 load")
+    raised = observations.Failure("ValueError", "bad batch", "", frame("train.py:4 load"))
     sides = [entered(rank, 10, "broadcast") for rank in (0, 1)] + [entered(2, 10)]
     verdict = judged(gang_of(), *sides, entered(3, 10, raised=raised))
     assert verdict.ranks == (3,)

@@ -15,8 +15,11 @@ from orchestrator.brain.scheduling.repeated_failure import ALIKE_MAX
 from orchestrator.core.checkpoints.save import Place, SaveState, StepSource
 from orchestrator.core.observations import Failure
 from tests.support.brain_story import Story, at, none_of, only, save
+from tests.support.frames import frame
 
-LOADING = Failure("RuntimeError", "size mismatch", "Traceback", "train.py:12", loading="/ckpt/step-20.pt")
+LOADING = Failure(
+    "RuntimeError", "size mismatch", "Traceback", frame("train.py:12"), loading="/ckpt/step-20.pt"
+)
 UNSAID = dataclasses.replace(LOADING, loading="")
 
 

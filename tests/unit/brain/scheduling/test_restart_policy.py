@@ -7,6 +7,7 @@ from orchestrator.brain.model import events as e
 from orchestrator.core.observations import Failure
 from orchestrator.core.wire.messages import RankHeartbeat
 from tests.support.brain_story import Story, none_of, only
+from tests.support.frames import frame
 
 
 def _crashed(**limits: object) -> Story:
@@ -103,7 +104,7 @@ def test_the_same_failure_at_the_same_step_again_is_no_progress() -> None:
 
 def test_a_fatal_signal_at_the_same_place_again_is_no_progress_on_any_rank_before_any_step() -> None:
     story = Story(2)
-    where = Failure("", "", "stacks", "train.py:3 read")
+    where = Failure("", "", "stacks", frame("train.py:3 read"))
     for attempt, rank in ((1, 0), (2, 1)):
         story.run(attempt)
         story.hear(story.exited(rank, None, where, attempt=attempt, signal=11))

@@ -9,6 +9,7 @@ from orchestrator.brain.model import events as e
 from orchestrator.core import codec, observations
 from orchestrator.core.wire import messages as m
 from tests.support import jobs
+from tests.support.frames import frame
 
 EVENTS = codec.by_kind(e.Event)
 REPORTS = codec.by_kind(m.ReliableReport)
@@ -28,7 +29,7 @@ def test_every_order_and_kept_report_names_its_attempt() -> None:
 
 
 def test_messages_cross_the_wire() -> None:
-    exited = m.Exited(1, 2, None, 9, 3, observations.Failure("E", "m", "t", "w"), False, True)
+    exited = m.Exited(1, 2, None, 9, 3, observations.Failure("E", "m", "t", frame("w:1 f")), False, True)
     assert codec.loads_kind(codec.by_kind(m.Report), codec.dumps_kind(exited)) == exited
     prepare = m.Prepare(1, jobs.plan(env={"A": "b"}), ("node-0", "node-1"), {"HOME": "/h"})
     assert codec.loads_kind(codec.by_kind(m.Order), codec.dumps_kind(prepare)) == prepare
