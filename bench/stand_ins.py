@@ -190,7 +190,7 @@ class Node:
         self._beats += 1
         ranks = tuple(_heartbeat(rank, steps, now_s) for rank in self._ranks)
         with contextlib.suppress(connection.LineError):
-            self._line.send(m.Heartbeat(self._beats, self._attempt, ranks, -1))
+            self._line.send(m.Heartbeat(self._attempt, ranks, self._beats))
 
 
 def _heartbeat(rank: int, steps: int, now_s: float) -> m.RankHeartbeat:

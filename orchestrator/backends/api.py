@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from orchestrator.core.observations import Cause, Retryable
+from orchestrator.core.observations import Retryable
+from orchestrator.core.shown import Cause
 
 if TYPE_CHECKING:
     from orchestrator.core.checkpoints.save import Piece

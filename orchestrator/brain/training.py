@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import islice
 
 from orchestrator.brain.model.facts import Facts
-from orchestrator.core.observations import NOT_TOLD, Training
+from orchestrator.core.shown import NOT_TOLD, Training
 
 TOLD_MAX = 16
 """How many ranks are asked what the job's loss is."""
@@ -29,25 +30,19 @@ def rate_per_s(facts: Facts) -> float:
 
 def total_steps(step: int | None, rate_per_s: float | None, told: Training) -> int | None:
     """Return the total of steps that a script tells, if it counts what orch counts: a bar may count batches or epochs."""
-    if told.total_steps is None or step is None or told.share is None:
+    if told.total_steps is None or step is None or told.percent is None:
         return told.total_steps
-    off = abs(told.share * told.total_steps - step)
+    off = abs(told.percent / 100 * told.total_steps - step)
     is_near = off <= max(2.0, LAG_SHARE * step, LAG_S * (rate_per_s or 0.0))
     return told.total_steps if is_near and step <= told.total_steps else None
 
 
-def percent(step: int | None, total: int | None, told: Training) -> float | None:
-    """Return how much of the work is done: by steps where their total is known, else as the script tells."""
+def shown(told: Training, step: int | None, total: int | None, rate_per_s: float | None) -> Training:
+    """Return how far the training is: by steps and pace where these are known, else as the script tells. Nothing is left of the
+    time at a pace of 0, at which no step is made."""
+    percent = None if told.percent is None else round(told.percent, 1)
+    eta_s = None if rate_per_s == 0 else told.eta_s
     if step is not None and total:
-        return round(min(100.0, 100.0 * step / total), 1)
-    return None if told.share is None else round(100.0 * told.share, 1)
-
-
-def eta_s(step: int | None, total: int | None, rate_per_s: float | None, told: Training) -> float | None:
-    """Return the seconds that are left: by steps and pace where both are known, else as the script tells; None while no
-    step is made."""
-    if rate_per_s == 0:
-        return None
-    if step is not None and total and rate_per_s:
-        return round(max(0.0, (total - step) / rate_per_s), 1)
-    return told.remaining_s
+        percent = round(min(100.0, 100.0 * step / total), 1)
+        eta_s = round(max(0.0, (total - step) / rate_per_s), 1) if rate_per_s else eta_s
+    return replace(told, percent=percent, eta_s=eta_s, total_steps=total)

@@ -159,7 +159,7 @@ class Job:
 
         Raises UserError for a folder that is no copy, and ClusterError when a copy of a running job cannot be ended.
         """
-        from orchestrator.core.observations import Cause
+        from orchestrator.core.shown import Cause
         from orchestrator.submission import resume, supervisor_process
 
         new = Job(resume.as_new(self.folder, self.plan()))

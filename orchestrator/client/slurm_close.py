@@ -11,7 +11,7 @@ import time
 from orchestrator.core.errors import ClusterError
 from orchestrator.core.jobdir import home, locks, ownership, requests
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.core.observations import Cause
+from orchestrator.core.shown import Cause
 from orchestrator.submission import supervisor_process
 
 CLOSE_S_MAX = 30.0

@@ -28,7 +28,7 @@ from orchestrator.core.jobdir.durable import replace_text
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.jobdir.status_file import QueueStatus, Status
-from orchestrator.core.observations import Cause
+from orchestrator.core.shown import Cause
 from orchestrator.core.slurm import command_output
 from orchestrator.core.slurm.command_output import QueueJob
 from orchestrator.core.slurm.job_states import Stage
@@ -175,14 +175,15 @@ class SlurmSource(JobSource):
         """Write the status of a job that waits for nodes again: until it has them no supervisor writes one, and its last end
         must not show."""
         plan, now = self.plan(), status_file.iso(time.time())  # the new plan, where there were overrides
+        earlier = status_file.without_nodes(before)
         status = replace(
-            status_file.without_nodes(before),
+            earlier,
             state="QUEUED",
             reason="",
             ended_at=None,
             written_at=now,
             world_size=plan.world_size,
-            total_steps=plan.total_steps,
+            training=replace(earlier.training, total_steps=plan.total_steps),
             effective_batch=plan.effective_batch,
         )
         status_file.write(self.folder, status, durable=False)

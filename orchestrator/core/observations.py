@@ -3,30 +3,12 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from orchestrator.core.shown import Frame
 
 LINE_CHARS_MAX = 300
 """How much of a message is shown in a line."""
-
-
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """A frame of a Python stack; `line` is 0 where it is not known."""
-
-    file: str
-    line: int
-    function: str
-    # What it runs in, where a person should know that
-    within: str = ""
-
-    @property
-    def brief(self) -> Frame:
-        """The frame with the name of its file alone."""
-        return replace(self, file=self.file.rpartition("/")[2])
-
-    def __str__(self) -> str:
-        place = f"{self.file}:{self.line} {self.function}".rstrip()
-        return f"{place} ({self.within})" if self.within else place
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,50 +18,6 @@ class RankSeen:
     rank: int
     pid: int
     exited: bool
-
-
-class Measured(float):
-    """A number that a program has told: it may be nan or infinite, and that is worth seeing."""
-
-    __slots__ = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """What a rank uses of its host, with its children. None: not known."""
-
-    # Of one processor, since the measurement before: 1.0 is one processor fully used
-    cpu_share: float | None = None
-    # Resident; what processes share counts in each of them
-    memory_bytes: int | None = None
-    # Of its GPU, the busiest of several: 0 to 1
-    gpu_share: float | None = None
-    gpu_memory_bytes: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Training:
-    """How far the training of a rank is, as its script tells. None: not told."""
-
-    loss: Measured | None = None
-    learning_rate: Measured | None = None
-    # Of the work that is done: 0 to 1
-    share: float | None = None
-    remaining_s: float | None = None
-    total_steps: int | None = None
-
-    def completed_by(self, other: Training) -> Training:
-        """Return this with what only the other one tells."""
-        return Training(
-            loss=other.loss if self.loss is None else self.loss,
-            learning_rate=other.learning_rate if self.learning_rate is None else self.learning_rate,
-            share=other.share if self.share is None else self.share,
-            remaining_s=other.remaining_s if self.remaining_s is None else self.remaining_s,
-            total_steps=other.total_steps if self.total_steps is None else self.total_steps,
-        )
-
-
-NOT_TOLD = Training()
 
 
 class Activity(enum.Enum):
@@ -114,38 +52,6 @@ class Framework(enum.Enum):
     TORCH = "torch"
     LIGHTNING = "lightning"
     ACCELERATE = "accelerate"
-
-
-class Follows(enum.Enum):
-    """What follows by itself from a suspicion, if nothing changes."""
-
-    # Not known yet: ranks are being inspected
-    UNKNOWN = "unknown"
-    # A rank goes on in what it does: it is let be
-    MOVES = "moves"
-    # The user wants that nothing is done, or no limit holds
-    NOTHING = "nothing"
-    # The attempt is ended
-    ENDS = "ends"
-    # The node counts as lost
-    LOST = "lost"
-
-
-@dataclass(frozen=True, slots=True)
-class Suspicion:
-    """What looks like a failure, in words; the ranks and the node that it is about, since how long, and what follows in how
-    many seconds. `spare`: the node that then takes over, where one is ready."""
-
-    what: str
-    ranks: list[int]  # the codec would write a long tuple as a series
-    node: str
-    for_s: float
-    follows: Follows
-    in_s: float | None = None
-    spare: str = ""
-    # Where the first of the ranks stands, in words and as a frame
-    where: str = ""
-    frame: Frame | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,17 +180,6 @@ class Reached:
 
     address: str
     interface: str
-
-
-class Cause(enum.Enum):
-    """Why an allocation of a queue system ends before its job does."""
-
-    CANCELLED = "cancelled"  # by a person, not through orch
-    TIME_LIMIT = "time_limit"
-    PREEMPTED = "preempted"
-    REQUEUED = "requeued"  # by a person, not through orch
-    NODE_LOST = "node_lost"
-    FAILED = "failed"  # see `why`
 
 
 class Retryable(enum.Enum):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from orchestrator.core.observations import Follows, Suspicion
+from orchestrator.core.shown import Follows, Suspicion
 
 
 def counted(number: int, what: str) -> str:

@@ -10,8 +10,8 @@ from pydantic.json_schema import GenerateJsonSchema
 from orchestrator.client.outline.outline import Outline
 from orchestrator.core.codec import Json
 from orchestrator.core.errors import UserError
-from orchestrator.core.jobdir.status_file import Status
-from orchestrator.core.observations import Measured
+from orchestrator.core.jobdir.status_file import PARTS, Status
+from orchestrator.core.shown import Measured
 from orchestrator.programs import json_types
 from orchestrator.spec.load import json_schema
 
@@ -53,7 +53,19 @@ def schema_of(verb: str | None) -> Json:
         raise UserError(f"there is no JSON of {verb!r}", "orch schema", fix)
     config = ConfigDict(arbitrary_types_allowed=True) if verb == "status" else None
     made = TypeAdapter(OUTPUTS[verb], config=config).json_schema(schema_generator=_Schemas)
+    if verb == "status":
+        _flatten(made["$defs"])
     for name in _UNSAID.get(verb, ()):
         made["properties"].pop(name)
         made["required"].remove(name)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **made}
+
+
+def _flatten(types: Json) -> None:
+    """Put the keys of a status's parts where its JSON has them."""
+    parts = {name: types.pop(part.__name__)["properties"] for name, part in PARTS.items()}
+    for holder in (types["Status"], types["RankStatus"]):
+        properties, holder["properties"] = holder["properties"], {}
+        for key, schema in properties.items():
+            holder["properties"].update(parts.get(key, {key: schema}))
+            holder["required"] += parts.get(key, ())

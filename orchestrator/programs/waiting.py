@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from orchestrator.client.job import Job
 from orchestrator.core.jobdir import home, status_file
 from orchestrator.core.jobdir.status_file import Status
-from orchestrator.core.observations import Follows
+from orchestrator.core.shown import Follows
 
 POLL_S = 0.5
 

@@ -128,10 +128,10 @@ TRAINING = (
     ),
 )
 USAGE = (
-    Quantity("Processors in use", attrgetter("cpu_share"), _plain),
-    Quantity("Memory", attrgetter("memory_bytes"), size),
-    Quantity("GPU use", attrgetter("gpu_share"), _percent),
-    Quantity("GPU memory", attrgetter("gpu_memory_bytes"), size),
+    Quantity("Processors in use", attrgetter("usage.cpu_share"), _plain),
+    Quantity("Memory", attrgetter("usage.memory_bytes"), size),
+    Quantity("GPU use", attrgetter("usage.gpu_share"), _percent),
+    Quantity("GPU memory", attrgetter("usage.gpu_memory_bytes"), size),
 )  # fmt: skip
 
 

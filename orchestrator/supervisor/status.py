@@ -34,7 +34,7 @@ from orchestrator.core.jobdir.status_file import (
     iso,
     time_of_day,
 )
-from orchestrator.core.observations import NOT_TOLD, Suspicion, Usage
+from orchestrator.core.shown import NOT_MEASURED, NOT_TOLD, Suspicion
 from orchestrator.core.text import sentence
 
 __all__ = ["ENDED", "Now", "iso", "reason", "state", "status"]
@@ -123,11 +123,7 @@ def status(
         suspected=suspected,
         notices=tuple(_notices(facts)),
         progress=_progress(facts),
-        loss=told.loss,
-        learning_rate=told.learning_rate,
-        total_steps=total,
-        percent=training.percent(facts.step, total, told),
-        eta_s=training.eta_s(facts.step, total, slowest, told) if now_state == "RUNNING" else None,
+        training=training.shown(told, facts.step, total, slowest if now_state == "RUNNING" else 0.0),
         stragglers=_stragglers(facts),
         started_at=now.iso(facts.run_began_at),
         ended_at=now.iso(facts.ended_at),
@@ -350,7 +346,7 @@ def _rank(
     shown = _PROCESS_STATES.get(rank.state, "running") if alive else rank.rank_state.value
     code = rank.code if rank.signal is None else -rank.signal
     step = base + rank.steps if rank.steps else None
-    told, usage = rank.training or NOT_TOLD, (rank.usage if alive else None) or Usage()
+    told = rank.training or NOT_TOLD
     total = total or training.total_steps(step, rank.beat.rate_per_s, told)
     return RankStatus(
         rank=rank.rank,
@@ -363,15 +359,8 @@ def _rank(
         beat_s=now.age_s(rank.beat_at) if alive else None,
         exit=code,
         progress=rank.beat.progress or None,
-        loss=told.loss,
-        learning_rate=told.learning_rate,
-        percent=training.percent(step, total, told),
-        eta_s=training.eta_s(step, total, rate_per_s, told) if alive else None,
-        total_steps=total,
-        cpu_share=usage.cpu_share,
-        memory_bytes=usage.memory_bytes,
-        gpu_share=usage.gpu_share,
-        gpu_memory_bytes=usage.gpu_memory_bytes,
+        training=training.shown(told, step, total, rate_per_s if alive else 0.0),
+        usage=(rank.usage if alive else None) or NOT_MEASURED,
         step_age_s=now.age_s(rank.step_at) if alive and rank.steps else None,
     )
 
@@ -387,12 +376,9 @@ def sample(status: Status, facts: Facts, wall_s: float) -> Sample:
                 step=rank.step,
                 steps_per_s=rank.steps_per_s,
                 step_s=facts.ranks[rank.rank].beat.median_step_s,
-                loss=rank.loss,
-                learning_rate=rank.learning_rate,
-                cpu_share=rank.cpu_share,
-                memory_bytes=rank.memory_bytes,
-                gpu_share=rank.gpu_share,
-                gpu_memory_bytes=rank.gpu_memory_bytes,
+                loss=rank.training.loss,
+                learning_rate=rank.training.learning_rate,
+                usage=rank.usage,
             )
             for rank in status.ranks
             if facts.ranks[rank.rank].rank_state is RankState.ALIVE

@@ -267,8 +267,8 @@ class Supervisor:
             case m.NodeSignalled.__name__:
                 self.stay.signalled()
             case _:
-                heartbeat = self._heartbeats.receive(report)
-                self._brain.learn(translation.heartbeat(report.node, heartbeat, now_s))
+                heartbeat = self._heartbeats.receive(report, now_s)
+                self._brain.learn(heartbeat)
                 self._desk.beat(now_s, report.node, heartbeat, save_gang(self._brain.facts))
                 self._learn(self._desk.news(now_s))
 

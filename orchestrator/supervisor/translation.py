@@ -97,11 +97,6 @@ def agent_up(plan: Plan, hello: m.Hello, at: float) -> e.AgentUp:
     )
 
 
-def heartbeat(node: str, report: m.Heartbeat, at: float) -> e.Heartbeat:
-    """Return a heartbeat as the brain's event."""
-    return e.Heartbeat(at, node, report.attempt, report.ranks)
-
-
 def event(plan: Plan, report: m.Envelope, mask: Mask, at: float) -> Any:
     """Return a reliable report as the brain's event of the same name. Raises CodecError when it cannot be read."""
     data = {**mask.of_data(report.data), "at": at, "node": report.node}

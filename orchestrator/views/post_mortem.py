@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from orchestrator.core import codec
 from orchestrator.core.codec import Json
-from orchestrator.core.observations import Suspicion
+from orchestrator.core.shown import Suspicion
 from orchestrator.core.text import named as ranks_named
 from orchestrator.views import goodput, saves
 from orchestrator.views.cells import STYLES, Cell, Line, cut, duration, line, named, short, span

@@ -21,7 +21,7 @@ from orchestrator.core.jobdir.status_file import (
     seconds,
     time_of_day,
 )
-from orchestrator.core.observations import Follows, Suspicion
+from orchestrator.core.shown import Follows, Suspicion
 from orchestrator.core.slurm.hostlist import holds
 from orchestrator.core.text import counted, follows, ranks_text, sentence, with_fix
 from orchestrator.views import large_job
@@ -51,23 +51,23 @@ TRAVELS_SHOWN_MAX = STRAGGLERS_SHOWN_MAX = 4
 
 def headline(status: Status) -> Line:
     """Return a job in one line: its state, attempt, step, pace, time left and time spent."""
-    state = status.state
+    state, told = status.state, status.training
     parts = [Cell(state, STYLES.get(state, "")), Cell(f"  attempt {status.attempt}")]
     if status.launch_call > 1:
         parts.append(Cell(f"  launch {status.launch_call}"))
     if status.step is not None:
-        total = f"/{status.total_steps:,}" if status.total_steps else ""
+        total = f"/{told.total_steps:,}" if told.total_steps else ""
         parts.append(Cell(f"  step {status.step:,}{total}"))
     elif progress := status.progress:
         parts.append(Cell(f"  {progress}"))
-    if status.percent is not None:
-        parts.append(Cell(f"  {status.percent:.0f}%"))
-    if status.loss is not None:
-        parts.append(Cell(f"  loss {status.loss:.4g}", "" if math.isfinite(status.loss) else "yellow"))
+    if told.percent is not None:
+        parts.append(Cell(f"  {told.percent:.0f}%"))
+    if told.loss is not None:
+        parts.append(Cell(f"  loss {told.loss:.4g}", "" if math.isfinite(told.loss) else "yellow"))
     if status.steps_per_s:
         parts.append(Cell(f"  {status.steps_per_s:.2f} steps/s"))
-    if status.eta_s is not None:
-        parts.append(Cell(f"  {duration(status.eta_s)} left"))
+    if told.eta_s is not None:
+        parts.append(Cell(f"  {duration(told.eta_s)} left"))
     if (spent_s := elapsed_s(status)) is not None:
         over = status.ended_at is not None
         parts.append(Cell(f"  in {duration(spent_s)}" if over else f"  {duration(spent_s)} so far"))
@@ -377,7 +377,7 @@ def _node_row(node: NodeStatus) -> list[Cell]:
 def _rank_row(rank: RankStatus, mark: str) -> list[Cell]:
     """Return the row of a rank; `mark`: what stands in place of its state."""
     bad = rank.state in large_job.WORRYING or rank.exit not in (None, 0)
-    pace = rank.steps_per_s
+    pace, loss, usage = rank.steps_per_s, rank.training.loss, rank.usage
     return [
         Cell(str(rank.rank)),
         Cell(rank.node),
@@ -385,11 +385,11 @@ def _rank_row(rank: RankStatus, mark: str) -> list[Cell]:
         Cell(mark or rank.state, "red" if bad else "yellow" if mark else ""),
         Cell(or_dash(rank.step if rank.step is not None else rank.progress)),
         Cell("-" if pace is None else f"{pace:.2f}" if pace else "0"),
-        Cell("-" if rank.loss is None else f"{rank.loss:.4g}"),
-        Cell(_share(rank.cpu_share)),
-        Cell("-" if rank.memory_bytes is None else size(rank.memory_bytes)),
-        Cell(_share(rank.gpu_share)),
-        Cell("-" if rank.gpu_memory_bytes is None else size(rank.gpu_memory_bytes)),
+        Cell("-" if loss is None else f"{loss:.4g}"),
+        Cell(_share(usage.cpu_share)),
+        Cell("-" if usage.memory_bytes is None else size(usage.memory_bytes)),
+        Cell(_share(usage.gpu_share)),
+        Cell("-" if usage.gpu_memory_bytes is None else size(usage.gpu_memory_bytes)),
         Cell(duration(rank.beat_s)),
         Cell(or_dash(rank.exit), "red" if bad else ""),
     ]

@@ -62,7 +62,7 @@ def test_the_trainer_s_own_callback_reports_here(tmp_path: Path, monkeypatch: py
     callback._last_update_time = 0.0
     callback.on_step_end(None, state, None)
     told = reports.of_rank(5)
-    assert (told.loss, told.learning_rate, told.share, told.total_steps) == (0.5, 1e-4, 0.25, 200)
-    assert told.remaining_s is not None
+    assert (told.loss, told.learning_rate, told.percent, told.total_steps) == (0.5, 1e-4, 25.0, 200)
+    assert told.eta_s is not None
     callback.on_train_end(None, state, None)
-    assert reports.of_rank(5).share == 1.0
+    assert reports.of_rank(5).percent == 100.0

@@ -117,7 +117,7 @@ class DeskWorld:
     def beat(self, node: str, count: int, *, has_unfinished: bool = False, looks: int = 0) -> None:
         """Let a node report `count` steps, and as many looks unless these are given."""
         ranks = (m.RankHeartbeat(self.nodes.index(node), count, "S", 0, 0.0),)
-        heartbeat = m.Heartbeat(count, self.gang.attempt, ranks, looks or count, has_unfinished)
+        heartbeat = m.Heartbeat(self.gang.attempt, ranks, count, looks or count, has_unfinished)
         self.desk.beat(self.at, node, heartbeat, self.gang)
         self.learn()
 

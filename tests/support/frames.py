@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.core.observations import Frame
+from orchestrator.core.shown import Frame
 
 
 def frame(text: str) -> Frame | None:

@@ -5,7 +5,7 @@ Base states and flags, as https://slurm.schedmd.com/job_state_codes.html lists t
 
 from __future__ import annotations
 
-from orchestrator.core.observations import Cause
+from orchestrator.core.shown import Cause
 from orchestrator.core.slurm.job_states import Stage
 
 STATES: dict[str, tuple[Stage, Cause | None]] = {

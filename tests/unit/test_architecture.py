@@ -84,6 +84,7 @@ BRAIN_NEEDS = {
         "host_facts",
         "observations",
         "planned",
+        "shown",
         "text",
         "checkpoints.choice",
         "checkpoints.save",

@@ -33,6 +33,7 @@ from orchestrator.core import observations
 from orchestrator.core.host import procfs
 from orchestrator.core.jobdir import ownership
 from orchestrator.core.jobdir.layout import rank_name
+from orchestrator.core.shown import Frame
 from orchestrator.core.wire import messages as m
 
 T = TypeVar("T")
@@ -325,7 +326,7 @@ def _unknown(
     pid: int,
     state: str,
     why: str,
-    frames: tuple[observations.Frame, ...] = (),
+    frames: tuple[Frame, ...] = (),
     unavailable: tuple[str, ...] = (),
 ) -> observations.RankInspection:
     """Return the inspection of a rank of which only its frames, if any, are known."""

@@ -19,7 +19,7 @@ from orchestrator.agent.hang.python_stacks import RankStack
 from orchestrator.agent.ranks import io_counter, rank_start, stack_dump
 from orchestrator.agent.ranks.stack_dump import Thread
 from orchestrator.core.host import procfs
-from orchestrator.core.observations import Frame
+from orchestrator.core.shown import Frame
 
 CHILDREN_MAX = 64
 THREADS_MAX = 512

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 
 from orchestrator.agent.ranks.stack_dump import is_users, users_frame
-from orchestrator.core.observations import Frame
+from orchestrator.core.shown import Frame
 
 _PYTHONS_OWN = re.compile(r"/lib(64)?/python3[^/]*/(?!(site|dist)-packages/)|^<")
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.core.jobdir import ownership
-from orchestrator.core.observations import Measured, Training
+from orchestrator.core.shown import Measured, Training
 
 TAIL_BYTES = 8192
 LINE_BYTES_MAX = 400
@@ -97,8 +97,8 @@ class PrintedNumbers:
         return Training(
             loss=self._loss,
             learning_rate=self._learning_rate,
-            share=min(1.0, whole.done / whole.total) if whole else None,
-            remaining_s=whole.left_s if whole else None,
+            percent=100.0 * min(1.0, whole.done / whole.total) if whole else None,
+            eta_s=whole.left_s if whole else None,
             total_steps=whole.total if whole else None,
         )
 

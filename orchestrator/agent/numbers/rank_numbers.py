@@ -14,7 +14,7 @@ from orchestrator.agent.numbers.gpu_use import GpuWatch
 from orchestrator.agent.numbers.printed import PrintedNumbers
 from orchestrator.agent.numbers.trainer_reports import TrainerReports
 from orchestrator.core.host import procfs
-from orchestrator.core.observations import Training, Usage
+from orchestrator.core.shown import Training, Usage
 
 TELL_S = 5.0
 

@@ -19,9 +19,9 @@ from pathlib import Path
 
 from orchestrator.core import codec
 from orchestrator.core.jobdir.durable import replace_text
-from orchestrator.core.observations import NOT_TOLD, Measured, Training
 from orchestrator.core.settings.rank_env import TRAINER_TOKEN, TRAINER_URL
 from orchestrator.core.settings.rank_settings import RANK_MARK, SetBy, Setting
+from orchestrator.core.shown import NOT_TOLD, Measured, Training
 
 HERE = "127.0.0.1"
 TOKEN_FILE = "trainer-token"
@@ -87,12 +87,12 @@ def reported(data: codec.Json) -> Training:
         if isinstance(metric, dict) and isinstance(metric.get("name"), str)
     }
     percent, total = _number(status.get("progressPercentage")), _number(metrics.get("total_steps"))
-    remaining_s = _number(status.get("estimatedRemainingSeconds"))
+    eta_s = _number(status.get("estimatedRemainingSeconds"))
     return Training(
         loss=_number(metrics.get("loss", metrics.get("train_loss"))),
         learning_rate=_number(metrics.get("learning_rate")),
-        share=percent / 100 if percent is not None and 0 <= percent <= 100 else None,
-        remaining_s=float(remaining_s) if remaining_s is not None and 0 <= remaining_s < 1e9 else None,
+        percent=float(percent) if percent is not None and 0 <= percent <= 100 else None,
+        eta_s=float(eta_s) if eta_s is not None and 0 <= eta_s < 1e9 else None,
         total_steps=int(total) if total is not None and 1 <= total < 1e15 else None,
     )
 

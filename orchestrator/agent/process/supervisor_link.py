@@ -225,7 +225,7 @@ class SupervisorLink:
             return
         self._beats += 1
         self._beats_sent.append((self._beats, time.monotonic()))
-        self._send(m.Heartbeat(self._beats, attempt, ranks, looks, has_unfinished))
+        self._send(m.Heartbeat(attempt, ranks, self._beats, looks, has_unfinished))
 
     def report_signal(self) -> None:
         """Report that Slurm has signalled this node's processes to end, if a connection is open."""

@@ -13,7 +13,8 @@ from orchestrator.agent.ranks.hook.layout import ERROR_FILE, STACKS_FILE
 from orchestrator.core import codec
 from orchestrator.core.jobdir import full_disk, ownership
 from orchestrator.core.jobdir.layout import TORCHELASTIC_ERROR_FILE
-from orchestrator.core.observations import LINE_CHARS_MAX, Failure, Frame
+from orchestrator.core.observations import LINE_CHARS_MAX, Failure
+from orchestrator.core.shown import Frame
 
 
 def of_exit(folder: Path, log: Path, pid: int, exit_code: int) -> Failure | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.core.jobdir import ownership
-from orchestrator.core.observations import Frame
+from orchestrator.core.shown import Frame
 
 LIBRARY = re.compile(
     r"/site-packages/|/dist-packages/|/lib(64)?/python3[^/]*/|^<|/torch/(distributed|nn|autograd)/"

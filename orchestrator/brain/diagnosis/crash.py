@@ -17,7 +17,7 @@ from orchestrator.brain.model.decisions import Evidence, EvidenceKind, FailureCa
 from orchestrator.brain.model.facts import AttemptFacts, Facts
 from orchestrator.brain.model.rank_facts import RankFacts, RankState
 from orchestrator.brain.scheduling import allocation
-from orchestrator.core.observations import Frame
+from orchestrator.core.shown import Frame
 from orchestrator.core.text import named
 
 SETTLE_S = 1.0

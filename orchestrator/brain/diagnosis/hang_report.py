@@ -10,7 +10,8 @@ from orchestrator.brain.model.decisions import Evidence, EvidenceKind
 from orchestrator.brain.model.facts import AttemptFacts, Facts
 from orchestrator.brain.model.rank_facts import RankFacts, RankState
 from orchestrator.core import text
-from orchestrator.core.observations import Activity, Frame, RankInspection
+from orchestrator.core.observations import Activity, RankInspection
+from orchestrator.core.shown import Frame
 from orchestrator.core.text import named
 
 CULPRITS_SHOWN = 4

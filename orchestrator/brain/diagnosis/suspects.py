@@ -17,7 +17,8 @@ from orchestrator.brain.model.facts import AttemptFacts, Facts, Phase
 from orchestrator.brain.model.node_facts import AgentState
 from orchestrator.brain.model.rank_facts import RankFacts, RankState
 from orchestrator.brain.scheduling import fence
-from orchestrator.core.observations import Activity, Follows, Suspicion
+from orchestrator.core.observations import Activity
+from orchestrator.core.shown import Follows, Suspicion
 from orchestrator.core.text import named
 
 SILENT_S = 5.0

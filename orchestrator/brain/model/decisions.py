@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from orchestrator.core.checkpoints.choice import Passed
-from orchestrator.core.observations import Frame
 from orchestrator.core.planned import Gang
+from orchestrator.core.shown import Frame
 from orchestrator.core.text import sentence
 
 

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from orchestrator.core.checkpoints.save import Save
-from orchestrator.core.observations import Cause, RankSeen, Retryable
+from orchestrator.core.observations import RankSeen, Retryable
 from orchestrator.core.planned import Limits, PlannedNode, PlannedPool
+from orchestrator.core.shown import Cause
 from orchestrator.core.wire import messages as m
 
 
@@ -138,12 +139,9 @@ class Inspected(m.Inspected, FromNode):
     """A node has answered an inspection; its evidence is on disk."""
 
 
-@dataclass(frozen=True, slots=True)
-class Heartbeat(FromNode):
+@dataclass(frozen=True)
+class Heartbeat(m.Heartbeat, FromNode):
     """The regular report of an agent on its ranks. The latest of a node replaces the previous one."""
-
-    attempt: int
-    ranks: tuple[m.RankHeartbeat, ...]
 
 
 @dataclass(frozen=True, slots=True)

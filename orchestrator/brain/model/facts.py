@@ -17,8 +17,8 @@ from orchestrator.brain.model.node_facts import NodeFacts
 from orchestrator.brain.model.rank_facts import RankFacts, RankState
 from orchestrator.core.checkpoints.choice import Choice, Passed, Pin, choose
 from orchestrator.core.checkpoints.save import Save
-from orchestrator.core.observations import Cause, Frame
 from orchestrator.core.planned import Limits, PlannedPool, QueueTerms
+from orchestrator.core.shown import Cause, Frame
 
 News: TypeAlias = "e.Event | d.Decision"
 

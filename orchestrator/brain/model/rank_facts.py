@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass, field
 
 from orchestrator.core import observations
+from orchestrator.core.shown import Training, Usage
 from orchestrator.core.wire.messages import RankHeartbeat
 
 NO_BEAT = RankHeartbeat(-1, 0, "", 0, 0.0)
@@ -47,8 +48,8 @@ class RankFacts:
     pid: int = 0
 
     # What the last heartbeats with them told: few have them.
-    usage: observations.Usage | None = None
-    training: observations.Training | None = None
+    usage: Usage | None = None
+    training: Training | None = None
     # Its last heartbeat, without these and what is not journaled, and what is the most of all heartbeats.
     beat: RankHeartbeat = NO_BEAT
     steps: int = 0

@@ -18,7 +18,7 @@ from orchestrator.brain.model.decisions import Decision, FailureCause, JobEnd, K
 from orchestrator.brain.model.facts import AllocationLoss, AttemptFacts, Facts, JobGoal, Phase
 from orchestrator.brain.model.node_facts import AgentState, NodeFacts, Orders
 from orchestrator.core.errors import Fault
-from orchestrator.core.observations import Cause
+from orchestrator.core.shown import Cause
 from orchestrator.core.text import sentence
 
 TERM_S = 2.0

@@ -18,7 +18,7 @@ from orchestrator.core.errors import ClusterError, OrchError, UserError
 from orchestrator.core.jobdir import full_disk, home, ownership
 from orchestrator.core.jobdir.durable import replace_text, sync_folder
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.core.observations import Cause
+from orchestrator.core.shown import Cause
 
 NUMBER_MAX = 1_000_000
 

@@ -20,12 +20,16 @@ from typing import Any
 
 from orchestrator.core import codec
 from orchestrator.core.jobdir import ownership
+from orchestrator.core.shown import NOT_MEASURED, Usage
 
 SAMPLE_S = 10.0
 HOUR_S, LONG_S = 3600.0, 3 * 86_400.0
 FIRST_BYTES_PER_S, BYTES_PER_S = 5e6 / HOUR_S, 6.5e6 / 86_400
 LINE_BYTES_MAX = 8 << 20
 DIGITS = 6
+
+OWN = 6
+"""How many values of a row are fields of `RankSample`; the others are those of `Usage`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +44,7 @@ class RankSample:
     step_s: float | None = None
     loss: float | None = None
     learning_rate: float | None = None
-    # Of one processor: 1.0 is one processor fully used; of the process and its children
-    cpu_share: float | None = None
-    memory_bytes: int | None = None
-    # 0 to 1
-    gpu_share: float | None = None
-    gpu_memory_bytes: int | None = None
+    usage: Usage = NOT_MEASURED
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +122,8 @@ def _line(sample: Sample) -> bytes:
     """Return a line: time, attempt, and of each rank its values in the order of `RankSample`, without the last unknown ones."""
     rows = []
     for rank in sample.ranks:
-        row: list[object] = [
-            rank.rank, rank.step, _short(rank.steps_per_s), _short(rank.step_s), _short(rank.loss),
-            _short(rank.learning_rate), _short(rank.cpu_share), rank.memory_bytes, _short(rank.gpu_share),
-            rank.gpu_memory_bytes,
-        ]  # fmt: skip
+        own = (rank.rank, rank.step, rank.steps_per_s, rank.step_s, rank.loss, rank.learning_rate)
+        row = [_short(value) for value in (*own, *codec.pack(rank.usage).values())]
         while row[-1] is None:
             row.pop()
         rows.append(row)
@@ -135,10 +131,10 @@ def _line(sample: Sample) -> bytes:
 
 
 def _short(value: float | None) -> float | str | None:
-    """Return a number with few digits; as a text where JSON has no number for it."""
-    if value is None or math.isfinite(value):
-        return None if value is None else float(f"{value:.{DIGITS}g}")
-    return str(float(value))
+    """Return a number with few digits, a whole one with all; as a text where JSON has no number for it."""
+    if value is None or isinstance(value, int):
+        return value
+    return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else str(float(value))
 
 
 def _sample(data: list[Any]) -> Sample:
@@ -152,6 +148,7 @@ def _sample(data: list[Any]) -> Sample:
         rows = [[float(item) if type(item) is str else item for item in row] for row in rows]
     if not types <= _TYPES or not {type(row[0]) for row in rows} <= {int}:
         raise ValueError("no numbers of ranks")
+    rows = [[*row[:OWN], Usage(*row[OWN:])] if len(row) > OWN else row for row in rows]
     return Sample(float(wall_s), attempt, tuple([RankSample(*row) for row in rows]))
 
 

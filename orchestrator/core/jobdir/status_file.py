@@ -10,7 +10,7 @@ import dataclasses
 import datetime
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.core import codec
 from orchestrator.core.codec import Json
@@ -19,7 +19,7 @@ from orchestrator.core.jobdir import home, ownership
 from orchestrator.core.jobdir.durable import replace_text
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.locks import Holder
-from orchestrator.core.observations import Measured, Suspicion
+from orchestrator.core.shown import NOT_MEASURED, NOT_TOLD, Suspicion, Training, Usage
 
 if TYPE_CHECKING:
     from orchestrator.core.jobdir.plan import Plan
@@ -65,16 +65,8 @@ class RankStatus:
     beat_s: float | None
     exit: int | None
     progress: str | None
-    # What its script tells, and what it uses, see `observations.Training` and `observations.Usage`.
-    loss: Measured | None = None
-    learning_rate: Measured | None = None
-    percent: float | None = None
-    eta_s: float | None = None
-    total_steps: int | None = None
-    cpu_share: float | None = None
-    memory_bytes: int | None = None
-    gpu_share: float | None = None
-    gpu_memory_bytes: int | None = None
+    training: Training = NOT_TOLD
+    usage: Usage = NOT_MEASURED
     # How long ago it made its last step; None before the first
     step_age_s: float | None = None
 
@@ -130,7 +122,8 @@ class TrackerRun:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """One object of `orch status --json`. What has a default is left out of the JSON where it has it, but for `ALWAYS`."""
+    """One object of `orch status --json`. What has a default is left out of the JSON where it has it, but for the
+    keys of `training`."""
 
     id: str
     name: str
@@ -140,7 +133,6 @@ class Status:
     restarts: int
     step: int | None
     steps_per_s: float | None
-    total_steps: int | None
     world_size: int
     reason: str
     suspicion: str | None
@@ -156,11 +148,7 @@ class Status:
     ranks: tuple[RankStatus, ...]
     travels: tuple[TransferStatus, ...]
     written_at: str
-    # What its ranks tell of the training, and how long it takes from here.
-    loss: Measured | None = None
-    learning_rate: Measured | None = None
-    percent: float | None = None
-    eta_s: float | None = None
+    training: Training = NOT_TOLD
     # What the suspicion is about, and what follows from it when.
     suspected: Suspicion | None = None
     # The launcher call of the nodes' scripts whose ranks run.
@@ -192,12 +180,15 @@ class Status:
         return (self.written_s or 0.0) > LATE_S
 
 
-ALWAYS = ("loss", "learning_rate", "percent", "eta_s")
+PARTS: dict[str, type[Training | Usage]] = {"training": Training, "usage": Usage}
+"""Fields of a status and of its ranks whose own keys stand among the others in JSON, always and in this order."""
+
+_KEYS = {name: tuple(field.name for field in dataclasses.fields(part)) for name, part in PARTS.items()}
 
 _DEFAULTS = {
     field.name: codec.pack(field.default)
     for field in dataclasses.fields(Status)
-    if field.default is not dataclasses.MISSING and field.name not in ALWAYS
+    if field.default is not dataclasses.MISSING
 }
 
 
@@ -218,7 +209,6 @@ def unknown(plan: Plan, state: str, reason: str, wall_s: float) -> Status:
         restarts=0,
         step=None,
         steps_per_s=None,
-        total_steps=plan.total_steps,
         world_size=plan.world_size,
         reason=reason,
         suspicion=None,
@@ -233,6 +223,7 @@ def unknown(plan: Plan, state: str, reason: str, wall_s: float) -> Status:
         ranks=(),
         travels=(),
         written_at=iso(wall_s),
+        training=Training(total_steps=plan.total_steps),
         effective_batch=plan.effective_batch,
     )
 
@@ -242,12 +233,12 @@ def without_nodes(status: Status) -> Status:
     return dataclasses.replace(
         status,
         steps_per_s=None,
-        eta_s=None,
         suspicion=None,
         suspected=None,
         stragglers=(),
         nodes=(),
         ranks=(),
+        training=dataclasses.replace(status.training, eta_s=None),
         written_s=None,
         supervisor=None,
         full_disk="",
@@ -277,11 +268,41 @@ def seconds(text: str) -> float:
 def as_json(status: Status) -> Json:
     """Return one object of `orch status --json`."""
     kept = {"supervisor"} if status.is_late else set()  # its process may not be known
+    packed = _flat(codec.pack(status))
+    packed["ranks"] = [_flat(rank) for rank in packed["ranks"]]
     return {
         key: item
-        for key, item in codec.pack(status).items()
+        for key, item in packed.items()
         if key in kept or key not in _DEFAULTS or item != _DEFAULTS[key]
     }
+
+
+def loads(text: str | bytes) -> Status:
+    """Return the status of one object of `orch status --json`. Raises CodecError."""
+    data = codec.loads_plain(text)
+    ranks = data.get("ranks")
+    if isinstance(ranks, list):
+        data["ranks"] = [_nested(rank) for rank in ranks]
+    return codec.unpack(Status, _nested(data))
+
+
+def _flat(packed: Json) -> Json:
+    flat: Json = {}
+    for key, item in packed.items():
+        if key in PARTS:
+            flat |= item
+        else:
+            flat[key] = item
+    return flat
+
+
+def _nested(data: Any) -> Any:
+    if not isinstance(data, dict):
+        return data  # the codec refuses it
+    for name, keys in _KEYS.items():
+        if own := {key: data.pop(key) for key in keys if key in data}:
+            data[name] = own
+    return data
 
 
 def write(job: JobDir, status: Status, *, durable: bool) -> None:
@@ -306,7 +327,7 @@ def read(job: JobDir, wall_s: float, boot: str = "") -> Status:
     Raises FileNotFoundError when none was written yet, and ClusterError when the file cannot be read.
     """
     try:
-        status = codec.loads(Status, ownership.read_regular(job.state))
+        status = loads(ownership.read_regular(job.state))
     except FileNotFoundError:
         raise
     except OSError as err:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from orchestrator.core.errors import Fault
-from orchestrator.core.observations import Cause
+from orchestrator.core.shown import Cause
 from orchestrator.core.slurm import job_states
 
 SQUEUE_FORMAT = "%i|%T|%S|%D|%N|%r|%Z"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 
-from orchestrator.core.observations import Cause
+from orchestrator.core.shown import Cause
 
 
 class Stage(enum.Enum):

@@ -20,9 +20,8 @@ from orchestrator.core.observations import (
     RankInspection,
     RankSeen,
     Reached,
-    Training,
-    Usage,
 )
+from orchestrator.core.shown import Training, Usage
 
 PROTOCOL = 9
 """Both ends run the same bundle, so a peer with another number is a stranger."""
@@ -119,10 +118,10 @@ class RankHeartbeat:
 class Heartbeat:
     """The regular report of an agent."""
 
-    # Its number: the acknowledgement of it proves fresh contact
-    beat: int
     attempt: int
     ranks: tuple[RankHeartbeat, ...]
+    # Its number: the acknowledgement of it proves fresh contact
+    beat: int = 0
     # How many times this agent has looked for saves in the attempt, -1: another one looks; whether it has seen one that
     # it has not reported yet
     looks: int = -1

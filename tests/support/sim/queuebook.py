@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import News
-from orchestrator.core.observations import Cause
+from orchestrator.core.shown import Cause
 
 if TYPE_CHECKING:
     from .ledger import Ledger

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
-from orchestrator.core.observations import Cause
 from orchestrator.core.planned import PlannedNode
+from orchestrator.core.shown import Cause
 from tests.support.brain_story import planned_node
 
 from .boss import Boss

@@ -9,8 +9,8 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model.facts import News
 from orchestrator.core.checkpoints.choice import Passed
 from orchestrator.core.checkpoints.save import Save
-from orchestrator.core.observations import Frame
 from orchestrator.core.planned import PlannedNode
+from orchestrator.core.shown import Frame
 
 from .world import World
 

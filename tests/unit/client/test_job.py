@@ -50,7 +50,7 @@ def test_a_status_that_is_replaced_while_it_is_watched_is_not_old_whatever_the_c
     tmp_path: Path,
 ) -> None:
     job = Job(folders.make(tmp_path, RUNNING))
-    status = codec.loads(status_file.Status, job.folder.state.read_bytes())
+    status = status_file.loads(job.folder.state.read_bytes())
     old, new = (
         dataclasses.replace(status, written_at=status_file.iso(time.time() - at_s)) for at_s in (60, 59)
     )

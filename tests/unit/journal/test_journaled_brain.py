@@ -11,7 +11,7 @@ import pytest
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.core.observations import Measured, Training, Usage
+from orchestrator.core.shown import Measured, Training, Usage
 from orchestrator.journal import journal_file
 from orchestrator.journal.journaled_brain import JournaledBrain
 from tests.support import jobs

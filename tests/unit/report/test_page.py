@@ -14,6 +14,7 @@ from orchestrator.core.jobdir import series
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.series import RankSample, Sample
 from orchestrator.core.settings.rank_settings import SetBy, Setting
+from orchestrator.core.shown import Usage
 from orchestrator.report import page
 from tests.support import folders, jobs
 
@@ -40,10 +41,7 @@ def measure(job: JobDir, ranks: int, seconds: int, apart_s: int = 60) -> None:
                 0.14 if n < ranks - 1 else 0.5,
                 2.0 / (1 + at),
                 None,
-                1.0,
-                3 << 30,
-                0.9,
-                60 << 30,
+                Usage(1.0, 3 << 30, 0.9, 60 << 30),
             )
             for n in range(ranks)
         )

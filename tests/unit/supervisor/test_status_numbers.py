@@ -11,17 +11,16 @@ import pytest
 from orchestrator.brain.fold_events import fold
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import Facts, News
-from orchestrator.core import codec
 from orchestrator.core.codec import Json
 from orchestrator.core.jobdir import status_file
 from orchestrator.core.jobdir.series import RankSample
-from orchestrator.core.observations import Measured, Training, Usage
+from orchestrator.core.shown import Measured, Training, Usage
 from orchestrator.core.wire.messages import RankHeartbeat
 from orchestrator.supervisor import status as status_object
 from tests.support import jobs
 
 USAGE = Usage(1.5, 4 << 30, 0.97, 60 << 30)
-TRAINING = Training(Measured(1.25), Measured(5e-5), 0.07, 600.0, 1000)
+TRAINING = Training(Measured(1.25), Measured(5e-5), 7.0, 600.0, 1000)
 
 
 @pytest.mark.parametrize("value", [USAGE, TRAINING])
@@ -34,7 +33,7 @@ def test_each_number_is_shown(value: Usage | Training) -> None:
     for field in dataclasses.fields(value):
         one = dataclasses.replace(type(value)(), **{field.name: getattr(value, field.name)})
         assert shown(one) != shown(type(value)()), (
-            f"{field.name}: show it in RankStatus, and give it a value in {type(value).__name__.upper()}"
+            f"{field.name}: give it a value in {type(value).__name__.upper()}"
         )
 
 
@@ -70,18 +69,18 @@ def test_what_ranks_use_and_tell_stands_until_they_tell_more_and_ends_with_the_a
     [
         (
             70,
-            Training(share=0.34, remaining_s=60.0, total_steps=200),
+            Training(percent=34.0, eta_s=60.0, total_steps=200),
             10.0,
             (35.0, 13.0, 200),
         ),  # the bar is late
-        (70, Training(share=0.34, remaining_s=60.0, total_steps=200), None, (35.0, 60.0, 200)),
+        (70, Training(percent=34.0, eta_s=60.0, total_steps=200), None, (35.0, 60.0, 200)),
         (
             7,
-            Training(share=0.50, remaining_s=60.0, total_steps=1000),
+            Training(percent=50.0, eta_s=60.0, total_steps=1000),
             10.0,
             (50.0, 60.0, None),
         ),  # it counts batches
-        (7, Training(share=0.50), None, (50.0, None, None)),
+        (7, Training(percent=50.0), None, (50.0, None, None)),
     ],
 )
 def test_the_total_of_a_bar_counts_only_where_the_bar_counts_steps(
@@ -97,9 +96,9 @@ def test_a_loss_that_is_not_a_number_is_a_text_in_json_and_comes_back() -> None:
     beat = RankHeartbeat(0, 7, "S", 100, 1.0, training=training)
     status = _status([e.Heartbeat(4.5, "node-0", 1, (beat,))])
     assert (status["loss"], status["ranks"][0]["learning_rate"]) == ("nan", "inf")
-    back = codec.loads(status_file.Status, json.dumps(status))
-    assert back.loss is not None
-    assert math.isnan(back.loss)
+    back = status_file.loads(json.dumps(status))
+    assert back.training.loss is not None
+    assert math.isnan(back.training.loss)
 
 
 def test_a_sample_has_what_living_ranks_measure() -> None:
@@ -113,4 +112,4 @@ def test_a_sample_has_what_living_ranks_measure() -> None:
     status = status_object.status(jobs.plan(), facts, jobs.moment(5.0))
     sample = status_object.sample(status, facts, 1e9)
     assert [rank.rank for rank in sample.ranks] == [0, 2, 3]
-    assert sample.ranks[0] == RankSample(0, 7, 2.5, 0.4, 1.25, 5e-5, 1.5, 4 << 30, 0.97, 60 << 30)
+    assert sample.ranks[0] == RankSample(0, 7, 2.5, 0.4, 1.25, 5e-5, USAGE)

@@ -49,7 +49,7 @@ def test_a_job_crashes_goes_on_from_its_checkpoint_is_looked_at_and_cancelled(tm
     async def act(node: Node) -> None:
         await node.greet()
         await node.run(1)
-        node.say(m.Heartbeat(1, 1, (m.RankHeartbeat(0, 5, "S", 0, 0.0),), -1))
+        node.say(m.Heartbeat(1, (m.RankHeartbeat(0, 5, "S", 0, 0.0),), 1))
         seen = _saves(node)
         node.report(seen)
         node.say(seen, node.seq)  # again, as after a broken line

@@ -16,7 +16,7 @@ from orchestrator.client.post_mortem import bring_up_to_date
 from orchestrator.core import observations
 from orchestrator.core.jobdir.locks import Holder
 from orchestrator.core.jobdir.status_file import Status, StragglerStatus
-from orchestrator.core.observations import Follows, Suspicion
+from orchestrator.core.shown import Follows, Suspicion
 from orchestrator.core.wire.messages import RankHeartbeat
 from orchestrator.supervisor.status import status
 from orchestrator.views import cells, post_mortem, tables

@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from orchestrator.core.jobdir.status_file import Status
-from orchestrator.core.observations import Measured
+from orchestrator.core.shown import Measured, Training, Usage
 from orchestrator.views import cells
 from orchestrator.views import status as status_view
 from tests.support import golden, jobs
 
+USAGE = Usage(1.04, 12_300_000_000, 0.97, 70_100_000_000)
 
-def _measured(ranks: int, **more: Any) -> Status:
+
+def _measured(ranks: int, loss: float = 2.34567, usage: Usage = USAGE) -> Status:
     """Return the status of a job whose ranks tell everything."""
-    usage = {
-        "cpu_share": 1.04,
-        "memory_bytes": 12_300_000_000,
-        "gpu_share": 0.97,
-        "gpu_memory_bytes": 70_100_000_000,
-    }
-    told = {"loss": Measured(2.34567), **usage, **more}
     known = jobs.status([*jobs.submitted(), *jobs.running(1, 1.0, 20), jobs.saved(4.5)], 6.0)
     return replace(
-        known, loss=told["loss"], ranks=tuple(replace(rank, **told) for rank in known.ranks[:ranks])
+        known,
+        training=_with_loss(known.training, loss),
+        ranks=tuple(
+            replace(rank, training=_with_loss(rank.training, loss), usage=usage)
+            for rank in known.ranks[:ranks]
+        ),
     )
+
+
+def _with_loss(training: Training, loss: float) -> Training:
+    return replace(training, loss=Measured(loss))
 
 
 def test_ranks_that_tell_everything_are_shown_as_they_were_looked_at() -> None:
@@ -50,6 +54,6 @@ def test_a_table_of_ranks_fits_the_terminal_and_loses_its_columns_in_order(chars
 
 
 def test_a_loss_that_is_not_a_number_is_shown_as_such() -> None:
-    text = cells.plain(status_view.job(_measured(1, loss=Measured("nan"))))
+    text = cells.plain(status_view.job(_measured(1, loss=math.nan)))
     assert "  loss nan  " in text
-    assert "GPU" not in cells.plain(status_view.job(_measured(1, gpu_share=None, gpu_memory_bytes=None)))
+    assert "GPU" not in cells.plain(status_view.job(_measured(1, usage=Usage(1.0))))

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.agent.hang.stack_frames import is_in_users_code
-from orchestrator.core.observations import Activity, Frame
+from orchestrator.core.observations import Activity
+from orchestrator.core.shown import Frame
 from tests.support.watch import SAY_READY, watching
 
 GO = SAY_READY.replace("\n", "; ").removesuffix("; ") + "\n"

@@ -14,7 +14,7 @@ import pytest
 
 from orchestrator.agent.hang import kernel_wait, sample
 from orchestrator.agent.hang.kernel_wait import Wait
-from orchestrator.core.observations import Frame
+from orchestrator.core.shown import Frame
 from tests.support.unprivileged import unprivileged
 
 SEEN_S_MAX = 60.0

@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.agent.hang import stack_frames
 from orchestrator.agent.ranks import stack_dump
-from orchestrator.core.observations import Frame
+from orchestrator.core.shown import Frame
 
 SITE = "/opt/venv/lib/python3.11/site-packages"
 C10D = f"{SITE}/torch/distributed/distributed_c10d.py"

@@ -15,7 +15,7 @@ from orchestrator.agent.numbers.printed import (
     last_learning_rate,
     last_loss,
 )
-from orchestrator.core.observations import Measured
+from orchestrator.core.shown import Measured
 
 
 @pytest.mark.parametrize(
@@ -111,10 +111,10 @@ def test_the_bar_of_all_work_tells_its_share_and_others_do_not(tmp_path: Path) -
         with log.open("a") as file:
             file.write(text)
         training = printed.training()
-        return training.share, training.remaining_s, training.total_steps
+        return training.percent, training.eta_s, training.total_steps
 
     assert told("Loading weights: 50%| | 5/10 [00:01<00:09, 1it/s]\n") == (None, None, None)
-    assert told("\r 25%| | 50/200 [00:01<01:01:05, 1it/s]") == (0.25, 3665.0, 200)
-    assert told("\n 50%| | 4/8 [00:01<00:09, 1it/s]") == (0.25, 3665.0, 200)  # an evaluation
-    assert told("\r 50%| | 100/200 [00:01<?, 1it/s]") == (0.5, None, 200)
+    assert told("\r 25%| | 50/200 [00:01<01:01:05, 1it/s]") == (25.0, 3665.0, 200)
+    assert told("\n 50%| | 4/8 [00:01<00:09, 1it/s]") == (25.0, 3665.0, 200)  # an evaluation
+    assert told("\r 50%| | 100/200 [00:01<?, 1it/s]") == (50.0, None, 200)
     assert told("\r  1%| | 1/200 [00:01<00:05, 1it/s]") == (None, None, None)  # the next epoch

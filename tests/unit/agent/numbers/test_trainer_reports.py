@@ -18,9 +18,9 @@ import pytest
 
 from orchestrator.agent.numbers.trainer_reports import TrainerReports, reported
 from orchestrator.agent.numbers.trainer_server import BODY_BYTES_MAX, REPORTS_PER_S_MAX
-from orchestrator.core.observations import Training
 from orchestrator.core.settings.rank_env import TRAINER_TOKEN, TRAINER_URL
 from orchestrator.core.settings.rank_settings import to_set
+from orchestrator.core.shown import Training
 
 STATUS = {
     "lastUpdatedTime": "2026-11-26T10:00:00+00:00",
@@ -56,7 +56,7 @@ def _body(status: Any) -> bytes:
 
 
 def test_a_report_tells_share_time_loss_and_total() -> None:
-    assert reported({"trainerStatus": STATUS}) == Training(1.25, 5e-5, 0.07, 600.0, 1000)  # type: ignore[arg-type]
+    assert reported({"trainerStatus": STATUS}) == Training(1.25, 5e-5, 7.0, 600.0, 1000)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_reports_of_a_rank_add_up_and_end_with_the_attempt(tmp_path: Path) -> No
     assert _post(env, _body(STATUS)) == 200
     assert _post(env, _body({"progressPercentage": 8, "metrics": [{"name": "loss", "value": "nan"}]})) == 200
     told = reports.of_rank(3)
-    assert (told.share, told.remaining_s, told.total_steps) == (0.08, 600.0, 1000)
+    assert (told.percent, told.eta_s, told.total_steps) == (8.0, 600.0, 1000)
     assert told.loss is not None
     assert math.isnan(told.loss)
     assert reports.of_rank(2) == Training()

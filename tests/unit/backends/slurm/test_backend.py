@@ -18,7 +18,8 @@ from orchestrator.backends.slurm import allocation, backend, end_causes
 from orchestrator.backends.slurm.allocation import Grant, grant_of
 from orchestrator.backends.slurm.backend import SlurmBackend
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.core.observations import Cause, Retryable
+from orchestrator.core.observations import Retryable
+from orchestrator.core.shown import Cause
 from tests.support import fake_host
 
 pytestmark = pytest.mark.slow

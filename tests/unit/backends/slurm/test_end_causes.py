@@ -6,7 +6,7 @@ import pytest
 
 from orchestrator.backends.api import Ending
 from orchestrator.backends.slurm import end_causes
-from orchestrator.core.observations import Cause
+from orchestrator.core.shown import Cause
 from orchestrator.core.slurm import command_output
 from orchestrator.core.slurm.command_output import QueueJob
 from orchestrator.core.slurm.job_states import Stage

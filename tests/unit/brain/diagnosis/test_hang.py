@@ -10,6 +10,7 @@ import pytest
 
 from orchestrator.brain.model import decisions as d
 from orchestrator.core import observations
+from orchestrator.core.shown import Frame
 from tests.support.brain_story import Story, look, none_of, only
 from tests.support.hang_story import (
     ALL,
@@ -46,7 +47,7 @@ def test_a_stopped_rank_is_named_with_its_place_and_the_others_with_what_they_wa
     )
     assert verdict.evidence[1].startswith("rank 2 (state T; stopped, stopped (state T)): train.py:88 load")
     assert verdict.evidence[2].startswith("ranks 0-1,3 (state S; waiting for ranks)")
-    place = (observations.Frame("train.py", 88, "load"),)
+    place = (Frame("train.py", 88, "load"),)
     assert verdict.signature == d.Signature(d.Kind.HANG, d.FailureCause.STANDSTILL, frames=place)
     assert story.now_s == pytest.approx(11.0, abs=0.6), "5 s of silence, and looks until it has stood for 5 s"
 

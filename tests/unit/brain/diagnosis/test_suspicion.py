@@ -12,7 +12,7 @@ from orchestrator.brain.diagnosis import inspections, patience, suspects, suspic
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.core import observations
-from orchestrator.core.observations import Follows
+from orchestrator.core.shown import Follows
 from orchestrator.core.wire.messages import RankHeartbeat
 from tests.support.brain_story import Story, look, none_of, notices, only
 

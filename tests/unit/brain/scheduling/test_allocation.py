@@ -10,8 +10,8 @@ from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import JobGoal
 from orchestrator.brain.scheduling import allocation
 from orchestrator.core import observations
-from orchestrator.core.observations import Cause
 from orchestrator.core.planned import QueueTerms
+from orchestrator.core.shown import Cause
 from orchestrator.journal.journal_file import Entry
 from orchestrator.supervisor import executor, status
 from tests.support import jobs

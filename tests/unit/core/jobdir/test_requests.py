@@ -14,7 +14,7 @@ from orchestrator.brain.model.events import AllocationEnded, CancelRequested, Re
 from orchestrator.core.errors import ClusterError, UserError
 from orchestrator.core.jobdir import requests
 from orchestrator.core.jobdir.requests import ask, refused
-from orchestrator.core.observations import Cause
+from orchestrator.core.shown import Cause
 from orchestrator.supervisor.request_inbox import RequestInbox, is_resumed
 from tests.support.descriptors import few_descriptors, use_up
 

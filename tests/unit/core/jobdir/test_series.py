@@ -10,8 +10,9 @@ import pytest
 
 from orchestrator.core.jobdir import series
 from orchestrator.core.jobdir.series import RankSample, Sample, SeriesWriter
+from orchestrator.core.shown import Usage
 
-FULL = RankSample(3, 120_000, 2.5, 0.4, 1.25, 5e-5, 1.5, 64 << 30, 0.97, 70 << 30)
+FULL = RankSample(3, 120_000, 2.5, 0.4, 1.25, 5e-5, Usage(1.5, 64 << 30, 0.97, 70 << 30))
 BARE = RankSample(4)
 
 
@@ -26,6 +27,17 @@ def test_what_is_written_comes_back(tmp_path: Path) -> None:
         writer.add(sample)
     assert list(series.read(tmp_path / "series.jsonl")) == written
     assert list(series.read(tmp_path / "none")) == []
+
+
+def test_a_line_is_time_attempt_and_a_row_of_each_rank_without_its_last_unknown_numbers(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "series.jsonl"
+    SeriesWriter(path).add(_sample(1e9, FULL, BARE, RankSample(5, 7, usage=Usage(1.0))))
+    rows = (
+        "[[3,120000,2.5,0.4,1.25,5e-05,1.5,68719476736,0.97,75161927680],[4],[5,7,null,null,null,null,1.0]]"
+    )
+    assert path.read_text() == f"[1000000000.0,2,{rows}]\n"
 
 
 def test_a_reader_may_leave_out_what_is_close_together(tmp_path: Path) -> None:
@@ -93,7 +105,8 @@ def test_three_days_stay_below_25_mb_and_a_month_below_80(ranks: int) -> None:
 def test_64_ranks_take_6_kb_a_sample_at_most(tmp_path: Path) -> None:
     path = tmp_path / "series.jsonl"
     wide = RankSample(
-        63, 12_345_678, 2.51234, 0.398765, 2.345678, 4.98765e-5, 13.57, 64_123_456_789, 0.97, 79_123_456_789
-    )
+        63, 12_345_678, 2.51234, 0.398765,
+        2.345678, 4.98765e-5, Usage(13.57, 64_123_456_789, 0.97, 79_123_456_789),
+    )  # fmt: skip
     SeriesWriter(path).add(_sample(1e9, *[wide] * 64))
     assert os.path.getsize(path) < 6100  # noqa: PTH202

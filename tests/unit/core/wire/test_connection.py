@@ -158,7 +158,7 @@ def test_what_an_agent_had_kept_comes_before_the_word_that_it_is_up(tmp_path: Pa
         agent.send(dataclasses.replace(HELLO, pending=2))
         agent.send(m.Started(1, (5,)), 3)
         agent.send(m.Stopped(1, "asked"), 4)
-        agent.send(m.Heartbeat(1, 1, (), -1))
+        agent.send(m.Heartbeat(1, (), 1))
         heard = [await place.hear() for _ in range(4)]
         assert [type(word) for word in heard] == [Envelope, Envelope, AgentReady, Envelope]
         assert [word.seq for word in heard if isinstance(word, Envelope)] == [3, 4, 0]
@@ -338,7 +338,7 @@ def test_beats_wait_for_one_another_and_for_no_other_word(
         one = await _greeted(place)
         start_s = time.monotonic()
         for beat in range(3):
-            one.send(m.Heartbeat(beat, 0, (), -1))
+            one.send(m.Heartbeat(0, (), beat))
         one.send(m.Goodbye())
         words = await place.links.hear(ANSWER_S_MAX)
         assert [type(word).__name__ for word in words] == ["Envelope", "Envelope", "Envelope", "AgentDropped"]
@@ -355,7 +355,7 @@ def test_beats_alone_wait_no_longer_than_was_asked_for(
 
     async def act(place: Place) -> None:
         one = await _greeted(place)
-        one.send(m.Heartbeat(1, 0, (), -1))
+        one.send(m.Heartbeat(0, (), 1))
         start_s = time.monotonic()
         while not await place.links.hear(0.3):
             pass

@@ -69,7 +69,7 @@ def watch(*gone_on: str) -> Watch:
 
 def beat(looks: int, *steps: int, has_unfinished: bool = False) -> m.Heartbeat:
     ranks = tuple(m.RankHeartbeat(rank, count, "S", 0, 0.0) for rank, count in enumerate(steps))
-    return m.Heartbeat(1, 1, ranks, looks, has_unfinished)
+    return m.Heartbeat(1, ranks, 1, looks, has_unfinished)
 
 
 def judge(*parts: Part, by: Watch | None = None, of: Gang = ENDED, before: Save | None = None) -> Found:
