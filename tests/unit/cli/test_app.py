@@ -119,6 +119,7 @@ TABLE: list[tuple[str, int, str]] = [
     ("collect --to ../copy", 0, "are in"),
     ("report -o .", 2, ". is not a regular file"),
     ("report -o nosuch/a.html", 3, "nosuch/a.html: cannot be written"),
+    (f"report -o {'a' * 300}", 3, "cannot be written: File name too long"),
     ("report --serve --port 65536", 2, "is not in the range"),
     ("check good.yaml", 0, "ok    plan"),
     ("check bad.yaml", 2, "nodes"),
