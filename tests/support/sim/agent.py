@@ -393,7 +393,10 @@ class Agent:
                 is_free = (
                     is_free or gang.count < self.world.night.save_steps
                 )  # it is of an earlier launcher call
-                if not is_free and self.world.rng.random() < 0.2:
+                is_cut_off = not is_free and self.world.rng.random() < 0.2
+                if (
+                    is_cut_off and gang.count >= self.world.night.save_steps
+                ):  # else of an earlier launcher call
                     self._cut_off(attempt, *save)
             self.post(e.Stopped(0.0, self.host.name, attempt, how))
             self.world.over(attempt)
