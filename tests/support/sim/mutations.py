@@ -487,7 +487,7 @@ KILLERS = {
     "a save that was given up is begun from": "named checkpoint-that-cannot-be-loaded",
     "what only looked bad is never trusted again": "named checkpoints-of-which-none-can-be-loaded",
     "two saves of one step are one": "named checkpoints-of-one-step-that-cannot-be-loaded",
-    "a save that is gone is progress": "random 44",
+    "a save that is gone is progress": "random 599",
     "what a script saves that began anew is progress": "random 121",
     "where a script began is not noted": "named resume-from-a-named-checkpoint-that-the-script-ignores",
     "a script is always believed to begin from its save": "named resume-from-a-named-checkpoint-that-the-script-ignores",
