@@ -25,7 +25,8 @@ from tests.support import fake_host
 pytestmark = pytest.mark.slow
 
 SRUN = """#!/bin/sh
-n=0; until mkdir "{folder}/runs/$n" 2>/dev/null; do n=$((n + 1)); done; run="{folder}/runs/$n"
+n=0; until mkdir "{folder}/runs/$n" 2>/dev/null; do n=$((n + 1)); test -d "{folder}/runs" || exit 9; done
+run="{folder}/runs/$n"
 printf '%s\\n' "$@" >"$run/argv.part"; env >"$run/env"; cat >"$run/stdin"; mv "$run/argv.part" "$run/argv"
 test ! -e "{folder}/say.$n" || cat "{folder}/say.$n"
 until test -e "{folder}/end.$n"; do test -d "{folder}" || exit 9; sleep 0.05; done
