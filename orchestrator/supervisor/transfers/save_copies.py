@@ -75,9 +75,8 @@ class SaveCopies:
         return number in self._fetches
 
     def fetch(self, save: Save) -> None:
-        """Begin to fetch a save, unless it is on its way."""
-        assert self._copier is not None, "a save is fetched that is at home"
-        if save.number in self._fetches:
+        """Begin to fetch a save, unless it is on its way, or none is copied: a resume may have changed `checkpoint.path`."""
+        if self._copier is None or save.number in self._fetches:
             return
         fetch = self._fetches[save.number] = _Fetch(save)
         for place in save.places:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from pathlib import Path
 
@@ -310,6 +311,16 @@ def test_the_save_of_an_absolute_place_that_all_see_is_not_copied(tmp_path: Path
     (world.far / "n0" / "checkpoints").symlink_to(shared)
     save = world.save({"step_10.pt": state(10)})
     assert (save.state, save.path) == (WHOLE, str(shared / "step_10.pt"))
+
+
+def test_a_resume_with_an_absolute_place_leaves_a_save_that_has_not_come_home_where_it_is(
+    world: DeskWorld,
+) -> None:
+    world.save({"step_10.pt": state(10)})
+    world.plan = dataclasses.replace(world.plan, checkpoint_glob=f"{world.far}/shared/*")
+    world.restart()
+    assert world.copier is not None and not world.copier.begun
+    assert (world.latest().state, world.latest().is_coming) == (OPEN, True)
 
 
 def test_a_place_in_the_working_folder_comes_home_and_goes_back_there(tmp_path: Path) -> None:
