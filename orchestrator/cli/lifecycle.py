@@ -86,11 +86,10 @@ def report_submitted(job: Job, *, follow: bool, as_json: bool, is_new: bool = Tr
 def _print_queue(job: Job) -> None:
     """Print Slurm's id of a new job, and what will keep it from starting, where Slurm knows that at once."""
     queued = job.source.status().queue
-    terminal.say(
-        f"  queue   {queued.said if queued and queued.fix else f'Slurm job {job.source.slurm_id()}'}"
-    )
-    if queued and queued.fix:
-        terminal.say(f"          fix: {queued.fix}")
+    if queued is None or not queued.fix:
+        terminal.say(f"  queue   Slurm job {job.source.slurm_id()}")
+    else:
+        terminal.say(f"  queue   {queued.said}\n          fix: {queued.fix}")
 
 
 @click.command()

@@ -45,10 +45,11 @@ def report(job: str | None, output: Path | None, serve: bool, port: int | None) 
     found = find_job(job)
     apply_slurm_end(found)
     place = output if output is not None else Path(f"{found.id}.html")
+    text = page.page(found)
     try:
         if place.exists() and not place.is_file():  # renaming the page to a device would delete the device
             raise UserError(f"{place} is not a regular file", "-o", "name the file that the page goes to")
-        replace_text(Path(os.path.realpath(place)), page.page(found), durable=False)
+        replace_text(Path(os.path.realpath(place)), text, durable=False)
     except OSError as err:
         raise ClusterError(f"cannot be written: {err.strerror}", str(place), "name another folder") from err
     terminal.say(f"{found.id}: the page is {place.absolute()}")

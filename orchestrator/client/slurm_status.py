@@ -33,7 +33,7 @@ from orchestrator.core.slurm import command_output
 from orchestrator.core.slurm.command_output import QueueJob
 from orchestrator.core.slurm.job_states import Stage
 from orchestrator.core.slurm.queue import SlurmQueue, is_over
-from orchestrator.core.text import sentence
+from orchestrator.core.text import sentence, with_remedy
 
 QUEUE = SlurmQueue()
 """This process's view of Slurm's queue: all its jobs share the queries."""
@@ -227,7 +227,7 @@ def _joined(job: JobDir, written: Status | None, queued: QueueJob, plan: Callabl
     cancelled = _cancel_age_s(job) is not None
     if written is not None:
         has_reason = written.state == "QUEUED" and written.reason
-        reason = written.reason if has_reason else _text(_say(job, queued))
+        reason = written.reason if has_reason else with_remedy(_say(job, queued))
         state = "STOPPING" if cancelled else "QUEUED"
         return replace(status_file.without_nodes(written), state=state, reason=reason)
     begins = stage in (Stage.RUNNING, Stage.LEAVING, Stage.UNKNOWN)
@@ -239,24 +239,20 @@ def _beginning(job: JobDir, queued: QueueJob) -> str:
     """Return the reason of a job whose supervisor has written no status yet."""
     match queued.stage:
         case Stage.WAITING:
-            return _text(_say(job, queued))
+            return with_remedy(_say(job, queued))
         case Stage.RUNNING | Stage.LEAVING | Stage.UNKNOWN:
             words = _batch_words(job)
             where = f" on {queued.nodes}" if queued.nodes else ""
             head = f"Slurm job {queued.id} is {queued.state}{where}, and its supervisor has not come up yet"
             return f"{head}; its batch script says: {words}" if words else head
         case Stage.NO_ANSWER | Stage.OVER | Stage.NOT_FOUND:
-            return _text(_say(job, queued))
+            return with_remedy(_say(job, queued))
 
 
 def _say(job: JobDir, queued: QueueJob) -> Fault:
     """Return Slurm's state of a job in words; for a cancelled job without the fix that would let it go on."""
     said = command_output.say(queued, job.id)
     return said if _cancel_age_s(job) is None else replace(said, fix="")
-
-
-def _text(said: Fault) -> str:
-    return sentence(said.what, fix=said.fix)
 
 
 def _query(job: JobDir) -> QueueJob | None:
@@ -308,7 +304,7 @@ def _cancelled_by_slurm(job: JobDir, err: ClusterError) -> ClusterError:
     queued = _query(job)
     if queued is None or queued.unanswered or queued.stage is Stage.NOT_FOUND:
         answer = (
-            (queued.unanswered or _text(command_output.ended(queued)))
+            (queued.unanswered or with_remedy(command_output.ended(queued)))
             if queued
             else "Slurm was never given the job"
         )
@@ -329,7 +325,7 @@ def _end_words(job: JobDir, queued: QueueJob) -> str:
         return "cancelled by the user"
     why = command_output.ended(queued)
     words = _batch_words(job) if queued.cause is Cause.FAILED and not why.fix else ""
-    return f"{why.what}; the last words of its batch script: {words}" if words else _text(why)
+    return f"{why.what}; the last words of its batch script: {words}" if words else with_remedy(why)
 
 
 def _pursue_cancel(job: JobDir, queued: QueueJob) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from orchestrator.core.errors import Fault
 from orchestrator.core.shown import Follows, Suspicion
 
 
@@ -16,6 +17,11 @@ def sentence(what: str, where: str = "", fix: str = "") -> str:
     """Return a fault in one line: where it is, what it is, and how a person mends it."""
     head = f"{where}: {what}" if where else what
     return f"{head}; fix: {fix}" if fix else head
+
+
+def with_remedy(fault: Fault) -> str:
+    """Return a fault in one line, for a reader who knows where it is."""
+    return sentence(fault.what, fix=fault.fix)
 
 
 def with_fix(text: str) -> tuple[str, str]:

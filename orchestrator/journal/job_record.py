@@ -66,9 +66,8 @@ class AttemptHistory:
     requeued_at: float | None = None
     queued_s: float | None = None  # how long the job then waited in the queue for other nodes
     told: list[d.Notice] = field(default_factory=list)
-    starts: dict[str, bool] = field(
-        default_factory=dict
-    )  # the ways in which nodes have started their ranks, each with whether as forks
+    # The ways in which nodes have started their ranks, each with whether as forks
+    starts: dict[str, bool] = field(default_factory=dict)
     late: list[e.Exited] = field(
         default_factory=list
     )  # ended with a code other than 0 once they were told to end

@@ -35,7 +35,7 @@ from orchestrator.core.jobdir.status_file import (
     time_of_day,
 )
 from orchestrator.core.shown import NOT_MEASURED, NOT_TOLD, Suspicion
-from orchestrator.core.text import sentence
+from orchestrator.core.text import sentence, with_remedy
 
 __all__ = ["ENDED", "Now", "iso", "reason", "state", "status"]
 
@@ -177,7 +177,7 @@ def reason(facts: Facts, now: Now | None = None) -> str:
 
 def _why_away(node: NodeFacts) -> str:
     fault = placement.note(node)
-    return sentence(fault.what, fix=fault.fix) if fault else _AWAY[node.agent_state]
+    return with_remedy(fault) if fault else _AWAY[node.agent_state]
 
 
 _AWAY = {

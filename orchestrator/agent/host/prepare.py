@@ -300,9 +300,8 @@ class Preparation:
         """Listen for probes on the port until the ranks start, if ordered; return the addresses to probe."""
         if held is None:
             return ()
-        if (
-            order.plan.pool is None or len(order.nodes) == 1 or self._call > 1
-        ):  # the first call has found the way
+        # The first call of a script has found the way for the later ones
+        if order.plan.pool is None or len(order.nodes) == 1 or self._call > 1:
             held.close()
             return ()
         self._listener = rendezvous.Listener(held, self._config.token, order.attempt)

@@ -16,7 +16,7 @@ from orchestrator.brain.model.facts import AttemptFacts, Facts, Phase
 from orchestrator.brain.model.node_facts import AgentState, NodeFacts
 from orchestrator.brain.scheduling import allocation, launch_calls, placement, rendezvous
 from orchestrator.brain.scheduling.repeated_failure import recognise
-from orchestrator.core.text import sentence
+from orchestrator.core.text import with_remedy
 
 
 def diagnose(facts: Facts, deadlines: Deadlines) -> Verdict | None:
@@ -70,7 +70,7 @@ def _cannot_launch(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) ->
             head = f"{node.name}: its agent could not be started, {node.launch_failures} times"
             proof = (Evidence(fault.what, fix=fault.fix),)
             return facts.verdict_on(
-                Kind.LAUNCH, head, node=node.name, proof=proof, end=f": {sentence(fault.what, fix=fault.fix)}", retry=False,
+                Kind.LAUNCH, head, node=node.name, proof=proof, end=f": {with_remedy(fault)}", retry=False,
                 since_s=attempt.began_at,
             )  # fmt: skip
     return None

@@ -19,7 +19,7 @@ from orchestrator.brain.model.facts import AllocationLoss, AttemptFacts, Facts, 
 from orchestrator.brain.model.node_facts import AgentState, NodeFacts, Orders
 from orchestrator.core.errors import Fault
 from orchestrator.core.shown import Cause
-from orchestrator.core.text import sentence
+from orchestrator.core.text import with_remedy
 
 TERM_S = 2.0
 """How long the end of a rank or a node may turn out to be the queue's doing: it signals all processes at once, and the
@@ -255,7 +255,7 @@ def avoid(facts: Facts) -> dict[str, str]:
         launch = node.launch_fault if too_few and node.agent_state is not AgentState.UP else None
         gone = Fault(node.name, lost) if lost else launch
         if reason := node.excluded or gone:
-            reasons[node.name] = sentence(reason.what, fix=reason.fix)
+            reasons[node.name] = with_remedy(reason)
     return reasons
 
 

@@ -96,8 +96,8 @@ class TransferStatus:
 
 @dataclass(frozen=True, slots=True)
 class QueueStatus:
-    """What Slurm says of a job; `said` is that in words, `fix` what to do about it, `silent` why Slurm does not answer, `heard_s` its answer's age,
-    `is_stuck` whether it starts only once somebody acts."""
+    """What Slurm says of a job; `said` is that in words, `fix` what to do about it, `silent` why Slurm does not answer,
+    `heard_s` its answer's age, `is_stuck` whether it starts only once somebody acts."""
 
     id: str
     state: str
