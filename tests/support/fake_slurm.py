@@ -58,10 +58,10 @@ SUPERVISOR = """import pathlib, sys
 job = pathlib.Path(sys.argv[2])
 with (job / "started").open("a") as file:
     file.write("x")
-(job / "endpoint").write_text("127.0.0.1:1")
 (job / "ended").touch()
+(job / "endpoint").write_text("127.0.0.1:1")
 """
-"""A supervisor that ends its job at once."""
+"""A supervisor that has ended its job when it can be heard: `endpoint` is what its starter waits for."""
 
 
 class FakeSlurm:
