@@ -19,7 +19,7 @@ from orchestrator.core.errors import Fault
 from orchestrator.spec import hosts, job_writer, launch_lines, yaml_document
 from orchestrator.spec.foreign import job_files
 from orchestrator.spec.model import JobSpec
-from orchestrator.spec.value_types import PATTERNS, Entry, Part
+from orchestrator.spec.value_types import PATTERNS, Entry, Part, WrongValue
 from orchestrator.spec.yaml_document import Document, SpecError, did_you_mean, escaped, shown
 
 __all__ = ["Entry", "JobSpec", "SpecError", "SpecFile", "checked", "json_schema", "load"]
@@ -115,20 +115,26 @@ def checked(path: Path, text: str, document: Document) -> SpecFile:
 def _fault(error: ErrorDetails, document: Document) -> Fault:
     path = [part for part in error["loc"] if part != "[key]"]
     kind, context = error["type"], error.get("ctx", {})
-    if kind == "value_error":
-        what = str(context["error"])
-    elif kind == "missing":
+    if kind == "missing":
         what = "is missing; give the job a name, such as `name: my-job`"
     elif kind == "extra_forbidden":
         what = f"is not a field{_meant(path)}"
-    elif kind == "string_pattern_mismatch":
-        what = f"must be {PATTERNS[context['pattern']]}"
+    elif kind == "value_error" and not isinstance(context["error"], WrongValue):
+        what = str(context["error"])
     else:
-        what = f"must be {MUST_BE[kind.partition('_')[0]].format(**context)}".replace("'", "")
-    if what.startswith("must be"):
         words = re.findall("'(.*?)'", context.get("expected", ""))
-        what = f"{what}, not {shown(error['input'])}{did_you_mean(str(error['input']), words)}"
+        likely = did_you_mean(str(error["input"]), words)
+        what = f"{_wanted(kind, context)}, not {shown(error['input'])}{likely}"
     return document.fault(_dotted(path), what)
+
+
+def _wanted(kind: str, context: dict[str, Any]) -> str:
+    """Return what a value must be, for one of pydantic's errors."""
+    if kind == "value_error":
+        return str(context["error"])
+    if kind == "string_pattern_mismatch":
+        return f"must be {PATTERNS[context['pattern']]}"
+    return f"must be {MUST_BE[kind.partition('_')[0]].format(**context)}".replace("'", "")
 
 
 def _dotted(path: Sequence[str | int]) -> str:

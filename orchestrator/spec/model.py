@@ -30,7 +30,7 @@ from orchestrator.spec.sections import (
     Snapshot,
     Ssh,
 )
-from orchestrator.spec.value_types import Entry, Line, Part, about, duration_text, whole
+from orchestrator.spec.value_types import Entry, Line, Part, WrongValue, about, duration_text, whole
 from orchestrator.spec.yaml_document import missing_file, path_in, shown
 
 MACHINES_MAX = 4096
@@ -133,14 +133,14 @@ class JobSpec(Part):
     def _agrees_with_gpus(cls, value: int | None, info: ValidationInfo) -> int | None:
         gpus = info.data.get("gpus_per_node")
         if value is not None and isinstance(gpus, int) and gpus != value:
-            raise ValueError(f"must be equal to gpus_per_node, {gpus}, since one rank drives one GPU")
+            raise WrongValue(f"must be equal to gpus_per_node, {gpus}, since one rank drives one GPU")
         return value
 
     @pydantic.field_validator("workdir")
     @classmethod
     def _is_a_folder(cls, value: str, info: ValidationInfo) -> str:
         if info.context is not None and not os.path.isdir(path_in(info.context, value)):  # noqa: PTH112 -- never raises
-            raise ValueError("must be an existing folder")
+            raise WrongValue("must be an existing folder")
         return value
 
     @pydantic.field_validator("launch", "entrypoint")

@@ -13,7 +13,7 @@ from pydantic import ValidationInfo
 from orchestrator.core.jobdir.layout import IN_CODE
 from orchestrator.core.slurm import sbatch_options
 from orchestrator.spec import value_types as rules
-from orchestrator.spec.value_types import Line, Part, about, duration_text, whole
+from orchestrator.spec.value_types import Line, Part, WrongValue, about, duration_text, whole
 from orchestrator.spec.yaml_document import shown
 
 PORT_MAX = 65_535
@@ -23,7 +23,7 @@ DEFAULT_OCCASIONS = ("hang", "notice", "withdrawn", "failed")
 
 def _at_least(value: float, least_s: float, least_of: str) -> float:
     if value < least_s:
-        raise ValueError(f"must be at least {least_of}, {duration_text(least_s)}")
+        raise WrongValue(f"must be at least {least_of}, {duration_text(least_s)}")
     return value
 
 
@@ -256,7 +256,7 @@ class Slurm(Part):
     def _fits_a_script(cls, value: object) -> object:
         for text in value if isinstance(value, tuple) else (str(value),):
             if len(text) > sbatch_options.OPTION_CHARS_MAX or not text.isprintable():
-                raise ValueError(
+                raise WrongValue(
                     f"must be printable, and at most {sbatch_options.OPTION_CHARS_MAX} characters"
                 )
         return value

@@ -1,7 +1,7 @@
 """Kinds of values in a job file: pydantic's own, and readers of the kinds that pydantic does not have.
 
-Rules: a value comes as the text that was written. A ValueError is the rest of a sentence that begins with the field; one
-with "must be" gets the value added. Nothing here reads the disk or knows another field.
+Rules: a value comes as the text that was written. A ValueError is the rest of a sentence that begins with the field.
+Nothing here reads the disk or knows another field.
 """
 
 from __future__ import annotations
@@ -79,6 +79,10 @@ class Entry:
 # Sections and fields
 
 
+class WrongValue(ValueError):
+    """A value that cannot be. The text says what it must be; the reader adds what was written."""
+
+
 class Part(BaseModel):
     """A section of the spec."""
 
@@ -99,7 +103,7 @@ class Part(BaseModel):
         kind = cls.model_fields[str(info.field_name)].annotation
         if isinstance(value, str) and re.match(r"[+-]?0[0-9]", value) and int in (kind, *get_args(kind)):
             # YAML 1.1 reads 010 as 8, YAML 1.2 as 10: the user must say which.
-            raise ValueError("must be a whole number without a leading zero, which may mean octal")
+            raise WrongValue("must be a whole number without a leading zero, which may mean octal")
         return value
 
 
@@ -148,7 +152,7 @@ def duration(
             return None if value.lower() == "off" else value.lower()
         seconds = seconds_of(str(value))
         if not low_s <= seconds <= high_s:
-            raise ValueError(f"must be {says}")
+            raise WrongValue(f"must be {says}")
         return seconds
 
     schema: Any = number | text if words is None else number | text | words
@@ -181,7 +185,7 @@ def _count_or_auto(value: object) -> object:
     # Pydantic would find one fault for each branch of the union.
     if value == "auto" or (re.fullmatch(r"[1-9][0-9]{0,8}", str(value)) and int(str(value)) <= GPUS_EACH_MAX):
         return value
-    raise ValueError(f"must be a whole number from 1 to {GPUS_EACH_MAX}, or auto")
+    raise WrongValue(f"must be a whole number from 1 to {GPUS_EACH_MAX}, or auto")
 
 
 def _not_owned(name: str) -> str:
@@ -214,7 +218,7 @@ def _below(written: str) -> str:
     glob = _CHECKPOINT_DIR.sub("", _well_spelled(written))
     known = placeholders.named(glob.removeprefix(IN_CODE)) & {*placeholders.NAMES, *placeholders.VARIABLES}
     if known or glob == IN_CODE:
-        raise ValueError(
+        raise WrongValue(
             f"must begin with {IN_CODE} for files where the ranks start, or be relative to ORCH_CHECKPOINT_DIR, "
             "or absolute"
         )
@@ -225,7 +229,7 @@ def _below(written: str) -> str:
 
 def _resume_args(text: str) -> str:
     if not _split(text):
-        raise ValueError('must be arguments, such as "--resume {path}" or --auto-resume')
+        raise WrongValue('must be arguments, such as "--resume {path}" or --auto-resume')
     return _well_spelled(text, (placeholders.PATH,))
 
 
@@ -256,7 +260,7 @@ def _entry(value: object) -> Entry:
             _words(value, 'a script with arguments ("train.py --lr 0.1"), "-m module …", or a list of words')
         )
     if list(value) != ["command"]:
-        raise ValueError("must be a text, a list of words, or a map whose only key is `command`")
+        raise WrongValue("must be a text, a list of words, or a map whose only key is `command`")
     return _command(value["command"])
 
 
@@ -280,7 +284,7 @@ def _command(value: object) -> Entry:
 def _launch(value: object) -> Entry:
     lines = _shell_lines(value)
     if not isinstance(lines, list) or not lines or not all(isinstance(line, str) for line in lines):
-        raise ValueError("must be a shell line such as `bash train.sh`, or the lines of a script")
+        raise WrongValue("must be a shell line such as `bash train.sh`, or the lines of a script")
     return Entry("launch", "\n".join(lines))
 
 
@@ -288,9 +292,9 @@ def _words(value: object, says: str) -> list[str]:
     """Split a text as a shell would, or take a list's words as they are. Raises ValueError."""
     words = _split(value) if isinstance(value, str) else value
     if not isinstance(words, (list, tuple)) or not all(isinstance(word, str) for word in words):
-        raise ValueError(f"must be {says}")
+        raise WrongValue(f"must be {says}")
     if not words or not words[0].strip():
-        raise ValueError(f"must be {says}")
+        raise WrongValue(f"must be {says}")
     return list(words)
 
 

@@ -228,10 +228,13 @@ def main() -> None:
     gc.disable()  # nothing that an import makes is garbage: a fifth of torch's time
     os.environ.__class__ = ahead.Reads
     for number, (module, names) in enumerate(modules):
-        reason = ahead.against(module, names, own, handlers)
         is_fixed = number < len(fixed)
-        if is_fixed and reason.startswith("raises"):
-            continue  # no torch, or one without such a module
+        try:
+            reason = ahead.against(module, names, own, handlers)
+        except BaseException as err:
+            if is_fixed:
+                continue  # no torch, or one without such a module
+            reason = f"raises {type(err).__name__}: {' '.join(str(err)[:200].split())}"
         if reason:
             line.send(json.dumps({"fresh": reason, "module": module, "is_fixed": is_fixed}).encode())
             os._exit(0)
