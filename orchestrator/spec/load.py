@@ -19,8 +19,8 @@ from orchestrator.core.errors import Fault
 from orchestrator.spec import hosts, job_writer, launch_lines, yaml_document
 from orchestrator.spec.foreign import job_files
 from orchestrator.spec.model import JobSpec
-from orchestrator.spec.value_types import PATTERNS, Entry, Part, WrongValue
-from orchestrator.spec.yaml_document import Document, SpecError, did_you_mean, escaped, shown
+from orchestrator.spec.value_types import PATTERNS, Entry, Part
+from orchestrator.spec.yaml_document import Document, SpecError, WrongValue, did_you_mean, escaped, shown
 
 __all__ = ["Entry", "JobSpec", "SpecError", "SpecFile", "checked", "json_schema", "load"]
 

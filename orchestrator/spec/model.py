@@ -30,8 +30,8 @@ from orchestrator.spec.sections import (
     Snapshot,
     Ssh,
 )
-from orchestrator.spec.value_types import Entry, Line, Part, WrongValue, about, duration_text, whole
-from orchestrator.spec.yaml_document import missing_file, path_in, shown
+from orchestrator.spec.value_types import Entry, Line, Part, about, duration_text, whole
+from orchestrator.spec.yaml_document import WrongValue, missing_file, path_in, shown
 
 MACHINES_MAX = 4096
 RANKS_EACH_MAX = 4096

@@ -13,8 +13,8 @@ from pydantic import ValidationInfo
 from orchestrator.core.jobdir.layout import IN_CODE
 from orchestrator.core.slurm import sbatch_options
 from orchestrator.spec import value_types as rules
-from orchestrator.spec.value_types import Line, Part, WrongValue, about, duration_text, whole
-from orchestrator.spec.yaml_document import shown
+from orchestrator.spec.value_types import Line, Part, about, duration_text, whole
+from orchestrator.spec.yaml_document import WrongValue, shown
 
 PORT_MAX = 65_535
 BEATS_PER_NODE_TIMEOUT = 5

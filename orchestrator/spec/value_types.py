@@ -20,7 +20,7 @@ from orchestrator.core import placeholders
 from orchestrator.core.jobdir.layout import IN_CODE
 from orchestrator.spec.foreign import launchers
 from orchestrator.spec.foreign.launchers import OWNED_NAMES
-from orchestrator.spec.yaml_document import shown
+from orchestrator.spec.yaml_document import WrongValue, shown
 
 DURATION_S_MIN = 0.001
 DURATION_S_MAX = 366 * 86_400.0
@@ -77,10 +77,6 @@ class Entry:
 
 
 # Sections and fields
-
-
-class WrongValue(ValueError):
-    """A value that cannot be. The text says what it must be; the reader adds what was written."""
 
 
 class Part(BaseModel):

@@ -42,6 +42,10 @@ takes for an alias or a broken list, a tag, a comment, and a placeholder such as
 _KEY = re.compile(r"[A-Za-z_][\w-]*(\.[A-Za-z_][\w-]*)*", re.ASCII)
 
 
+class WrongValue(ValueError):
+    """A value that cannot be. The text says what it must be; the reader adds what was written."""
+
+
 class SpecError(UserError):
     """All faults of a job file, those of the file by line, then those of the command line; `what`, `where` and `fix` are the
     first one's."""
