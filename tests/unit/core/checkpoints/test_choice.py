@@ -187,6 +187,8 @@ def test_the_newest_of_each_series_stay_and_what_is_cited_best_or_a_round_step()
     assert [save.number for save in expendable(saves, 3, 20, saves[-1])] == [3, 1]
     cited = dataclasses.replace(saves[-1], cites=("ckpt_30.pt", "ckpt_20.pt"))
     assert [save.number for save in expendable([*saves[:-1], cited], 3, None, cited)] == [4, 1]
+    torn = dataclasses.replace(saves[1], state=SaveState.TORN)
+    assert [save.number for save in expendable([saves[0], torn, *saves[2:]], 3, None, saves[-1])] == [4, 3, 1]
     other = [saved(number, series="best@#") for number in (8, 9)]
     assert [save.number for save in expendable([*saves, *other], 3, None, other[-1])] == [4, 3, 2, 1]
     assert expendable(saves, 3, None, None) == [], "without one to begin from everything stays"
