@@ -12,8 +12,9 @@ import os
 import re
 import shutil
 import subprocess
-import sys
+import sysconfig
 import tempfile
+import venv
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -51,21 +52,25 @@ def test_each_broken_line_stands_once_in_the_product_and_names_a_test_that_there
 
 
 def _copied(to: Path) -> Path:
-    """Copy what git holds of the checkout, or would hold, to a folder."""
+    """Copy what git holds of the checkout, or would hold, to a folder, and give it an environment that imports from there."""
     listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
     for name in filter(None, names):
         if os.path.lexists(ROOT / name):
             (to / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, to / name, follow_symlinks=False)
+    environment = to / ".venv"
+    venv.create(environment, symlinks=True)
+    installed = sysconfig.get_path("purelib")
+    own = sysconfig.get_path("purelib", vars={"base": str(environment), "platbase": str(environment)})
+    Path(own, "copy.pth").write_text(f"{to}\nimport site; site.addsitedir({installed!r})\n")
     return to
 
 
 def _run(copy: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Run Python in a copy, so that it, and what it starts, import the product and the tests from there."""
     return subprocess.run(
-        [sys.executable, *words], cwd=copy, env={**os.environ, "PYTHONPATH": str(copy)}, capture_output=True, text=True,
-        timeout=TEST_S_MAX, check=False,
+        [copy / ".venv/bin/python", *words], cwd=copy, capture_output=True, text=True, timeout=TEST_S_MAX, check=False
     )  # fmt: skip
 
 
