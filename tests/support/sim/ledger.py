@@ -300,13 +300,17 @@ class Ledger:
         self.tries.append(Try(number, base, decision))
 
     def _awaits_the_newest(self, decision: d.Decision, s_max: float) -> None:
-        """Nothing follows while a checkpoint is on its way home, for a while, from a host that is still heard."""
+        """Nothing follows while a checkpoint is on its way home, for a while, from a host that is still heard, or was since
+        it was judged to be lost."""
+        verdict = self.tries[-1].verdict if self.tries else None
+        lost_node = verdict.node if verdict and verdict.kind is d.Kind.NODE_LOST else ""
         waited_s = self.world.clock - max(self.stopped_s, self.watched_s)
         silent_s = self.world.night.limits.node_timeout_s
         for save in self.coming.values():
             node = save.places[0].host
             heard_s = self.world.clock - self.world.host(node).heard_s
-            lost = heard_s >= silent_s - HEARD_S_OFF
+            is_judged = node == lost_node and heard_s >= self.world.now - self.tries[-1].judged_s
+            lost = is_judged or heard_s >= silent_s - HEARD_S_OFF
             late = save.attempt < len(self.tries) or waited_s >= s_max or lost
             self.must(late, f"{save.main} is on its way for {waited_s:.0f} s from {node}: {decision}")
 
