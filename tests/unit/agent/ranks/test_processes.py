@@ -72,8 +72,13 @@ def _agent(folder: Path, script: str, grace_s: float = 0.0) -> tuple[subprocess.
 
 def _stopped(folder: Path, script: str, grace_s: float) -> tuple[int, float, str]:
     """Stop a rank; return its exit code, how long that took, and what the rank printed."""
-    agent, _ = _agent(folder, script, grace_s)
-    out, _ = agent.communicate("stop\n", WAIT_S_MAX)
+    agent, rank_pid = _agent(folder, script, grace_s)
+    try:
+        out, _ = agent.communicate("stop\n", WAIT_S_MAX)
+    except subprocess.TimeoutExpired:  # neither ends by itself
+        agent.kill()
+        os.killpg(rank_pid, signal.SIGKILL)
+        raise
     code, took_s = json.loads(out)
     return code, took_s, JobDir(folder).rank_log(1, 0).read_text()
 
