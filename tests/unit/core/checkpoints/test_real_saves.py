@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
+import select
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -36,32 +41,71 @@ optimizer.step()
 """
 
 
-def run(folder: Path, script: str, ranks: int = 1) -> None:
-    """Run a script by so many ranks, which save below the folder."""
-    program = write(folder / ".script.py", script.encode())
-    port = str(free_port())
+FORKS = """
+import gc, importlib, json, os, runpy, sys
+
+for name in ("torch._dynamo", "torch.distributed.checkpoint", "accelerate", "lightning"):
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError:
+        pass
+try:
+    from transformers import GPT2LMHeadModel, Trainer
+except ModuleNotFoundError:
+    pass
+gc.freeze()
+for line in sys.stdin:
+    folder, ranks = json.loads(line)
+    pids = []
+    for rank, env in enumerate(ranks):
+        pids.append(os.fork())
+        if pids[-1] == 0:
+            os.environ.update(env)
+            os.chdir(folder)
+            log = os.open(f".log-{rank}", os.O_WRONLY | os.O_CREAT, 0o600)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            sys.argv = [".script.py", folder]
+            runpy.run_path(".script.py", run_name="__main__")
+            os._exit(0)  # else Python takes a second to tear down what was imported
+    print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]), flush=True)
+"""
+"""Imports what takes seconds to import, once, and forks the ranks of each script."""
+
+
+@dataclass(frozen=True, slots=True)
+class Libraries:
+    """A process that has imported the libraries, and of which ranks are forked."""
+
+    process: subprocess.Popen[str]
+
+    def run(self, folder: Path, script: str, ranks: int = 1) -> None:
+        """Run a script by so many ranks, which save below the folder."""
+        write(folder / ".script.py", script.encode())
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        assert self.process.stdin is not None and self.process.stdout is not None
+        envs = [{**meeting, **torchrun_env(rank, ranks)} for rank in range(ranks)]
+        print(json.dumps([str(folder), envs]), file=self.process.stdin, flush=True)
+        is_ready, _, _ = select.select([self.process.stdout], [], [], RUN_S_MAX)
+        codes = json.loads(self.process.stdout.readline()) if is_ready else "none in time"
+        assert codes == [0] * ranks, (codes, [log.read_text() for log in folder.glob(".log-*")])
+
+
+@pytest.fixture(scope="module")
+def libraries() -> Iterator[Libraries]:
+    """Give the process; afterwards it and all of its ranks are gone."""
     names = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH")
     env = {name: os.environ[name] for name in names if name in os.environ}
-    env |= {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
-        "DS_ACCELERATOR": "cpu",
-        "PYTHONWARNINGS": "ignore",
-    }
-    gang = [
-        subprocess.Popen(
-            [sys.executable, program, folder], env={**env, **torchrun_env(rank, ranks)}, cwd=folder,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )
-        for rank in range(ranks)
-    ]  # fmt: skip
+    env |= {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "PYTHONWARNINGS": "ignore"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", FORKS], env=env, start_new_session=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
     try:
-        for process in gang:
-            said, _ = process.communicate(timeout=RUN_S_MAX)
-            assert process.returncode == 0, said
+        yield Libraries(process)
     finally:
-        for process in gang:
-            process.kill()
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
 
 
 def rows(folder: Path, ranks: int) -> list[Row]:
@@ -93,7 +137,7 @@ def is_faulted_where_it_is_cut(folder: Path, name: str) -> bool:
     return all(faults)
 
 
-def test_files_of_torch_and_safetensors(tmp_path: Path) -> None:
+def test_files_of_torch_and_safetensors(libraries: Libraries, tmp_path: Path) -> None:
     script = """
 for step in (5, 10):
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
@@ -105,7 +149,7 @@ torch.save({**state, "iter_num": 7}, root / "last.pt")
 from safetensors.torch import save_file
 save_file(model.state_dict(), root / "model_20.safetensors", {"format": "pt", "step": "20"})
 """
-    run(tmp_path, TRAINED + script)
+    libraries.run(tmp_path, TRAINED + script)
     state, weights = Content.STATE, Content.WEIGHTS
     assert rows(tmp_path, 1) == [
         ("ckpt_10.pt", 10, Format.TORCH, state, True, True),
@@ -119,7 +163,7 @@ save_file(model.state_dict(), root / "model_20.safetensors", {"format": "pt", "s
         assert is_faulted_where_it_is_cut(tmp_path, name)
 
 
-def test_folders_of_torch_distributed_checkpoint(tmp_path: Path) -> None:
+def test_folders_of_torch_distributed_checkpoint(libraries: Libraries, tmp_path: Path) -> None:
     script = """
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -142,7 +186,7 @@ if rank == 0:
     dcp.save({"step": 40}, checkpoint_id=root / "alone" / "step-40", no_dist=True)
 dist.destroy_process_group()
 """
-    run(tmp_path, TRAINED + script, ranks=2)
+    libraries.run(tmp_path, TRAINED + script, ranks=2)
     assert rows(tmp_path, 2) == [
         ("alone/step-40", 40, Format.DCP, Content.STATE, True, True),
         ("latest", None, Format.DCP, Content.STATE, True, True),
@@ -156,7 +200,7 @@ dist.destroy_process_group()
         (tmp_path / "gone").rename(tmp_path / name)
 
 
-def test_folders_of_accelerate(tmp_path: Path) -> None:
+def test_folders_of_accelerate(libraries: Libraries, tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
     script = """
 from accelerate import Accelerator
@@ -178,7 +222,7 @@ accelerator.save_state(str(root / "step_20"))
 accelerator.save_state(str(root / "last"), safe_serialization=False)
 accelerator.end_training()
 """
-    run(tmp_path, TRAINED + script, ranks=2)
+    libraries.run(tmp_path, TRAINED + script, ranks=2)
     is_it = (Format.ACCELERATE, Content.STATE, True, True)
     assert rows(tmp_path, 2) == [
         ("checkpoints/checkpoint_0", None, *is_it), ("checkpoints/checkpoint_1", None, *is_it), ("last", None, *is_it),
@@ -189,7 +233,7 @@ accelerator.end_training()
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_folders_of_the_trainer(tmp_path: Path, ranks: int) -> None:
+def test_folders_of_the_trainer(libraries: Libraries, tmp_path: Path, ranks: int) -> None:
     pytest.importorskip("transformers", reason="transformers is not installed")
     script = """
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
@@ -213,7 +257,7 @@ trainer = Trainer(GPT2LMHeadModel(config), args, train_dataset=Rows(), eval_data
 trainer.train()
 trainer.save_model()
 """
-    run(tmp_path, TRAINED + script, ranks)
+    libraries.run(tmp_path, TRAINED + script, ranks)
     is_it = (Format.TRAINER, Content.STATE, True, True)
     assert rows(tmp_path, ranks) == [
         ("out/checkpoint-2", 2, *is_it), ("out/checkpoint-4", 4, *is_it),
@@ -239,7 +283,7 @@ trainer.save_model()
         assert is_faulted_where_it_is_cut(tmp_path, name) or path.name.endswith("config.json"), name
 
 
-def test_files_of_lightning_and_fabric(tmp_path: Path) -> None:
+def test_files_of_lightning_and_fabric(libraries: Libraries, tmp_path: Path) -> None:
     pytest.importorskip("lightning")
     script = """
 import lightning
@@ -274,7 +318,7 @@ fabric.launch()
 model, optimizer = fabric.setup(model, optimizer)
 fabric.save(root / "fabric/step-00000008/lit_model.pth", {"model": model, "optimizer": optimizer, "step_count": 8, "iter_num": 64})
 """
-    run(tmp_path, TRAINED + script)
+    libraries.run(tmp_path, TRAINED + script)
     found = rows(tmp_path, 1)
     is_it = (Format.LIGHTNING, Content.STATE, True, True)
     assert [row for row in found if row[0].startswith("all/")] == [
@@ -288,7 +332,7 @@ fabric.save(root / "fabric/step-00000008/lit_model.pth", {"model": model, "optim
 
 
 @pytest.mark.soak
-def test_folders_of_deepspeed(tmp_path: Path) -> None:
+def test_folders_of_deepspeed(libraries: Libraries, tmp_path: Path) -> None:
     pytest.importorskip("deepspeed", reason="deepspeed is not installed")
     script = """
 import deepspeed
@@ -305,7 +349,7 @@ for number in range(2):
     engine.step()
     engine.save_checkpoint(str(root / "run"))
 """
-    run(tmp_path, TRAINED + script, ranks=2)
+    libraries.run(tmp_path, TRAINED + script, ranks=2)
     is_it = (Format.DEEPSPEED, Content.STATE, False)
     assert rows(tmp_path, 2) == [
         ("run/global_step1", 1, *is_it, False),
