@@ -20,6 +20,8 @@ import orchestrator
 from orchestrator.client import saves
 from orchestrator.client.job import Job
 
+pytestmark = pytest.mark.soak
+
 JOBS = Path(__file__).parents[2] / "jobs"
 RUN_S_MAX = 600.0
 POLL_S = 0.05
@@ -43,10 +45,8 @@ class Training:
         return self.file.removesuffix(".yaml") + ("-changed" if self.overrides else "")
 
 
-IN_TIME = (Training("fsdp2.yaml", r"step-\d{6}", r"resumed from \S+ at step \d+"),)
-"""What `make test` runs: what torch itself has. The others are for `make soak`."""
-
-SOAKED = (
+TRAININGS = (
+    Training("fsdp2.yaml", r"step-\d{6}", r"resumed from \S+ at step \d+"),
     Training("accelerate.yaml", r"step_\d+", r"final weights sha256", "accelerate"),
     Training("fsdp2.yaml", r"step-\d{6}", r"resumed from", overrides=("entrypoint=fsdp2.py --async-save",)),
     Training("nanogpt.yaml", r"ckpt\.pt", r"resuming from \S+ at iter \d+"),
@@ -56,11 +56,6 @@ SOAKED = (
     Training("trainer.yaml", r"checkpoint-\d+", r"eval metrics", "transformers"),
     Training("deepspeed.yaml", r"global_step\d+", r"resumed from \S+ at step \d+", "deepspeed"),
 )
-
-EXAMPLES = [
-    pytest.param(one, id=one.title, marks=[pytest.mark.soak] if one in SOAKED else [])
-    for one in (*IN_TIME, *SOAKED)
-]
 
 
 def need(package: str) -> None:
@@ -104,7 +99,6 @@ def assert_killed_once(job: Job) -> None:
     assert (verdict["kind"], verdict["ranks"], verdict["node"]) == ("crash", [KILLED], "node-1")
 
 
-@pytest.mark.soak
 def test_the_demo_learns_the_standard_library(tmp_path: Path) -> None:
     job = submit("tiny_gpt.yaml", tmp_path)
     status = job.wait(RUN_S_MAX)
@@ -117,7 +111,7 @@ def test_the_demo_learns_the_standard_library(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("example", EXAMPLES)
+@pytest.mark.parametrize("example", TRAININGS, ids=lambda one: one.title)
 def test_a_training_goes_on_from_its_checkpoint_when_a_rank_is_killed(
     example: Training, tmp_path: Path
 ) -> None:
@@ -137,7 +131,6 @@ def test_a_training_goes_on_from_its_checkpoint_when_a_rank_is_killed(
         assert one["whole"], one
 
 
-@pytest.mark.soak
 def test_trackers_of_accelerate_write_in_both_attempts(tmp_path: Path) -> None:
     for package in ("accelerate", "tensorboard", "wandb"):
         need(package)
@@ -155,7 +148,6 @@ INFERENCES = (
 )
 
 
-@pytest.mark.soak
 @pytest.mark.parametrize(("file", "package", "at_work", "says"), INFERENCES)
 def test_an_inference_begins_again_when_a_rank_is_killed(
     file: str, package: str, at_work: str, says: str, tmp_path: Path

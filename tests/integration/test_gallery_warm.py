@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.client import saves
 from orchestrator.client.job import Job
-from tests.integration.test_gallery import IN_TIME, RUN_S_MAX, SOAKED, Training, need, submit
+from tests.integration.test_gallery import RUN_S_MAX, TRAININGS, Training, need, submit
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -19,8 +19,7 @@ EQUAL = (
         "",
         overrides=("entrypoint=tiny_gpt.py --steps 60 --checkpoint-every 20",),
     ),
-    *IN_TIME,
-    *SOAKED,
+    *TRAININGS,
 )
 
 

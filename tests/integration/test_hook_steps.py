@@ -159,8 +159,10 @@ def test_the_steps_of_spawned_children_are_those_of_their_rank(tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("text", "framework"),
-    [(LIGHTNING, Framework.LIGHTNING), (ACCELERATE, Framework.ACCELERATE)],
-    ids=["lightning", "accelerate"],
+    [
+        pytest.param(LIGHTNING, Framework.LIGHTNING, id="lightning", marks=pytest.mark.soak),
+        pytest.param(ACCELERATE, Framework.ACCELERATE, id="accelerate"),
+    ],
 )
 def test_ranks_that_their_library_has_not_joined_are_alone(
     tmp_path: Path, text: str, framework: Framework
