@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import textwrap
 import time
 from typing import Any
 
@@ -13,11 +14,13 @@ from orchestrator.core.host import procfs
 from orchestrator.core.host.procfs import Proc
 from tests.integration.test_flight_nccl import has_gpu
 from tests.support.local import Desk, Sight, kill, wait_until
+from tests.support.torch_script import WITHOUT_DYNAMO
 
 pytest.importorskip("torch", reason="torch is not installed")
 pytestmark = pytest.mark.slow
 
-PROBE = """
+PROBE = (
+    """
 import torch
 import atexit, gc, json, locale, logging, multiprocessing, os, pickle, random, resource, signal, sys, threading
 
@@ -81,6 +84,9 @@ if __name__ == "__main__":
     with open(os.environ["ORCH_CHECKPOINT_DIR"] + f"/seen-{os.environ['RANK']}.json", "w") as file:
         json.dump({**seen(), "random": None}, file)
     print("random", random.random(), torch.rand(1).item())
+"""
+    + textwrap.indent(WITHOUT_DYNAMO, "    ")
+    + """
     linear = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(linear.parameters(), lr=0.1)
     for _ in range(3):
@@ -88,6 +94,7 @@ if __name__ == "__main__":
         optimizer.step()
     atexit.register(print, "at exit")
 """
+)
 
 
 def _probe(desk: Desk, start: str, **spec: Any) -> tuple[Sight, list[dict[str, Any]]]:
@@ -124,9 +131,10 @@ def test_a_forked_rank_sees_what_a_new_interpreter_sees(desk: Desk, entry: str) 
     assert drawn[0][0] != drawn[1][0] and drawn[0][1] != drawn[1][1], "each rank has its own random numbers"
 
 
-TRAIN = """
-import os, signal, time
-import torch
+TRAIN = (
+    "import os, signal, time\n"
+    + WITHOUT_DYNAMO
+    + """
 linear = torch.nn.Linear(2, 2)
 optimizer = torch.optim.SGD(linear.parameters(), lr=0.1)
 attempt = int(os.environ["ORCH_ATTEMPT"])
@@ -139,6 +147,7 @@ for step in range(40):
             time.sleep(0.05)
         os.kill(os.getpid(), signal.SIGKILL)
 """
+)
 
 
 def _template(job: Sight) -> Proc:
