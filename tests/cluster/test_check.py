@@ -15,12 +15,9 @@ import pytest
 from tests.support.cluster.box import Box
 from tests.support.cluster.desk import FAKE_TORCH, STEPPER, Desk
 from tests.support.cluster.host import wait_for
-from tests.support.cluster.small_torch import TORCH
+from tests.support.cluster.small_torch import EXTRA, TORCH, install
 
 HOSTS = 4
-EXTRA = "/home/trainer/extra"
-"""A folder in the ranks' PYTHONPATH on each host."""
-
 SCRIPT = {"train.py": "import torch\nimport model\n", "model.py": "import json\n"}
 SMI = """#!/bin/sh
 case "$*" in
@@ -56,9 +53,7 @@ def check(desk: Desk, files: dict[str, str] = SCRIPT, **spec: object) -> tuple[i
 @pytest.fixture
 def small(desk: Desk) -> Iterator[Desk]:
     """Give a desk whose hosts have a small torch."""
-    for host in desk.box.nodes:
-        for name, text in TORCH.items():
-            host.write(f"{EXTRA}/{name}", text, user="trainer")
+    install(desk.box.nodes)
     yield desk
     for host in desk.box.nodes:
         shutil.rmtree(host.path(EXTRA))

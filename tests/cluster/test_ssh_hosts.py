@@ -10,6 +10,7 @@ import pytest
 from tests.support.cluster.box import Box
 from tests.support.cluster.desk import FAKE_TORCH, STEPPER, Desk, Job
 from tests.support.cluster.host import USERS, wait_for
+from tests.support.cluster.small_torch import install
 
 SHORT = {**FAKE_TORCH, "train.py": STEPPER + "run(20)\n"}
 FOREVER = {**FAKE_TORCH, "train.py": STEPPER + "run(10**9, each_s=0.05)\n"}
@@ -135,7 +136,12 @@ def test_jobs_of_two_users_never_share_a_slot(desk: Desk, box: Box) -> None:
         box.login.write(f"{home}/desk/hosts", "node[1-2] slots=2\n", user=user)
     first = desk.submit(FOREVER, ssh={"hosts": [], "hosts_file": "/home/trainer/desk/hosts"}, name="first")
     first.wait_for_step(5)
-    path = desk.write(SHORT, ssh={"hosts": [], "hosts_file": "/home/trainer/desk/hosts"}, name="third")
+    path = desk.write(
+        SHORT,
+        ssh={"hosts": [], "hosts_file": "/home/trainer/desk/hosts"},
+        name="third",
+        env=install(box.nodes[:2]),
+    )
     holder = rf"slots 0, 1 held by job {first.id} of trainer, pid \d+"
     assert re.search(holder, desk.orch("plan", path).stdout)
     checked = desk.orch("check", path).stdout

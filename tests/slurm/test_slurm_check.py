@@ -8,10 +8,9 @@ from typing import Any
 
 from tests.support.cluster.desk import Desk
 from tests.support.cluster.slurm import SlurmBox
-from tests.support.cluster.small_torch import TORCH
+from tests.support.cluster.small_torch import install
 
 HOME = "/home/trainer/desk/home"
-EXTRA = "/home/trainer/desk/extra"
 SCRIPT = {"train.py": "import json\n"}
 
 
@@ -29,9 +28,7 @@ def check(slurm: SlurmBox, path: str, *salloc: str) -> list[dict[str, Any]]:
 def test_the_nodes_of_an_allocation_are_checked_together_and_a_cut_between_two_is_named(
     slurm: SlurmBox, desk: Desk
 ) -> None:
-    for name, text in TORCH.items():
-        slurm.login.write(f"{EXTRA}/{name}", text, user="trainer")
-    path = desk.write(SCRIPT, nodes=2, env={"PYTHONPATH": EXTRA})
+    path = desk.write(SCRIPT, nodes=2, env=install([slurm.login]))
     before = check(slurm, path)
     (note,) = [one for one in before if one["what"] == "nodes"]
     assert "`salloc --nodes=2 orch check job.yaml` looks at some" in note["found"]

@@ -13,6 +13,7 @@ import pytest
 from tests.support.cluster.desk import FAKE_TORCH, LAUNCHED, TOGETHER, Desk, Job
 from tests.support.cluster.host import wait_for
 from tests.support.cluster.slurm import SlurmBox
+from tests.support.cluster.small_torch import install
 
 from .conftest import using
 
@@ -95,7 +96,7 @@ def test_with_accounts_an_unknown_account_is_refused(accounted: Desk) -> None:
 
 
 def test_a_job_that_is_too_large_is_told_at_submit_and_in_the_status_and_goes_on_smaller(desk: Desk) -> None:
-    path = desk.write(HELLO, nodes=5)
+    path = desk.write(HELLO, nodes=5, env=install([desk.box.login]))
     checked = desk.orch("check", path, check=False)
     assert checked.returncode == 2
     assert "sbatch refuses the job: " in checked.stdout

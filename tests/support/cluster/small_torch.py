@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from .host import Host
+
+EXTRA = "/home/trainer/extra"
+"""A folder for the ranks' PYTHONPATH on each host."""
+
 MEETING = """
 import socket, time
 
@@ -55,3 +62,11 @@ class ones:
     "torch/distributed.py": MEETING,
 }
 """What a check needs of torch: the real one takes seconds to import, on each host."""
+
+
+def install(hosts: Iterable[Host]) -> dict[str, str]:
+    """Write the small torch on hosts, and return the environment of ranks in which it is found."""
+    for host in hosts:
+        for name, text in TORCH.items():
+            host.write(f"{EXTRA}/{name}", text, user="trainer")
+    return {"PYTHONPATH": EXTRA}
