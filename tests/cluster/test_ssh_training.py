@@ -173,9 +173,9 @@ def test_training_meets_on_the_network_on_which_hosts_reach_one_another(desk: De
     box.docker_bridges()
     for name in ("node1", "node2"):
         box.name_is_loopback(name)
-    job = train(desk, 2, "node[1-2]")
+    job = gpt.train(desk, gpt.EVERY, nodes=2, ssh={"hosts": "node[1-2]"})
     assert job.wait()["state"] == "SUCCEEDED"
-    assert_logged_once(job, 4)
+    gpt.assert_logged_once(job, 4, gpt.EVERY)
 
 
 def test_the_example_job_runs_on_hosts_as_it_is(desk: Desk) -> None:

@@ -26,7 +26,7 @@ READY_S_MAX = 240.0  # four imports of torch on a busy machine
 T = TypeVar("T")
 
 HANGS = f"""
-import os, sys, time, torch
+import ctypes, os, sys, time, torch
 import torch.distributed as dist
 rank = int(os.environ["RANK"])
 dist.init_process_group("gloo")
@@ -47,7 +47,7 @@ for _ in range({STEPS}):
 if rank < 2:
     dist.all_reduce(torch.ones(2, 5), group=pair)
 if rank == 1:
-    sum(range(10**13))  # one call into C, which never lets go
+    ctypes.PyDLL(None).sleep(3600)  # one call into C, which never lets go
 dist.all_reduce(torch.ones(1000))
 """
 
@@ -91,7 +91,7 @@ def hanging(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gang]:
             shape = "float32[2,5]" if size == 10 else "float32[1000]"
             until(lambda w=window, s=shape: _is_in(w.query(), s), f"rank {number} enters {shape}")  # type: ignore[misc]
             assert rank.last_step().step == STEPS
-        time.sleep(flight_recorder.CALL_S_MAX)  # so that rank 1 is in its loop for good
+        time.sleep(flight_recorder.CALL_S_MAX)  # so that rank 1 is in its call for good
         asked = [window.start_query(python_of=0) for window in windows]
         found = [one.result(60.0) for one in asked]
         yield Gang(ranks, [process.pid for process in running], windows, found)

@@ -25,6 +25,7 @@ from tests.support.hooked import (
     take_stacks,
     torchrun_env,
 )
+from tests.support.torch_script import WITHOUT_DYNAMO
 
 STEPS = 6
 
@@ -132,7 +133,7 @@ def test_every_step_of_every_rank_is_counted(tmp_path: Path, text: str) -> None:
 def test_dataloader_workers_stay_silent(tmp_path: Path) -> None:
     rank = lay_out(tmp_path)
     script = rank.script(
-        "import torch\n"
+        f"{WITHOUT_DYNAMO}"
         "class Data(torch.utils.data.Dataset):\n"
         "    def __len__(self): return 4\n"
         "    def __getitem__(self, number):\n"
@@ -189,11 +190,11 @@ def test_errors_are_read_of_the_first_process_else_the_newest(tmp_path: Path) ->
 
 def test_a_stack_in_the_middle_of_a_collective_does_not_disturb_it(tmp_path: Path) -> None:
     """Rank 1 comes late to an all_reduce; rank 0 is asked for its stacks while it waits inside, and both end well."""
-    late = DDP.replace(
-        "model = torch.nn.parallel",
+    late = (
+        f"{WITHOUT_DYNAMO}{MODEL}dist.init_process_group('gloo')\n"
         "import pathlib, time\n"
         "while dist.get_rank() == 1 and not pathlib.Path(os.environ['GO']).exists(): time.sleep(0.01)\n"
-        "dist.all_reduce(torch.ones(1))\nmodel = torch.nn.parallel",
+        f"dist.all_reduce(torch.ones(1))\n{LOOP}dist.destroy_process_group()\n"
     )
     ranks = gang(tmp_path)
     go = tmp_path / "go"

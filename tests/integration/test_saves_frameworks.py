@@ -63,43 +63,43 @@ class Slowly(TrainerCallback):
 
 class Torn(Trainer):
     def _save_rng_state(self, output_dir):
-        if os.environ.get("TEAR") and attempt == 1 and self.state.global_step == 30:
+        if attempt == 1 and self.state.global_step == 30:
             os.kill(os.getpid(), signal.SIGKILL)
         super()._save_rng_state(output_dir)
 
 
-torch.manual_seed(0)
-args = TrainingArguments(
-    str(folder / "out"), max_steps=40, save_steps=10, per_device_train_batch_size=8, use_cpu=True, report_to=[],
-    disable_tqdm=True, eval_strategy="steps", eval_steps=10, load_best_model_at_end=True,
-    metric_for_best_model="loss", greater_is_better=True,  # so the first is the best
-)
-trainer = Torn(Model(), args, train_dataset=Rows(), eval_dataset=Rows(), callbacks=[Slowly()])
+def trainer_in(place, **more):
+    torch.manual_seed(0)
+    args = TrainingArguments(
+        str(place), max_steps=40, save_steps=10, per_device_train_batch_size=8, use_cpu=True, report_to=[],
+        disable_tqdm=True, eval_strategy="steps", eval_steps=10, load_best_model_at_end=True,
+        metric_for_best_model="loss", greater_is_better=True,  # so the first is the best
+    )
+    return Torn(Model(), args, train_dataset=Rows(), eval_dataset=Rows(), **more)
+
+
+trainer = trainer_in(folder / "out", callbacks=[Slowly()])
+args = trainer.args
 last = get_last_checkpoint(args.output_dir) if os.path.isdir(args.output_dir) else None
 print("begins from", last, flush=True)
 trainer.train(resume_from_checkpoint=bool(last))
 print("best", trainer.state.best_model_checkpoint, flush=True)
-print("ends with", digest(trainer.model), flush=True)
+calm = trainer_in("undisturbed")
+calm.train()
+print("ends with", digest(trainer.model), digest(calm.model), flush=True)
 """
 )
 
 
 def test_the_trainer_resumes_by_itself_from_the_last_whole_checkpoint_and_keeps_its_best(desk: Desk) -> None:
     pytest.importorskip("transformers", reason="transformers is not installed")
-    calm = desk.submit({"train.py": TRAINER}, procs_per_node=1, entrypoint="train.py")
-    job = desk.submit(
-        {"train.py": TRAINER},
-        procs_per_node=1,
-        entrypoint="train.py",
-        env={"TEAR": "1"},
-        checkpoint={"keep": 1},
-    )
+    job = desk.submit({"train.py": TRAINER}, procs_per_node=1, entrypoint="train.py", checkpoint={"keep": 1})
     assert job.wait()["state"] == "SUCCEEDED", job.job.why()
-    assert calm.wait()["state"] == "SUCCEEDED"
     assert job.attempts()[1]["resumed_from"].endswith("out/checkpoint-20")
     assert "begins from" in job.log(0, 2)
     assert "out/checkpoint-20" in job.log(0, 2).split("begins from")[1].splitlines()[0]
-    assert job.log(0, 2).split()[-1] == calm.log().split()[-1]
+    resumed, undisturbed = job.log(0, 2).split()[-2:]
+    assert resumed == undisturbed
     folder = job.job.folder.checkpoints
     assert [path.name for path in folder.glob(".*torn*")] == [".checkpoint-30.torn-attempt-1"]
     left = sorted(path.name for path in (folder / "out").glob("checkpoint-*"))

@@ -16,10 +16,14 @@ rank, attempt = int(os.environ["RANK"]), int(os.environ["ORCH_ATTEMPT"])
 folder, resume = Path(os.environ["ORCH_CHECKPOINT_DIR"]), os.environ["ORCH_RESUME_FROM"]
 dist.init_process_group("gloo")
 in_background = dist.new_group()  # its collectives must not mix with those of the training
-torch.manual_seed(0)
-model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 4))
-fully_shard(model, mesh=torch.distributed.device_mesh.init_device_mesh("cpu", (2,)))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def begin():
+    global model, optimizer
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 4))
+    fully_shard(model, mesh=torch.distributed.device_mesh.init_device_mesh("cpu", (2,)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
 
 def step():
@@ -39,6 +43,7 @@ def digest():
     return hashlib.sha256(b"".join(parts)).hexdigest()
 
 
+begin()
 first = 0
 if resume:
     found = state(0)

@@ -95,7 +95,7 @@ def settle(name):  # until the ledger has it as whole
         time.sleep(0.02)
 
 
-for number in range(first + 1, 61):
+for number in range(first + 1, 41):
     step(number)
     time.sleep(0.02)
     if number % 10 == 0:
