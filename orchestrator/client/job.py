@@ -182,10 +182,10 @@ class Job:
     def _resume(self, checkpoint: str, overrides: tuple[str, ...], environ: Mapping[str, str]) -> Choice:
         """Let the job go on, with its resume lock held."""
         from orchestrator.client import saves
-        from orchestrator.journal import facts_file
+        from orchestrator.journal import lost_journal
         from orchestrator.submission import resume
 
-        facts_file.require_journal(self.folder)
+        lost_journal.require_journal(self.folder)
         before = self.source.settled_status()
         state = before.state
         if state not in status_file.ENDED:
@@ -228,9 +228,9 @@ class Job:
 
     def goodput(self) -> Goodput:
         """Return what its ranks did with their time. Raises OrchError when plan or journal are damaged."""
-        from orchestrator.journal import facts_file, goodput
+        from orchestrator.journal import goodput, lost_journal
 
-        facts_file.require_journal(self.folder)
+        lost_journal.require_journal(self.folder)
         return goodput.read(self.folder, self.plan().created_at)
 
     def stacks(self) -> Json:

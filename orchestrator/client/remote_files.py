@@ -35,7 +35,7 @@ from orchestrator.core.observations import Retryable
 from orchestrator.core.text import counted
 from orchestrator.core.wire import shipped_files
 from orchestrator.core.wire.tokens import is_token
-from orchestrator.journal import facts_file, journal_file
+from orchestrator.journal import journal_file, lost_journal
 
 if TYPE_CHECKING:
     import paramiko
@@ -139,7 +139,7 @@ def hosts_used(job: Job) -> tuple[str, ...]:
     if plan.ssh is None:
         return ()
     clean = _clean_hosts(job.folder)
-    if facts_file.lack(job.folder):
+    if lost_journal.lack(job.folder):
         return tuple(node.name for node in plan.nodes if node.name not in clean)
     launches: dict[str, int] = {}
     for news in journal_file.read_only(job.folder.journal, d.Launch, e.LaunchFailed):

@@ -194,7 +194,7 @@ def listed(job: JobDir, plan: Plan, *, verify: bool) -> list[Json]:
 def _pin(job: JobDir) -> Pin | None:
     """Return what a person has named for the next attempt of a job that goes on; a resume names one anew."""
     from orchestrator.journal import facts_file
-    from orchestrator.journal.journal_file import JournalError
+    from orchestrator.journal.lost_journal import JournalError
 
     try:
         facts = facts_file.read(job).facts

@@ -3,28 +3,24 @@
 Rules: the supervisor alone writes it, whole and durably, and never of more than is on disk of the journal. It saves
 time and adds what heartbeats have reported since the journal's last line; without it the journal is replayed from the
 beginning. So a file that is damaged, of another version of orch, or does not fit its journal is ignored. A journal that
-is shorter than the file knows is lost: a supervisor never begins from nothing where something was done before, since it
-would append to old logs and save beside old checkpoints.
+is shorter than the file knows is lost: see `lost_journal`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import zlib
-from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.core import codec
-from orchestrator.core.jobdir import locks, ownership
+from orchestrator.core.jobdir import ownership
 from orchestrator.core.jobdir.durable import replace_bytes
-from orchestrator.core.jobdir.layout import JobDir, attempt_of
+from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.version import VERSION
-from orchestrator.journal import journal_file
+from orchestrator.journal import journal_file, lost_journal
 from orchestrator.journal.job_record import Record
-from orchestrator.journal.journal_file import JournalError
+from orchestrator.journal.lost_journal import JournalError
 
-HEAD_BYTES_MAX = 1000
 BODY_BYTES_MAX = 256 << 20
 """A larger file is not read: it would not fit into memory."""
 
@@ -32,20 +28,10 @@ MARK_BYTES = 4096
 """How much of the journal before its place is compared, to see whether it is the same journal."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Head:
-    """The first line of the file; sums are CRC-32."""
-
-    version: str
-    offset: int  # the place in the journal, in bytes
-    journal_sum: int  # of the journal's bytes before `offset`
-    body_sum: int  # of the second line
-
-
 def read(job: JobDir) -> Record:
     """Return all that a job's journal comes to. Raises JournalError, naming the line, when it is damaged, and when the
     folder shows later attempts."""
-    shown = attempt_shown(job)  # first, since a journal grows
+    shown = lost_journal.attempt_shown(job)  # first, since a journal grows
     record, offset = _kept(job) or (Record(), 0)
     with journal_file.replayed(job.journal):
         for entry in journal_file.read(job.journal, offset, record.last_n):
@@ -61,60 +47,8 @@ def read(job: JobDir) -> Record:
 
 def record(job: JobDir) -> Record:
     """Return all that a job's journal comes to. Raises JournalError when it is lost or damaged."""
-    require_journal(job)
+    lost_journal.require_journal(job)
     return read(job)
-
-
-def attempt_shown(job: JobDir) -> int:
-    """Return the last attempt that has left a folder; 0 without one."""
-    folders = (
-        path for pattern in ("logs/attempt-*", "evidence/attempt-*") for path in job.root.glob(pattern)
-    )
-    return max((number for path in folders if (number := attempt_of(path)) is not None), default=0)
-
-
-def place(job: JobDir) -> int:
-    """Return how long the journal was, in bytes, when the facts were written; 0 if unknown."""
-    try:
-        with os.fdopen(ownership.open_regular(job.facts), "rb") as file:
-            return codec.loads(_Head, file.readline(HEAD_BYTES_MAX)).offset
-    except (OSError, codec.CodecError):
-        return 0
-
-
-def lack(job: JobDir) -> str:
-    """Return what the journal of a job lacks; empty if it is whole, or if nothing was done yet. A torn last line, which a
-    crash leaves, is not a lack."""
-    recorded_bytes = place(job)  # read first, since a journal that is written grows
-    try:
-        with os.fdopen(ownership.open_regular(job.journal), "rb") as file:
-            how = "" if file.readline().endswith(b"\n") else "the journal is empty"
-            size_bytes = os.fstat(file.fileno()).st_size
-    except FileNotFoundError:
-        how, size_bytes = "the journal is gone", 0
-    if size_bytes < recorded_bytes:
-        return (
-            how
-            or f"the journal was cut: it has {size_bytes} bytes, and {job.facts.name} knows of {recorded_bytes}"
-        )
-    is_fresh = not (attempt_shown(job) or job.ended.exists() or job.ledger.exists())
-    return "" if is_fresh else how
-
-
-def require_journal(job: JobDir) -> None:
-    """Raise JournalError where `lack` finds anything."""
-    if how := lack(job):
-        what = f"{how}; to begin from nothing would write over what the folder holds"
-        raise JournalError(job.journal, what, first=_end_of_agents(job))
-
-
-def _end_of_agents(job: JobDir) -> str:
-    """Return how the agents of this job on this machine are ended, and their ranks with them; empty without any."""
-    with contextlib.suppress(OSError):
-        held = filter(locks.is_held, sorted(job.root.glob("nodes/*/agent.lock")))
-        agents = [f"kill {who.pid} on {who.host}" for who in map(locks.holder, held) if who]
-        return f"end what still runs by {', '.join(agents)}; then " if agents else ""
-    return ""
 
 
 def write(job: JobDir, record: Record, offset: int) -> None:
@@ -123,7 +57,7 @@ def write(job: JobDir, record: Record, offset: int) -> None:
     if mark is None:  # the journal was cut or deleted
         return
     body = packed(record).encode()
-    head = _Head(VERSION, offset, mark, zlib.crc32(body))
+    head = lost_journal.Head(VERSION, offset, mark, zlib.crc32(body))
     replace_bytes(job.facts, codec.dumps(head).encode() + b"\n" + body)
 
 
@@ -131,7 +65,7 @@ def _kept(job: JobDir) -> tuple[Record, int] | None:
     """Return the record that was written and its place in the journal; None if there is none to rely on."""
     try:
         with os.fdopen(ownership.open_regular(job.facts), "rb") as file:
-            head = codec.loads(_Head, file.readline(HEAD_BYTES_MAX))
+            head = codec.loads(lost_journal.Head, file.readline(lost_journal.HEAD_BYTES_MAX))
             if head.version != VERSION or head.journal_sum != _mark(job.journal, head.offset):
                 return None
             body = file.read(BODY_BYTES_MAX)

@@ -20,10 +20,10 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import News
 from orchestrator.core import codec
-from orchestrator.core.errors import ClusterError
-from orchestrator.core.jobdir import home, ownership
+from orchestrator.core.jobdir import ownership
 from orchestrator.core.jobdir.durable import LineLog, read_lines
 from orchestrator.core.jobdir.status_file import OTHER_VERSION
+from orchestrator.journal.lost_journal import JournalError
 
 FORMAT = 3
 """Number of the format of a journal's lines; each line names it. Raise it when older lines can no longer be read."""
@@ -55,18 +55,6 @@ class _Head:
     format: int = 0
     incarnation: str = ""
     seq: int = 0
-
-
-class JournalError(ClusterError):
-    """The journal is damaged in a place that a crash cannot explain."""
-
-    def __init__(
-        self, path: Path, what: str, line: int | None = None, first: str = "", fix: str = ""
-    ) -> None:
-        """`first`: what is to be done before anything else. `fix`: in place of going on without what is damaged."""
-        where = f"{path}:{line}" if line is not None else str(path)
-        fix = fix or f"restore the file from a backup; or {first}{home.anew(path.parent)}"
-        super().__init__(what, where, fix)
 
 
 def read(path: Path, offset: int = 0, after_n: int = 0) -> Iterator[Entry]:

@@ -66,7 +66,7 @@ def start_supervisor(job: JobDir) -> None:
     not come up, and UserError for a job that is not this user's alone."""
     import subprocess
 
-    from orchestrator.journal import facts_file
+    from orchestrator.journal import lost_journal
     from orchestrator.supervisor import guard
 
     home.require_ours(job)
@@ -76,7 +76,7 @@ def start_supervisor(job: JobDir) -> None:
     env = {name: os.environ[name] for name in names if name in os.environ}
     env[process_tags.NAME] = process_tags.of(job.root, "")  # a rank may have submitted it
     alone = () if over_ssh else ("-I", "-S")  # paramiko comes from site-packages; all else is in the bundle
-    facts_file.require_journal(job)
+    lost_journal.require_journal(job)
     before_ns, before = guard.up_at(job), locks.holder(job.lock)
     with job.supervisor_log.open("ab") as log:
         log_start = log.tell()

@@ -28,7 +28,7 @@ from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.jobdir.series import SeriesWriter
 from orchestrator.core.planned import Gang
 from orchestrator.core.wire import messages as m
-from orchestrator.journal import facts_file
+from orchestrator.journal import lost_journal
 from orchestrator.journal.journal_file import Sleep
 from orchestrator.journal.journaled_brain import JournaledBrain
 from orchestrator.supervisor import allocation_claim, translation
@@ -384,7 +384,7 @@ def main(root: Path, backend_of: Callable[[JobDir, Plan], Backend], allocation: 
             except NotOursError as err:
                 print(err, file=sys.stderr)
                 return allocation_claim.OVER
-            facts_file.require_journal(job)
+            lost_journal.require_journal(job)
             placed = allocation_claim.placed(plan, backend.allocation)
             supervisor = Supervisor(job, placed, translation.read_secrets(job), backend)
             try:

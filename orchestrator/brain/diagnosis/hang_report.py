@@ -194,6 +194,7 @@ def stack_lines(results: Iterable[RankInspection]) -> list[Evidence]:
 
 
 def _stack_line(ranks: tuple[int, ...], inspection: RankInspection) -> str:
-    said = ", ".join(text for text in (inspection.activity.text, inspection.why) if text)
+    why = "" if inspection.state == "T" else inspection.why  # state T, stopped, is all that there is to say
+    said = ", ".join(text for text in (inspection.activity.text, why) if text)
     stack = " > ".join(frames(inspection)) or "no stack"
     return f"{named(ranks)} (state {inspection.state or '?'}; {said}): {stack}"

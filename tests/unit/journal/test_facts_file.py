@@ -17,7 +17,8 @@ from orchestrator.core.checkpoints.save import SaveState
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.journal import facts_file, journal_file
 from orchestrator.journal.job_record import Record
-from orchestrator.journal.journal_file import Journal, JournalError, read_only
+from orchestrator.journal.journal_file import Journal, read_only
+from orchestrator.journal.lost_journal import JournalError
 from tests.support import jobs
 from tests.support.frames import frame
 

@@ -13,7 +13,8 @@ from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import News
 from orchestrator.core import observations
 from orchestrator.core.wire.messages import RankHeartbeat, SignTimes
-from orchestrator.journal.journal_file import JobClock, Journal, JournalError, Stamp, read
+from orchestrator.journal.journal_file import JobClock, Journal, Stamp, read
+from orchestrator.journal.lost_journal import JournalError
 from tests.support.fake_disk import FakeDisk
 from tests.support.frames import frame
 

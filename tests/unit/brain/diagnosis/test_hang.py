@@ -45,7 +45,7 @@ def test_a_stopped_rank_is_named_with_its_place_and_the_others_with_what_they_wa
         verdict.evidence[0]
         == "stacks of 4 ranks, 3 times in 6 s, unchanged · collective sequence numbers · /proc state"
     )
-    assert verdict.evidence[1].startswith("rank 2 (state T; stopped, stopped (state T)): train.py:88 load")
+    assert verdict.evidence[1].startswith("rank 2 (state T; stopped): train.py:88 load")
     assert verdict.evidence[2].startswith("ranks 0-1,3 (state S; waiting for ranks)")
     place = (Frame("train.py", 88, "load"),)
     assert verdict.signature == d.Signature(d.Kind.HANG, d.FailureCause.STANDSTILL, frames=place)

@@ -1,0 +1,93 @@
+"""What a job's journal lacks, told without reading it: whether it is gone, empty, or cut.
+
+Rules: a supervisor never begins from nothing where something was done before, since it would append to old logs and save
+beside old checkpoints. The facts file, which outlives the journal, knows how long that was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.core import codec
+from orchestrator.core.errors import ClusterError
+from orchestrator.core.jobdir import home, locks, ownership
+from orchestrator.core.jobdir.layout import JobDir, attempt_of
+
+HEAD_BYTES_MAX = 1000
+
+
+class JournalError(ClusterError):
+    """The journal is damaged in a place that a crash cannot explain."""
+
+    def __init__(
+        self, path: Path, what: str, line: int | None = None, first: str = "", fix: str = ""
+    ) -> None:
+        """`first`: what is to be done before anything else. `fix`: in place of going on without what is damaged."""
+        where = f"{path}:{line}" if line is not None else str(path)
+        fix = fix or f"restore the file from a backup; or {first}{home.anew(path.parent)}"
+        super().__init__(what, where, fix)
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The first line of the file; sums are CRC-32."""
+
+    version: str
+    offset: int  # the place in the journal, in bytes
+    journal_sum: int  # of the journal's bytes before `offset`
+    body_sum: int  # of the second line
+
+
+def attempt_shown(job: JobDir) -> int:
+    """Return the last attempt that has left a folder; 0 without one."""
+    folders = (
+        path for pattern in ("logs/attempt-*", "evidence/attempt-*") for path in job.root.glob(pattern)
+    )
+    return max((number for path in folders if (number := attempt_of(path)) is not None), default=0)
+
+
+def place(job: JobDir) -> int:
+    """Return how long the journal was, in bytes, when the facts were written; 0 if unknown."""
+    try:
+        with os.fdopen(ownership.open_regular(job.facts), "rb") as file:
+            return codec.loads(Head, file.readline(HEAD_BYTES_MAX)).offset
+    except (OSError, codec.CodecError):
+        return 0
+
+
+def lack(job: JobDir) -> str:
+    """Return what the journal of a job lacks; empty if it is whole, or if nothing was done yet. A torn last line, which a
+    crash leaves, is not a lack."""
+    recorded_bytes = place(job)  # read first, since a journal that is written grows
+    try:
+        with os.fdopen(ownership.open_regular(job.journal), "rb") as file:
+            how = "" if file.readline().endswith(b"\n") else "the journal is empty"
+            size_bytes = os.fstat(file.fileno()).st_size
+    except FileNotFoundError:
+        how, size_bytes = "the journal is gone", 0
+    if size_bytes < recorded_bytes:
+        return (
+            how
+            or f"the journal was cut: it has {size_bytes} bytes, and {job.facts.name} knows of {recorded_bytes}"
+        )
+    is_fresh = not (attempt_shown(job) or job.ended.exists() or job.ledger.exists())
+    return "" if is_fresh else how
+
+
+def require_journal(job: JobDir) -> None:
+    """Raise JournalError where `lack` finds anything."""
+    if how := lack(job):
+        what = f"{how}; to begin from nothing would write over what the folder holds"
+        raise JournalError(job.journal, what, first=_end_of_agents(job))
+
+
+def _end_of_agents(job: JobDir) -> str:
+    """Return how the agents of this job on this machine are ended, and their ranks with them; empty without any."""
+    with contextlib.suppress(OSError):
+        held = filter(locks.is_held, sorted(job.root.glob("nodes/*/agent.lock")))
+        agents = [f"kill {who.pid} on {who.host}" for who in map(locks.holder, held) if who]
+        return f"end what still runs by {', '.join(agents)}; then " if agents else ""
+    return ""
