@@ -135,7 +135,8 @@ class FakeHost:
     breaks_after: int | None = None
 
     def run(self, command: str) -> Process:
-        env = {"HOME": str(self.home), "PATH": os.environ["PATH"], "SSH_CLIENT": "10.0.0.1 1 22", **self.env}
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        env = {"HOME": str(self.home), "PATH": path, "SSH_CLIENT": "10.0.0.1 1 22", **self.env}
         text = f"{self.rc}\n{command}" if self.rc else command
         self.processes.append(Process([*self.shell, "-c", text], env, self))
         return self.processes[-1]

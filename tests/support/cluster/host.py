@@ -25,7 +25,7 @@ RUN_S_MAX = 120.0
 """How long a command on a host may take unless told otherwise."""
 
 GONE_S_MAX = 30.0
-POLL_S = 0.01
+POLL_S = 0.05
 
 SSHD_PID = "/run/sshd.pid"
 IDLE = "sleep 86400"

@@ -1,4 +1,7 @@
-"""A script that goes on by itself from `snapshot.pt` in its working folder; with `--dies` rank 1 is killed once."""
+"""A script that goes on by itself from `snapshot.pt` in its working folder; with `--dies` rank 1 is killed once.
+
+Only the first attempt takes its time.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,8 @@ def save(step):
     together(True)
     if attempt == 1 and step == 25 and rank == 1 and "--dies" in sys.argv:
         os.kill(os.getpid(), 9)
-run(int(os.environ.get("STEPS", "60")), each_s=float(os.environ.get("EACH_S", "0.2")), at_step=save, start=start)
+each_s = float(os.environ.get("EACH_S", "0.2")) if attempt == 1 else 0.02
+run(int(os.environ.get("STEPS", "60")), each_s, save, start)
 """
 )
 FILES = {**FAKE_TORCH, "train.py": OWN_RESUME}
