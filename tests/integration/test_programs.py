@@ -27,6 +27,7 @@ import orchestrator
 from orchestrator.cli.group import cli
 from orchestrator.core.errors import UserError
 from orchestrator.programs.json_schemas import schema_of
+from tests.support.cluster import small_torch
 from tests.support.local import FAKE_TORCH, STEPPER, Desk, wait_until
 
 RUN_S_MAX = 120.0
@@ -71,7 +72,8 @@ def test_every_json_output_is_as_its_schema_says_and_a_wait_tells_what_to_do(des
         assert _orch(desk, *words)[0] == 0
     for verb in ("plan", "check"):
         (desk.folder / "train.py").write_text(FAILS)
-        (desk.folder / "job.yaml").write_text(json.dumps({"name": "t", **fields}))
+        spec = {"name": "t", "env": small_torch.write(desk.folder / "small"), **fields}
+        (desk.folder / "job.yaml").write_text(json.dumps(spec))
         assert _orch(desk, verb, "job.yaml")[1]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 from .host import Host
 
@@ -62,6 +63,15 @@ class ones:
     "torch/distributed.py": MEETING,
 }
 """What a check needs of torch: the real one takes seconds to import, on each host."""
+
+
+def write(folder: Path) -> dict[str, str]:
+    """Write the small torch into a folder of this machine, and return the environment of ranks in which it is found."""
+    for name, text in TORCH.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return {"PYTHONPATH": str(folder)}
 
 
 def install(hosts: Iterable[Host]) -> dict[str, str]:

@@ -24,6 +24,7 @@ from orchestrator.client.job import Job
 from orchestrator.core.jobdir.home import jobs as jobs_of
 from orchestrator.core.jobdir.layout import JobDir
 from tests.support import folders, jobs
+from tests.support.cluster import small_torch
 from tests.support.unprivileged import unprivileged
 
 FUZZ_RUNS = 300
@@ -48,7 +49,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     place, work = tmp_path / "home", tmp_path / "work"
     work.mkdir()
     (work / "train.py").write_text("print('hi')\n")
-    (work / "good.yaml").write_text("name: gpt\nprocs_per_node: 2\nentrypoint: train.py\n")
+    env = json.dumps(small_torch.write(tmp_path / "small"))
+    (work / "good.yaml").write_text(f"name: gpt\nprocs_per_node: 2\nentrypoint: train.py\nenv: {env}\n")
     (work / "bad.yaml").write_text("name: gpt\nnodes: 0\ngpus: 3\nentrypoint: nope.py\n")
     folders.succeeded(place, "done", jobs.BEGAN_S)
     folders.failed(place, "broken", jobs.BEGAN_S + 60)

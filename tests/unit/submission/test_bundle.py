@@ -85,9 +85,17 @@ def test_the_bundle_holds_sources_with_their_code_and_tells_no_time_and_no_place
     )
 
 
+def make_small(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the package be a small one in a folder, which takes no time to compile."""
+    for name in ("__init__.py", "__main__.py", "core/version.py"):
+        path = folder / "orchestrator" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes((bundle.PACKAGE / name).read_bytes())
+    monkeypatch.setattr(bundle, "PACKAGE", folder / "orchestrator")
+
+
 def test_a_kept_bundle_is_taken_only_as_it_was_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shutil.copytree(bundle.PACKAGE, tmp_path / "orchestrator", ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(bundle, "PACKAGE", tmp_path / "orchestrator")
+    make_small(tmp_path, monkeypatch)
     made = bundle.build()
     (kept,) = (tmp_path / "orchestrator/__pycache__").glob("bundle-*.pyz")
     for found in (made[:-1], b"", b"no mark", kept.read_bytes()[:-1], kept.read_bytes()[:-1] + b"x"):
@@ -103,8 +111,7 @@ def test_a_kept_bundle_is_taken_only_as_it_was_made(tmp_path: Path, monkeypatch:
 def test_what_cannot_be_kept_beside_the_code_is_kept_in_the_job_home(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shutil.copytree(bundle.PACKAGE, tmp_path / "orchestrator", ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(bundle, "PACKAGE", tmp_path / "orchestrator")
+    make_small(tmp_path, monkeypatch)
     (tmp_path / "orchestrator/__pycache__").write_text("no folder, as where nothing may be written")
     home = tmp_path / "home"
     bundle.build(home)
