@@ -11,6 +11,7 @@ from orchestrator.brain.checks.finding import Finding
 from orchestrator.client.preflight import check
 from orchestrator.spec.yaml_document import SpecError
 from tests.support import fake_sbatch
+from tests.support.cluster import small_torch
 
 pytestmark = pytest.mark.slow
 
@@ -100,7 +101,8 @@ def test_no_torch_is_told_and_is_no_fault(tmp_path: Path) -> None:
 
 def test_a_script_with_a_syntax_error_is_found_without_running_it(tmp_path: Path) -> None:
     script = f"open({str(tmp_path / 'ran')!r}, 'w')\nx = (\n"
-    fault = _found(tmp_path, f"python={sys.executable}", script=script)["script"]
+    env = f"env.PYTHONPATH={small_torch.write(tmp_path / 'small')['PYTHONPATH']}"
+    fault = _found(tmp_path, f"python={sys.executable}", env, script=script)["script"]
     assert not fault.ok and "train.py:2: SyntaxError" in fault.found
     assert not (tmp_path / "ran").exists()
 
