@@ -82,7 +82,8 @@ def _agent_up(facts: Facts, news: e.AgentUp) -> None:
     if node is None:
         return
     attempt = facts.attempt.number if facts.attempt else 0
-    if node.incarnation and node.incarnation != news.incarnation:
+    is_new = node.incarnation != news.incarnation
+    if node.incarnation and is_new:
         _lost(facts, node, "its agent died with its ranks; a new one is up", news.at)
     _void_orders(node)
     node.agent_state = AgentState.UP
@@ -94,7 +95,11 @@ def _agent_up(facts: Facts, news: e.AgentUp) -> None:
     if node.excluded == node.launch_fault:  # the refused launch is mended; what the agent found is not
         node.excluded = None
     node.launch_fault = None
-    if news.running == 0:
+    launches = facts.limits is not None and facts.limits.launches
+    may_begin = (
+        launches and not is_new and news.ready < node.ever_started
+    )  # a script, once the node is set up
+    if news.running == 0 and not may_begin:
         _cleared(node, node.ever_started, news.at)
     node.ready = news.ready
     if news.ready == attempt:

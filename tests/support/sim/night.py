@@ -498,6 +498,12 @@ def _in_queue(night: Night) -> Night:
         for _ in range(rng.choice((0, 1, 1, 2, 3)))
     ]
     faults = [dataclasses.replace(fault, node=rng.randrange(lease.count)) for fault in night.faults]
+    gone = {fault.node for fault in faults if fault.harm is Harm.HOST_LOST and fault.lasts_s == float("inf")}
+    if lease.count - len(gone) < nodes + lease.spares:  # the job would be in the queue for ever
+        faults = [
+            dataclasses.replace(fault, lasts_s=100.0) if fault.harm is Harm.HOST_LOST else fault
+            for fault in faults
+        ]
     some = tuple(rng.sample(range(lease.count), rng.choice((0, 0, 0, 1))))
     hosts = Hosts(lease.count, lease.spares)
     hosts = (

@@ -137,10 +137,14 @@ class World:
                 assert_never(never)
 
     def journal_high(self, attempt: int) -> int:
-        """Return the most steps of one rank of an attempt that the journal tells of, in all its launcher calls together."""
+        """Return the most steps of one rank of an attempt that the journal tells of, in all its launcher calls together.
+        Nodes of an allocation that is over are not heard any more."""
         earlier = high = 0
+        ours: set[str] = set()
         for line in map(json.loads, self.journal.lines):
-            if line.get("attempt") != attempt:
+            if line["kind"] == "Planned":
+                ours = {node["name"] for node in line["nodes"]}
+            if line.get("attempt") != attempt or line.get("node", "") not in {"", *ours}:
                 continue
             if line["kind"] == "NextCall":
                 earlier = high
