@@ -42,11 +42,13 @@ sys.addaudithook(lambda event, _: _started.append(event) if event in STARTS else
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark all tests of the other directories, and see that what these start is the code that they lie with."""
-    slow = [
-        item for item in items if item.path.relative_to(REPOSITORY / "tests").parts[0] not in QUICK_FOLDERS
-    ]
-    for item in slow:
-        item.add_marker("slow")
+    slow = []
+    for item in items:
+        if item.path.relative_to(REPOSITORY / "tests").parts[0] not in QUICK_FOLDERS:
+            item.add_marker("slow")
+            slow.append(item)
+        elif item.get_closest_marker("quiet"):
+            raise pytest.UsageError(f"{item.nodeid}: no run looks for quiet tests in {QUICK_FOLDERS}")
     wrong = wrong_install(sys.executable, REPOSITORY) if slow else None
     if wrong:
         raise pytest.UsageError(wrong)

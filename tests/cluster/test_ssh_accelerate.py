@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
-
 from tests.support.cluster.desk import LAUNCHED, Desk
+from tests.support.packages import need
 
-pytest.importorskip("accelerate")
+need("accelerate")
 
 CONFIG = {
     "compute_environment": "LOCAL_MACHINE",

@@ -6,7 +6,6 @@ is a checkpoint, or of a script that saves nothing once the rank is at work.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import signal
@@ -19,6 +18,7 @@ import pytest
 import orchestrator
 from orchestrator.client import saves
 from orchestrator.client.job import Job
+from tests.support.packages import need
 
 pytestmark = pytest.mark.soak
 
@@ -56,12 +56,6 @@ TRAININGS = (
     Training("trainer.yaml", r"checkpoint-\d+", r"eval metrics", "transformers"),
     Training("deepspeed.yaml", r"global_step\d+", r"resumed from \S+ at step \d+", "deepspeed"),
 )
-
-
-def need(package: str) -> None:
-    """Skip, with one line that says what is missing, where a package is not installed."""
-    if importlib.util.find_spec(package) is None:
-        pytest.skip(f"{package} is not installed: pip install -e '.[gallery]'")
 
 
 def submit(name: str, home: Path, *overrides: str, **environ: str) -> Job:

@@ -8,9 +8,10 @@ import pytest
 
 from orchestrator.client import saves
 from orchestrator.client.job import Job
-from tests.integration.test_gallery import RUN_S_MAX, TRAININGS, Training, need, submit
+from tests.integration.test_gallery import RUN_S_MAX, TRAININGS, Training, submit
+from tests.support.packages import need
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
+need("torch")
 
 EQUAL = (
     Training(
@@ -52,11 +53,15 @@ def weights(job: Job) -> dict[str, object]:
 def contents(path: Path) -> object:
     if path.suffix not in (".pt", ".ckpt", ".bin", ".pth"):
         return path.read_bytes()
+    import torch  # it takes seconds, and most runs leave these tests out
+
     return torch.load(path, weights_only=False, map_location="cpu")
 
 
 def is_same(one: object, other: object) -> bool:
     """Tell whether two values hold bitwise the same tensors; other leaves, such as times and paths, may differ."""
+    import torch
+
     match one, other:
         case torch.Tensor(), torch.Tensor():
             return bool(torch.equal(one, other))

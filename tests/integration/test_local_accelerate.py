@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 from tests.support.local import Desk
+from tests.support.packages import need
 
-pytest.importorskip("accelerate")
+need("accelerate")
 
 LAUNCH_S_MAX = 120.0
 

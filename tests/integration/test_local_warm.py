@@ -14,9 +14,10 @@ from orchestrator.core.host import procfs
 from orchestrator.core.host.procfs import Proc
 from tests.integration.test_flight_nccl import has_gpu
 from tests.support.local import Desk, Sight, kill, wait_until
+from tests.support.packages import need
 from tests.support.torch_script import WITHOUT_DYNAMO
 
-pytest.importorskip("torch", reason="torch is not installed")
+need("torch")
 pytestmark = pytest.mark.slow
 
 PROBE = (

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 import pytest
 
 from tests.support.local import Desk, Sight
+from tests.support.packages import need
 
-pytest.importorskip("torch", reason="torch is not installed")
+need("torch")
 pytestmark = pytest.mark.soak
 
 PROBES = {
@@ -165,8 +165,8 @@ def _run(desk: Desk, name: str, start: str, **spec: Any) -> Sight:
 
 @pytest.mark.parametrize("name", PROBES)
 def test_a_program_prints_as_a_fork_what_it_prints_as_a_new_interpreter(desk: Desk, name: str) -> None:
-    if name == "lightning" and importlib.util.find_spec("lightning") is None:
-        pytest.skip("lightning is not installed")
+    if name == "lightning":
+        need("lightning")
     spec: dict[str, Any] = {"env": SETTINGS[name]} if name in SETTINGS else {}
     forked, new = (_run(desk, name, start, **spec) for start in ("auto", "fresh"))
     for rank in (0, 1):

@@ -4,9 +4,8 @@ Trainer of Transformers with `resume_from_checkpoint=True`, Accelerate's `load_s
 
 from __future__ import annotations
 
-import pytest
-
 from tests.support.local import Desk, Sight
+from tests.support.packages import need
 
 HEAD = """
 import os, pathlib, signal, sys, time
@@ -92,7 +91,7 @@ print("ends with", digest(trainer.model), digest(calm.model), flush=True)
 
 
 def test_the_trainer_resumes_by_itself_from_the_last_whole_checkpoint_and_keeps_its_best(desk: Desk) -> None:
-    pytest.importorskip("transformers", reason="transformers is not installed")
+    need("transformers")
     job = desk.submit({"train.py": TRAINER}, procs_per_node=1, entrypoint="train.py", checkpoint={"keep": 1})
     assert job.wait()["state"] == "SUCCEEDED", job.job.why()
     assert job.attempts()[1]["resumed_from"].endswith("out/checkpoint-20")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping
 from typing import Any
 
-import pytest
 import yaml
+
+from tests.support.packages import need
 
 from .box import REPOSITORY
 from .desk import Desk, Job
@@ -26,8 +26,7 @@ LIMIT_S = 300.0
 
 def assert_goes_on(desk: Desk, name: str) -> None:
     """Submit an example, kill a rank behind the first checkpoint, and see the job end well from a checkpoint."""
-    if importlib.util.find_spec(FRAMEWORKS[name]) is None:
-        pytest.skip(f"{FRAMEWORKS[name]} is not installed: pip install -e '.[gallery]'")
+    need(FRAMEWORKS[name])
     job = desk.submit(_files(), **_fields(name))
     seen = job.until(lambda seen: seen["step"] and seen.get("checkpoint"), "a checkpoint", LIMIT_S)
     _kill(desk, seen)

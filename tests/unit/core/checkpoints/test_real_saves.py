@@ -16,6 +16,7 @@ import pytest
 
 from orchestrator.core.checkpoints.save import Content, Format
 from tests.support.hooked import free_port, torchrun_env
+from tests.support.packages import need
 from tests.support.saved_files import sight, write
 
 pytestmark = pytest.mark.slow
@@ -201,7 +202,7 @@ dist.destroy_process_group()
 
 
 def test_folders_of_accelerate(libraries: Libraries, tmp_path: Path) -> None:
-    pytest.importorskip("accelerate")
+    need("accelerate")
     script = """
 from accelerate import Accelerator
 from accelerate.utils import ProjectConfiguration
@@ -234,7 +235,7 @@ accelerator.end_training()
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_folders_of_the_trainer(libraries: Libraries, tmp_path: Path, ranks: int) -> None:
-    pytest.importorskip("transformers", reason="transformers is not installed")
+    need("transformers")
     script = """
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
@@ -284,7 +285,7 @@ trainer.save_model()
 
 
 def test_files_of_lightning_and_fabric(libraries: Libraries, tmp_path: Path) -> None:
-    pytest.importorskip("lightning")
+    need("lightning")
     script = """
 import lightning
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -333,7 +334,7 @@ fabric.save(root / "fabric/step-00000008/lit_model.pth", {"model": model, "optim
 
 @pytest.mark.soak
 def test_folders_of_deepspeed(libraries: Libraries, tmp_path: Path) -> None:
-    pytest.importorskip("deepspeed", reason="deepspeed is not installed")
+    need("deepspeed")
     script = """
 import deepspeed
 
