@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.agent.ranks.hook import layout
 from orchestrator.core.observations import Framework
-from tests.support.hooked import RUN_S_MAX, Rank, free_port, gang, lay_out, torchrun_env
+from tests.support.hooked import Rank, free_port, gang, lay_out, outputs, torchrun_env
 from tests.support.torch_script import WITHOUT_DYNAMO
 
 STEPS = 12
@@ -118,7 +118,7 @@ def _train(ranks: list[Rank], text: str, *words: str, **env: str) -> list[bytes]
         )
         for number, rank in enumerate(ranks)
     ]  # fmt: skip
-    logs = [process.communicate(timeout=RUN_S_MAX)[0] for process in running]
+    logs = outputs(running)
     assert [process.returncode for process in running] == [0] * len(ranks), b"\n".join(logs).decode()
     assert not [note for rank in ranks for note in rank.dir.glob(layout.NOTES_FILE)]
     return logs

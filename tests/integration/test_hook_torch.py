@@ -22,6 +22,7 @@ from tests.support.hooked import (
     free_port,
     gang,
     lay_out,
+    outputs,
     take_stacks,
     torchrun_env,
 )
@@ -107,7 +108,7 @@ def train(ranks: list[Rank], text: str, **env: str) -> list[tuple[int, bytes]]:
         )
         for number, rank in enumerate(ranks)
     ]
-    logs = [process.communicate(timeout=RUN_S_MAX)[0] for process in running]
+    logs = outputs(running)
     return [(process.returncode, log) for process, log in zip(running, logs, strict=True)]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,7 +69,9 @@ class Node:
     one: Line | None = None
 
     async def greet(self, *, ships: bool = False, running: int = 0) -> None:
+        deadline_s = time.monotonic() + ANSWER_S_MAX
         while not self.backend.launched:
+            assert time.monotonic() < deadline_s, "the supervisor launches no agent"
             await asyncio.sleep(0.001)
         config = self.backend.launched[0]
         host, port = connection.address(config.address)

@@ -123,6 +123,16 @@ def run(argv: Sequence[str | Path], env: dict[str, str]) -> subprocess.Completed
     )
 
 
+def outputs(running: Sequence[subprocess.Popen[bytes]]) -> list[bytes]:
+    """Return what processes have printed by their end; none of them outlives this."""
+    try:
+        return [process.communicate(timeout=RUN_S_MAX)[0] for process in running]
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+
+
 def lay_out(root: Path) -> Rank:
     """Make a rank's folders as an agent does before the start."""
     rank = Rank(root)

@@ -91,7 +91,9 @@ class Watch:
         """Take one look at all ranks."""
         self.count += 1
         self.eyes.begin(self.count)
+        deadline_s = time.monotonic() + LOOKS_S_MAX
         while (looked := self.eyes.gather()) is None:
+            assert time.monotonic() < deadline_s, "the look has no end"
             time.sleep(0.01)
         assert (looked.attempt, looked.inspection) == (1, self.count)
         return {one.rank: one for one in looked.ranks}

@@ -29,6 +29,7 @@ from tests.support.unprivileged import unprivileged
 
 FUZZ_RUNS = 300
 OUTPUT_CHARS_MAX = 200_000
+STREAM_S_MAX = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,7 +393,9 @@ STREAMS = [
 @pytest.mark.parametrize(("words", "code"), STREAMS, ids=[words for words, _ in STREAMS])
 def test_a_stream_that_is_closed_or_full_is_told_about(home: Path, words: str, code: int) -> None:
     orch = f"set -o pipefail; {sys.executable} -m orchestrator.cli {words}"
-    done = subprocess.run(["bash", "-c", orch], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["bash", "-c", orch], capture_output=True, text=True, check=False, timeout=STREAM_S_MAX
+    )
     assert done.returncode == code
     assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
     assert code != 3 or "2>&-" in words or done.stderr.startswith("standard output: cannot be written: ")

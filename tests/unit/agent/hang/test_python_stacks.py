@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 import sys
 import threading
@@ -30,6 +31,7 @@ from tests.support.hooked import (
 pytestmark = pytest.mark.slow
 
 START_S_MAX = 10.0
+READY_S_MAX = 60.0  # a busy machine
 
 
 @contextmanager
@@ -39,6 +41,7 @@ def running(rank: Rank, text: str) -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen(argv, env=rank.env, stdout=subprocess.PIPE, start_new_session=True)
     assert process.stdout is not None
     try:
+        assert select.select([process.stdout], [], [], READY_S_MAX)[0], "it never begins"
         assert process.stdout.readline() == b"ready\n"
         yield process
     finally:
