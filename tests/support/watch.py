@@ -161,6 +161,8 @@ def stood(
                 worked[rank] += found.activity is observations.Activity.PROGRESSING
                 if found.still_s > still_s or worked[rank] > 1:
                     seen.setdefault(rank, found)
+                if worked[rank] == 2:  # it is seen, and would take the processor from those that are not
+                    os.killpg(watch.ranks.processes[rank].pid, signal.SIGSTOP)
             if len(seen) == len(cases):
                 break
             time.sleep(BETWEEN_S)
