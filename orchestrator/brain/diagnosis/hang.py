@@ -1,7 +1,8 @@
 """Hangs: the verdict on a gang that stands still, and its culprits, from the last inspections.
 
 Rules:
-1. Nothing is judged while any rank moves, nor on fewer than two inspections in a row.
+1. Nothing is judged while any rank moves, nor on fewer than two inspections in a row. A node that misses one is waited for:
+   its answer may be late. One that misses two has not been seen.
 2. Two things prove a hang: a stopped process, and collectives that do not match or miss a member that has ended.
 3. Any other rank that stands in one place is named at once and ends the attempt only after patience.
 4. A limit that the user has fixed replaces patience; two inspections are still needed.
@@ -174,6 +175,8 @@ def stands_still(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> b
     alive = inspections.living(facts)
     if any(facts.nodes[rank.node].contact_at < (attempt.inspected_at or 0.0) for rank in alive):
         return False  # each node must have sent something since, still without progress
+    if any(facts.nodes[rank.node].inspected == attempt.inspection - 1 for rank in alive):
+        return False  # its answer may be late: only who misses two in a row is not seen
     if any(inspections.moves(attempt, rank) for rank in alive):
         return False
     known = [inspections.still_s(facts, attempt, rank) for rank in alive]

@@ -109,11 +109,13 @@ class HangBook:
             must(all(rank in guilty for rank in culprits), f"innocents are blamed: {verdict}")
 
     def _waited(self, verdict: d.Verdict, silent_s: float) -> None:
-        """Without a proof ranks have as long as torch gives them, and longer after a hang that only patience saw."""
+        """Without a proof ranks have as long as torch gives them, and longer after a hang that only patience saw, unless the
+        user has resumed the job in between."""
         night = self.ledger.world.night
         least_s = night.limits.hang_patience_s or night.limit_s
         self.ledger.must(silent_s >= least_s, f"{silent_s:.0f} s are too soon: {verdict}")
-        for before in (one.verdict for one in self.ledger.tries[-2:-1] if one.verdict is not None):
+        last = self.ledger.tries[self.ledger.forgiven : -1][-1:]
+        for before in (one.verdict for one in last if one.verdict is not None):
             longer = before.signature != verdict.signature or verdict.patience_s > before.patience_s
             self.ledger.must(longer, f"no longer than before: {verdict}")
 
