@@ -23,13 +23,12 @@ from orchestrator.cli import app, group
 from orchestrator.client.job import Job
 from orchestrator.core.jobdir.home import jobs as jobs_of
 from orchestrator.core.jobdir.layout import JobDir
-from tests.support import folders, jobs
+from tests.support import folders, jobs, verbs
 from tests.support.cluster import small_torch
 from tests.support.unprivileged import unprivileged
 
 FUZZ_RUNS = 300
 OUTPUT_CHARS_MAX = 200_000
-STREAM_S_MAX = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,9 +392,7 @@ STREAMS = [
 @pytest.mark.parametrize(("words", "code"), STREAMS, ids=[words for words, _ in STREAMS])
 def test_a_stream_that_is_closed_or_full_is_told_about(home: Path, words: str, code: int) -> None:
     orch = f"set -o pipefail; {sys.executable} -m orchestrator.cli {words}"
-    done = subprocess.run(
-        ["bash", "-c", orch], capture_output=True, text=True, check=False, timeout=STREAM_S_MAX
-    )
+    done = subprocess.run(["bash", "-c", orch], capture_output=True, text=True, timeout=verbs.VERB_S_MAX)
     assert done.returncode == code
     assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
     assert code != 3 or "2>&-" in words or done.stderr.startswith("standard output: cannot be written: ")
