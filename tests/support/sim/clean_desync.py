@@ -63,6 +63,9 @@ def _odd(plain: Night, rank: int, step: int) -> list[tuple[Night, Wanted]]:
     both = dataclasses.replace(plain, limits=limits_of(on_desync="notify", on_hang="notify"))
     cut = Fault(Harm.CUT_GANG, step=step + 14, lasts_s=75.0)
     early = Fault(Harm.BOSS_KILLED, step=3)
+    slow = dataclasses.replace(
+        plain, step_s=max(plain.step_s, 1.0)
+    )  # the next supervisor sees them agree before
     return [
         *((_with(plain, harm, rank, step), judged) for harm in OUT_OF_STEP),
         *((_with(said, harm, rank, step), noticed) for harm in OUT_OF_STEP),
@@ -72,7 +75,7 @@ def _odd(plain: Night, rank: int, step: int) -> list[tuple[Night, Wanted]]:
                 judged, clean=dataclasses.replace(judged.clean, rank=rank % 2, node=f"n{rank % 2}")
             ),
         ),
-        (_with(plain, Harm.ADDS_ONE, rank, step, dataclasses.replace(early, lasts_s=3.0)), judged),
+        (_with(slow, Harm.ADDS_ONE, rank, step, dataclasses.replace(early, lasts_s=3.0)), judged),
         (_slow_looks(_with(plain, Harm.SKIPS_ONE, rank, step)), dataclasses.replace(judged, step=None)),
         (_with(both, Harm.SKIPS_ONE, rank, step, cut), dataclasses.replace(noticed, notices=2)),
     ]
