@@ -63,9 +63,8 @@ def _odd(plain: Night, rank: int, step: int) -> list[tuple[Night, Wanted]]:
     both = dataclasses.replace(plain, limits=limits_of(on_desync="notify", on_hang="notify"))
     cut = Fault(Harm.CUT_GANG, step=step + 14, lasts_s=75.0)
     early = Fault(Harm.BOSS_KILLED, step=3)
-    slow = dataclasses.replace(
-        plain, step_s=max(plain.step_s, 1.0)
-    )  # the next supervisor sees them agree before
+    # The next supervisor sees them agree before
+    slow = dataclasses.replace(plain, step_s=max(plain.step_s, 1.0))
     return [
         *((_with(plain, harm, rank, step), judged) for harm in OUT_OF_STEP),
         *((_with(said, harm, rank, step), noticed) for harm in OUT_OF_STEP),
