@@ -8,9 +8,16 @@ from pathlib import Path
 import pytest
 
 from orchestrator.backends.ssh.launch import Code
+from orchestrator.client import job_source
 from tests.support import fake_disk, fake_host
 from tests.support.fake_host import FakeHost
 from tests.support.fake_slurm import FakeSlurm, installed
+
+
+@pytest.fixture(autouse=True)
+def nobody_writes_a_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Watch no status that looks late: no supervisor lives here that would write it again."""
+    monkeypatch.setattr(job_source, "REWRITE_S_MAX", 0.0)
 
 
 @pytest.fixture

@@ -21,7 +21,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from orchestrator.client import job_source
 from orchestrator.core.checkpoints.ledger import Ledger
 from orchestrator.core.checkpoints.save import (
     Closing,
@@ -199,9 +198,6 @@ def template(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fi
     """Return a home with a job that is whole and one to be harmed, which Slurm knows."""
     there: FakeSlurm = fake_slurm.installed(tmp_path, monkeypatch)
     there.queue(PENDING)
-    monkeypatch.setattr(
-        job_source, "REWRITE_S_MAX", 0.0
-    )  # no supervisor writes, and there are hundreds of statuses
     place = tmp_path / "template"
     folders.succeeded(place, "done", jobs.BEGAN_S)
     MAKERS[request.param](place)

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator import find
+from orchestrator.client import job_source
 from orchestrator.client.job import Job
 from orchestrator.core import codec
 from orchestrator.core.errors import ClusterError, UserError
@@ -47,7 +48,7 @@ def test_the_status_is_what_the_supervisor_wrote_with_its_folder(tmp_path: Path)
 
 
 def test_a_status_that_is_replaced_while_it_is_watched_is_not_old_whatever_the_clocks_say(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = Job(folders.make(tmp_path, RUNNING))
     status = status_file.loads(job.folder.state.read_bytes())
@@ -56,6 +57,7 @@ def test_a_status_that_is_replaced_while_it_is_watched_is_not_old_whatever_the_c
     )
     status_file.write(job.folder, old, durable=False)
     assert job.source.written_status().is_late, "its supervisor has stopped"
+    monkeypatch.setattr(job_source, "REWRITE_S_MAX", 10.0)
     writer = threading.Timer(0.1, status_file.write, (job.folder, new), {"durable": False})
     writer.start()
     assert not job.source.written_status().is_late
