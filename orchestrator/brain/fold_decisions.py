@@ -149,7 +149,7 @@ def _launch(facts: Facts, news: d.Launch) -> None:
 def _prepare(facts: Facts, news: d.Prepare) -> None:
     node = facts.nodes[news.node]
     node.ordered.prepare = news.attempt
-    if facts.limits is not None and facts.limits.launches:  # its script may run from now on
+    if facts.launches:  # its script may run from now on
         _may_run(node, news.attempt)
 
 

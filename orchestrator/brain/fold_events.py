@@ -95,11 +95,9 @@ def _agent_up(facts: Facts, news: e.AgentUp) -> None:
     if node.excluded == node.launch_fault:  # the refused launch is mended; what the agent found is not
         node.excluded = None
     node.launch_fault = None
-    launches = facts.limits is not None and facts.limits.launches
-    may_begin = (
-        launches and not is_new and news.ready < node.ever_started
-    )  # a script, once the node is set up
-    if news.running == 0 and not may_begin:
+    # While it sets the node up no script runs, but one will begin
+    will_run = facts.launches and not is_new and news.ready < node.ever_started
+    if news.running == 0 and not will_run:
         _cleared(node, node.ever_started, news.at)
     node.ready = news.ready
     if news.ready == attempt:

@@ -1,4 +1,4 @@
-"""What a job's journal lacks, told without reading it: whether it is gone, empty, or cut.
+"""What a job's journal lacks, found without reading it: whether it is gone, empty, or cut.
 
 Rules: a supervisor never begins from nothing where something was done before, since it would append to old logs and save
 beside old checkpoints. The facts file, which outlives the journal, knows how long that was.
@@ -33,7 +33,7 @@ class JournalError(ClusterError):
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The first line of the file; sums are CRC-32."""
+    """The first line of the facts file; sums are CRC-32."""
 
     version: str
     offset: int  # the place in the journal, in bytes

@@ -129,7 +129,7 @@ def _fault(error: ErrorDetails, document: Document) -> Fault:
 
 
 def _wanted(kind: str, context: dict[str, Any]) -> str:
-    """Return what a value must be, for one of pydantic's errors."""
+    """Return what a value must be, for one of pydantic's errors or for a `WrongValue`."""
     if kind == "value_error":
         return str(context["error"])
     if kind == "string_pattern_mismatch":

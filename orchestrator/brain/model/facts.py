@@ -291,9 +291,14 @@ class Facts:
         """Tell whether every rank ended by itself and with code 0, and the script of every node, if there is one."""
         return self.ranks_done and not any(map(self.runs_script, self.gang))
 
+    @property
+    def launches(self) -> bool:
+        """Tell whether each node runs a script whose launcher calls start the ranks."""
+        return self.limits is not None and self.limits.launches
+
     def runs_script(self, node: NodeFacts) -> bool:
         """Tell whether the node has a script to run that has not been seen to end well."""
-        return self.limits is not None and self.limits.launches and not node.script_ended_well
+        return self.launches and not node.script_ended_well
 
     @property
     def ranks_done(self) -> bool:
@@ -324,9 +329,8 @@ class Facts:
 
     def unfinished(self, node: NodeFacts) -> bool:
         """Tell whether a rank of the node, or its script, has not been seen to end."""
-        return self.runs_script(node) or any(
-            rank.rank_state is not RankState.EXITED for rank in self.ranks_on(node.name)
-        )
+        ranks = self.ranks_on(node.name)
+        return self.runs_script(node) or any(rank.rank_state is not RankState.EXITED for rank in ranks)
 
     def ranks_on(self, node: str) -> list[RankFacts]:
         """Return the ranks on a node, in order. Each change of a rank's node comes with another dictionary `ranks`."""

@@ -25,7 +25,7 @@ _UNSTARTED = Evidence(
 def next_call(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
     """Return the decision that the gang starts again: all of it has ended well, and has come to the next call."""
     number, gang = attempt.call + 1, facts.gang
-    if not (facts.limits is not None and facts.limits.launches and facts.ranks_done):
+    if not (facts.launches and facts.ranks_done):
         return []
     if any(node.call < number or node.agent_state is not AgentState.UP for node in gang):
         return []

@@ -84,7 +84,7 @@ MUTATIONS = (
     Mutation("log lines speak for a silent node", "node_lost._is_silent_too_long", "stepped_at)", "deadlines.now_s)"),
     Mutation("silence is for ever", "node_lost.judge", "_is_silent_too_long(facts, node, stepped_at, deadlines)", "False"),
     Mutation("a new agent hides its dead ranks", "fold_events._agent_up", "if node.incarnation and is_new:", "if False:"),
-    Mutation("an agent that sets a script up has nothing that may begin", "fold_events._agent_up", "launches and not is_new and", "False and not is_new and"),
+    Mutation("an agent that sets a script up has nothing that may begin", "fold_events._agent_up", "facts.launches and not is_new and", "False and not is_new and"),
     Mutation("a gone agent hides its dead ranks", "fold_events._agent_died", "_lost(facts, node, news.evidence, news.at)", "pass"),
     Mutation("fenced ranks count as done", "rank_facts.RankFacts.ended_well", "not self.ordered and self.code == 0", "(self.ordered or self.code == 0)"),
     Mutation("one done rank is the whole job", "facts.Facts.ranks_done", "self.exited == len(self.ranks) and all(", "any("),
@@ -278,7 +278,7 @@ MUTATIONS = (
     Mutation("steps of earlier calls are forgotten", "fold_decisions._next_call", "attempt.earlier_steps = facts.made", "attempt.earlier_steps = 0"),
     Mutation("a script that failed is done", "launch_calls.verdict", "node.script_end.code != 0:", "False:"),
     Mutation("nodes at different calls wait for ever", "launch_calls.verdict", "if came and ended:", "if False:"),
-    Mutation("a script is not stopped before its ranks start", "fold_decisions._prepare", "facts.limits.launches", "False"),
+    Mutation("a script is not stopped before its ranks start", "fold_decisions._prepare", "facts.launches", "False"),
 )  # fmt: skip
 
 KILLERS = {
