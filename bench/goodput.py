@@ -25,7 +25,7 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.decisions import Kind
 from orchestrator.brain.model.facts import News
-from orchestrator.core.wire.messages import RankHeartbeat
+from orchestrator.core.wire.reports import RankHeartbeat
 from orchestrator.journal import goodput
 from orchestrator.journal.goodput import TimeKind
 from orchestrator.journal.job_record import Record

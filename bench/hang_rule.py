@@ -21,7 +21,7 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.core import observations
 from orchestrator.core.planned import Limits, PlannedNode
-from orchestrator.core.wire.messages import RankHeartbeat
+from orchestrator.core.wire.reports import RankHeartbeat
 from tests.support.frames import frame
 
 JOBS = 10_000

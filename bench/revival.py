@@ -24,7 +24,7 @@ from orchestrator.brain.model.facts import News
 from orchestrator.core import codec, observations
 from orchestrator.core.jobdir import home, status_file
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.core.wire.messages import RankHeartbeat
+from orchestrator.core.wire.reports import RankHeartbeat
 from orchestrator.journal.journaled_brain import JournaledBrain
 from orchestrator.supervisor import status as status_object
 from tests.support import jobs

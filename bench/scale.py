@@ -35,7 +35,7 @@ from orchestrator.core.jobdir import home, requests, status_file
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.planned import PlannedNode, PlannedPool
-from orchestrator.core.wire.messages import RankHeartbeat
+from orchestrator.core.wire.reports import RankHeartbeat
 from orchestrator.journal import facts_file
 from orchestrator.submission import credentials
 from orchestrator.supervisor import status as status_object

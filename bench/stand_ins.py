@@ -23,8 +23,7 @@ from orchestrator.core.jobdir.durable import LINE_BYTES_MAX
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.settings.rank_env import NodePlan
-from orchestrator.core.wire import connection
-from orchestrator.core.wire import messages as m
+from orchestrator.core.wire import connection, orders, reports
 from orchestrator.supervisor import translation
 from tests.support.frames import frame
 
@@ -38,7 +37,7 @@ OWN_WORK_S = 10.0
 REDIAL_S_MIN, REDIAL_S_MAX = 0.1, 2.0
 CONNECT_S_MAX = 10.0
 
-_ORDERS = codec.by_kind(m.Order)
+_ORDERS = codec.by_kind(orders.Order)
 _FRAMES = tuple(f"/work/code/package/module_{frame}.py:{100 + frame} function_{frame}" for frame in range(20))
 
 
@@ -86,7 +85,7 @@ class Node:
         self._gang, self._index, self._token = gang, index, token
         self.name = f"node-{index}"
         self._line: connection.Line | None = None
-        self._kept: dict[int, m.ReliableReport] = {}
+        self._kept: dict[int, reports.ReliableReport] = {}
         self._seq = self._beats = self._attempt = self._ready = 0
         self._ranks: tuple[int, ...] = ()
         self._plan: Plan | None = None
@@ -119,23 +118,23 @@ class Node:
         assert self._line is not None
         ranks = tuple(seen.RankSeen(rank, 1000 + rank, False) for rank in self._ranks)
         running = self._attempt if self._ranks else 0
-        hello = m.Hello(
-            m.PROTOCOL, self._gang.job.id, self._token, self.name, f"boot-{self._index}", self.name, 7, running, self._ready,
+        hello = reports.Hello(
+            reports.PROTOCOL, self._gang.job.id, self._token, self.name, f"boot-{self._index}", self.name, 7, running, self._ready,
             "10.0.0.1", 29500, ranks, len(self._kept), str(self._gang.job.root), False, (),
         )  # fmt: skip
         self._line.send(hello)
         for seq, report in self._kept.items():
             self._line.send(report, seq)
 
-    def _report(self, report: m.ReliableReport) -> None:
+    def _report(self, report: reports.ReliableReport) -> None:
         self._seq += 1
         self._kept[self._seq] = report
         if self._line is not None:
             with contextlib.suppress(connection.LineError):
                 self._line.send(report, self._seq)
 
-    def _obey(self, order: m.Order) -> None:
-        if isinstance(order, m.Ack):
+    def _obey(self, order: orders.Order) -> None:
+        if isinstance(order, orders.Ack):
             for seq in [seq for seq in self._kept if seq <= order.seq]:
                 del self._kept[seq]
             return
@@ -144,28 +143,28 @@ class Node:
             "arrivals.jsonl", {"order": type(order).__name__, "attempt": attempt, "at": time.time()}
         )
         match order:
-            case m.Prepare():
+            case orders.Prepare():
                 self._ready, self._plan = attempt, order.plan
                 is_probed = order.nodes[0] == self.name and len(order.nodes) > 1
                 addresses = (seen.Address("10.0.0.1", "eth0"),) if is_probed else ()
-                self._report(m.Prepared(attempt, "10.0.0.1", 29500, addresses))
-            case m.Probe():
+                self._report(reports.Prepared(attempt, "10.0.0.1", 29500, addresses))
+            case orders.Probe():
                 reached = tuple(seen.Reached(address, "eth0") for address in order.addresses)
-                self._report(m.Probed(attempt, reached, ()))
-            case m.Start():
+                self._report(reports.Probed(attempt, reached, ()))
+            case orders.Start():
                 assert self._plan is not None
                 at = NodePlan(self._plan, self._gang.job, self.name, attempt, order.nodes)
                 self._attempt, self._ranks = attempt, at.ranks
-                self._report(m.Started(attempt, tuple(1000 + rank for rank in self._ranks), "fresh"))
+                self._report(reports.Started(attempt, tuple(1000 + rank for rank in self._ranks), "fresh"))
                 self._gang.start(attempt, self.name)
-            case m.Stop():
+            case orders.Stop():
                 asyncio.get_running_loop().call_later(ANSWER_S, self._stopped, attempt)
-            case m.Inspect():
+            case orders.Inspect():
                 asyncio.get_running_loop().call_later(ANSWER_S, self._inspected, attempt, order.inspection)
-            case m.Dismiss():
+            case orders.Dismiss():
                 self.is_dismissed = True
                 if self._line is not None:
-                    self._line.send(m.Goodbye())
+                    self._line.send(reports.Goodbye())
                     self._line.writer.close()
             case _:
                 pass
@@ -173,13 +172,15 @@ class Node:
     def _stopped(self, attempt: int) -> None:
         steps = self._gang.steps(self._attempt)
         for rank in self._ranks:
-            self._report(m.Exited(self._attempt, rank, None, 15, steps, None, False, True))
+            self._report(reports.Exited(self._attempt, rank, None, 15, steps, None, False, True))
         self._ranks = ()
-        self._report(m.Stopped(attempt, "asked"))
+        self._report(reports.Stopped(attempt, "asked"))
 
     def _inspected(self, attempt: int, inspection: int) -> None:
         self._report(
-            m.Inspected(attempt, inspection, tuple(_inspection(rank, self._gang) for rank in self._ranks))
+            reports.Inspected(
+                attempt, inspection, tuple(_inspection(rank, self._gang) for rank in self._ranks)
+            )
         )
 
     def beat(self) -> None:
@@ -190,13 +191,13 @@ class Node:
         self._beats += 1
         ranks = tuple(_heartbeat(rank, steps, now_s) for rank in self._ranks)
         with contextlib.suppress(connection.LineError):
-            self._line.send(m.Heartbeat(self._attempt, ranks, self._beats))
+            self._line.send(reports.Heartbeat(self._attempt, ranks, self._beats))
 
 
-def _heartbeat(rank: int, steps: int, now_s: float) -> m.RankHeartbeat:
+def _heartbeat(rank: int, steps: int, now_s: float) -> reports.RankHeartbeat:
     """Return what an agent says of a rank of a DDP job."""
     own_s = 0.61 + (rank * 7919 + int(now_s / OWN_WORK_S)) % 97 / 1000
-    return m.RankHeartbeat(
+    return reports.RankHeartbeat(
         rank, steps, "R", 120 * steps, round(11.7 * steps, 2), io_bytes=93_571 * steps,
         median_step_s=1.0 + rank % 13 / 1000, own_work_s=own_s if steps > 5 else None, groups=("0123456789abcdef",),
         collective_counts=(seen.CollectiveCounts(steps, 0, steps, (12 * steps,)),) if steps else (), optimizer_steps=steps,

@@ -13,7 +13,7 @@ from orchestrator.core.shown import Cause
 
 if TYPE_CHECKING:
     from orchestrator.core.checkpoints.save import Piece
-    from orchestrator.core.wire.messages import AgentConfig
+    from orchestrator.core.wire.agent_config import AgentConfig
 
 Wake = Callable[[], None]
 

@@ -10,7 +10,7 @@ from orchestrator.backends.api import Backend, LaunchError
 from orchestrator.core import codec
 from orchestrator.core.jobdir import locks, ownership
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.core.wire.messages import AgentConfig
+from orchestrator.core.wire.agent_config import AgentConfig
 
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK
 """How a node's log is opened; a pipe in its place is refused rather than waited for."""

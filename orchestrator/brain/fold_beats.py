@@ -12,7 +12,7 @@ from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import Facts
 from orchestrator.brain.model.rank_facts import RankFacts, RankState
 from orchestrator.core import observations
-from orchestrator.core.wire.messages import RankHeartbeat, SignTimes
+from orchestrator.core.wire.reports import RankHeartbeat, SignTimes
 
 _TIMES = tuple(field.name for field in fields(SignTimes))
 

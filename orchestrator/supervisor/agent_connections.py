@@ -15,8 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.core.wire import connection
-from orchestrator.core.wire import messages as m
+from orchestrator.core.wire import connection, orders, reports
 from orchestrator.core.wire.accepting import Acceptor
 
 HELLO_S_MAX = 5.0
@@ -39,7 +38,7 @@ BEATS_GATHER_S = 0.1
 class AgentReady:
     """An agent is connected; the reports that it had kept have been delivered before."""
 
-    hello: m.Hello
+    hello: reports.Hello
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,7 @@ class Wake:
     """A backend has something to report: poll it."""
 
 
-LinkEvent = AgentReady | m.Envelope | AgentDropped | Wake
+LinkEvent = AgentReady | reports.Envelope | AgentDropped | Wake
 
 
 class AgentConnections:
@@ -67,7 +66,7 @@ class AgentConnections:
         self._token = token
         self._nodes = frozenset(nodes)
         self._lines: dict[str, tuple[connection.Line, str]] = {}  # by node, with the incarnation of its agent
-        self.hellos: dict[str, m.Hello] = {}
+        self.hellos: dict[str, reports.Hello] = {}
         """The latest greeting of each node's agent, which may be gone."""
         self._acceptor: Acceptor | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -104,7 +103,7 @@ class AgentConnections:
         """Return which agent process is connected for the node, empty when none is."""
         return self._lines[node][1] if node in self._lines else ""
 
-    def send(self, node: str, order: m.Order) -> bool:
+    def send(self, node: str, order: orders.Order) -> bool:
         """Send an order if the node is connected; tell whether it was sent, which does not mean that it arrived."""
         if node not in self._lines:
             return False
@@ -168,22 +167,22 @@ class AgentConnections:
         finally:
             line.abort()
 
-    async def _authenticate(self, line: connection.Line) -> m.Hello:
+    async def _authenticate(self, line: connection.Line) -> reports.Hello:
         """Return the greeting of one of the job's agents. Raises LineError for a stranger."""
         data, _ = await line.receive(HELLO_BYTES_MAX)
-        hello, _ = connection.take_message(data, {"Hello": m.Hello})
+        hello, _ = connection.take_message(data, {"Hello": reports.Hello})
         ours = hmac.compare_digest(hello.token.encode("utf-8", "surrogatepass"), self._token.encode())
         if (
             not ours
             or hello.job != self._job
             or hello.node not in self._nodes
-            or hello.protocol != m.PROTOCOL
+            or hello.protocol != reports.PROTOCOL
         ):
             raise connection.LineError("a stranger")
-        assert isinstance(hello, m.Hello)
+        assert isinstance(hello, reports.Hello)
         return hello
 
-    async def _hear(self, line: connection.Line, hello: m.Hello) -> None:
+    async def _hear(self, line: connection.Line, hello: reports.Hello) -> None:
         """Pass on what this agent sends until the connection ends or another replaces it."""
         old = self._lines.pop(hello.node, None)
         if old is not None:
@@ -205,21 +204,24 @@ class AgentConnections:
                 del self._lines[hello.node]
                 self._put(AgentDropped(hello.node, left))
 
-    async def _pass_on(self, line: connection.Line, hello: m.Hello) -> bool:
+    async def _pass_on(self, line: connection.Line, hello: reports.Hello) -> bool:
         """Pass one message on; tell whether it was the agent's goodbye."""
         data, raw = await line.receive()
         if not self._is_current(line, hello):
             raise connection.LineError("replaced by a newer connection")
-        if data.get("kind") == m.Goodbye.__name__:
+        if data.get("kind") == reports.Goodbye.__name__:
             return True
         seq = connection.take_seq(data)
-        self._put(m.Envelope(hello.node, hello.incarnation, seq, data, raw))
+        self._put(reports.Envelope(hello.node, hello.incarnation, seq, data, raw))
         return False
 
     def _put(self, link_event: LinkEvent) -> None:
         self.inbox.put_nowait(link_event)
-        if not (isinstance(link_event, m.Envelope) and link_event.data.get("kind") == m.Heartbeat.__name__):
+        if not (
+            isinstance(link_event, reports.Envelope)
+            and link_event.data.get("kind") == reports.Heartbeat.__name__
+        ):
             self._urgent.set()
 
-    def _is_current(self, line: connection.Line, hello: m.Hello) -> bool:
+    def _is_current(self, line: connection.Line, hello: reports.Hello) -> bool:
         return hello.node in self._lines and self._lines[hello.node][0] is line

@@ -21,7 +21,8 @@ from orchestrator.core.jobdir.durable import replace_text
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.observations import Retryable
-from orchestrator.core.wire import messages as m
+from orchestrator.core.wire import orders
+from orchestrator.core.wire.agent_config import AgentConfig
 from orchestrator.supervisor import translation
 from orchestrator.supervisor.agent_connections import AgentConnections
 from orchestrator.supervisor.transfers.closing import Gang
@@ -136,7 +137,9 @@ class Executor:
             case d.EndJob():
                 self._desk.end(now_s)
             case d.Probe(node=node):
-                self._connections.send(node, m.Probe(decision.attempt, decision.addresses, decision.port))
+                self._connections.send(
+                    node, orders.Probe(decision.attempt, decision.addresses, decision.port)
+                )
             case d.Start(node=node):
                 self._forget_sends(node)
                 resume = self._resume_save(node, decision.resume)
@@ -145,11 +148,11 @@ class Executor:
             case d.Stop():
                 self._connections.send(decision.node, translation.stop(self._plan, decision))
             case d.Inspect(node=node, attempt=attempt, inspection=number):
-                self._connections.send(node, m.Inspect(attempt, number))
+                self._connections.send(node, orders.Inspect(attempt, number))
             case d.Fence(node=node, attempt=attempt, quiet_s=quiet_s, alone_s=alone_s):
-                self._connections.send(node, m.Fence(attempt, quiet_s, alone_s))
+                self._connections.send(node, orders.Fence(attempt, quiet_s, alone_s))
             case d.Dismiss(node=node):
-                self._connections.send(node, m.Dismiss())
+                self._connections.send(node, orders.Dismiss())
                 # What is still being launched there is no longer wanted.
                 self._backend.keep_reachable(self._config(node))
             case (
@@ -239,7 +242,7 @@ class Executor:
             else:
                 self._prepare(decision, gang, self._resume_save(node, decision.resume))
         for node, save in copies.discards:
-            self._connections.send(node, m.Discard(save))
+            self._connections.send(node, orders.Discard(save))
         copies.discards.clear()
         return failed
 
@@ -285,7 +288,7 @@ class Executor:
             order = dataclasses.replace(order, deep=self._desk.deep, torn=torn)
         self._connections.send(node, order)
 
-    def _config(self, node: str) -> m.AgentConfig:
+    def _config(self, node: str) -> AgentConfig:
         return translation.agent_config(self._plan, self._job, self._job_secrets, node, self.endpoint)
 
     def _launch(self, node: str, now_s: float) -> list[e.Event]:

@@ -12,8 +12,8 @@ from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import Facts
 from orchestrator.brain.model.node_facts import AgentState
 from orchestrator.core import codec
-from orchestrator.core.wire import messages as m
-from orchestrator.core.wire.messages import Envelope
+from orchestrator.core.wire import orders
+from orchestrator.core.wire.reports import Envelope
 
 MUTE_S_MIN, MUTE_HEARTBEATS = 10.0, 5
 """A connection is taken for dead after this time without a heartbeat, but not before this many of them are missing."""
@@ -28,7 +28,7 @@ class HeartbeatTracker:
         """`heartbeat_s`: the interval at which agents send heartbeats."""
         self._mute_s = max(MUTE_S_MIN, MUTE_HEARTBEATS * heartbeat_s)
         self._heartbeats: dict[str, int] = {}  # the number of the latest, by node
-        self._acks: dict[str, m.Ack] = {}  # the latest sent over the current connection, by node
+        self._acks: dict[str, orders.Ack] = {}  # the latest sent over the current connection, by node
 
     def reset(self, node: str) -> None:
         """Begin again for a node with a new connection, or with none."""
@@ -41,13 +41,13 @@ class HeartbeatTracker:
         self._heartbeats[report.node] = heartbeat.beat
         return heartbeat
 
-    def ack_due(self, node: str, seq: int) -> m.Ack | None:
+    def ack_due(self, node: str, seq: int) -> orders.Ack | None:
         """Return the acknowledgement of reports up to `seq` and of the latest heartbeat; None when it was sent
         already."""
-        ack = m.Ack(seq, self._heartbeats.get(node, 0))
+        ack = orders.Ack(seq, self._heartbeats.get(node, 0))
         return ack if self._acks.get(node) != ack else None
 
-    def sent(self, node: str, ack: m.Ack) -> None:
+    def sent(self, node: str, ack: orders.Ack) -> None:
         """Remember that an acknowledgement was sent."""
         self._acks[node] = ack
 

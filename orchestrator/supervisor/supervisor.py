@@ -27,7 +27,7 @@ from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.jobdir.series import SeriesWriter
 from orchestrator.core.planned import Gang
-from orchestrator.core.wire import messages as m
+from orchestrator.core.wire import reports
 from orchestrator.journal import lost_journal
 from orchestrator.journal.journal_file import Sleep
 from orchestrator.journal.journaled_brain import JournaledBrain
@@ -215,7 +215,7 @@ class Supervisor:
                 self._heartbeats.reset(name)
                 self._brain.learn(e.AgentDisconnected(now_s, name, left))
                 self._executor.connection_ended(name, left)
-            case m.Envelope():
+            case reports.Envelope():
                 try:
                     self._receive(link_event, now_s)
                 except codec.CodecError as err:
@@ -228,7 +228,7 @@ class Supervisor:
         for event in events:
             self._brain.learn(event)
 
-    def _receive(self, report: m.Envelope, now_s: float) -> None:
+    def _receive(self, report: reports.Envelope, now_s: float) -> None:
         """Learn a report. A reliable one, which may come again after a broken connection, is learned once. Raises CodecError."""
         if not report.seq:
             self._receive_unreliable(report, now_s)
@@ -237,11 +237,11 @@ class Supervisor:
             return
         events: list[e.Event] = []
         match report.data.get("kind"):
-            case m.SaveSeen.__name__:
-                seen = translation.unpacked(m.SaveSeen, report)
+            case reports.SaveSeen.__name__:
+                seen = translation.unpacked(reports.SaveSeen, report)
                 self._desk.seen(now_s, report.node, seen, save_gang(self._brain.facts))
-            case m.SaveHashed.__name__:
-                self._desk.hashed(now_s, report.node, translation.unpacked(m.SaveHashed, report))
+            case reports.SaveHashed.__name__:
+                self._desk.hashed(now_s, report.node, translation.unpacked(reports.SaveHashed, report))
             case _:
                 events = [translation.event(self._plan, report, self._mask, now_s)]
         self._brain.learn_kept([*events, *self._desk.news(now_s)], report.incarnation, report.seq)
@@ -259,12 +259,12 @@ class Supervisor:
     def _gang(self) -> Gang:
         return tuple((node.name, node.ranks) for node in self._brain.facts.gang)
 
-    def _receive_unreliable(self, report: m.Envelope, now_s: float) -> None:
+    def _receive_unreliable(self, report: reports.Envelope, now_s: float) -> None:
         """Learn from a heartbeat, a piece of a file, or a hint, which come once or not at all. Raises CodecError."""
         match report.data.get("kind"):
-            case m.Chunk.__name__:
+            case reports.Chunk.__name__:
                 self._receive_chunk(report, now_s)
-            case m.NodeSignalled.__name__:
+            case reports.NodeSignalled.__name__:
                 self.stay.signalled()
             case _:
                 heartbeat = self._heartbeats.receive(report, now_s)
@@ -272,10 +272,10 @@ class Supervisor:
                 self._desk.beat(now_s, report.node, heartbeat, save_gang(self._brain.facts))
                 self._learn(self._desk.news(now_s))
 
-    def _receive_chunk(self, report: m.Envelope, now_s: float) -> None:
+    def _receive_chunk(self, report: reports.Envelope, now_s: float) -> None:
         """Write a piece of a file; when bytes before it are missing, the node begins again, over a new connection."""
         try:
-            self._logs.receive(report.node, translation.unpacked(m.Chunk, report), report.raw)
+            self._logs.receive(report.node, translation.unpacked(reports.Chunk, report), report.raw)
             self._moved_s = now_s
         except (LogReceiveError, codec.CodecError) as err:
             print(f"{report.node}: {err}", flush=True)

@@ -23,8 +23,8 @@ from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.mask import Mask, of_secrets
 from orchestrator.core.planned import Gang
 from orchestrator.core.settings import rank_env
-from orchestrator.core.wire import connection
-from orchestrator.core.wire import messages as m
+from orchestrator.core.wire import connection, orders, reports
+from orchestrator.core.wire.agent_config import AgentConfig, Needs
 from orchestrator.core.wire.tokens import is_token
 
 T = TypeVar("T")
@@ -89,7 +89,7 @@ def _token(text: str) -> str:
 # From agents
 
 
-def agent_up(plan: Plan, hello: m.Hello, at: float) -> e.AgentUp:
+def agent_up(plan: Plan, hello: reports.Hello, at: float) -> e.AgentUp:
     """Return a greeting as the brain's event."""
     address = hello.address or _address(plan, hello.node) or "127.0.0.1"
     return e.AgentUp(
@@ -97,14 +97,14 @@ def agent_up(plan: Plan, hello: m.Hello, at: float) -> e.AgentUp:
     )
 
 
-def event(plan: Plan, report: m.Envelope, mask: Mask, at: float) -> Any:
+def event(plan: Plan, report: reports.Envelope, mask: Mask, at: float) -> Any:
     """Return a reliable report as the brain's event of the same name. Raises CodecError when it cannot be read."""
     data = {**mask.of_data(report.data), "at": at, "node": report.node}
     event = codec.unpack_kind(_EVENTS, data)
     return _with_usable_addresses(plan, event) if isinstance(event, e.Prepared) else event
 
 
-def unpacked(cls: type[T], report: m.Envelope) -> T:
+def unpacked(cls: type[T], report: reports.Envelope) -> T:
     """Return a report as it was sent. Raises CodecError when it cannot be read."""
     return codec.unpack(cls, {key: value for key, value in report.data.items() if key != "kind"})
 
@@ -130,14 +130,14 @@ def _address(plan: Plan, node: str) -> str:
 # To agents
 
 
-def agent_config(plan: Plan, job: JobDir, job_secrets: JobSecrets, node: str, address: str) -> m.AgentConfig:
+def agent_config(plan: Plan, job: JobDir, job_secrets: JobSecrets, node: str, address: str) -> AgentConfig:
     """Return the configuration of a node's agent. On shared disks one agent scans for checkpoints.
 
     Over SSH `root` begins with the folder that the spec names, such as `~/.orch`, which the host itself resolves.
     """
     pool, ssh = plan.pool, plan.ssh
     slots = next((planned.slots for planned in plan.nodes if planned.name == node), 0)
-    return m.AgentConfig(
+    return AgentConfig(
         job=plan.id,
         node=node,
         root=f"{ssh.remote_dir.rstrip('/')}/jobs/{plan.id}" if ssh else str(job.root),
@@ -151,32 +151,34 @@ def agent_config(plan: Plan, job: JobDir, job_secrets: JobSecrets, node: str, ad
         checkpoint_glob=plan.checkpoint_glob,
         finds_checkpoints=ssh is not None or plan.slurm is not None or node == plan.nodes[0].name,
         ships=ssh is not None,
-        needs=_needs(pool.gpus_each, pool.ranks_each, slots) if pool and ssh else m.Needs(0, 0, 0),
+        needs=_needs(pool.gpus_each, pool.ranks_each, slots) if pool and ssh else Needs(0, 0, 0),
         allocated=plan.slurm is not None,
     )
 
 
-def _needs(gpus: int, ranks: int, slots_there: int) -> m.Needs:
-    return m.Needs(gpus, 0, 0) if gpus else m.Needs(0, ranks, slots_there)
+def _needs(gpus: int, ranks: int, slots_there: int) -> Needs:
+    return Needs(gpus, 0, 0) if gpus else Needs(0, ranks, slots_there)
 
 
-def prepare(plan: Plan, decision: d.Prepare, gang: Gang, job_secrets: JobSecrets) -> m.Prepare:
+def prepare(plan: Plan, decision: d.Prepare, gang: Gang, job_secrets: JobSecrets) -> orders.Prepare:
     """Return the order to make a node ready, as far as it does not depend on the save to start from."""
-    outer = rank_env.inherited(plan, job_secrets.outer)
-    return m.Prepare(decision.attempt, plan.for_node(decision.node), _names(gang), outer, job_secrets.secrets)
+    outer, secrets = rank_env.inherited(plan, job_secrets.outer), job_secrets.secrets
+    return orders.Prepare(decision.attempt, plan.for_node(decision.node), _names(gang), outer, secrets)
 
 
-def start(decision: d.Start, gang: Gang, resume_from: str) -> m.Start:
+def start(decision: d.Start, gang: Gang, resume_from: str) -> orders.Start:
     """Return the order to start a node's ranks. `resume_from` is the checkpoint as its host sees it."""
     interface = decision.interface or ("lo" if decision.address == "127.0.0.1" else "")
-    return m.Start(decision.attempt, _names(gang), decision.address, decision.port, interface, resume_from)
+    return orders.Start(
+        decision.attempt, _names(gang), decision.address, decision.port, interface, resume_from
+    )
 
 
 def _names(gang: Gang) -> tuple[str, ...]:
     return tuple(name for name, _ in gang)
 
 
-def stop(plan: Plan, decision: d.Stop) -> m.Stop:
+def stop(plan: Plan, decision: d.Stop) -> orders.Stop:
     """Return the order to stop a node's ranks."""
     signal = plan.slurm.signal if plan.slurm is not None and decision.saves else "TERM"
-    return m.Stop(decision.attempt, decision.grace_s, signal)
+    return orders.Stop(decision.attempt, decision.grace_s, signal)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.core.checkpoints.save import Closing, Content, Format, Piece, Place, Save, SaveState
-from orchestrator.core.wire import messages as m
+from orchestrator.core.wire import orders, reports
 from orchestrator.supervisor.transfers.log_receiver import LogReceiver
 from tests.support.shipping import Home, Host, play, prepare
 
@@ -37,9 +37,9 @@ os.write(1, b"x" * 3_000_000 + b"\\nlast words\\n")
         host = make()
         await host.up()
         await host.start(script, ranks=2)
-        await home.until(lambda: len(home.of(m.Exited)) == 2, "the ranks' end")
-        host.say(m.Stop(1, 0.0))
-        await home.report(m.Stopped)
+        await home.until(lambda: len(home.of(reports.Exited)) == 2, "the ranks' end")
+        host.say(orders.Stop(1, 0.0))
+        await home.report(reports.Stopped)
         assert home.at_stopped["node-0"].endswith(b"last words\n")
         assert await host.end() == 0
         for rank in ("rank-00000", "rank-00001"):
@@ -62,9 +62,9 @@ def test_no_line_is_lost_or_doubled_however_often_the_line_breaks(tmp_path: Path
             seen = len(home.hellos)
             home.links.drop("node-0")
             await home.until(lambda: len(home.hellos) > seen, "a new line")  # noqa: B023
-        await home.report(m.Exited)
-        host.say(m.Stop(1, 0.0))
-        await home.report(m.Stopped)
+        await home.report(reports.Exited)
+        host.say(orders.Stop(1, 0.0))
+        await home.report(reports.Stopped)
         assert await host.end() == 0
         _same(home, host, LOG)
         assert home.text(LOG).count(b"attempt 1 step ") == 150
@@ -118,16 +118,16 @@ print(json.dumps({name: os.environ.get(name) for name in ("CUDA_VISIBLE_DEVICES"
         await host.up()
         assert home.hellos[-1].gpus == ("GPU-b", "GPU-a")
         await host.start(script, env={"MINE": "set"})
-        await home.report(m.Exited)
-        host.say(m.Stop(1, 0.0))
-        await home.report(m.Stopped)
+        await home.report(reports.Exited)
+        host.say(orders.Stop(1, 0.0))
+        await home.report(reports.Stopped)
         seen = json.loads(home.text(LOG))
         assert seen == {"CUDA_VISIBLE_DEVICES": "GPU-b,GPU-a", "OF_THE_HOST": "yes", "MINE": "set"}
         await host.start(script, attempt=2, env={"CUDA_VISIBLE_DEVICES": "7"})
         second = "logs/attempt-002/rank-00000.log"
         await home.until(lambda: home.text(second).endswith(b"\n"), "the second attempt's line")
         assert json.loads(home.text(second))["CUDA_VISIBLE_DEVICES"] == "7"
-        host.say(m.Stop(2, 0.0))
+        host.say(orders.Stop(2, 0.0))
         assert await host.end() == 0
 
     play(tmp_path, act)
@@ -152,15 +152,15 @@ def test_every_save_is_reported_with_its_files_and_then_with_their_hashes(tmp_pa
         host = make()
         await host.up()
         await host.start(SAVES)
-        first = await home.report(m.SaveSeen)
+        first = await home.report(reports.SaveSeen)
         assert (first.main, first.part.steps, first.part.closed_by) == ("step 40", 39, Closing.STEPS)
         looks = home.beats["node-0"].looks
         await home.until(lambda: home.beats["node-0"].looks > looks + 1, "two more looks")
-        await home.report(m.Exited)
-        host.say(m.Stop(1, 0.0))
-        await home.report(m.Stopped)
-        await home.until(lambda: len(home.of(m.SaveHashed)) == 2, "both hashes")
-        for seen, hashed in zip(home.of(m.SaveSeen), home.of(m.SaveHashed), strict=True):
+        await home.report(reports.Exited)
+        host.say(orders.Stop(1, 0.0))
+        await home.report(reports.Stopped)
+        await home.until(lambda: len(home.of(reports.SaveHashed)) == 2, "both hashes")
+        for seen, hashed in zip(home.of(reports.SaveSeen), home.of(reports.SaveHashed), strict=True):
             assert seen.key == hashed.key == seen.main and seen.part.root == str(host.root / "checkpoints")
             assert [piece.name for piece in seen.part.pieces] == [
                 f"{seen.main}/part-0.bin",
@@ -171,7 +171,7 @@ def test_every_save_is_reported_with_its_files_and_then_with_their_hashes(tmp_pa
                 file = host.root / "checkpoints" / piece.name
                 assert piece.sha256 == hashlib.sha256(file.read_bytes()).hexdigest()
                 assert (piece.size_bytes, piece.mtime_ns) == (300_000, file.stat().st_mtime_ns)
-        assert [seen.main for seen in home.of(m.SaveSeen)] == ["step 40", "step 80"]
+        assert [seen.main for seen in home.of(reports.SaveSeen)] == ["step 40", "step 80"]
         assert await host.end() == 0
 
     play(tmp_path, act)
@@ -198,12 +198,12 @@ run(1_000_000, 0.02, save)
         await home.until(lambda: "node-0" in home.beats and home.beats["node-0"].has_unfinished, "word of it")
         looks = home.beats["node-0"].looks
         await home.until(lambda: home.beats["node-0"].looks > looks + 2, "some looks")
-        assert home.beats["node-0"].has_unfinished and not home.of(m.SaveSeen)
+        assert home.beats["node-0"].has_unfinished and not home.of(reports.SaveSeen)
         host.write("code/gate", "")
-        await home.report(m.SaveSeen)
+        await home.report(reports.SaveSeen)
         await home.until(lambda: not home.beats["node-0"].has_unfinished, "word that it is over")
-        host.say(m.Stop(1, 0.0))
-        await home.report(m.Stopped)
+        host.say(orders.Stop(1, 0.0))
+        await home.report(reports.Stopped)
         assert await host.end() == 0
 
     play(tmp_path, act)
@@ -219,13 +219,13 @@ Path(os.environ["ORCH_CHECKPOINT_DIR"], "last.pt").write_bytes(os.urandom(50_000
         host = make()
         await host.up()
         await host.start(script)
-        await home.report(m.Exited)
-        host.say(m.Stop(1, 0.0))
-        await home.report(m.Stopped)
-        kinds = [type(one) for _, one in home.reports]
-        assert kinds.index(m.SaveSeen) < kinds.index(m.Stopped)
-        assert home.of(m.SaveSeen)[0].part.closed_by is Closing.END
-        assert (await home.report(m.SaveHashed)).pieces[0].sha256
+        await home.report(reports.Exited)
+        host.say(orders.Stop(1, 0.0))
+        await home.report(reports.Stopped)
+        kinds = [type(one) for _, one in home.heard]
+        assert kinds.index(reports.SaveSeen) < kinds.index(reports.Stopped)
+        assert home.of(reports.SaveSeen)[0].part.closed_by is Closing.END
+        assert (await home.report(reports.SaveHashed)).pieces[0].sha256
         assert await host.end() == 0
 
     play(tmp_path, act)
@@ -241,8 +241,8 @@ def test_of_agents_that_share_a_disk_one_looks_for_saves_and_another_takes_over(
         await home.until(lambda: any(beat.looks > 1 for beat in home.beats.values()), "a look")
         checkpoints = Path(shared) / "checkpoints"
         (checkpoints / "one.pt").write_bytes(b"x" * 1000)
-        await home.report(m.SaveSeen, "")
-        looker = next(host for host in hosts if home.of(m.SaveSeen, host.config.node))
+        await home.report(reports.SaveSeen, "")
+        looker = next(host for host in hosts if home.of(reports.SaveSeen, host.config.node))
         other = next(host for host in hosts if host is not looker)
         assert home.beats[other.config.node].looks == -1
         assert looker.process is not None
@@ -250,11 +250,11 @@ def test_of_agents_that_share_a_disk_one_looks_for_saves_and_another_takes_over(
         await home.until(lambda: home.beats[other.config.node].looks > 0, "the other's look")
         (checkpoints / "two.pt").write_bytes(b"y" * 1000)
         await home.until(
-            lambda: "two.pt" in [seen.main for seen in home.of(m.SaveSeen, other.config.node)],
+            lambda: "two.pt" in [seen.main for seen in home.of(reports.SaveSeen, other.config.node)],
             "the second",
         )
-        other.say(m.Stop(1, 0.0))
-        await home.report(m.Stopped, other.config.node)
+        other.say(orders.Stop(1, 0.0))
+        await home.report(reports.Stopped, other.config.node)
         assert await other.end() == 0
 
     play(tmp_path, act)
@@ -278,7 +278,7 @@ def test_the_save_that_was_brought_is_compared_before_the_node_is_ready(tmp_path
         await host.up()
         save = _sent(host, "last.pt", b"weights")
         host.say(replace(prepare(2), resume=save, deep=True))
-        assert (await home.report(m.Prepared)).attempt == 2
+        assert (await home.report(reports.Prepared)).attempt == 2
         assert await host.end() == 0
 
     play(tmp_path, act)
@@ -298,13 +298,13 @@ def test_a_file_that_is_not_as_in_the_job_folder_is_named_and_goes_so_that_it_is
         if deep:  # as after a host lost its power
             os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
         host.say(replace(prepare(2), resume=save, deep=deep))
-        failed = await home.report(m.PrepareFailed)
+        failed = await home.report(reports.PrepareFailed)
         assert "not whole on this host: last.pt has other bytes than when it was saved" in failed.reason
         assert failed.save == 0, "the one in the job folder is as it was"
         assert not path.exists()
         _sent(host, "last.pt", b"weights")
         host.say(replace(prepare(3), resume=save, deep=deep))
-        assert (await home.report(m.Prepared)).attempt == 3
+        assert (await home.report(reports.Prepared)).attempt == 3
         assert await host.end() == 0
 
     play(tmp_path, act)
@@ -318,7 +318,7 @@ def test_a_save_in_a_place_that_all_see_is_told_by_its_number_and_stays(tmp_path
         save = replace(save, places=(replace(save.places[0], host=""),))
         (host.root / "checkpoints/last.pt").write_bytes(b"wweight")
         host.say(replace(prepare(2), resume=save))
-        assert (await home.report(m.PrepareFailed)).save == 1
+        assert (await home.report(reports.PrepareFailed)).save == 1
         assert (host.root / "checkpoints/last.pt").exists()
         assert await host.end() == 0
 
@@ -331,7 +331,7 @@ def test_what_is_torn_is_moved_out_of_the_scripts_sight_before_the_next_attempt(
         await host.up()
         torn = replace(_sent(host, "step-20.pt", b"cut off"), state=SaveState.TORN, why="cut off")
         host.say(replace(prepare(2), torn=(torn,)))
-        await home.report(m.Prepared)
+        await home.report(reports.Prepared)
         names = {path.name for path in (host.root / "checkpoints").iterdir()}
         assert names == {".step-20.pt.torn-attempt-1"}
         assert (
@@ -350,7 +350,7 @@ def test_a_save_that_is_not_kept_is_deleted_also_on_its_host_unless_it_was_chang
         old, mine = _sent(host, "step-10.pt", b"old"), _sent(host, "step-20.pt", b"old")
         host.write("checkpoints/step-20.pt", "mine")
         for save in (old, mine):
-            host.say(m.Discard(save))
+            host.say(orders.Discard(save))
         await home.until(lambda: not (host.root / "checkpoints/step-10.pt").exists(), "its end")
         assert (host.root / "checkpoints/step-20.pt").exists()
         assert await host.end() == 0
@@ -370,17 +370,17 @@ with socket.create_server(("", int(Path("port").read_text()))):
         await first.up()
         await second.up()
         first.say(replace(prepare(1), nodes=("node-0", "node-1")))
-        port = (await home.report(m.Prepared)).port
-        second.say(m.Probe(1, ("127.0.0.1",), port))
-        probed = await home.report(m.Probed, "node-1")
+        port = (await home.report(reports.Prepared)).port
+        second.say(orders.Probe(1, ("127.0.0.1",), port))
+        probed = await home.report(reports.Probed, "node-1")
         assert [one.address for one in probed.reached] == ["127.0.0.1"] and not probed.missed
         first.write("code/port", str(port))
         await first.start(script)
         await home.until(lambda: b"mine" in home.text(LOG), "a rank on the port")
-        second.say(m.Probe(1, ("127.0.0.1",), port))
-        await home.until(lambda: len(home.of(m.Probed)) == 2, "the second answer")
-        assert home.of(m.Probed)[-1].missed == (f"127.0.0.1:{port} from 127.0.0.1 refused",)
-        first.say(m.Stop(1, 0.0))
+        second.say(orders.Probe(1, ("127.0.0.1",), port))
+        await home.until(lambda: len(home.of(reports.Probed)) == 2, "the second answer")
+        assert home.of(reports.Probed)[-1].missed == (f"127.0.0.1:{port} from 127.0.0.1 refused",)
+        first.say(orders.Stop(1, 0.0))
         assert await first.end() == 0
         assert await second.end() == 0
 
@@ -394,7 +394,7 @@ def test_a_chosen_port_that_is_taken_is_told_with_who_has_it(tmp_path: Path) -> 
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
             host.say(prepare(1, rendezvous_port=port))
-            assert f"port {port} is taken by pid " in (await home.report(m.PrepareFailed)).reason
+            assert f"port {port} is taken by pid " in (await home.report(reports.PrepareFailed)).reason
         assert await host.end() == 0
 
     play(tmp_path, act)

@@ -23,8 +23,8 @@ from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.observations import Retryable
 from orchestrator.core.planned import PlannedNode
-from orchestrator.core.wire import connection
-from orchestrator.core.wire import messages as m
+from orchestrator.core.wire import connection, reports
+from orchestrator.core.wire.agent_config import AgentConfig, Needs
 from orchestrator.spec.load import JobSpec, SpecFile
 from orchestrator.submission import bundle, planner, render
 from orchestrator.submission.credentials import new_certificate
@@ -77,7 +77,7 @@ class Boss:
             if isinstance(word, kind):
                 return word
 
-    def hello(self) -> m.Hello:
+    def hello(self) -> reports.Hello:
         """Wait until the agent is up."""
         word = self.hear(agent_connections.AgentReady)
         assert isinstance(word, agent_connections.AgentReady)
@@ -103,11 +103,11 @@ class World:
     woken: threading.Event = field(default_factory=threading.Event)
 
     @property
-    def config(self) -> m.AgentConfig:
+    def config(self) -> AgentConfig:
         return self.config_of("far")
 
-    def config_of(self, node: str) -> m.AgentConfig:
-        return m.AgentConfig(
+    def config_of(self, node: str) -> AgentConfig:
+        return AgentConfig(
             job=self.job.id,
             node=node,
             root=str(self.far.root),
@@ -120,7 +120,7 @@ class World:
             checkpoint_glob="*",
             finds_checkpoints=True,
             ships=True,
-            needs=m.Needs(0, 0, 0),
+            needs=Needs(0, 0, 0),
         )
 
     def new_backend(self) -> SshBackend:

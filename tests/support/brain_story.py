@@ -11,7 +11,7 @@ from orchestrator.brain.model import events as e
 from orchestrator.core import observations
 from orchestrator.core.checkpoints.save import Content, Format, Place, Save, SaveState, StepSource
 from orchestrator.core.planned import Limits, PlannedNode, PlannedPool, QueueTerms
-from orchestrator.core.wire.messages import RankHeartbeat
+from orchestrator.core.wire.reports import RankHeartbeat
 from tests.support.frames import frame
 
 D = TypeVar("D")

@@ -17,7 +17,7 @@ from orchestrator.core.checkpoints import disk
 from orchestrator.core.checkpoints.save import Closing, Part, Save, SaveState
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
-from orchestrator.core.wire import messages as m
+from orchestrator.core.wire import reports
 from orchestrator.supervisor.transfers.closing import Gang
 from orchestrator.supervisor.transfers.save_desk import SaveDesk
 from tests.support import fake_host, jobs
@@ -75,7 +75,7 @@ class DeskWorld:
             new = write(path.with_name(f"{path.name}.new") if replaces else path, data, self.now_ns)
             new.rename(path)
 
-    def seen(self, name: str, node: str = "n0", steps: int = 10, **part: object) -> m.SaveSeen:
+    def seen(self, name: str, node: str = "n0", steps: int = 10, **part: object) -> reports.SaveSeen:
         """Return what the agent of a node reports of the save that has this file or folder."""
         found = sight(self.place(node))
         key = found.of(name)
@@ -83,20 +83,20 @@ class DeskWorld:
         pieces = tuple(found.tree.files[one] for one in sorted(group.names))
         whole = Part(node, str(self.place(node)), steps, pieces, found.readings[key], Closing.STEPS)
         part_ = dataclasses.replace(whole, **part)  # type: ignore[arg-type]
-        return m.SaveSeen(self.gang.attempt, group.key, group.series, group.main, part_)
+        return reports.SaveSeen(self.gang.attempt, group.key, group.series, group.main, part_)
 
-    def report(self, name: str, node: str = "n0", steps: int = 10, **part: object) -> m.SaveSeen:
+    def report(self, name: str, node: str = "n0", steps: int = 10, **part: object) -> reports.SaveSeen:
         """Let the agent of a node report a save, and then hash it."""
         seen = self.seen(name, node, steps, **part)
         self.desk.seen(self.at, node, seen, self.gang)
         self.hash(seen, node)
         return seen
 
-    def hash(self, seen: m.SaveSeen, node: str = "n0") -> None:
+    def hash(self, seen: reports.SaveSeen, node: str = "n0") -> None:
         """Let the agent of a node hash what it has reported, as far as it is still there."""
         pieces = disk.hashed(Path(seen.part.root), seen.part.pieces)
         if pieces is not None:
-            self.desk.hashed(self.at, node, m.SaveHashed(seen.attempt, seen.key, pieces))
+            self.desk.hashed(self.at, node, reports.SaveHashed(seen.attempt, seen.key, pieces))
         self.learn()
 
     def save(self, files: Files, steps: int = 10, node: str = "n0", *, replaces: bool = False) -> Save:
@@ -116,8 +116,8 @@ class DeskWorld:
 
     def beat(self, node: str, count: int, *, has_unfinished: bool = False, looks: int = 0) -> None:
         """Let a node report `count` steps, and as many looks unless these are given."""
-        ranks = (m.RankHeartbeat(self.nodes.index(node), count, "S", 0, 0.0),)
-        heartbeat = m.Heartbeat(self.gang.attempt, ranks, count, looks or count, has_unfinished)
+        ranks = (reports.RankHeartbeat(self.nodes.index(node), count, "S", 0, 0.0),)
+        heartbeat = reports.Heartbeat(self.gang.attempt, ranks, count, looks or count, has_unfinished)
         self.desk.beat(self.at, node, heartbeat, self.gang)
         self.learn()
 

@@ -14,10 +14,9 @@ from orchestrator.backends.api import Allocation, BulkCopier, LaunchError, Wake
 from orchestrator.core import codec
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
-from orchestrator.core.wire import connection
-from orchestrator.core.wire import messages as m
+from orchestrator.core.wire import connection, orders, reports
+from orchestrator.core.wire.agent_config import AgentConfig
 from orchestrator.core.wire.connection import Line
-from orchestrator.core.wire.messages import AgentConfig
 from orchestrator.journal import journal_file
 from orchestrator.submission import credentials
 from orchestrator.supervisor import supervisor as supervising
@@ -65,7 +64,7 @@ class Node:
     plan: Plan
     backend: Backend
     seq: int = 0
-    acked: m.Ack | None = None
+    acked: orders.Ack | None = None
     one: Line | None = None
 
     async def greet(self, *, ships: bool = False, running: int = 0) -> None:
@@ -78,17 +77,17 @@ class Node:
         self.one = await connection.dial(
             host, port, connection.client_context(config.certificate), ANSWER_S_MAX
         )
-        hello = m.Hello(
-            m.PROTOCOL, config.job, config.token, "node-0", "boot", "host", 7, running, running, "", 0, (), 0,
+        hello = reports.Hello(
+            reports.PROTOCOL, config.job, config.token, "node-0", "boot", "host", 7, running, running, "", 0, (), 0,
             str(self.job.root), ships, (),
         )  # fmt: skip
         self.one.send(hello)
 
-    def say(self, report: m.Report, seq: int = 0, raw: bytes = b"") -> None:
+    def say(self, report: reports.Report, seq: int = 0, raw: bytes = b"") -> None:
         assert self.one is not None
         self.one.send(report, seq, raw)
 
-    def report(self, report: m.ReliableReport) -> None:
+    def report(self, report: reports.ReliableReport) -> None:
         self.seq += 1
         self.say(report, self.seq)
 
@@ -97,26 +96,26 @@ class Node:
         assert self.one is not None
         while True:
             data, _ = await asyncio.wait_for(self.one.receive(), ANSWER_S_MAX)
-            order, _ = connection.take_message(data, codec.by_kind(m.Order))
-            if not isinstance(order, m.Ack):
+            order, _ = connection.take_message(data, codec.by_kind(orders.Order))
+            if not isinstance(order, orders.Ack):
                 return order
             self.acked = order
 
-    async def run(self, attempt: int) -> m.Start:
+    async def run(self, attempt: int) -> orders.Start:
         """Be prepared for an attempt and start its rank; return the order to."""
         prepare = await self.order()
-        assert isinstance(prepare, m.Prepare) and prepare.attempt == attempt
+        assert isinstance(prepare, orders.Prepare) and prepare.attempt == attempt
         assert prepare.secrets["HF_TOKEN"] == SECRET
-        self.report(m.Prepared(attempt, "", 29500, ()))
+        self.report(reports.Prepared(attempt, "", 29500, ()))
         start = await self.order()
-        assert isinstance(start, m.Start) and start.attempt == attempt
-        self.report(m.Started(attempt, (5000,)))
+        assert isinstance(start, orders.Start) and start.attempt == attempt
+        self.report(reports.Started(attempt, (5000,)))
         return start
 
     async def leave(self) -> None:
         """Be dismissed."""
-        assert await self.order() == m.Dismiss()
-        self.say(m.Goodbye())
+        assert await self.order() == orders.Dismiss()
+        self.say(reports.Goodbye())
 
     def news(self, *kinds: type[Any]) -> list[Any]:
         return [one.news for one in journal_file.read(self.job.journal) if isinstance(one.news, kinds)]

@@ -26,7 +26,8 @@ from orchestrator.core.host import procfs
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan, PlannedSsh
 from orchestrator.core.planned import PlannedPool
-from orchestrator.core.wire.messages import AgentConfig, Needs, Prepare
+from orchestrator.core.wire.agent_config import AgentConfig, Needs
+from orchestrator.core.wire.orders import Prepare
 from orchestrator.submission import bundle
 from orchestrator.submission.credentials import new_certificate
 from orchestrator.submission.render import render

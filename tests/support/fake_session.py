@@ -13,8 +13,8 @@ from orchestrator.backends.ssh import host_worker as w
 from orchestrator.backends.ssh import session as ses
 from orchestrator.backends.ssh.connect import connection
 from orchestrator.backends.ssh.connect.port_forward import Forward
+from orchestrator.core.wire.agent_config import AgentConfig, Needs
 from orchestrator.core.wire.bootstrap import AgentSeen
-from orchestrator.core.wire.messages import AgentConfig, Needs
 
 REST_S_MAX = 10.0
 CONFIG = AgentConfig(

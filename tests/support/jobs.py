@@ -16,7 +16,7 @@ from orchestrator.core import observations
 from orchestrator.core.checkpoints.save import Place, StepSource
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.jobdir.status_file import Status
-from orchestrator.core.wire.messages import RankHeartbeat
+from orchestrator.core.wire.reports import RankHeartbeat
 from orchestrator.journal.job_record import Record
 from orchestrator.journal.journal_file import Entry
 from orchestrator.spec.load import JobSpec, SpecFile

@@ -7,16 +7,30 @@ import dataclasses
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from orchestrator.core.wire import connection
-from orchestrator.core.wire import messages as m
+from orchestrator.core.wire import connection, reports
 from orchestrator.core.wire.connection import Line
 from orchestrator.submission.credentials import new_certificate
 from orchestrator.supervisor.agent_connections import AgentConnections, AgentReady, LinkEvent
 
 ANSWER_S_MAX = 20.0
 TOKEN = "right token"
-HELLO = m.Hello(
-    m.PROTOCOL, "job-1", TOKEN, "node-0", "boot", "host", 7, 0, 0, "", 0, (), 0, "/jobs/job-1", False, ()
+HELLO = reports.Hello(
+    reports.PROTOCOL,
+    "job-1",
+    TOKEN,
+    "node-0",
+    "boot",
+    "host",
+    7,
+    0,
+    0,
+    "",
+    0,
+    (),
+    0,
+    "/jobs/job-1",
+    False,
+    (),
 )
 
 
@@ -33,7 +47,7 @@ class Place:
             "127.0.0.1", self.port, connection.client_context(self.certificate), ANSWER_S_MAX
         )
 
-    async def greet(self, hello: m.Hello = HELLO) -> Line:
+    async def greet(self, hello: reports.Hello = HELLO) -> Line:
         one = await self.dial()
         one.send(hello)
         return one

@@ -17,7 +17,7 @@ from orchestrator.agent.ranks.hook.layout import RING_STEPS, RING_WORD, STEP_FIL
 from orchestrator.agent.ranks.processes import NodeRanks, RankProcess
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.log_index import LogIndex
-from orchestrator.core.wire import messages as m
+from orchestrator.core.wire.reports import ReliableReport, SaveSeen
 from tests.support import fake_host
 from tests.support.saved_files import S, torch_save, write
 
@@ -33,7 +33,7 @@ class Bench:
     beat: Path
     root: Path
     wake: asyncio.Event
-    reports: list[m.ReliableReport] = field(default_factory=list)
+    reports: list[ReliableReport] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     now_s: float = 1000.0
     made: dict[int, int] = field(default_factory=dict)
@@ -93,8 +93,8 @@ class Bench:
         return self.scanner._looking is not None or self.scanner._beginning is not None
 
     @property
-    def seen(self) -> list[m.SaveSeen]:
-        return [report for report in self.reports if isinstance(report, m.SaveSeen)]
+    def seen(self) -> list[SaveSeen]:
+        return [report for report in self.reports if isinstance(report, SaveSeen)]
 
     @property
     def mains(self) -> list[str]:
@@ -113,7 +113,7 @@ def bench(folder: Path, attempt: int = 1, **change: Any) -> Bench:
     index = LogIndex(job.rank_index(attempt, 0))
     counter = step_counter.StepCounter(run / "beat")
     process = RankProcess(0, 0, 1, run, job.rank_log(attempt, 0), index, counter)
-    reports: list[m.ReliableReport] = []
+    reports: list[ReliableReport] = []
     notes: list[str] = []
     scanner = SaveScanner(config, Hasher(), reports.append, notes.append, wake)
     ranks = NodeRanks(attempt, job, config.node, [process])

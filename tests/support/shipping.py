@@ -15,9 +15,9 @@ from typing import Any
 from orchestrator.core import codec
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.planned import PlannedPool
-from orchestrator.core.wire import connection
-from orchestrator.core.wire import messages as m
-from orchestrator.core.wire.messages import Envelope
+from orchestrator.core.wire import connection, orders, reports
+from orchestrator.core.wire.agent_config import AgentConfig, Needs
+from orchestrator.core.wire.reports import Envelope
 from orchestrator.submission.credentials import new_certificate
 from orchestrator.supervisor.agent_connections import AgentConnections, AgentDropped, AgentReady
 from orchestrator.supervisor.transfers.log_receiver import LogReceiver
@@ -27,13 +27,12 @@ from .local import FAKE_TORCH, STEPPER, WAIT_S_MAX
 
 TOKEN = "right token"
 JOB = "job-1"
-_REPORTS = codec.by_kind(m.Report)
+_REPORTS = codec.by_kind(reports.Report)
 
 RUN_AGENT = """
 import sys
 from orchestrator.agent.process.agent import run_agent
 from orchestrator.core import codec
-from orchestrator.core.wire.messages import AgentConfig
 sys.exit(run_agent(codec.loads(AgentConfig, sys.stdin.buffer.read())))
 """
 
@@ -47,9 +46,9 @@ class Home:
     intake: LogReceiver
     port: int
     certificate: str
-    reports: list[tuple[str, Any]] = field(default_factory=list)
-    beats: dict[str, m.Heartbeat] = field(default_factory=dict)
-    hellos: list[m.Hello] = field(default_factory=list)
+    heard: list[tuple[str, Any]] = field(default_factory=list)
+    beats: dict[str, reports.Heartbeat] = field(default_factory=dict)
+    hellos: list[reports.Hello] = field(default_factory=list)
     acked: dict[str, tuple[str, int]] = field(default_factory=dict)
     at_stopped: dict[str, bytes] = field(default_factory=dict)
     """What was at home of rank 0's log when a node said that its attempt was over."""
@@ -72,22 +71,22 @@ class Home:
     def _said(self, said: Envelope) -> None:
         report, _ = connection.take_message(dict(said.data), _REPORTS)
         match report:
-            case m.Chunk():
+            case reports.Chunk():
                 self.intake.receive(said.node, report, said.raw)
-            case m.Heartbeat():
+            case reports.Heartbeat():
                 self.beats[said.node] = report
                 boot, seq = self.acked.get(said.node, ("", 0))
-                self.links.send(said.node, m.Ack(seq if boot == said.incarnation else 0, report.beat))
+                self.links.send(said.node, orders.Ack(seq if boot == said.incarnation else 0, report.beat))
             case _:
                 boot, seq = self.acked.get(said.node, ("", 0))
                 if boot == said.incarnation and said.seq <= seq:
                     return
                 self.acked[said.node] = (said.incarnation, said.seq)
-                if isinstance(report, m.Stopped):
+                if isinstance(report, reports.Stopped):
                     self.at_stopped[said.node] = self.text(
                         f"logs/attempt-{report.attempt:03d}/rank-00000.log"
                     )
-                self.reports.append((said.node, report))
+                self.heard.append((said.node, report))
 
     def text(self, path: str) -> bytes:
         """Return what is at home of a file."""
@@ -98,7 +97,7 @@ class Home:
 
     def of(self, kind: type[Any], node: str = "") -> list[Any]:
         """Return the reports of a kind, of one node or of all."""
-        return [one for who, one in self.reports if isinstance(one, kind) and node in ("", who)]
+        return [one for who, one in self.heard if isinstance(one, kind) and node in ("", who)]
 
     async def until(self, condition: Callable[[], Any], what: str, limit_s: float = WAIT_S_MAX) -> Any:
         """Return the first true value of `condition`."""
@@ -111,7 +110,7 @@ class Home:
         try:
             return await asyncio.wait_for(wait(), limit_s)
         except asyncio.TimeoutError:
-            raise AssertionError(f"{what} never came: {self.reports[-5:]} {self.beats}") from None
+            raise AssertionError(f"{what} never came: {self.heard[-5:]} {self.beats}") from None
 
     async def report(self, kind: type[Any], node: str = "node-0") -> Any:
         """Wait for a report of a node."""
@@ -123,7 +122,7 @@ class Host:
     """A host's job folder and its agent."""
 
     home: Home
-    config: m.AgentConfig
+    config: AgentConfig
     process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -154,7 +153,7 @@ class Host:
         self.launch()
         await self.home.until(lambda: len(self.home.hellos) > seen, "the agent's greeting")
 
-    def say(self, order: m.Order) -> None:
+    def say(self, order: orders.Order) -> None:
         assert self.home.links.send(self.config.node, order)
 
     async def start(self, script: str, attempt: int = 1, ranks: int = 1, **change: Any) -> None:
@@ -164,26 +163,26 @@ class Host:
         order = prepare(attempt, ranks, **change)
         self.say(order)
         await self.home.until(
-            lambda: any(one.attempt == attempt for one in self.home.of(m.Prepared, self.config.node)),
+            lambda: any(one.attempt == attempt for one in self.home.of(reports.Prepared, self.config.node)),
             "Prepared",
         )
-        self.say(m.Start(attempt, order.nodes, "127.0.0.1", 29500))
+        self.say(orders.Start(attempt, order.nodes, "127.0.0.1", 29500))
 
     async def end(self) -> int:
         """Dismiss the agent and return its exit code."""
-        self.say(m.Dismiss())
+        self.say(orders.Dismiss())
         process = self.process
         assert process is not None
         await self.home.until(lambda: process.poll() is not None, "the agent's end")
         return int(process.returncode)
 
 
-def prepare(attempt: int, ranks: int = 1, **fields: Any) -> m.Prepare:
+def prepare(attempt: int, ranks: int = 1, **fields: Any) -> orders.Prepare:
     """Return an order for ranks of node-0 alone, as new interpreters whose program is this Python, by a plan with these
     fields."""
     words = {"argv": ("nonesuch", "train.py"), "pythons": ("nonesuch", sys.executable), "starts_fresh": True}
     plan = replace(fake_host.plan(**words, **fields), pool=PlannedPool(1, ranks, 0, 0))
-    return m.Prepare(attempt, plan, ("node-0",))
+    return orders.Prepare(attempt, plan, ("node-0",))
 
 
 def play(folder: Path, act: Callable[[Home, Callable[..., Host]], Awaitable[None]]) -> None:
@@ -227,10 +226,10 @@ async def _home(folder: Path, certificate: str) -> Home:
     return Home(job, links, LogReceiver(job), port, certificate)
 
 
-def _config(folder: Path, home: Home, node: str) -> m.AgentConfig:
+def _config(folder: Path, home: Home, node: str) -> AgentConfig:
     root = folder / f"host of {node}"
-    return m.AgentConfig(
+    return AgentConfig(
         job=JOB, node=node, root=str(root), token=TOKEN, certificate=home.certificate,
         address=f"127.0.0.1:{home.port}", heartbeat_s=0.2, node_timeout_s=60.0, fence_s=60.0, checkpoint_glob="*",
-        finds_checkpoints=False, ships=True, needs=m.Needs(0, 0, 0),
+        finds_checkpoints=False, ships=True, needs=Needs(0, 0, 0),
     )  # fmt: skip

@@ -89,7 +89,7 @@ BRAIN_NEEDS = {
         "checkpoints.choice",
         "checkpoints.save",
         "checkpoints.steps",
-        "wire.messages",
+        "wire.reports",
     )
 }
 """All that the brain imports of core, as pure as itself; of the wire the types of reports."""
@@ -107,7 +107,6 @@ IMPURE_CALLS = {"open", "print", "input", "eval", "exec", "__import__", "breakpo
 """Built-in functions that do input or output, or whose result differs from process to process."""
 
 LONG_FILES = {
-    "orchestrator/core/wire/messages.py": "one list of all that supervisor and agents say",
     "tests/integration/test_agent_ships.py": "one way home, from an agent to the job folder",
     "tests/ssh/test_ssh_copying.py": "one way to the hosts and back",
     "tests/support/sim/ledger.py": "the books and oracles of one night",
@@ -465,19 +464,11 @@ def test_every_module_says_what_question_it_answers() -> None:
 
 
 def test_public_functions_and_classes_have_a_docstring() -> None:
-    """A message of the wire may leave it to the event or decision of the same name in the brain."""
-    words = {
-        node.name
-        for module in ("events", "decisions")
-        for node in _tree(MODULES[f"orchestrator.brain.model.{module}"]).body
-        if isinstance(node, ast.ClassDef) and ast.get_docstring(node)
-    }
     wrong = [
         f"{module}.{name}"
         for module in MODULES
         for name in _undocumented(module)
         if f"{module}.{name}" not in NAMES_SAY_ALL
-        and not (module == "orchestrator.core.wire.messages" and name in words)
     ]
     assert wrong == []
 

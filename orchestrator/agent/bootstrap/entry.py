@@ -22,7 +22,7 @@ from orchestrator.core.jobdir import locks, ownership
 from orchestrator.core.jobdir.durable import replace_text
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.wire import bootstrap as w
-from orchestrator.core.wire.messages import AgentConfig
+from orchestrator.core.wire.agent_config import AgentConfig
 
 LEASE_S_MAX = 25.0
 """How long a keeper may take to lease: it lists the GPUs, and another launch may choose before it."""

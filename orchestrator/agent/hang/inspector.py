@@ -34,7 +34,7 @@ from orchestrator.core.host import procfs
 from orchestrator.core.jobdir import ownership
 from orchestrator.core.jobdir.layout import rank_name
 from orchestrator.core.shown import Frame
-from orchestrator.core.wire import messages as m
+from orchestrator.core.wire import reports
 
 T = TypeVar("T")
 
@@ -114,7 +114,7 @@ class Inspector:
         """Tell whether `gather` has something to wait for."""
         return self._number is not None
 
-    def gather(self) -> m.Inspected | None:
+    def gather(self) -> reports.Inspected | None:
         """Return the results, once the evidence files are written; None while a rank's result is missing."""
         number = self._number
         if number is None:
@@ -130,7 +130,9 @@ class Inspector:
         self._number = None
         results = [job.result or _from_stacks(job) for job in self._jobs]
         results += [_unanswered(rank.process) for rank in self._waiting]
-        return m.Inspected(self.ranks.attempt, number, tuple(sorted(results, key=lambda result: result.rank)))
+        return reports.Inspected(
+            self.ranks.attempt, number, tuple(sorted(results, key=lambda result: result.rank))
+        )
 
     def close(self) -> None:
         """Close the connections."""

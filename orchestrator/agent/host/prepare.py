@@ -26,7 +26,8 @@ from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.settings import rank_env
 from orchestrator.core.settings.rank_env import NodePlan
 from orchestrator.core.settings.rank_settings import Layers, Setting, settings
-from orchestrator.core.wire import messages as m
+from orchestrator.core.wire import orders, reports
+from orchestrator.core.wire.agent_config import AgentConfig
 
 _GPUS = "CUDA_VISIBLE_DEVICES"
 
@@ -36,11 +37,11 @@ class Preparation:
 
     def __init__(
         self,
-        config: m.AgentConfig,
+        config: AgentConfig,
         incarnation: str,
         environ: Mapping[str, str],
         hasher: Hasher,
-        report: Callable[[m.ReliableReport], None],
+        report: Callable[[reports.ReliableReport], None],
         note: Callable[[str], None],
         launch: Callable[[NodePlan, Layers], None],
     ) -> None:
@@ -56,7 +57,7 @@ class Preparation:
         self._hasher = hasher
         self._report = report
         self._setup: setup_script.Setup | None = None
-        self._order: m.Prepare | None = None
+        self._order: orders.Prepare | None = None
         # The environment that setup lines made, by the lines: of the last that ran.
         self._made: dict[tuple[str, ...], dict[str, str]] = {}
         # What the setup lines have left running, such as a mounted file system: it is there for all attempts.
@@ -67,9 +68,9 @@ class Preparation:
         self._program = ""
         self.starter = warm.Starter()
         # All is ready but the template: the order, and the port that is held for it
-        self._held: tuple[m.Prepare, socket.socket | None] | None = None
+        self._held: tuple[orders.Prepare, socket.socket | None] | None = None
         self.layers = Layers({}, {}, {})
-        self.ready = m.Prepared(0, "", 0, ())
+        self.ready = reports.Prepared(0, "", 0, ())
 
     @property
     def setup_pid(self) -> int | None:
@@ -82,14 +83,18 @@ class Preparation:
         return self._held is not None
 
     def environment(
-        self, order: m.Prepare | m.Start, interface: str, evidence: Path, more: tuple[Setting, ...] = ()
+        self,
+        order: orders.Prepare | orders.Start,
+        interface: str,
+        evidence: Path,
+        more: tuple[Setting, ...] = (),
     ) -> NodeEnvironment:
         """Return the environment of the ranks of an order, from what the host has now and from what else is set."""
         at = self._at(order)
         decided = settings(hardware.gather(self.layers.given), at, self.layers, interface, evidence)
         return NodeEnvironment(at, self.layers, (*decided, *more), self._program, self._config.tag)
 
-    def _at(self, order: m.Prepare | m.Start) -> NodePlan:
+    def _at(self, order: orders.Prepare | orders.Start) -> NodePlan:
         prepared = self._order
         assert prepared is not None
         node = self._config.node
@@ -101,7 +106,7 @@ class Preparation:
         daemons = [daemon.pid for daemon in self._daemons if procfs.alive(daemon)]
         return {self.setup_pid or 0, self.starter.pid, *daemons}
 
-    def begin(self, order: m.Prepare) -> None:
+    def begin(self, order: orders.Prepare) -> None:
         """Prepare `order.attempt`; report `Prepared` or `PrepareFailed`, now or later."""
         if self.ready.attempt == order.attempt:
             self._report(self.ready)
@@ -113,7 +118,9 @@ class Preparation:
         self.let_go()
         self._order, self._call = order, 0
         if not self._job.root.exists():
-            self._report(m.PrepareFailed(order.attempt, f"{self._job.root} does not exist any more", ""))
+            self._report(
+                reports.PrepareFailed(order.attempt, f"{self._job.root} does not exist any more", "")
+            )
             return
         if self._setup is not None:
             return  # setup lines of an earlier order still run: their end continues with this order
@@ -122,19 +129,19 @@ class Preparation:
         else:
             self._run_setup(order)
 
-    def probe(self, order: m.Probe) -> None:
+    def probe(self, order: orders.Probe) -> None:
         """Try which of these addresses lead to the first node; report `Probed` later."""
         task = asyncio.get_running_loop().create_task(self._probe(order))
         self._probing.add(task)
         task.add_done_callback(self._probing.discard)
 
-    async def _probe(self, order: m.Probe) -> None:
+    async def _probe(self, order: orders.Probe) -> None:
         reached, missed = await rendezvous.probe(
             order.addresses, order.port, self._config.token, order.attempt
         )
         hits = ", ".join(f"{hit.address} over {hit.interface or '?'}" for hit in reached)
         self._note(f"the first node is reached at {hits or 'none of its addresses'}; {'; '.join(missed)}")
-        self._report(m.Probed(order.attempt, reached, missed))
+        self._report(reports.Probed(order.attempt, reached, missed))
 
     def let_go(self) -> None:
         """Release the held port, and stop verifying the checkpoint; what is ready stays ready."""
@@ -168,7 +175,7 @@ class Preparation:
         self.let_go()
         self.starter.close()
 
-    def _layers(self, order: m.Prepare) -> Layers:
+    def _layers(self, order: orders.Prepare) -> Layers:
         """Return what ranks are given, after setup lines that have run; with the leased GPUs unless the user chose some."""
         plan = order.plan
         host = self._environ if plan.backend != "local" else {}
@@ -189,14 +196,14 @@ class Preparation:
             layers = Layers.of(host, job, {**node, "PATH": path})
         return layers
 
-    def _run_setup(self, order: m.Prepare) -> None:
+    def _run_setup(self, order: orders.Prepare) -> None:
         log = self._job.node_log(order.attempt, self._config.node)
         folder = self._job.node(self._config.node)
         try:
             env = self._layers(order).given
             self._setup = setup_script.Setup(order.plan.setup, env, self._job.code, folder, log)
         except setup_script.SetupError as err:
-            self._report(m.PrepareFailed(order.attempt, err.reason, err.tail))
+            self._report(reports.PrepareFailed(order.attempt, err.reason, err.tail))
 
     def setup_ended(self, status: int) -> None:
         """Take the wait status of the setup lines' process."""
@@ -206,20 +213,20 @@ class Preparation:
         try:
             self._made = {order.plan.setup: setup.result(status)}
         except setup_script.SetupError as err:
-            self._report(m.PrepareFailed(order.attempt, err.reason, err.tail))
+            self._report(reports.PrepareFailed(order.attempt, err.reason, err.tail))
             return
         left = [(pid, procfs.stat(pid)) for pid in procfs.descendants(os.getpid())]
         self._daemons = tuple(procfs.Proc(pid, stat.start_ticks) for pid, stat in left if stat is not None)
         self._check(order)
 
-    def _check(self, order: m.Prepare) -> None:
+    def _check(self, order: orders.Prepare) -> None:
         """Move torn saves out of the way, and compare the save to resume from on this host; then finish."""
         if order.resume is None and not order.torn:
             self._make_ready(order)
         else:
             self._verifying = asyncio.get_running_loop().create_task(self._verify(order))
 
-    async def _verify(self, order: m.Prepare) -> None:
+    async def _verify(self, order: orders.Prepare) -> None:
         self._hasher.is_hurried = True
         try:
             fault = await asyncio.wrap_future(self._hasher.run(lambda pace: self._compare(order, pace)))
@@ -230,11 +237,11 @@ class Preparation:
             reason = f"the checkpoint to start from is not whole on this host: {fault}"
             is_copy = order.resume is not None and order.resume.places[0].host
             number = order.resume.number if order.resume is not None and not is_copy else 0
-            self._report(m.PrepareFailed(order.attempt, reason, "", number))
+            self._report(reports.PrepareFailed(order.attempt, reason, "", number))
         else:
             self._make_ready(order)
 
-    def _compare(self, order: m.Prepare, pace: disk.Pace) -> str:
+    def _compare(self, order: orders.Prepare, pace: disk.Pace) -> str:
         """Return how the save to resume from differs here from the ledger; empty for nothing."""
         for save in order.torn:
             for name, to in disk.set_aside(Path(save.places[0].root), save):
@@ -246,7 +253,7 @@ class Preparation:
             self._forget_copies(order.resume, order, pace)
         return found.fault
 
-    def _forget_copies(self, save: Save, order: m.Prepare, pace: disk.Pace) -> None:
+    def _forget_copies(self, save: Save, order: orders.Prepare, pace: disk.Pace) -> None:
         """Delete what this host has of a save in other bytes than the job folder, so that it is brought here again."""
         for piece in save.pieces:
             found = disk.compare(replace(save, pieces=(piece,)), deep=order.deep, pace=pace)
@@ -256,7 +263,7 @@ class Preparation:
                     path.unlink()
                     self._note(f"deleted, to be brought here again: {found.fault}")
 
-    def _make_ready(self, order: m.Prepare) -> None:
+    def _make_ready(self, order: orders.Prepare) -> None:
         """Find the program, begin its template, and hold the port."""
         self.layers, plan = self._layers(order), order.plan
         if plan.launches:
@@ -272,7 +279,7 @@ class Preparation:
         self.layers = Layers(self.layers.host, self.layers.job, call.env)
         self._hold(order, () if order.plan.starts_fresh else call.argv_of(0, ()), call.cwd)
 
-    def _hold(self, order: m.Prepare, argv: tuple[str, ...], cwd: Path) -> None:
+    def _hold(self, order: orders.Prepare, argv: tuple[str, ...], cwd: Path) -> None:
         try:
             self._program = setup_script.first_program(order.plan.programs, self.layers.given, self._job.code)
             # Never the port of the previous attempt: another process may have it.
@@ -281,7 +288,7 @@ class Preparation:
             is_first = order.nodes[:1] == (self._config.node,)
             held = rendezvous.held_port(seed, order.plan.rendezvous_port, candidates) if is_first else None
         except (setup_script.SetupError, rendezvous.PortError) as err:
-            self._report(m.PrepareFailed(order.attempt, str(err), ""))
+            self._report(reports.PrepareFailed(order.attempt, str(err), ""))
             return
         if argv:
             shared = self.environment(order, "", Path("evidence")).of_a_rank({})
@@ -290,13 +297,13 @@ class Preparation:
         self._held = order, held
         self.poll()
 
-    def _finish(self, order: m.Prepare, held: socket.socket | None) -> None:
+    def _finish(self, order: orders.Prepare, held: socket.socket | None) -> None:
         """Report that the node is ready."""
         port = held.getsockname()[1] if held is not None else 0
-        self.ready = m.Prepared(order.attempt, "", port, self._listen(held, order), self._call)
+        self.ready = reports.Prepared(order.attempt, "", port, self._listen(held, order), self._call)
         self._report(self.ready)
 
-    def _listen(self, held: socket.socket | None, order: m.Prepare) -> tuple[observations.Address, ...]:
+    def _listen(self, held: socket.socket | None, order: orders.Prepare) -> tuple[observations.Address, ...]:
         """Listen for probes on the port until the ranks start, if ordered; return the addresses to probe."""
         if held is None:
             return ()

@@ -32,7 +32,7 @@ from orchestrator.core import placeholders
 from orchestrator.core.host import procfs
 from orchestrator.core.settings import rank_env
 from orchestrator.core.settings.rank_env import NodePlan
-from orchestrator.core.wire import messages as m
+from orchestrator.core.wire import reports
 
 ASK_S_MAX = 10.0
 """How long a stand-in may take to send its call."""
@@ -59,7 +59,7 @@ class LaunchScript:
         ranks: NodeRanks,
         at: NodePlan,
         given: Mapping[str, str],
-        report: Callable[[m.ReliableReport], None],
+        report: Callable[[reports.ReliableReport], None],
         note: Callable[[str], None],
         wake: Callable[[], None],
     ) -> None:
@@ -112,7 +112,7 @@ class LaunchScript:
         code = os.waitstatus_to_exitcode(status)
         self._note(f"the script ended with {f'code {code}' if code >= 0 else f'signal {-code}'}")
         if self._ranks.want is RanksGoal.RUN:
-            self._report(m.LaunchEnded(self._ranks.attempt, self._calls, code, self._tail()))
+            self._report(reports.LaunchEnded(self._ranks.attempt, self._calls, code, self._tail()))
         return True
 
     def rank_ended(self) -> None:
@@ -226,7 +226,7 @@ class LaunchScript:
         """Report that the attempt cannot go on, once, unless it is being stopped: that ends stand-ins, too."""
         if not self._is_refused and self._ranks.want is RanksGoal.RUN:
             self._is_refused = True
-            self._report(m.PrepareFailed(self._ranks.attempt, reason, tail, is_final=is_final, fix=fix))
+            self._report(reports.PrepareFailed(self._ranks.attempt, reason, tail, is_final=is_final, fix=fix))
 
     async def _watch_stand_in(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Notice the end of a stand-in whose ranks run: a launcher that is killed takes its ranks with it."""

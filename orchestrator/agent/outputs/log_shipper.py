@@ -16,8 +16,7 @@ from dataclasses import dataclass
 
 from orchestrator.core.jobdir import ownership
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.core.wire import messages as m
-from orchestrator.core.wire import shipped_files
+from orchestrator.core.wire import orders, reports, shipped_files
 from orchestrator.core.wire.connection import RAW_BYTES_MAX
 
 SHIP_WINDOW_BYTES = 1 << 20
@@ -63,7 +62,11 @@ class LogShipper:
     """The files of one node, and how much of each was sent."""
 
     def __init__(
-        self, job: JobDir, node: str, send: Callable[[m.Chunk, bytes], bool], note: Callable[[str], None]
+        self,
+        job: JobDir,
+        node: str,
+        send: Callable[[reports.Chunk, bytes], bool],
+        note: Callable[[str], None],
     ) -> None:
         """`send` sends a chunk and tells whether there is a connection; `note` writes to the node's log."""
         self._job = job
@@ -86,7 +89,7 @@ class LogShipper:
             self._resize(slow=True)
         self._arrived = None
 
-    def begin(self, offsets: m.ResumeOffsets) -> None:
+    def begin(self, offsets: orders.ResumeOffsets) -> None:
         """Continue from what the supervisor has. All files of this node are measured once."""
         self._arrived = dict(offsets.files)
         self._sent_bytes = self._acked_bytes = 0
@@ -94,7 +97,7 @@ class LogShipper:
         self._files.clear()
         self.poll(tuple(shipped_files.attempts(self._job, self._node)))
 
-    def acknowledge(self, ack: m.ChunkAck) -> None:
+    def acknowledge(self, ack: orders.ChunkAck) -> None:
         """Take an acknowledgement of all bytes since `begin`, and send more."""
         if self._arrived is None or ack.bytes <= self._acked_bytes:
             return
@@ -211,7 +214,7 @@ class LogShipper:
         if file.path.endswith(".idx"):
             wanted_bytes -= wanted_bytes % INDEX_RECORD_BYTES
         raw = self._read(file, wanted_bytes)
-        if not raw or not self._send(m.Chunk(file.path, file.sent_bytes), raw):
+        if not raw or not self._send(reports.Chunk(file.path, file.sent_bytes), raw):
             return 0
         file.sent_bytes += len(raw)
         self._sent_bytes += len(raw)

@@ -26,7 +26,8 @@ from orchestrator.core.checkpoints.save import Part, Save
 from orchestrator.core.jobdir import locks, ownership
 from orchestrator.core.jobdir.durable import LINE_BYTES_MAX
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.core.wire import messages as m
+from orchestrator.core.wire import reports
+from orchestrator.core.wire.agent_config import AgentConfig
 
 SCAN_S = 1.0
 SCAN_SHARE_MAX = 0.05
@@ -79,9 +80,9 @@ class SaveScanner:
 
     def __init__(
         self,
-        config: m.AgentConfig,
+        config: AgentConfig,
         hasher: Hasher,
-        report: Callable[[m.ReliableReport], None],
+        report: Callable[[reports.ReliableReport], None],
         note: Callable[[str], None],
         wake: asyncio.Event,
     ) -> None:
@@ -104,7 +105,7 @@ class SaveScanner:
         self._began_s = self._due_s = 0.0
         self._finish_by_s: float | None = None
         self._lock_fd: int | None = None
-        self._hashing: list[tuple[m.SaveSeen, concurrent.futures.Future[object]]] = []
+        self._hashing: list[tuple[reports.SaveSeen, concurrent.futures.Future[object]]] = []
         self._noted = ""
         self._saving: concurrent.futures.Future[None] | None = None
         self.looks_done = 0
@@ -224,7 +225,7 @@ class SaveScanner:
             change.closed_by,
             change.stale,
         )
-        seen = m.SaveSeen(self._watch.attempt, group.key, group.series, group.main, part)
+        seen = reports.SaveSeen(self._watch.attempt, group.key, group.series, group.main, part)
         if len(change.pieces) * SHA256_BYTES > LINE_BYTES_MAX or _bytes(seen) > LINE_BYTES_MAX:
             count = len(change.pieces)
             self._note(
@@ -253,7 +254,7 @@ class SaveScanner:
             with contextlib.suppress(OSError, GivenUp, concurrent.futures.CancelledError):
                 pieces = future.result()
                 if isinstance(pieces, tuple):
-                    self._report(m.SaveHashed(seen.attempt, seen.key, pieces))
+                    self._report(reports.SaveHashed(seen.attempt, seen.key, pieces))
 
     def _is_looker(self, ranks: NodeRanks) -> bool:
         if not self._looks or (self._is_shared_place and all(process.rank for process in ranks.processes)):
@@ -300,7 +301,7 @@ class SaveScanner:
             self._lock_fd = None
 
 
-def _bytes(seen: m.SaveSeen) -> int:
+def _bytes(seen: reports.SaveSeen) -> int:
     """Return how long a message about a save can become: with the sha256 of its files, and their names in its place."""
     hashed = sum(SHA256_BYTES + len(codec.dumps_plain(piece.name)) for piece in seen.part.pieces)
     return len(codec.dumps_kind(seen)) + hashed

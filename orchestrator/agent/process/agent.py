@@ -34,7 +34,8 @@ from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.settings.rank_env import NodePlan
 from orchestrator.core.settings.rank_settings import Layers
 from orchestrator.core.slurm import step_env
-from orchestrator.core.wire import messages as m
+from orchestrator.core.wire import orders, reports
+from orchestrator.core.wire.agent_config import AgentConfig
 
 TICK_S = 0.2
 """How often logs are polled; the end of a rank does not wait for it."""
@@ -54,7 +55,7 @@ class Agent:
     """One node's agent."""
 
     def __init__(
-        self, config: m.AgentConfig, environ: Mapping[str, str], pulse: Callable[[], None] = lambda: None
+        self, config: AgentConfig, environ: Mapping[str, str], pulse: Callable[[], None] = lambda: None
     ) -> None:
         """`pulse` is called in each round of the loop, so that the keeper knows that it goes round."""
         self._config = config
@@ -79,8 +80,8 @@ class Agent:
         self._numbers = NodeNumbers()
         self._shipper = LogShipper(self._job, config.node, self._link.chunk, self._note)
         self._attempt: NodeAttempt | None = None
-        self._waiting: m.Prepare | m.Stop | None = None  # for the end of an older attempt
-        self._unstarted: m.Start | None = None  # its ranks wait for a disk that takes nothing
+        self._waiting: orders.Prepare | orders.Stop | None = None  # for the end of an older attempt
+        self._unstarted: orders.Start | None = None  # its ranks wait for a disk that takes nothing
         self._last_stop = 0  # the latest attempt that was ordered to stop
         self._latest = 0  # the highest attempt named in any order
         self._beat_due = 0.0
@@ -156,55 +157,55 @@ class Agent:
 
     # Orders
 
-    def _hello(self, pending: int) -> m.Hello:
+    def _hello(self, pending: int) -> reports.Hello:
         ranks, ready = self._ranks, self._preparation.ready
         seen = tuple(observations.RankSeen(p.rank, p.pid, p.exited) for p in ranks.processes) if ranks else ()
         self._beat_due = 0.0
         self._wake.set()
         self._shipper.hold()
-        return m.Hello(
-            protocol=m.PROTOCOL, job=self._config.job, token=self._config.token, node=self._config.node,
+        return reports.Hello(
+            protocol=reports.PROTOCOL, job=self._config.job, token=self._config.token, node=self._config.node,
             incarnation=self._incarnation, host=socket.gethostname(), pid=os.getpid(), running=ranks.attempt if ranks else 0,
             ready=ready.attempt, address=ready.address, port=ready.port, ranks=seen, pending=pending,
             root=self._config.root, ships=self._config.ships, gpus=self._config.gpus,
         )  # fmt: skip
 
-    def _obey(self, order: m.Order) -> None:
-        assert not isinstance(order, m.Ack), "SupervisorLink takes acknowledgements"
+    def _obey(self, order: orders.Order) -> None:
+        assert not isinstance(order, orders.Ack), "SupervisorLink takes acknowledgements"
         self._wake.set()
         match order:
-            case m.Dismiss():
+            case orders.Dismiss():
                 self._dismissed_at = self._dismissed_at or time.monotonic()
                 self._leave()
-            case m.ResumeOffsets():
+            case orders.ResumeOffsets():
                 if self._config.ships:
                     self._shipper.begin(order)
-            case m.ChunkAck():
+            case orders.ChunkAck():
                 self._shipper.acknowledge(order)
-            case m.Discard():
+            case orders.Discard():
                 self._scanner.discard(order.save)
             case _:
                 self._obey_for_attempt(order)
 
-    def _obey_for_attempt(self, order: m.AttemptOrder) -> None:
+    def _obey_for_attempt(self, order: orders.AttemptOrder) -> None:
         if order.attempt < self._latest:
             return
         self._latest = order.attempt
         match order:
-            case m.Prepare():
+            case orders.Prepare():
                 self._prepare(order)
-            case m.Probe():
+            case orders.Probe():
                 self._preparation.probe(order)
-            case m.Start():
+            case orders.Start():
                 self._start(order)
-            case m.Stop():
+            case orders.Stop():
                 self._stop(order)
-            case m.Fence():
+            case orders.Fence():
                 self._fence.set(order)
-            case m.Inspect() if self._attempt is not None:
+            case orders.Inspect() if self._attempt is not None:
                 self._attempt.inspect(order.inspection)
 
-    def _prepare(self, order: m.Prepare) -> None:
+    def _prepare(self, order: orders.Prepare) -> None:
         """Prepare an attempt; ranks of an older one are stopped first."""
         if self._ranks is not None:
             self._supersede(self._ranks, order)
@@ -223,7 +224,7 @@ class Agent:
             attempt.run(at, layers.given, self._wake.set)
         except OSError as err:
             reason = f"the script cannot be run: {err.strerror}: {err.filename}"
-            self._link.report(m.PrepareFailed(at.attempt, reason, ""))
+            self._link.report(reports.PrepareFailed(at.attempt, reason, ""))
             return
         self._begin(attempt)
 
@@ -238,13 +239,13 @@ class Agent:
         self._attempt = attempt
         self._fence.begin()
 
-    def _supersede(self, ranks: NodeRanks, order: m.Prepare | m.Stop) -> None:
+    def _supersede(self, ranks: NodeRanks, order: orders.Prepare | orders.Stop) -> None:
         """Stop the ranks of an older attempt, and keep the order until they are gone."""
         if ranks.attempt < order.attempt:
             self._waiting = order
             ranks.stop(0.0, "asked")
 
-    def _start(self, order: m.Start) -> None:
+    def _start(self, order: orders.Start) -> None:
         """Start the ranks of a prepared attempt; on a disk that takes nothing, as soon as it does."""
         is_again, self._unstarted = self._unstarted is not None, None
         if order.attempt <= self._last_stop:
@@ -255,9 +256,9 @@ class Agent:
         ) or self._preparation.ready.attempt != order.attempt:
             return
         prepared, attempt = self._preparation, called or self._new(order.attempt)
-        reports = self._numbers.reports.settings(self._job.node(self._config.node), prepared.layers.given)
+        reported = self._numbers.reports.settings(self._job.node(self._config.node), prepared.layers.given)
         evidence = self._job.evidence(order.attempt)
-        environment = prepared.environment(order, order.interface, evidence, reports)
+        environment = prepared.environment(order, order.interface, evidence, reported)
         starts = environment.starts((order.address, order.port), attempt.ranks.call)
         try:
             attempt.ranks.make_files(starts)
@@ -280,14 +281,14 @@ class Agent:
 
     def _report_unstarted(self, rank: RankStart, attempt: int, err: OSError) -> None:
         reason = f"{err.filename or rank.program.argv[0]} cannot be started: {err.strerror}"
-        self._link.report(m.PrepareFailed(attempt, reason, ""))
+        self._link.report(reports.PrepareFailed(attempt, reason, ""))
 
-    def _stop(self, order: m.Stop) -> None:
+    def _stop(self, order: orders.Stop) -> None:
         self._unstarted = None
         self._last_stop = max(self._last_stop, order.attempt)
         if (ranks := self._ranks) is None:
             self._preparation.let_go()
-            self._link.report(m.Stopped(order.attempt, "asked"))
+            self._link.report(reports.Stopped(order.attempt, "asked"))
             return
         if ranks.attempt != order.attempt:
             self._supersede(ranks, order)
@@ -366,7 +367,7 @@ class Agent:
         self._shipper.push(self._attempts)
         self._attempt = None
         if not self._ends_with_agent(ranks):
-            self._link.report(m.Stopped(ranks.attempt, ranks.how))
+            self._link.report(reports.Stopped(ranks.attempt, ranks.how))
         waiting, self._waiting = self._waiting, None
         if waiting is not None and waiting.attempt == self._latest:
             self._obey(waiting)
@@ -389,7 +390,7 @@ class Agent:
             self._node_log.add(self._latest, text)
 
 
-def run_agent(config: m.AgentConfig, pulse: Callable[[], None] = lambda: None) -> int:
+def run_agent(config: AgentConfig, pulse: Callable[[], None] = lambda: None) -> int:
     """Run the agent that `config` describes until it is dismissed; return the exit code. `pulse`: see `Agent`."""
     spawn.name_process("orch-agent")
     spawn.adopt_orphans()

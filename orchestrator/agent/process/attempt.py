@@ -12,7 +12,7 @@ from orchestrator.agent.ranks import failure
 from orchestrator.agent.ranks.processes import NodeRanks
 from orchestrator.agent.ranks.rank_start import NodeEnvironment, RankCall, RankStart
 from orchestrator.core.settings.rank_env import NodePlan
-from orchestrator.core.wire import messages as m
+from orchestrator.core.wire import reports
 
 
 class NodeAttempt:
@@ -22,7 +22,7 @@ class NodeAttempt:
         self,
         ranks: NodeRanks,
         scanner: SaveScanner,
-        report: Callable[[m.ReliableReport], None],
+        report: Callable[[reports.ReliableReport], None],
         note: Callable[[str], None],
     ) -> None:
         self.ranks = ranks
@@ -52,7 +52,7 @@ class NodeAttempt:
         how = ranks.starter.how
         self._note(", ".join([*(f"rank {p.rank} is pid {p.pid}" for p in ranks.processes), how]))
         self._report(
-            m.Started(ranks.attempt, tuple(p.pid for p in ranks.processes), how, ranks.starter.forks)
+            reports.Started(ranks.attempt, tuple(p.pid for p in ranks.processes), how, ranks.starter.forks)
         )
 
     @property

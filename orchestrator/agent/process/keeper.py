@@ -40,7 +40,7 @@ from orchestrator.core.jobdir.durable import replace_text
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.slurm import step_env
 from orchestrator.core.wire import bootstrap as w
-from orchestrator.core.wire.messages import AgentConfig
+from orchestrator.core.wire.agent_config import AgentConfig
 from orchestrator.core.wire.tokens import is_token
 
 DEATHS_MAX = 10

@@ -22,8 +22,8 @@ from orchestrator.core.host import procfs
 from orchestrator.core.host.gpus import Gpu, GpuError
 from orchestrator.core.jobdir import full_disk
 from orchestrator.core.text import counted
+from orchestrator.core.wire.agent_config import Needs
 from orchestrator.core.wire.bootstrap import HeldLeases
-from orchestrator.core.wire.messages import Needs
 
 PREFIX = "orch-lease"
 

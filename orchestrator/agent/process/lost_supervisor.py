@@ -21,7 +21,7 @@ from pathlib import Path
 
 from orchestrator.agent.ranks.processes import NodeRanks
 from orchestrator.core.slurm import scontrol, step_env
-from orchestrator.core.wire import messages as m
+from orchestrator.core.wire import orders
 
 AWAY_S = 90.0
 """For how long ranks must have made steps without contact until their supervisor counts as away. It has ended a
@@ -52,7 +52,7 @@ class Fence:
         """Begin an attempt, and reset the time for ranks without steps, which belonged to earlier ranks."""
         self._alone_s = 0.0
 
-    def set(self, order: m.Fence) -> None:
+    def set(self, order: orders.Fence) -> None:
         """Take the times that the supervisor orders."""
         self._quiet_s, self._alone_s = order.quiet_s, order.alone_s
 

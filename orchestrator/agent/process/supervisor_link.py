@@ -16,8 +16,8 @@ from collections.abc import Callable
 from orchestrator.core import codec
 from orchestrator.core.jobdir import ownership
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.core.wire import connection
-from orchestrator.core.wire import messages as m
+from orchestrator.core.wire import connection, orders, reports
+from orchestrator.core.wire.agent_config import AgentConfig
 
 REPORTS_MAX = 10_000
 """More than any job produces between two contacts; past it the oldest are dropped."""
@@ -27,10 +27,10 @@ class Outbox:
     """Numbered reports, oldest first."""
 
     def __init__(self) -> None:
-        self._reports: deque[tuple[int, m.ReliableReport]] = deque()
+        self._reports: deque[tuple[int, reports.ReliableReport]] = deque()
         self._last_seq = 0
 
-    def keep(self, report: m.ReliableReport) -> int:
+    def keep(self, report: reports.ReliableReport) -> int:
         """Keep a report and return its number, from 1."""
         self._last_seq += 1
         if len(self._reports) >= REPORTS_MAX:
@@ -43,7 +43,7 @@ class Outbox:
         while self._reports and self._reports[0][0] <= seq:
             self._reports.popleft()
 
-    def pending(self) -> tuple[tuple[int, m.ReliableReport], ...]:
+    def pending(self) -> tuple[tuple[int, reports.ReliableReport], ...]:
         """Return the unacknowledged reports with their numbers, in order."""
         return tuple(self._reports)
 
@@ -60,7 +60,7 @@ MUTE_BEATS = 5
 NODE_ENDPOINT = "endpoint"
 """The file in the node's own folder with the address to dial, `host:port`; the side that forwards a port writes it."""
 
-_ORDERS = codec.by_kind(m.Order)
+_ORDERS = codec.by_kind(orders.Order)
 
 
 AT_ONCE_BYTES = 1 << 20
@@ -72,9 +72,9 @@ class SupervisorLink:
 
     def __init__(
         self,
-        config: m.AgentConfig,
-        greet: Callable[[int], m.Hello],
-        obey: Callable[[m.Order], None],
+        config: AgentConfig,
+        greet: Callable[[int], reports.Hello],
+        obey: Callable[[orders.Order], None],
         launcher: str = "",
     ) -> None:
         """`greet` makes the first message of a connection from the number of pending reports; `obey` receives orders;
@@ -193,26 +193,26 @@ class SupervisorLink:
             order, _ = connection.take_message(data, _ORDERS)
             self._redial_s = REDIAL_S_MIN  # only a connection that carried a message resets the pause
             self._complaint = ""
-            if isinstance(order, m.Ack):
+            if isinstance(order, orders.Ack):
                 self._acknowledge(order)
             else:
                 self._obey(order)
 
-    def _acknowledge(self, ack: m.Ack) -> None:
+    def _acknowledge(self, ack: orders.Ack) -> None:
         self._outbox.acknowledge(ack.seq)
         while self._beats_sent and self._beats_sent[0][0] <= ack.beat:
             self.proved_at = self._beats_sent.popleft()[1]
 
-    def report(self, report: m.ReliableReport) -> None:
+    def report(self, report: reports.ReliableReport) -> None:
         """Send a report that must arrive: now if possible, and on every new connection until it is acknowledged."""
         self._send(report, self._outbox.keep(report))
 
-    def chunk(self, chunk: m.Chunk, raw: bytes) -> bool:
+    def chunk(self, chunk: reports.Chunk, raw: bytes) -> bool:
         """Send bytes of a file, if a connection is open; tell whether they were sent."""
         return self._send(chunk, raw=raw)
 
     def beat(
-        self, attempt: int, ranks: tuple[m.RankHeartbeat, ...], looks: int, has_unfinished: bool
+        self, attempt: int, ranks: tuple[reports.RankHeartbeat, ...], looks: int, has_unfinished: bool
     ) -> None:
         """Send a heartbeat, if a connection is open; abort one that seems dead."""
         if self._line is None:
@@ -225,18 +225,18 @@ class SupervisorLink:
             return
         self._beats += 1
         self._beats_sent.append((self._beats, time.monotonic()))
-        self._send(m.Heartbeat(attempt, ranks, self._beats, looks, has_unfinished))
+        self._send(reports.Heartbeat(attempt, ranks, self._beats, looks, has_unfinished))
 
     def report_signal(self) -> None:
         """Report that Slurm has signalled this node's processes to end, if a connection is open."""
-        self._send(m.NodeSignalled())
+        self._send(reports.NodeSignalled())
 
     def say_goodbye(self) -> None:
         """Say goodbye and close the connection."""
-        self._send(m.Goodbye())
+        self._send(reports.Goodbye())
         self.close()
 
-    def _send(self, message: m.Report, seq: int = 0, raw: bytes = b"") -> bool:
+    def _send(self, message: reports.Report, seq: int = 0, raw: bytes = b"") -> bool:
         if self._line is None or not self._is_caught_up:
             return False
         try:

@@ -24,7 +24,7 @@ from orchestrator.core.host import process_tags, procfs
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.log_index import LogIndex
 from orchestrator.core.observations import Failure
-from orchestrator.core.wire import messages as m
+from orchestrator.core.wire import reports
 
 KILL_AGAIN_S = 0.5
 """How long after a KILL the processes that still live get another one."""
@@ -174,7 +174,7 @@ class NodeRanks:
         """Return the living rank with this pid."""
         return next((process for process in self.alive if process.pid == pid), None)
 
-    def ended(self, process: RankProcess, exit_code: int, why: Failure | None) -> m.Exited:
+    def ended(self, process: RankProcess, exit_code: int, why: Failure | None) -> reports.Exited:
         """Note that a rank's process was reaped; return the report of its end. `exit_code`: negative for a signal."""
         process.exit_code = exit_code
         process.steps = max(process.steps, process.counter.read().step)
@@ -182,17 +182,17 @@ class NodeRanks:
         code, signum = (exit_code, None) if exit_code >= 0 else (None, -exit_code)
         oom = signum == signal.SIGKILL and procfs.oom_kills() > self.oom_kills
         ordered = self.want is RanksGoal.STOP
-        return m.Exited(
+        return reports.Exited(
             self.attempt, process.rank, code, signum, process.steps, why, oom, ordered,
             alone=process.counter.alone_with(),
             progress=process.numbers.printed.progress(process.counter.read().rows), training=process.numbers.training(),
         )  # fmt: skip
 
-    def heartbeats(self) -> tuple[m.RankHeartbeat, ...]:
+    def heartbeats(self) -> tuple[reports.RankHeartbeat, ...]:
         """Return the heartbeats of the living ranks, and note when one made a step."""
         return tuple(beat for process in self.alive if (beat := self._heartbeat(process)) is not None)
 
-    def _heartbeat(self, process: RankProcess) -> m.RankHeartbeat | None:
+    def _heartbeat(self, process: RankProcess) -> reports.RankHeartbeat | None:
         """Return one rank's heartbeat; None when it has ended and is about to be reaped."""
         now_s = time.monotonic()
         last, before = process.counter.read(), process.optimizer_steps
@@ -210,7 +210,7 @@ class NodeRanks:
         counts = process.counter.collective_counts(before, last.rows)
         io_bytes = process.io_counter.bytes(now_s)
         usage, training = process.numbers.told(process.io_counter.pids, now_s)
-        return m.RankHeartbeat(
+        return reports.RankHeartbeat(
             process.rank, last.step, state, process.log_bytes, cpu_s,
             io_bytes=io_bytes, median_step_s=process.counter.median_step_s(),
             own_work_s=process.own_work.poll(process.counter, now_s) if last.rows else None, exiting=process.is_exiting(),

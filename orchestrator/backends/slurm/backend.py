@@ -27,7 +27,7 @@ from orchestrator.core.jobdir.durable import replace_text
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.observations import Retryable
 from orchestrator.core.slurm import step_env
-from orchestrator.core.wire.messages import AgentConfig
+from orchestrator.core.wire.agent_config import AgentConfig
 
 AGENT_SCRIPT = "agent.sh"
 

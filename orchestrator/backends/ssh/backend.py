@@ -28,8 +28,8 @@ from orchestrator.backends.ssh.session import ConcurrencyLimit, Session, WorkerD
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.observations import Retryable
+from orchestrator.core.wire.agent_config import AgentConfig
 from orchestrator.core.wire.bootstrap import AgentSeen
-from orchestrator.core.wire.messages import AgentConfig
 
 FANOUT = 32
 """How many hosts launch at once; as many again reconnect at once."""

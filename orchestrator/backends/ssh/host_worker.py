@@ -28,8 +28,8 @@ from orchestrator.backends.ssh.session import (
     WorkerDependencies,
 )
 from orchestrator.core.observations import Retryable
+from orchestrator.core.wire.agent_config import AgentConfig
 from orchestrator.core.wire.bootstrap import AgentSeen
-from orchestrator.core.wire.messages import AgentConfig
 
 ANSWER_S_MAX = 5.0
 """How long the far end may take to answer before its connection counts as dead."""

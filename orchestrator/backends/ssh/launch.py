@@ -18,7 +18,7 @@ from orchestrator.backends.ssh.conversation import CLOCKS, Clocks, Conversation,
 from orchestrator.backends.ssh.session import NotWantedAnyMore
 from orchestrator.core import codec
 from orchestrator.core.wire import bootstrap as w
-from orchestrator.core.wire.messages import AgentConfig
+from orchestrator.core.wire.agent_config import AgentConfig
 
 T = TypeVar("T")
 

@@ -15,8 +15,8 @@ import paramiko
 from orchestrator.backends.api import LaunchError
 from orchestrator.backends.ssh.connect.connection import ChannelTaker
 from orchestrator.backends.ssh.connect.port_forward import Forward
+from orchestrator.core.wire.agent_config import AgentConfig
 from orchestrator.core.wire.bootstrap import AgentSeen
-from orchestrator.core.wire.messages import AgentConfig
 
 SLOT_POLL_S = 0.5
 """How often a host that waits for a slot checks whether it is still wanted."""

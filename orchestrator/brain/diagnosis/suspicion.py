@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from orchestrator.brain.model.facts import AttemptFacts, Facts
 from orchestrator.brain.model.rank_facts import RankFacts
-from orchestrator.core.wire.messages import RankHeartbeat
+from orchestrator.core.wire.reports import RankHeartbeat
 
 START_SUSPECT_S = 30.0
 """How long there may be no sign of life at all before step times are known: imports, rendezvous, the first steps."""

@@ -9,7 +9,7 @@ from orchestrator.core.checkpoints.save import Save
 from orchestrator.core.observations import RankSeen, Retryable
 from orchestrator.core.planned import Limits, PlannedNode, PlannedPool
 from orchestrator.core.shown import Cause
-from orchestrator.core.wire import messages as m
+from orchestrator.core.wire import reports
 
 
 @dataclass(frozen=True)
@@ -100,47 +100,47 @@ class QueueSeen(_Stamped):
 
 
 @dataclass(frozen=True)
-class Prepared(m.Prepared, FromNode):
+class Prepared(reports.Prepared, FromNode):
     """A node is set up for an attempt."""
 
 
 @dataclass(frozen=True)
-class Probed(m.Probed, FromNode):
+class Probed(reports.Probed, FromNode):
     """A node has tried the addresses of the first one."""
 
 
 @dataclass(frozen=True)
-class PrepareFailed(m.PrepareFailed, FromNode):
+class PrepareFailed(reports.PrepareFailed, FromNode):
     """A node cannot be made ready."""
 
 
 @dataclass(frozen=True)
-class LaunchEnded(m.LaunchEnded, FromNode):
+class LaunchEnded(reports.LaunchEnded, FromNode):
     """A node's script ended."""
 
 
 @dataclass(frozen=True)
-class Started(m.Started, FromNode):
+class Started(reports.Started, FromNode):
     """The ranks of a node run."""
 
 
 @dataclass(frozen=True)
-class Exited(m.Exited, FromNode):
+class Exited(reports.Exited, FromNode):
     """A rank's process ended."""
 
 
 @dataclass(frozen=True)
-class Stopped(m.Stopped, FromNode):
+class Stopped(reports.Stopped, FromNode):
     """Nothing of an attempt runs on a node any more."""
 
 
 @dataclass(frozen=True)
-class Inspected(m.Inspected, FromNode):
+class Inspected(reports.Inspected, FromNode):
     """A node has answered an inspection; its evidence is on disk."""
 
 
 @dataclass(frozen=True)
-class Heartbeat(m.Heartbeat, FromNode):
+class Heartbeat(reports.Heartbeat, FromNode):
     """The regular report of an agent on its ranks. The latest of a node replaces the previous one."""
 
 

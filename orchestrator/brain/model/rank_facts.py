@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from orchestrator.core import observations
 from orchestrator.core.shown import Training, Usage
-from orchestrator.core.wire.messages import RankHeartbeat
+from orchestrator.core.wire.reports import RankHeartbeat
 
 NO_BEAT = RankHeartbeat(-1, 0, "", 0, 0.0)
 """What is known of a rank before its first heartbeat."""

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from orchestrator.core.host_facts import HardwareFacts, HostFacts, Source
 from orchestrator.core.observations import Address
-from orchestrator.core.wire.messages import AgentConfig
+from orchestrator.core.wire.agent_config import AgentConfig
 
 GO = b"go"
 """The line after which a keeper that holds its leases starts its agent; without it, it ends."""

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from orchestrator.core.checkpoints import names, reading
 from orchestrator.core.checkpoints.save import Closing, GroupReading, Part, Piece, Place, Save, SaveState
-from orchestrator.core.wire import messages as m
+from orchestrator.core.wire import reports
 
 SCANS_MIN = 2
 SCANS_KEPT = 32
@@ -62,11 +62,11 @@ class Found:
 class Beats:
     """The last heartbeats of a node in an attempt."""
 
-    latest: m.Heartbeat
+    latest: reports.Heartbeat
     # By the number of its agent's looks: the fewest steps of a rank at the last heartbeat with so many
     steps: dict[int, int] = field(default_factory=dict)
 
-    def add(self, heartbeat: m.Heartbeat) -> None:
+    def add(self, heartbeat: reports.Heartbeat) -> None:
         """Take the next heartbeat; one with fewer looks is of another agent."""
         if heartbeat.looks < self.latest.looks or heartbeat.attempt != self.latest.attempt:
             self.steps.clear()
@@ -112,7 +112,7 @@ class Watch:
                 self.since[node] = {}, looks
                 self.beat(node, known.latest)
 
-    def beat(self, node: str, heartbeat: m.Heartbeat) -> bool:
+    def beat(self, node: str, heartbeat: reports.Heartbeat) -> bool:
         """Take a heartbeat; tell whether its node has gone on by it."""
         if node in self.gone_on:
             return False
@@ -130,7 +130,7 @@ class Watch:
             self.gone_on.add(node)
         return moved and has_looked
 
-    def _steps_min(self, rank: m.RankHeartbeat) -> int:
+    def _steps_min(self, rank: reports.RankHeartbeat) -> int:
         """Return how many steps a rank must have made for its heartbeat to be from after the change, and not to have been
         late on its way: one whose count is another than those of the ranks that saved tells nothing of that."""
         return self.steps if rank.steps >= SAME_COUNT_SHARE * self.steps else 0

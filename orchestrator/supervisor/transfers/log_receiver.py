@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 from orchestrator.core.jobdir import full_disk
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.core.wire import messages as m
-from orchestrator.core.wire import shipped_files
+from orchestrator.core.wire import orders, reports, shipped_files
 
 FILES_OPEN_MAX = 128
 PATHS_PRINTED_MAX = 1000
@@ -41,15 +40,15 @@ class LogReceiver:
         self._fds: OrderedDict[str, int] = OrderedDict()
         self._printed_paths: set[str] = set()
 
-    def have(self, node: str) -> m.ResumeOffsets:
+    def have(self, node: str) -> orders.ResumeOffsets:
         """Return the sizes of the node's files here. Must be sent once, right after its `Hello`."""
         self._nodes[node] = _Node()
         names = [shipped_files.agent_log(node)]
         for attempt in shipped_files.attempts(self._job, node):
             names += shipped_files.files(self._job, node, attempt)
-        return m.ResumeOffsets({name: size for name in names if (size := self._size_bytes(name))})
+        return orders.ResumeOffsets({name: size for name in names if (size := self._size_bytes(name))})
 
-    def receive(self, node: str, chunk: m.Chunk, raw: bytes) -> None:
+    def receive(self, node: str, chunk: reports.Chunk, raw: bytes) -> None:
         """Take one chunk. Raises LogReceiveError when bytes before it are missing: drop the node's connection then."""
         state = self._nodes.setdefault(node, _Node())
         if not shipped_files.may_send(node, chunk.path) or chunk.offset < 0:
@@ -65,13 +64,13 @@ class LogReceiver:
                 )
         state.received_bytes += len(raw)
 
-    def owed(self) -> list[tuple[str, m.ChunkAck]]:
+    def owed(self) -> list[tuple[str, orders.ChunkAck]]:
         """Return the acknowledgements that are due, by node, and count them as sent."""
         acks = []
         for node, state in self._nodes.items():
             if state.received_bytes != state.acknowledged_bytes:
                 state.acknowledged_bytes = state.received_bytes
-                acks.append((node, m.ChunkAck(state.received_bytes)))
+                acks.append((node, orders.ChunkAck(state.received_bytes)))
         return acks
 
     def close(self) -> None:
@@ -79,7 +78,7 @@ class LogReceiver:
         while self._fds:
             os.close(self._fds.popitem()[1])
 
-    def _append(self, node: str, chunk: m.Chunk, raw: bytes) -> None:
+    def _append(self, node: str, chunk: reports.Chunk, raw: bytes) -> None:
         fd = self._open(node, chunk.path)
         info = os.fstat(fd)
         if not info.st_nlink:

@@ -23,7 +23,7 @@ from orchestrator.core.checkpoints.save import Place, Save
 from orchestrator.core.jobdir.durable import sync_folder
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.status_file import TransferStatus
-from orchestrator.core.wire import messages as m
+from orchestrator.core.wire import reports
 
 COMING = ".coming"
 OLD = ".old"
@@ -252,7 +252,7 @@ def late(number: int) -> str:
     return f"save {number}, which was written over it, came home before"
 
 
-def unfit_names(report: m.SaveSeen) -> str:
+def unfit_names(report: reports.SaveSeen) -> str:
     """Return why names that a host sends cannot be those of a save; empty if they can."""
     names = [piece.name for piece in report.part.pieces]
     if not names or len(set(names)) < len(names):

@@ -27,7 +27,7 @@ from orchestrator.core.checkpoints.save import Closing, Content, Format, Place, 
 from orchestrator.core.jobdir import full_disk
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
-from orchestrator.core.wire import messages as m
+from orchestrator.core.wire import reports
 from orchestrator.supervisor.transfers import closing, save_copies, save_disk
 
 UNSURE_S = 5.0
@@ -95,7 +95,7 @@ class SaveDesk:
             if save.is_coming:
                 self.copies.fetch(save)
 
-    def seen(self, at: float, node: str, report: m.SaveSeen, gang: closing.Gang) -> None:
+    def seen(self, at: float, node: str, report: reports.SaveSeen, gang: closing.Gang) -> None:
         """Enter what an agent reports of a save of the current attempt."""
         self._gang = gang
         unfit = save_copies.unfit_names(report)
@@ -123,7 +123,7 @@ class SaveDesk:
             self._tell(at, save)
         self._judge(at, save.number, gang)
 
-    def hashed(self, at: float, node: str, report: m.SaveHashed) -> None:
+    def hashed(self, at: float, node: str, report: reports.SaveHashed) -> None:
         """Enter the sha256 of a save's files, where they are still those."""
         digests = {piece.stamp: piece.sha256 for piece in report.pieces}
         for save in self._of(report.key, report.attempt):
@@ -133,7 +133,7 @@ class SaveDesk:
                 if known.is_coming and known.is_hashed:
                     self.copies.fetch(known)
 
-    def beat(self, at: float, node: str, heartbeat: m.Heartbeat, gang: closing.Gang) -> None:
+    def beat(self, at: float, node: str, heartbeat: reports.Heartbeat, gang: closing.Gang) -> None:
         """Take a heartbeat, by which its node may have gone on."""
         if heartbeat.attempt != gang.attempt:
             return
@@ -224,7 +224,7 @@ class SaveDesk:
 
     # Entries
 
-    def _entry(self, report: m.SaveSeen, gang: closing.Gang) -> Save:
+    def _entry(self, report: reports.SaveSeen, gang: closing.Gang) -> Save:
         """Return the save that a report is about: one that is open, or a new one."""
         known = self._of(report.key, report.attempt)
         last = known[-1] if known else None
@@ -236,7 +236,7 @@ class SaveDesk:
             Format.UNKNOWN, Content.OTHER, True, SaveState.OPEN,
         )  # fmt: skip
 
-    def _give_up_rewritten(self, at: float, report: m.SaveSeen) -> None:
+    def _give_up_rewritten(self, at: float, report: reports.SaveSeen) -> None:
         """Give up what a host has written over before it was hashed: it cannot come any more."""
         for save in self._of(report.key, report.attempt) if report.key == report.series else ():
             names = {piece.name for piece in report.part.pieces}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.core import observations
-from orchestrator.core.wire.messages import RankHeartbeat
+from orchestrator.core.wire.reports import RankHeartbeat
 
 from . import counts, network
 from .savedesk import HERE, Saved

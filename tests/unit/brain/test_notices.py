@@ -10,7 +10,7 @@ from orchestrator.brain.model import events as e
 from orchestrator.brain.model.decisions import Topic
 from orchestrator.core.checkpoints.save import SaveState, StepSource
 from orchestrator.core.observations import Framework
-from orchestrator.core.wire.messages import RankHeartbeat
+from orchestrator.core.wire.reports import RankHeartbeat
 from tests.support.brain_story import Story, only, save
 
 TORCH = Framework.TORCH

@@ -7,7 +7,7 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import Facts
 from orchestrator.brain.model.rank_facts import RankFacts, RankState
-from orchestrator.core.wire.messages import RankHeartbeat
+from orchestrator.core.wire.reports import RankHeartbeat
 from tests.support.brain_story import Story, only
 
 

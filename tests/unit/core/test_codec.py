@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from orchestrator.core import codec
 from orchestrator.core.codec import CodecError
 from orchestrator.core.wire import bootstrap as w
-from orchestrator.core.wire import messages as m
+from orchestrator.core.wire import orders, reports
 
 
 class Colour(enum.Enum):
@@ -168,7 +168,12 @@ ANYTHING = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=6,
 )
-MESSAGES = codec.by_kind(m.Report) | codec.by_kind(m.Order) | codec.by_kind(w.Request) | codec.by_kind(w.Word)
+MESSAGES = (
+    codec.by_kind(reports.Report)
+    | codec.by_kind(orders.Order)
+    | codec.by_kind(w.Request)
+    | codec.by_kind(w.Word)
+)
 
 
 @given(st.sampled_from(sorted(MESSAGES)), st.data())

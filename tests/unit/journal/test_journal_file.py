@@ -12,7 +12,7 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import News
 from orchestrator.core import observations
-from orchestrator.core.wire.messages import RankHeartbeat, SignTimes
+from orchestrator.core.wire.reports import RankHeartbeat, SignTimes
 from orchestrator.journal.journal_file import JobClock, Journal, Stamp, read
 from orchestrator.journal.lost_journal import JournalError
 from tests.support.fake_disk import FakeDisk

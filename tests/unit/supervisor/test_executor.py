@@ -16,7 +16,7 @@ from orchestrator.brain.model import events as e
 from orchestrator.brain.model.node_facts import AgentState
 from orchestrator.core import observations
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.core.wire import messages as m
+from orchestrator.core.wire import orders, reports
 from orchestrator.supervisor import translation
 from orchestrator.supervisor.agent_connections import AgentConnections
 from orchestrator.supervisor.executor import LINGER_S_MAX, Executor, may_shut_down, undismissed_hosts
@@ -80,8 +80,8 @@ def test_a_host_is_made_ready_once_its_save_is_there_and_is_sent_nothing_more_wh
     world.save({"ckpt_10.pt": torch_save({"step": 10})}, node="node-0")
     world.arrive()
     executor, gang = _executor(world.job, Backend(), world), (("node-0", (0, 1)),)
-    executor._connections.hellos["node-0"] = m.Hello(
-        m.PROTOCOL,
+    executor._connections.hellos["node-0"] = reports.Hello(
+        reports.PROTOCOL,
         "id",
         "",
         "node-0",
@@ -105,12 +105,12 @@ def test_a_host_is_made_ready_once_its_save_is_there_and_is_sent_nothing_more_wh
     world.arrive()
     assert executor.end_sends(gang, 2.0) == []
     (prepare,) = sent
-    assert isinstance(prepare, m.Prepare) and prepare.resume is not None
+    assert isinstance(prepare, orders.Prepare) and prepare.resume is not None
     assert prepare.resume.path == str(tmp_path / "there" / "checkpoints" / "ckpt_10.pt")
     executor.carry_out(d.Prepare(3.0, "why", 3, "node-0", resume), gang, 3.0)
     executor.carry_out(d.Start(3.5, "why", 3, "node-0", "127.0.0.1", 29500, "", resume), gang, 3.5)
     assert world.copier is not None and len(world.copier.dropped) == 1
-    assert [type(order) for order in sent] == [m.Prepare, m.Start]
+    assert [type(order) for order in sent] == [orders.Prepare, orders.Start]
     executor.close()
 
 
@@ -195,8 +195,8 @@ def test_a_node_sees_this_disk_only_if_its_agent_has_said_so(tmp_path: Path) -> 
     world = DeskWorld(tmp_path, "n0")
     executor = _executor(world.job, Backend(), world)
     for node, ships in (("n0", False), ("n1", True)):
-        executor._connections.hellos[node] = m.Hello(
-            m.PROTOCOL, "id", "", node, "boot", "host", 7, 0, 0, "", 0, (), 0, str(tmp_path), ships, ()
+        executor._connections.hellos[node] = reports.Hello(
+            reports.PROTOCOL, "id", "", node, "boot", "host", 7, 0, 0, "", 0, (), 0, str(tmp_path), ships, ()
         )
     assert [world.desk.ships(node) for node in ("n0", "n1", "unknown")] == [False, True, True]
     executor.close()

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.core.wire import accepting
-from orchestrator.core.wire import messages as m
+from orchestrator.core.wire import accepting, orders
 from orchestrator.core.wire.accepting import Acceptor
 from orchestrator.supervisor import agent_connections
 from tests.support.descriptors import few_descriptors, use_up
@@ -72,11 +71,11 @@ def test_of_many_strangers_so_many_are_there_at_once_and_an_agent_gets_in_and_st
     async def act(place: Place) -> None:
         first = await place.agent()
         strangers = [await _knock(place, words) for _ in range(20)]
-        assert place.links.send("node-0", m.Dismiss())
+        assert place.links.send("node-0", orders.Dismiss())
         assert await first.receive() == ({"kind": "Dismiss"}, b"")
         second = await place.agent()  # after those before it have had their time
         assert sum(map(_is_open, strangers)) <= 8
-        assert place.links.send("node-0", m.Dismiss())
+        assert place.links.send("node-0", orders.Dismiss())
         assert await second.receive() == ({"kind": "Dismiss"}, b"")
         for sock in strangers:
             sock.close()

@@ -23,7 +23,7 @@ from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.locks import Holder
 from orchestrator.core.jobdir.status_file import time_of_day
 from orchestrator.core.shown import Follows, Measured, Suspicion, Training, Usage
-from orchestrator.core.wire.messages import RankHeartbeat
+from orchestrator.core.wire.reports import RankHeartbeat
 from orchestrator.supervisor import status as status_object
 from tests.support import golden, jobs
 

@@ -15,7 +15,7 @@ from orchestrator.core.codec import Json
 from orchestrator.core.jobdir import status_file
 from orchestrator.core.jobdir.series import RankSample
 from orchestrator.core.shown import Measured, Training, Usage
-from orchestrator.core.wire.messages import RankHeartbeat
+from orchestrator.core.wire.reports import RankHeartbeat
 from orchestrator.supervisor import status as status_object
 from tests.support import jobs
 

@@ -18,7 +18,7 @@ from orchestrator.core.checkpoints.save import Closing, Part, SaveState
 from orchestrator.core.jobdir import locks, requests
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
-from orchestrator.core.wire import messages as m
+from orchestrator.core.wire import orders, reports
 from orchestrator.core.wire.connection import LineError
 from orchestrator.supervisor import allocation_claim, heartbeat_tracker, supervisor
 from tests.support import jobs
@@ -28,19 +28,19 @@ from tests.unit.supervisor.test_notifications import Hook
 from tests.unit.supervisor.test_notifications import hook as hook
 
 LOG = "logs/attempt-001/rank-00000.log"
-CRASH = m.Exited(
+CRASH = reports.Exited(
     1, 0, 1, None, 6, observations.Failure("OSError", f"no access with {SECRET}", "", None), False, False
 )
 
 
-def _saves(node: Node) -> m.SaveSeen:
+def _saves(node: Node) -> reports.SaveSeen:
     """Let the node's rank save its fifth step, and go on; return what its agent reports of that."""
     write(node.job.checkpoints / "step-5.pt", torch_save({"step": 5}))
     found = sight(node.job.checkpoints)
     (key,) = found.groups
     group, pieces = found.groups[key], tuple(found.tree.files.values())
     part = Part("", str(node.job.checkpoints), 5, pieces, found.readings[key], Closing.STEPS)
-    return m.SaveSeen(1, group.key, group.series, group.main, part)
+    return reports.SaveSeen(1, group.key, group.series, group.main, part)
 
 
 def test_a_job_crashes_goes_on_from_its_checkpoint_is_looked_at_and_cancelled(tmp_path: Path) -> None:
@@ -49,21 +49,21 @@ def test_a_job_crashes_goes_on_from_its_checkpoint_is_looked_at_and_cancelled(tm
     async def act(node: Node) -> None:
         await node.greet()
         await node.run(1)
-        node.say(m.Heartbeat(1, (m.RankHeartbeat(0, 5, "S", 0, 0.0),), 1))
+        node.say(reports.Heartbeat(1, (reports.RankHeartbeat(0, 5, "S", 0, 0.0),), 1))
         seen = _saves(node)
         node.report(seen)
         node.say(seen, node.seq)  # again, as after a broken line
         node.report(CRASH)
         node.say(CRASH, node.seq)
-        assert await node.order() == m.Stop(1, node.plan.limits.break_grace_s)
-        node.report(m.Stopped(1, "asked"))
+        assert await node.order() == orders.Stop(1, node.plan.limits.break_grace_s)
+        node.report(reports.Stopped(1, "asked"))
         start = await node.run(2)
         assert start.resume_from == path
         requests.ask(node.job.requests, "look")
-        assert await node.order() == m.Inspect(2, 1)
+        assert await node.order() == orders.Inspect(2, 1)
         requests.ask(node.job.requests, "cancel")
-        assert (await node.order(), node.acked) == (m.Stop(2, 77.0), m.Ack(node.seq, 1))
-        node.report(m.Stopped(2, "asked"))
+        assert (await node.order(), node.acked) == (orders.Stop(2, 77.0), orders.Ack(node.seq, 1))
+        node.report(reports.Stopped(2, "asked"))
         await node.leave()
 
     node = play(tmp_path, act, monitor={"stop_grace": 77}, restart={"backoff": 0})
@@ -93,7 +93,7 @@ def test_a_job_fails_when_its_restarts_are_spent_and_what_is_said_of_that_is_mas
         await node.run(1)
         node.report(CRASH)
         await node.order()
-        node.report(m.Stopped(1, "asked"))
+        node.report(reports.Stopped(1, "asked"))
         await node.leave()
 
     node = play(tmp_path, act, restart={"max": 0}, notify={"url": url, "on": ["failed"]})
@@ -111,18 +111,18 @@ def test_bytes_of_a_log_are_confirmed_and_after_a_gap_the_node_begins_again(
 
     async def act(node: Node) -> None:
         await node.greet(ships=True)
-        assert await node.order() == m.ResumeOffsets({})
+        assert await node.order() == orders.ResumeOffsets({})
         await node.run(1)
-        node.say(m.Chunk(LOG, 0), raw=b"step 1\n")
-        assert await node.order() == m.ChunkAck(7)
-        node.say(m.Chunk(LOG, 100), raw=b"step 9\n")
+        node.say(reports.Chunk(LOG, 0), raw=b"step 1\n")
+        assert await node.order() == orders.ChunkAck(7)
+        node.say(reports.Chunk(LOG, 100), raw=b"step 9\n")
         with pytest.raises(LineError):
             await node.order()
         await node.greet(ships=True, running=1)
-        assert await node.order() == m.ResumeOffsets({LOG: 7})
+        assert await node.order() == orders.ResumeOffsets({LOG: 7})
         requests.ask(node.job.requests, "cancel")
-        assert isinstance(await node.order(), m.Stop)
-        node.report(m.Stopped(1, "asked"))
+        assert isinstance(await node.order(), orders.Stop)
+        node.report(reports.Stopped(1, "asked"))
         await node.leave()
 
     assert (play(tmp_path, act).job.root / LOG).read_bytes() == b"step 1\n"

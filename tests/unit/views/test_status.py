@@ -17,7 +17,7 @@ from orchestrator.core import observations
 from orchestrator.core.jobdir.locks import Holder
 from orchestrator.core.jobdir.status_file import Status, StragglerStatus
 from orchestrator.core.shown import Follows, Suspicion
-from orchestrator.core.wire.messages import RankHeartbeat
+from orchestrator.core.wire.reports import RankHeartbeat
 from orchestrator.supervisor.status import status
 from orchestrator.views import cells, post_mortem, tables
 from orchestrator.views import status as status_view

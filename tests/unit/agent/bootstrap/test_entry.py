@@ -20,7 +20,7 @@ from orchestrator.core.host import procfs
 from orchestrator.core.jobdir import locks
 from orchestrator.core.observations import Retryable
 from orchestrator.core.wire import bootstrap as w
-from orchestrator.core.wire.messages import Needs
+from orchestrator.core.wire.agent_config import Needs
 from tests.support import fake_host, jobs
 from tests.support.fake_host import FakeHost
 

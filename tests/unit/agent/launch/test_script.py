@@ -16,7 +16,7 @@ from orchestrator.agent.launch.script import LaunchScript
 from orchestrator.agent.ranks.processes import NodeRanks
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.settings.rank_env import NodePlan
-from orchestrator.core.wire import messages as m
+from orchestrator.core.wire import reports
 from tests.support import jobs
 
 pytestmark = pytest.mark.slow
@@ -29,9 +29,9 @@ class Seen:
     """What a script has led to."""
 
     is_called: bool = False
-    refused: list[m.PrepareFailed] = field(default_factory=list)
+    refused: list[reports.PrepareFailed] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    end: m.LaunchEnded | None = None
+    end: reports.LaunchEnded | None = None
 
 
 async def _play(folder: Path, text: str) -> Seen:
@@ -42,10 +42,10 @@ async def _play(folder: Path, text: str) -> Seen:
     at = NodePlan(jobs.plan(nodes=1, entrypoint=None, launch=text), job, "node-0", 1, ("node-0",))
     ranks, given = NodeRanks(1, job, "node-0"), {"PATH": os.environ["PATH"]}
 
-    def report(report: m.ReliableReport) -> None:
-        if isinstance(report, m.LaunchEnded):
+    def report(report: reports.ReliableReport) -> None:
+        if isinstance(report, reports.LaunchEnded):
             seen.end = report
-        elif isinstance(report, m.PrepareFailed):
+        elif isinstance(report, reports.PrepareFailed):
             seen.refused.append(report)
 
     script = LaunchScript(ranks, at, given, report, seen.notes.append, lambda: None)

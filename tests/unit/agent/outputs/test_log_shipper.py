@@ -11,7 +11,7 @@ import pytest
 from orchestrator.agent.outputs import log_shipper as shipper_module
 from orchestrator.agent.outputs.log_shipper import SHIP_WINDOW_BYTES, WINDOW_BYTES_MIN, LogShipper
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.core.wire import messages as m
+from orchestrator.core.wire import orders, reports
 from orchestrator.core.wire.connection import RAW_BYTES_MAX
 from orchestrator.supervisor.transfers.log_receiver import LogReceiver
 
@@ -25,12 +25,12 @@ class Ship:
     """A shipper on a host, with what it has sent."""
 
     job: JobDir
-    sent: list[tuple[m.Chunk, bytes]] = field(default_factory=list)
+    sent: list[tuple[reports.Chunk, bytes]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     is_connected: bool = True
     now_s: float = 1000.0
 
-    def send(self, chunk: m.Chunk, raw: bytes) -> bool:
+    def send(self, chunk: reports.Chunk, raw: bytes) -> bool:
         if self.is_connected:
             self.sent.append((chunk, raw))
         return self.is_connected
@@ -75,8 +75,8 @@ def test_nothing_goes_before_it_is_known_what_is_at_home(ship: Ship) -> None:
     shipper.push((1,))
     assert not ship.sent
     assert not shipper.has_arrived((1,))
-    shipper.begin(m.ResumeOffsets({"logs/attempt-001/rank-00000.log": 2}))
-    assert ship.sent == [(m.Chunk("logs/attempt-001/rank-00000.log", 2), b"ne\n")]
+    shipper.begin(orders.ResumeOffsets({"logs/attempt-001/rank-00000.log": 2}))
+    assert ship.sent == [(reports.Chunk("logs/attempt-001/rank-00000.log", 2), b"ne\n")]
     shipper.hold()  # there is a new line
     ship.write("00000.log", b"more\n")
     ship.now_s += 10.0
@@ -106,7 +106,7 @@ def test_only_files_of_this_node_go_and_all_attempts_are_found_again(ship: Ship)
         "secrets/token",
     ):
         ship.write(name, b"of others")
-    _shipper(ship).begin(m.ResumeOffsets({}))
+    _shipper(ship).begin(orders.ResumeOffsets({}))
     assert {chunk.path: raw for chunk, raw in ship.sent} == {
         "logs/attempt-001/rank-00003.log": b"a",
         "logs/attempt-001/rank-00003.idx": b"i" * 32,  # whole records
@@ -123,17 +123,17 @@ def test_only_files_of_this_node_go_and_all_attempts_are_found_again(ship: Ship)
 def test_what_is_on_its_way_stays_within_the_window(ship: Ship) -> None:
     ship.write("00000.log", os.urandom(3 << 20))
     shipper = _shipper(ship)
-    shipper.begin(m.ResumeOffsets({}))
+    shipper.begin(orders.ResumeOffsets({}))
     assert ship.sent_bytes == SHIP_WINDOW_BYTES
     assert all(len(raw) <= RAW_BYTES_MAX for _, raw in ship.sent)
     shipper.poll((1,))
     assert ship.sent_bytes == SHIP_WINDOW_BYTES
-    shipper.acknowledge(m.ChunkAck(100_000))
+    shipper.acknowledge(orders.ChunkAck(100_000))
     assert ship.sent_bytes == SHIP_WINDOW_BYTES + 100_000
     while ship.sent_bytes < 3 << 20:
-        shipper.acknowledge(m.ChunkAck(ship.sent_bytes))
+        shipper.acknowledge(orders.ChunkAck(ship.sent_bytes))
     assert not shipper.has_arrived((1,))
-    shipper.acknowledge(m.ChunkAck(ship.sent_bytes))
+    shipper.acknowledge(orders.ChunkAck(ship.sent_bytes))
     assert shipper.has_arrived((1,))
     assert b"".join(raw for _, raw in ship.sent) == (ship.job.rank_log(1, 0)).read_bytes()
 
@@ -142,18 +142,18 @@ def test_a_flood_of_one_rank_does_not_hold_up_the_lines_of_another(ship: Ship) -
     ship.write("00000.log", bytes(20 << 20))
     ship.write("00007.log", b"last words\n")
     shipper = _shipper(ship)
-    shipper.begin(m.ResumeOffsets({}))
+    shipper.begin(orders.ResumeOffsets({}))
     assert b"last words\n" in [raw for _, raw in ship.sent]
     ship.write("00007.log", b"more\n")
     ship.now_s += 1.0
     shipper.poll((1,))
-    shipper.acknowledge(m.ChunkAck(ship.sent_bytes))
+    shipper.acknowledge(orders.ChunkAck(ship.sent_bytes))
     assert b"more\n" in [raw for _, raw in ship.sent]
 
 
 def test_a_slow_log_goes_once_a_second_and_its_first_line_at_once(ship: Ship) -> None:
     shipper = _shipper(ship)
-    shipper.begin(m.ResumeOffsets({}))
+    shipper.begin(orders.ResumeOffsets({}))
     for _ in range(11):
         ship.write("00000.log", b"x\n")
         shipper.poll((1,))
@@ -163,7 +163,7 @@ def test_a_slow_log_goes_once_a_second_and_its_first_line_at_once(ship: Ship) ->
 
 def test_the_last_lines_go_at_once_and_some_windows_of_them(ship: Ship) -> None:
     shipper = _shipper(ship)
-    shipper.begin(m.ResumeOffsets({}))
+    shipper.begin(orders.ResumeOffsets({}))
     ship.write("00000.log", b"x\n")
     shipper.poll((1,))
     ship.write("00000.log", b"y\n")
@@ -179,19 +179,19 @@ def test_the_last_lines_go_at_once_and_some_windows_of_them(ship: Ship) -> None:
 def test_a_slow_line_is_given_less_so_that_heartbeats_get_through(ship: Ship) -> None:
     ship.write("00000.log", bytes(50 << 20))
     shipper = _shipper(ship)
-    shipper.begin(m.ResumeOffsets({}))
+    shipper.begin(orders.ResumeOffsets({}))
     on_way = []
     for _ in range(8):
         ship.now_s += 2.0
         got = ship.sent_bytes
-        shipper.acknowledge(m.ChunkAck(got))
+        shipper.acknowledge(orders.ChunkAck(got))
         on_way.append(ship.sent_bytes - got)
     assert on_way[0] == SHIP_WINDOW_BYTES // 2
     assert on_way[-1] == WINDOW_BYTES_MIN
     for _ in range(8):
         ship.now_s += 0.01
         got = ship.sent_bytes
-        shipper.acknowledge(m.ChunkAck(got))
+        shipper.acknowledge(orders.ChunkAck(got))
     assert ship.sent_bytes - got == SHIP_WINDOW_BYTES
 
 
@@ -236,7 +236,7 @@ def test_a_file_that_shrank_or_vanished_is_dropped_with_a_note(ship: Ship) -> No
     ship.write("00000.log", b"0123456789")
     ship.write("00001.log", b"0123456789")
     shipper = _shipper(ship)
-    shipper.begin(m.ResumeOffsets({}))
+    shipper.begin(orders.ResumeOffsets({}))
     os.truncate(ship.job.rank_log(1, 0), 3)
     ship.job.rank_log(1, 1).unlink()
     ship.now_s += 5
@@ -249,7 +249,7 @@ def test_a_file_that_shrank_or_vanished_is_dropped_with_a_note(ship: Ship) -> No
         "logs/attempt-001/rank-00000.log has 3 bytes, and 10 of it were sent: no more of it is sent",
         "logs/attempt-001/rank-00001.log is gone: no more of it is sent",
     ]
-    shipper.acknowledge(m.ChunkAck(20))
+    shipper.acknowledge(orders.ChunkAck(20))
     assert shipper.has_arrived((1,))
 
 
@@ -257,7 +257,7 @@ def test_older_attempts_are_not_looked_at_again_once_they_are_home(ship: Ship) -
     for attempt in range(1, 6):
         ship.write("00000.log", b"x\n", attempt)
     shipper = _shipper(ship)
-    shipper.begin(m.ResumeOffsets({}))
+    shipper.begin(orders.ResumeOffsets({}))
     assert ship.sent_bytes == 10
     shipper.poll((5,))
     ship.job.rank_log(1, 0).unlink()
@@ -267,4 +267,4 @@ def test_older_attempts_are_not_looked_at_again_once_they_are_home(ship: Ship) -
     ship.write("00000.log", b"y\n", 4)
     ship.now_s += 5
     shipper.poll((4, 5))
-    assert ship.sent[-1] == (m.Chunk("logs/attempt-004/rank-00000.log", 2), b"y\n")
+    assert ship.sent[-1] == (reports.Chunk("logs/attempt-004/rank-00000.log", 2), b"y\n")

@@ -26,7 +26,7 @@ from orchestrator.agent.outputs.save_scanner import (
 )
 from orchestrator.core.checkpoints import tree
 from orchestrator.core.checkpoints.save import Closing, Place
-from orchestrator.core.wire import messages as m
+from orchestrator.core.wire import reports
 from tests.support.save_bench import WAIT_S_MAX, Bench, bench, play
 from tests.support.saved_files import saved, write
 
@@ -46,7 +46,7 @@ def test_a_save_is_reported_with_the_steps_made_by_then_and_afterwards_with_its_
 
     found = play(tmp_path, act)
     seen, hashed = found.reports
-    assert isinstance(seen, m.SaveSeen) and isinstance(hashed, m.SaveHashed)
+    assert isinstance(seen, reports.SaveSeen) and isinstance(hashed, reports.SaveHashed)
     assert (seen.attempt, seen.key, seen.series, seen.main) == (1, "step_5", "step_#", "step_5")
     part = seen.part
     assert (part.host, part.root, part.steps, part.closed_by) == ("node-0", str(found.root), 5, Closing.STEPS)
@@ -55,7 +55,7 @@ def test_a_save_is_reported_with_the_steps_made_by_then_and_afterwards_with_its_
     wanted = tuple(
         dataclasses.replace(piece, sha256=one) for piece, one in zip(part.pieces, digests, strict=True)
     )
-    assert hashed == m.SaveHashed(1, "step_5", wanted)
+    assert hashed == reports.SaveHashed(1, "step_5", wanted)
     assert (found.scanner.is_unfinished, found.scanner.looks) == (False, 6)
 
 

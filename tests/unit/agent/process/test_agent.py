@@ -22,7 +22,7 @@ from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.log_index import LogIndex
 from orchestrator.core.settings.rank_env import NodePlan
 from orchestrator.core.settings.rank_settings import Layers
-from orchestrator.core.wire import messages as m
+from orchestrator.core.wire import orders, reports
 from orchestrator.supervisor import allocation_claim
 from tests.support import fake_host
 from tests.support.saved_files import SAVED_NS, saved, write
@@ -31,7 +31,7 @@ from tests.unit.agent.ranks.test_step_counter import written
 
 FENCE_S = 30.0
 PREPARE = fake_host.prepare(2)
-START = m.Start(2, PREPARE.nodes, "127.0.0.1", 29400)
+START = orders.Start(2, PREPARE.nodes, "127.0.0.1", 29400)
 
 
 class Gone(NodeRanks):
@@ -66,7 +66,7 @@ def _running(agent: Agent, folder: Path) -> NodeRanks:
     return ranks
 
 
-def _reports(agent: Agent) -> list[m.ReliableReport]:
+def _reports(agent: Agent) -> list[reports.ReliableReport]:
     return [report for _, report in agent._link._outbox.pending()]
 
 
@@ -89,13 +89,13 @@ def test_ranks_are_stopped_after_the_time_of_the_fence_without_contact_and_witho
     agent._tick(now_s + FENCE_S + 39.0)
     assert (ranks.want, _reports(agent)) == (RanksGoal.RUN, [])
     agent._tick(now_s + FENCE_S + 41.0)
-    assert ranks.want is RanksGoal.STOP and m.Stopped(2, "ended") in _reports(agent)
+    assert ranks.want is RanksGoal.STOP and reports.Stopped(2, "ended") in _reports(agent)
 
 
 def test_an_agent_goes_by_itself_for_as_long_as_it_was_told(tmp_path: Path) -> None:
     agent = _agent(tmp_path)
     ranks, now_s = _running(agent, tmp_path), time.monotonic()
-    agent._obey(m.Fence(2, 2 * FENCE_S, 3 * FENCE_S))
+    agent._obey(orders.Fence(2, 2 * FENCE_S, 3 * FENCE_S))
     wants = []
     for after_s in (-1.0, 1.0):
         agent._tick(now_s + 3 * FENCE_S + after_s)
@@ -106,11 +106,11 @@ def test_an_agent_goes_by_itself_for_as_long_as_it_was_told(tmp_path: Path) -> N
 def test_neither_a_script_nor_its_ranks_start_once_their_attempt_was_told_to_stop(tmp_path: Path) -> None:
     """Setup lines may end, or the order to start come, after the order to stop."""
     agent = _agent(tmp_path)
-    agent._obey(m.Stop(2, 1.0))
+    agent._obey(orders.Stop(2, 1.0))
     agent._launch(NodePlan(PREPARE.plan, agent._job, "node-0", 2, PREPARE.nodes), Layers({}, {}, {}))
-    agent._preparation.ready = m.Prepared(2, "", 29400, (), 1)
+    agent._preparation.ready = reports.Prepared(2, "", 29400, (), 1)
     agent._obey(START)
-    assert agent._ranks is None and _reports(agent) == [m.Stopped(2, "asked")]
+    assert agent._ranks is None and _reports(agent) == [reports.Stopped(2, "asked")]
 
 
 def test_ranks_that_make_steps_are_not_left_alone_as_long_as_others(
@@ -119,8 +119,8 @@ def test_ranks_that_make_steps_are_not_left_alone_as_long_as_others(
     agent = _agent(tmp_path)
     ranks, now_s = _running(agent, tmp_path), time.monotonic()
     monkeypatch.setattr(Gone, "last_step_ns", lambda _: 1)
-    agent._obey(m.Fence(2, 2 * FENCE_S, 3 * FENCE_S))
-    agent._obey(m.Fence(1, 9 * FENCE_S, 9 * FENCE_S))
+    agent._obey(orders.Fence(2, 2 * FENCE_S, 3 * FENCE_S))
+    agent._obey(orders.Fence(1, 9 * FENCE_S, 9 * FENCE_S))
     agent._tick(now_s + 2 * FENCE_S + 1.0)
     assert ranks.want is RanksGoal.STOP
 
@@ -169,18 +169,18 @@ def test_on_the_machine_of_the_supervisor_there_is_no_fence(tmp_path: Path) -> N
 
 def test_an_order_of_a_stale_attempt_is_not_obeyed(tmp_path: Path) -> None:
     agent = _agent(tmp_path)
-    agent._obey(m.Stop(3, 0.0))
+    agent._obey(orders.Stop(3, 0.0))
     agent._obey(PREPARE)
-    assert _reports(agent) == [m.Stopped(3, "asked")]
+    assert _reports(agent) == [reports.Stopped(3, "asked")]
     agent._obey(replace(PREPARE, attempt=4))
-    assert _reports(agent)[1:] == [m.Prepared(4, "", 0, ())]
+    assert _reports(agent)[1:] == [reports.Prepared(4, "", 0, ())]
 
 
 def test_ranks_are_started_only_in_the_attempt_that_was_prepared(tmp_path: Path) -> None:
     agent = _agent(tmp_path)
     agent._obey(PREPARE)
     agent._obey(replace(START, attempt=3))
-    assert _reports(agent) == [m.Prepared(2, "", 0, ())]
+    assert _reports(agent) == [reports.Prepared(2, "", 0, ())]
 
 
 @pytest.mark.slow
@@ -200,16 +200,16 @@ def test_ranks_wait_for_a_disk_that_is_read_only_and_not_for_a_program_that_is_n
         patch.setattr(Path, "mkdir", refuse)
         agent._obey(START)
         agent._tick(time.monotonic())
-        assert _reports(agent) == [m.Prepared(2, "", 0, ())]
+        assert _reports(agent) == [reports.Prepared(2, "", 0, ())]
     agent._tick(time.monotonic())
-    failed = m.PrepareFailed(2, f"{program} cannot be started: No such file or directory", "")
+    failed = reports.PrepareFailed(2, f"{program} cannot be started: No such file or directory", "")
     assert _reports(agent)[1:] == [failed]
 
 
 def test_a_stop_leaves_ranks_the_grace_that_it_names(tmp_path: Path) -> None:
     agent = _agent(tmp_path)
     ranks, now_s = _running(agent, tmp_path), time.monotonic()
-    agent._obey(m.Stop(2, 7.0))
+    agent._obey(orders.Stop(2, 7.0))
     assert (ranks.want, ranks.how) == (RanksGoal.STOP, "asked")
     assert now_s + 7.0 <= ranks.kill_at <= time.monotonic() + 7.0
 
@@ -220,19 +220,19 @@ def test_a_look_is_taken_and_answered_by_its_number(tmp_path: Path, monkeypatch:
     ranks = _running(agent, tmp_path)
     assert agent._attempt is not None
     agent._attempt._inspector = inspector.Inspector(ranks, {})
-    agent._obey(m.Inspect(2, 5))
+    agent._obey(orders.Inspect(2, 5))
     agent._tick(time.monotonic())
-    assert _reports(agent) == [m.Inspected(2, 5, ())]
+    assert _reports(agent) == [reports.Inspected(2, 5, ())]
 
 
-async def _until(agent: Agent, report: m.ReliableReport) -> list[m.ReliableReport]:
+async def _until(agent: Agent, report: reports.ReliableReport) -> list[reports.ReliableReport]:
     """Let an agent go on until it has made a report; return all that it has made."""
-    while report not in (reports := _reports(agent)):
+    while report not in (answers := _reports(agent)):
         agent._wake.clear()
         agent._tick(time.monotonic())
         if report not in _reports(agent):
             await asyncio.wait_for(agent._wake.wait(), 20.0)
-    return reports
+    return answers
 
 
 def test_the_last_save_is_reported_before_the_word_that_the_attempt_is_over(tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ def test_the_last_save_is_reported_before_the_word_that_the_attempt_is_over(tmp_
     (job.checkpoints / "old.pt").write_bytes(b"of an attempt before")
     (run / "error-4711.json").write_text('{"message": "no access with hf_0123456789abcdef"}')
 
-    async def play() -> list[m.ReliableReport]:
+    async def play() -> list[reports.ReliableReport]:
         agent = _agent(tmp_path, finds_checkpoints=True)
         ranks = _running(agent, tmp_path)
         agent._scanner.begin(2)
@@ -253,19 +253,19 @@ def test_the_last_save_is_reported_before_the_word_that_the_attempt_is_over(tmp_
             if agent._scanner._beginning is not None:
                 await asyncio.wait_for(agent._wake.wait(), 20.0)
         (job.checkpoints / "last.pt").write_bytes(b"weights")
-        agent._obey(m.Stop(2, 0.0))
-        reports = await _until(agent, m.Stopped(2, "asked"))
+        agent._obey(orders.Stop(2, 0.0))
+        answers = await _until(agent, reports.Stopped(2, "asked"))
         agent._scanner.close()
-        return reports
+        return answers
 
-    last, *rest = [one for one in asyncio.run(play()) if not isinstance(one, m.SaveHashed)]
-    assert isinstance(last, m.SaveSeen) and (last.attempt, last.main) == (2, "last.pt")
-    assert rest == [m.Stopped(2, "asked")]
+    last, *rest = [one for one in asyncio.run(play()) if not isinstance(one, reports.SaveHashed)]
+    assert isinstance(last, reports.SaveSeen) and (last.attempt, last.main) == (2, "last.pt")
+    assert rest == [reports.Stopped(2, "asked")]
     assert list(run.iterdir()) == [], "errors were reported masked, and are not masked here"
 
 
 def test_a_heartbeat_says_how_often_the_node_has_looked_for_saves(tmp_path: Path) -> None:
-    async def play() -> list[m.Heartbeat]:
+    async def play() -> list[reports.Heartbeat]:
         agent, line = _agent(tmp_path, finds_checkpoints=True), Open()
         agent._link._line, agent._link._is_caught_up = line, True  # type: ignore[assignment]
         ranks = _running(agent, tmp_path)
@@ -278,7 +278,7 @@ def test_a_heartbeat_says_how_often_the_node_has_looked_for_saves(tmp_path: Path
         agent._beat_due = 0.0
         agent._tick(0.0)
         agent._scanner.close()
-        return [sent for sent in line.sent if isinstance(sent, m.Heartbeat)]
+        return [sent for sent in line.sent if isinstance(sent, reports.Heartbeat)]
 
     (beat,) = asyncio.run(play())
     assert (beat.attempt, beat.looks, beat.has_unfinished) == (2, 1, False)
@@ -294,15 +294,15 @@ def test_the_last_lines_of_a_log_go_before_the_word_that_the_attempt_is_over(tmp
         agent._link._line, agent._link._is_caught_up = line, True  # type: ignore[assignment]
         agent._shipper.poll = lambda attempts: None  # type: ignore[method-assign]  # no look comes in between
         _running(agent, tmp_path)
-        agent._obey(m.ResumeOffsets({}))
+        agent._obey(orders.ResumeOffsets({}))
         job.rank_log(2, 0).write_text("last words\n")
-        agent._obey(m.Stop(2, 0.0))
-        await _until(agent, m.Stopped(2, "asked"))
+        agent._obey(orders.Stop(2, 0.0))
+        await _until(agent, reports.Stopped(2, "asked"))
         agent._scanner.close()
 
     asyncio.run(play())
-    last = m.Chunk("logs/attempt-002/rank-00000.log", 0)
-    assert line.sent.index(last) < line.sent.index(m.Stopped(2, "asked"))
+    last = reports.Chunk("logs/attempt-002/rank-00000.log", 0)
+    assert line.sent.index(last) < line.sent.index(reports.Stopped(2, "asked"))
 
 
 def test_an_agent_whose_job_goes_on_in_another_allocation_leaves_with_its_ranks(tmp_path: Path) -> None:
@@ -317,10 +317,10 @@ def test_an_agent_whose_job_goes_on_in_another_allocation_leaves_with_its_ranks(
     assert agent._leaving and ranks.want is RanksGoal.STOP
 
 
-def _prepared(folder: Path, order: m.Prepare) -> m.ReliableReport:
+def _prepared(folder: Path, order: orders.Prepare) -> reports.ReliableReport:
     """Return what an agent reports of an order to prepare."""
 
-    async def play() -> m.ReliableReport:
+    async def play() -> reports.ReliableReport:
         agent = _agent(folder)
         agent._obey(order)
         while not _reports(agent):
@@ -336,7 +336,7 @@ def test_the_first_node_of_the_gang_looks_for_a_port_and_a_spare_does_not(tmp_pa
     ports = []
     for nodes in (("node-0", "node-1"), ("node-1", "node-0"), ("node-1",)):
         found = _prepared(tmp_path, replace(PREPARE, nodes=nodes))
-        assert isinstance(found, m.Prepared)
+        assert isinstance(found, reports.Prepared)
         ports.append(found.port > 0)
     assert ports == [True, False, False]
 
@@ -347,18 +347,18 @@ def test_a_save_that_is_not_as_it_was_on_this_host_is_not_started_from(tmp_path:
     piece = Piece("a.pt", 7, SAVED_NS, hashlib.sha256(b"weights").hexdigest())
     save = saved(1, main="a.pt", pieces=(piece,), places=(Place("node-0", str(path.parent)),))
     order = replace(PREPARE, resume=save, deep=deep)
-    assert _prepared(tmp_path, order) == m.Prepared(2, "", 0, ())
+    assert _prepared(tmp_path, order) == reports.Prepared(2, "", 0, ())
     write(path, b"wrights", SAVED_NS)
     found = _prepared(tmp_path, order)
     if deep:
-        assert isinstance(found, m.PrepareFailed)
+        assert isinstance(found, reports.PrepareFailed)
         assert "not whole on this host: a.pt has other bytes than when it was saved (sha256)" in found.reason
         assert not path.exists(), "it is a copy, to be brought here again"
     else:
-        assert found == m.Prepared(2, "", 0, ())
+        assert found == reports.Prepared(2, "", 0, ())
         path.unlink()
     found = _prepared(tmp_path, order)
-    assert isinstance(found, m.PrepareFailed) and "not whole on this host: a.pt is gone" in found.reason
+    assert isinstance(found, reports.PrepareFailed) and "not whole on this host: a.pt is gone" in found.reason
 
 
 def test_torn_saves_are_moved_out_of_the_scripts_way_before_an_attempt(tmp_path: Path) -> None:
@@ -367,7 +367,7 @@ def test_torn_saves_are_moved_out_of_the_scripts_way_before_an_attempt(tmp_path:
         1, main="step_5", pieces=(Piece("step_5/a.pt", 3, SAVED_NS),), why="a.pt is cut off", state=SaveState.TORN,
         places=(Place("node-0", f"{tmp_path}/checkpoints"),),
     )  # fmt: skip
-    assert _prepared(tmp_path, replace(PREPARE, torn=(torn,))) == m.Prepared(2, "", 0, ())
+    assert _prepared(tmp_path, replace(PREPARE, torn=(torn,))) == reports.Prepared(2, "", 0, ())
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [".step_5.torn-attempt-1"]
     log = JobDir(tmp_path).node_log(2, "node-0").read_text()
     assert "step_5 is torn (a.pt is cut off): moved to .step_5.torn-attempt-1" in log

@@ -17,7 +17,7 @@ from orchestrator.core import codec
 from orchestrator.core.host import procfs
 from orchestrator.core.jobdir import locks
 from orchestrator.core.wire import bootstrap as w
-from orchestrator.core.wire.messages import AgentConfig
+from orchestrator.core.wire.agent_config import AgentConfig
 from tests.support import fake_host
 
 pytestmark = pytest.mark.slow

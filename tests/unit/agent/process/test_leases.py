@@ -16,7 +16,7 @@ from orchestrator.agent.process import leases
 from orchestrator.agent.process.leases import Holder, LeaseError, Leases, Stock
 from orchestrator.core.host import gpus, procfs
 from orchestrator.core.host.gpus import Gpu, GpuError
-from orchestrator.core.wire.messages import Needs
+from orchestrator.core.wire.agent_config import Needs
 
 ME = leases.me("job-a", "host-1")
 OTHER = Holder("job-b", "host-1", "eve", 4711)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from orchestrator.agent.process import supervisor_link
 from orchestrator.agent.process.supervisor_link import Outbox
-from orchestrator.core.wire.messages import Stopped
+from orchestrator.core.wire.reports import Stopped
 
 
 def test_reports_stay_in_order_until_they_are_acknowledged() -> None:

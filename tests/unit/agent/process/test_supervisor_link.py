@@ -12,9 +12,8 @@ from pathlib import Path
 from orchestrator.agent.process.supervisor_link import SupervisorLink
 from orchestrator.core.checkpoints.save import Piece
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.core.wire import connection
-from orchestrator.core.wire import messages as m
-from orchestrator.core.wire.messages import Envelope
+from orchestrator.core.wire import connection, orders, reports
+from orchestrator.core.wire.reports import Envelope
 from orchestrator.submission.credentials import new_certificate
 from orchestrator.supervisor.agent_connections import AgentConnections, AgentDropped, AgentReady, LinkEvent
 from tests.support import fake_host
@@ -54,9 +53,9 @@ def _play(folder: Path, act: Callable[[Pair], Awaitable[None]]) -> None:
     (folder / "key.pem").write_bytes(key)
     config = fake_host.config(root=str(folder), token=TOKEN, certificate=certificate.decode())
 
-    def hello(pending: int) -> m.Hello:
-        return m.Hello(
-            m.PROTOCOL, config.job, TOKEN, "node-0", "boot", "host", 7, 0, 0, "", 0, (), pending, str(folder), False, ()
+    def hello(pending: int) -> reports.Hello:
+        return reports.Hello(
+            reports.PROTOCOL, config.job, TOKEN, "node-0", "boot", "host", 7, 0, 0, "", 0, (), pending, str(folder), False, ()
         )  # fmt: skip
 
     async def play() -> None:
@@ -90,7 +89,7 @@ def test_contact_is_proved_by_an_acknowledged_beat_from_when_that_was_sent(tmp_p
         sent_s = time.monotonic()
         assert isinstance(await pair.hear(), Envelope)
         assert link.proved_at == before_s, "that it arrived is not known yet"
-        pair.links.send("node-0", m.Ack(0, 1))
+        pair.links.send("node-0", orders.Ack(0, 1))
         await pair.until(lambda: link.proved_at > before_s)
         assert link.proved_at <= sent_s
 
@@ -100,13 +99,13 @@ def test_contact_is_proved_by_an_acknowledged_beat_from_when_that_was_sent(tmp_p
 def test_a_report_is_said_on_each_new_line_until_it_is_acknowledged(tmp_path: Path) -> None:
     async def act(pair: Pair) -> None:
         await pair.greeted()
-        pair.link.report(m.Stopped(1, "asked"))
+        pair.link.report(reports.Stopped(1, "asked"))
         assert isinstance(await pair.hear(), Envelope)
         for _ in range(2):
             pair.links.drop("node-0")
             assert await pair.hear() == AgentDropped("node-0")
             assert await pair.greeted() == [1]
-        pair.links.send("node-0", m.Ack(1, 0))
+        pair.links.send("node-0", orders.Ack(1, 0))
         await pair.until(lambda: not pair.link.has_pending)
         pair.links.drop("node-0")
         assert await pair.hear() == AgentDropped("node-0")
@@ -125,13 +124,13 @@ def test_more_reports_than_a_connection_holds_arrive_in_order_with_those_made_me
         pair.link.close()
         assert await pair.hear() == AgentDropped("node-0")
         for _ in range(600):  # 16 MB, after a weekend without the supervisor
-            pair.link.report(m.SaveHashed(1, "step", files))
+            pair.link.report(reports.SaveHashed(1, "step", files))
         numbers: list[int] = []
         while len(numbers) < 601:
             word = await pair.hear()
             numbers += [word.seq] if isinstance(word, Envelope) else []
             if len(numbers) == 300 and isinstance(word, Envelope):
-                pair.link.report(m.Stopped(1, "asked"))
+                pair.link.report(reports.Stopped(1, "asked"))
         assert numbers == list(range(1, 602))
 
     _play(tmp_path, act)

@@ -9,7 +9,7 @@ import pytest
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.core import observations
-from orchestrator.core.wire.messages import RankHeartbeat
+from orchestrator.core.wire.reports import RankHeartbeat
 from tests.support.brain_story import VICTIM, Story, none_of, only
 from tests.support.frames import frame
 

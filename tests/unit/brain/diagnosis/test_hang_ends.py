@@ -12,7 +12,7 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.core import observations, text
 from orchestrator.core.errors import Fault
-from orchestrator.core.wire.messages import RankHeartbeat
+from orchestrator.core.wire.reports import RankHeartbeat
 from tests.support.brain_story import Story, look, none_of, notices, only
 from tests.support.frames import frame
 from tests.support.hang_story import (

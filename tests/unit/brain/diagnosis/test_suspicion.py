@@ -13,7 +13,7 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.core import observations
 from orchestrator.core.shown import Follows
-from orchestrator.core.wire.messages import RankHeartbeat
+from orchestrator.core.wire.reports import RankHeartbeat
 from tests.support.brain_story import Story, look, none_of, notices, only
 
 WAITS = observations.Activity.WAITING_FOR_RANKS

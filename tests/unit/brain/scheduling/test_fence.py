@@ -10,7 +10,7 @@ from orchestrator.brain.model import events as e
 from orchestrator.brain.scheduling import fence
 from orchestrator.brain.scheduling.fence import ALONE_S_MAX, QUIET_S_MAX
 from orchestrator.core.observations import Framework
-from orchestrator.core.wire.messages import RankHeartbeat
+from orchestrator.core.wire.reports import RankHeartbeat
 from tests.support.brain_story import Story, none_of
 
 BASE_S, SILENT_S = 12.0, 20.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.core.observations import Failure
-from orchestrator.core.wire.messages import RankHeartbeat
+from orchestrator.core.wire.reports import RankHeartbeat
 from tests.support.brain_story import Story, none_of, only
 from tests.support.frames import frame
 

@@ -16,10 +16,9 @@ import pytest
 
 from orchestrator.core import codec
 from orchestrator.core.jobdir.durable import LINE_BYTES_MAX
-from orchestrator.core.wire import connection
-from orchestrator.core.wire import messages as m
+from orchestrator.core.wire import connection, orders, reports
 from orchestrator.core.wire.connection import Line, LineError
-from orchestrator.core.wire.messages import Envelope
+from orchestrator.core.wire.reports import Envelope
 from orchestrator.submission.credentials import new_certificate
 from orchestrator.supervisor import agent_connections
 from orchestrator.supervisor import agent_connections as links_module
@@ -156,9 +155,9 @@ def test_what_an_agent_had_kept_comes_before_the_word_that_it_is_up(tmp_path: Pa
     async def act(place: Place) -> None:
         agent = await place.dial()
         agent.send(dataclasses.replace(HELLO, pending=2))
-        agent.send(m.Started(1, (5,)), 3)
-        agent.send(m.Stopped(1, "asked"), 4)
-        agent.send(m.Heartbeat(1, (), 1))
+        agent.send(reports.Started(1, (5,)), 3)
+        agent.send(reports.Stopped(1, "asked"), 4)
+        agent.send(reports.Heartbeat(1, (), 1))
         heard = [await place.hear() for _ in range(4)]
         assert [type(word) for word in heard] == [Envelope, Envelope, AgentReady, Envelope]
         assert [word.seq for word in heard if isinstance(word, Envelope)] == [3, 4, 0]
@@ -170,7 +169,7 @@ def test_what_an_agent_had_kept_comes_before_the_word_that_it_is_up(tmp_path: Pa
 def test_the_end_of_an_agent_that_takes_its_leave_is_told_as_such(tmp_path: Path) -> None:
     async def act(place: Place) -> None:
         agent = await place.agent()
-        agent.send(m.Goodbye())
+        agent.send(reports.Goodbye())
         assert await place.hear() == AgentDropped("node-0", left=True)
         assert not place.links.connected("node-0")
 
@@ -185,11 +184,11 @@ def test_a_new_connection_replaces_the_old_without_a_word_of_its_end(tmp_path: P
         up = await place.hear()
         assert isinstance(up, AgentReady)
         assert up.hello.incarnation == "second"
-        assert place.links.send("node-0", m.Dismiss())
+        assert place.links.send("node-0", orders.Dismiss())
         assert await new.receive() == ({"kind": "Dismiss"}, b"")
         new.abort()
         assert await place.hear() == AgentDropped("node-0")
-        assert not place.links.send("node-0", m.Dismiss())
+        assert not place.links.send("node-0", orders.Dismiss())
         assert place.links.inbox.empty()
 
     play(tmp_path, act)
@@ -209,8 +208,8 @@ def test_raw_bytes_come_with_their_message_whatever_they_are(tmp_path: Path) -> 
         agent = await place.agent()
         raws = [b"", b"\n", b'{"kind":"Heartbeat"}\n', bytes(range(256)) * 1024]
         for offset, raw in enumerate(raws):
-            agent.send(m.Chunk("logs/x", offset), raw=raw)
-        agent.send(m.Stopped(1, "asked"), 1)
+            agent.send(reports.Chunk("logs/x", offset), raw=raw)
+        agent.send(reports.Stopped(1, "asked"), 1)
         heard = [await place.hear() for _ in range(5)]
         assert [word.raw for word in heard if isinstance(word, Envelope)] == [*raws, b""]
         assert [word.data for word in heard if isinstance(word, Envelope)] == [
@@ -274,7 +273,7 @@ def test_whoever_does_not_read_is_cut_off(tmp_path: Path, monkeypatch: pytest.Mo
     async def act(place: Place) -> None:
         agent = await place.agent()
         agent.reader._transport.pause_reading()  # type: ignore[attr-defined]
-        order = m.Prepare(1, jobs.plan(), (), {"A": "x" * 500_000})
+        order = orders.Prepare(1, jobs.plan(), (), {"A": "x" * 500_000})
         sent = [place.links.send("node-0", order) for _ in range(40)]
         assert sent[0]
         assert not sent[-1]
@@ -338,8 +337,8 @@ def test_beats_wait_for_one_another_and_for_no_other_word(
         one = await _greeted(place)
         start_s = time.monotonic()
         for beat in range(3):
-            one.send(m.Heartbeat(0, (), beat))
-        one.send(m.Goodbye())
+            one.send(reports.Heartbeat(0, (), beat))
+        one.send(reports.Goodbye())
         words = await place.links.hear(ANSWER_S_MAX)
         assert [type(word).__name__ for word in words] == ["Envelope", "Envelope", "Envelope", "AgentDropped"]
         assert time.monotonic() - start_s < ANSWER_S_MAX, "the last word ended the wait"
@@ -355,7 +354,7 @@ def test_beats_alone_wait_no_longer_than_was_asked_for(
 
     async def act(place: Place) -> None:
         one = await _greeted(place)
-        one.send(m.Heartbeat(0, (), 1))
+        one.send(reports.Heartbeat(0, (), 1))
         start_s = time.monotonic()
         while not await place.links.hear(0.3):
             pass

@@ -21,7 +21,7 @@ from orchestrator.core.checkpoints.save import (
     Save,
     SaveState,
 )
-from orchestrator.core.wire import messages as m
+from orchestrator.core.wire import reports
 from orchestrator.supervisor.executor import save_gang
 from orchestrator.supervisor.transfers import closing
 from orchestrator.supervisor.transfers.closing import SCANS_KEPT, Beats, Found, Gang, Watch
@@ -67,9 +67,9 @@ def watch(*gone_on: str) -> Watch:
     return Watch(gone_on=set(gone_on))
 
 
-def beat(looks: int, *steps: int, has_unfinished: bool = False) -> m.Heartbeat:
-    ranks = tuple(m.RankHeartbeat(rank, count, "S", 0, 0.0) for rank, count in enumerate(steps))
-    return m.Heartbeat(1, ranks, 1, looks, has_unfinished)
+def beat(looks: int, *steps: int, has_unfinished: bool = False) -> reports.Heartbeat:
+    ranks = tuple(reports.RankHeartbeat(rank, count, "S", 0, 0.0) for rank, count in enumerate(steps))
+    return reports.Heartbeat(1, ranks, 1, looks, has_unfinished)
 
 
 def judge(*parts: Part, by: Watch | None = None, of: Gang = ENDED, before: Save | None = None) -> Found:
@@ -172,7 +172,7 @@ def test_where_another_agent_looks_at_the_same_disk_steps_alone_tell() -> None:
     assert seen.beat("n1", beat(-1, 11))
 
 
-def beats(*told: m.Heartbeat) -> dict[str, Beats]:
+def beats(*told: reports.Heartbeat) -> dict[str, Beats]:
     """Return what is remembered of the heartbeats of n1."""
     known = Beats(told[0])
     for one in told:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.core.wire import messages as m
+from orchestrator.core.wire import orders, reports
 from orchestrator.supervisor.transfers import log_receiver as intake_module
 from orchestrator.supervisor.transfers.log_receiver import LogReceiveError, LogReceiver
 from tests.support.fake_disk import FakeDisk
@@ -27,21 +27,21 @@ def _text(job: JobDir, path: str) -> bytes:
 
 def test_chunks_are_joined_and_confirmed(job: JobDir) -> None:
     intake = LogReceiver(job)
-    assert intake.have("n0") == m.ResumeOffsets({})
-    intake.receive("n0", m.Chunk(LOG, 0), b"one ")
-    intake.receive("n0", m.Chunk(LOG, 4), b"two")
+    assert intake.have("n0") == orders.ResumeOffsets({})
+    intake.receive("n0", reports.Chunk(LOG, 0), b"one ")
+    intake.receive("n0", reports.Chunk(LOG, 4), b"two")
     assert _text(job, LOG) == b"one two"
-    assert intake.owed() == [("n0", m.ChunkAck(7))]
+    assert intake.owed() == [("n0", orders.ChunkAck(7))]
     assert intake.owed() == []
 
 
 def test_what_is_there_is_never_written_again(job: JobDir) -> None:
     intake = LogReceiver(job)
-    intake.receive("n0", m.Chunk(LOG, 0), b"0123456789")
-    intake.receive("n0", m.Chunk(LOG, 2), b"XX")
-    intake.receive("n1", m.Chunk(LOG, 8), b"XXab")
+    intake.receive("n0", reports.Chunk(LOG, 0), b"0123456789")
+    intake.receive("n0", reports.Chunk(LOG, 2), b"XX")
+    intake.receive("n1", reports.Chunk(LOG, 8), b"XXab")
     assert _text(job, LOG) == b"0123456789ab"
-    assert intake.owed() == [("n0", m.ChunkAck(12)), ("n1", m.ChunkAck(4))]
+    assert intake.owed() == [("n0", orders.ChunkAck(12)), ("n1", orders.ChunkAck(4))]
 
 
 def test_a_new_home_knows_whose_file_is_whose(job: JobDir) -> None:
@@ -54,13 +54,13 @@ def test_a_new_home_knows_whose_file_is_whose(job: JobDir) -> None:
         f"{pages}/rank-00002-flight.jsonl",
         f"{pages}/node-n0-gpus.txt",
     ):
-        first.receive("n0", m.Chunk(path, 0), b"12345678")
-    first.receive("n0", m.Chunk("logs/attempt-001/node-n0.log", 0), b"note")
-    first.receive("n0", m.Chunk("nodes/n0/agent.log", 0), b"word")
-    first.receive("n1", m.Chunk("logs/attempt-001/rank-00003.log", 0), b"1")
+        first.receive("n0", reports.Chunk(path, 0), b"12345678")
+    first.receive("n0", reports.Chunk("logs/attempt-001/node-n0.log", 0), b"note")
+    first.receive("n0", reports.Chunk("nodes/n0/agent.log", 0), b"word")
+    first.receive("n1", reports.Chunk("logs/attempt-001/rank-00003.log", 0), b"1")
     first.close()
     second = LogReceiver(job)
-    assert second.have("n0") == m.ResumeOffsets(
+    assert second.have("n0") == orders.ResumeOffsets(
         {
             LOG: 8,
             "logs/attempt-001/rank-00002.idx": 8,
@@ -71,16 +71,16 @@ def test_a_new_home_knows_whose_file_is_whose(job: JobDir) -> None:
             "nodes/n0/agent.log": 4,
         }
     )
-    assert second.have("n1") == m.ResumeOffsets({"logs/attempt-001/rank-00003.log": 1})
-    assert second.have("n") == m.ResumeOffsets({})
+    assert second.have("n1") == orders.ResumeOffsets({"logs/attempt-001/rank-00003.log": 1})
+    assert second.have("n") == orders.ResumeOffsets({})
 
 
 def test_a_new_connection_counts_from_zero(job: JobDir) -> None:
     intake = LogReceiver(job)
-    intake.receive("n0", m.Chunk(LOG, 0), b"1234")
-    assert intake.have("n0") == m.ResumeOffsets({LOG: 4})
-    intake.receive("n0", m.Chunk(LOG, 4), b"5")
-    assert intake.owed() == [("n0", m.ChunkAck(1))]
+    intake.receive("n0", reports.Chunk(LOG, 0), b"1234")
+    assert intake.have("n0") == orders.ResumeOffsets({LOG: 4})
+    intake.receive("n0", reports.Chunk(LOG, 4), b"5")
+    assert intake.owed() == [("n0", orders.ChunkAck(1))]
 
 
 @pytest.mark.parametrize(
@@ -111,39 +111,39 @@ def test_a_file_that_is_not_the_nodes_is_refused_and_told_once(
 ) -> None:
     intake = LogReceiver(job)
     for _ in range(3):
-        intake.receive("n0", m.Chunk(path, 0), b"evil")
+        intake.receive("n0", reports.Chunk(path, 0), b"evil")
     assert list(job.root.iterdir()) == []
     assert capsys.readouterr().out.count("refused") == 1
-    assert intake.owed() == [("n0", m.ChunkAck(12))]
+    assert intake.owed() == [("n0", orders.ChunkAck(12))]
 
 
 def test_a_node_whose_name_is_a_pattern_means_only_itself(job: JobDir) -> None:
     intake = LogReceiver(job)
-    intake.receive("n.0", m.Chunk("nodes/nx0/agent.log", 0), b"evil")
+    intake.receive("n.0", reports.Chunk("nodes/nx0/agent.log", 0), b"evil")
     assert not (job.root / "nodes").exists()
-    intake.receive("n.0", m.Chunk("nodes/n.0/agent.log", 0), b"good")
+    intake.receive("n.0", reports.Chunk("nodes/n.0/agent.log", 0), b"good")
     assert _text(job, "nodes/n.0/agent.log") == b"good"
 
 
 def test_a_gap_asks_for_a_new_beginning(job: JobDir) -> None:
     intake = LogReceiver(job)
-    intake.receive("n0", m.Chunk(LOG, 0), b"1234")
+    intake.receive("n0", reports.Chunk(LOG, 0), b"1234")
     with pytest.raises(LogReceiveError, match="has 4 bytes here, and bytes from 6 on came"):
-        intake.receive("n0", m.Chunk(LOG, 6), b"78")
+        intake.receive("n0", reports.Chunk(LOG, 6), b"78")
     os.truncate(job.root / LOG, 2)
     with pytest.raises(LogReceiveError, match="has 2 bytes here"):
-        intake.receive("n0", m.Chunk(LOG, 4), b"56")
-    assert intake.have("n0") == m.ResumeOffsets({LOG: 2})
+        intake.receive("n0", reports.Chunk(LOG, 4), b"56")
+    assert intake.have("n0") == orders.ResumeOffsets({LOG: 2})
 
 
 def test_a_log_that_was_deleted_here_comes_again_from_its_start(job: JobDir) -> None:
     intake = LogReceiver(job)
-    intake.receive("n0", m.Chunk(LOG, 0), b"1234")
+    intake.receive("n0", reports.Chunk(LOG, 0), b"1234")
     (job.root / LOG).unlink()
     with pytest.raises(LogReceiveError, match="was deleted here"):
-        intake.receive("n0", m.Chunk(LOG, 4), b"56")
-    assert intake.have("n0") == m.ResumeOffsets({})
-    intake.receive("n0", m.Chunk(LOG, 0), b"123456")
+        intake.receive("n0", reports.Chunk(LOG, 4), b"56")
+    assert intake.have("n0") == orders.ResumeOffsets({})
+    intake.receive("n0", reports.Chunk(LOG, 0), b"123456")
     assert _text(job, LOG) == b"123456"
 
 
@@ -153,7 +153,7 @@ def test_a_link_in_the_way_is_not_followed(job: JobDir, tmp_path_factory: pytest
     (job.root / LOG).parent.mkdir(parents=True)
     (job.root / LOG).symlink_to(victim)
     intake = LogReceiver(job)
-    intake.receive("n0", m.Chunk(LOG, 0), b"evil")
+    intake.receive("n0", reports.Chunk(LOG, 0), b"evil")
     assert victim.read_bytes() == b""
 
 
@@ -163,7 +163,7 @@ def test_few_files_are_open_however_many_are_written(job: JobDir, monkeypatch: p
     before = len(list(Path("/proc/self/fd").iterdir()))
     for turn in range(3):
         for rank in range(20):
-            intake.receive("n0", m.Chunk(f"logs/attempt-001/rank-{rank:05d}.log", turn), b"x")
+            intake.receive("n0", reports.Chunk(f"logs/attempt-001/rank-{rank:05d}.log", turn), b"x")
     assert len(list(Path("/proc/self/fd").iterdir())) == before + 4
     intake.close()
     assert len(list(Path("/proc/self/fd").iterdir())) == before
@@ -176,7 +176,7 @@ def test_a_full_disk_costs_time_and_nothing_else(job: JobDir, disk: FakeDisk) ->
     disk.at_wait = lambda: seen.append(_text(job, LOG))
     intake = LogReceiver(job)
     for offset in range(0, 20, 4):
-        intake.receive("n0", m.Chunk(LOG, offset), b"0123")
+        intake.receive("n0", reports.Chunk(LOG, offset), b"0123")
     assert seen == [b"012301"] * 2
-    assert intake.owed() == [("n0", m.ChunkAck(20))]
+    assert intake.owed() == [("n0", orders.ChunkAck(20))]
     assert _text(job, LOG) == b"0123" * 5

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from orchestrator.core.checkpoints import disk
 from orchestrator.core.checkpoints.save import Save, SaveState
-from orchestrator.core.wire import messages as m
+from orchestrator.core.wire import reports
 from tests.support.desk_world import DeskWorld
 from tests.support.saved_files import Model, torch_save
 
@@ -30,7 +30,7 @@ class Training:
     # By name of the save: what each writing of it may be as a whole
     versions: dict[str, list[list[Stamps]]] = field(default_factory=dict)
     # What an agent has not seen of a name yet, by node and name
-    unseen: dict[tuple[str, str], m.SaveSeen] = field(default_factory=dict)
+    unseen: dict[tuple[str, str], reports.SaveSeen] = field(default_factory=dict)
     step: int = FIRST_STEP
     lost: set[str] = field(default_factory=set)
 
@@ -39,7 +39,7 @@ class Training:
         if self.lost:
             return  # the others wait for the lost rank
         is_single = name.endswith(".pt")
-        seen: dict[str, m.SaveSeen] = {}
+        seen: dict[str, reports.SaveSeen] = {}
         for node in writers:
             file = name if is_single else f"{name}/rank_{node[1:]}.pt"
             self.world.write({file: torch_save(Model(), data=bytes([self.step % 251]) * 16)}, node)
@@ -75,9 +75,9 @@ class Training:
             lambda: self.world.beat(node, count, has_unfinished=has_unfinished, looks=2 * count)
         )
 
-    def _report(self, node: str, seen: m.SaveSeen) -> None:
+    def _report(self, node: str, seen: reports.SaveSeen) -> None:
         pieces = disk.hashed(Path(seen.part.root), seen.part.pieces) or ()
-        digests = m.SaveHashed(seen.attempt, seen.key, pieces)
+        digests = reports.SaveHashed(seen.attempt, seen.key, pieces)
 
         def report() -> None:
             self.world.desk.seen(self.world.at, node, seen, self.world.gang)

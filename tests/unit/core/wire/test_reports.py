@@ -7,12 +7,12 @@ from typing import Any, get_args
 
 from orchestrator.brain.model import events as e
 from orchestrator.core import codec, observations
-from orchestrator.core.wire import messages as m
+from orchestrator.core.wire import orders, reports
 from tests.support import jobs
 from tests.support.frames import frame
 
 EVENTS = codec.by_kind(e.Event)
-REPORTS = codec.by_kind(m.ReliableReport)
+REPORTS = codec.by_kind(reports.ReliableReport)
 
 
 def _fields(cls: type[Any]) -> list[str]:
@@ -21,15 +21,17 @@ def _fields(cls: type[Any]) -> list[str]:
 
 def test_every_order_and_kept_report_names_its_attempt() -> None:
     assert all("attempt" in _fields(cls) for cls in REPORTS.values())
-    without = [cls.__name__ for cls in get_args(m.Order) if "attempt" not in _fields(cls)]
+    without = [cls.__name__ for cls in get_args(orders.Order) if "attempt" not in _fields(cls)]
     assert without == ["Ack", "Discard", "Dismiss", "ResumeOffsets", "ChunkAck"]
-    assert get_args(m.AttemptOrder) == tuple(
-        cls for cls in get_args(m.Order) if cls.__name__ not in without
+    assert get_args(orders.AttemptOrder) == tuple(
+        cls for cls in get_args(orders.Order) if cls.__name__ not in without
     ), "an agent obeys these only for its latest attempt"
 
 
 def test_messages_cross_the_wire() -> None:
-    exited = m.Exited(1, 2, None, 9, 3, observations.Failure("E", "m", "t", frame("w:1 f")), False, True)
-    assert codec.loads_kind(codec.by_kind(m.Report), codec.dumps_kind(exited)) == exited
-    prepare = m.Prepare(1, jobs.plan(env={"A": "b"}), ("node-0", "node-1"), {"HOME": "/h"})
-    assert codec.loads_kind(codec.by_kind(m.Order), codec.dumps_kind(prepare)) == prepare
+    exited = reports.Exited(
+        1, 2, None, 9, 3, observations.Failure("E", "m", "t", frame("w:1 f")), False, True
+    )
+    assert codec.loads_kind(codec.by_kind(reports.Report), codec.dumps_kind(exited)) == exited
+    prepare = orders.Prepare(1, jobs.plan(env={"A": "b"}), ("node-0", "node-1"), {"HOME": "/h"})
+    assert codec.loads_kind(codec.by_kind(orders.Order), codec.dumps_kind(prepare)) == prepare

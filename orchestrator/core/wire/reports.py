@@ -1,4 +1,4 @@
-"""Messages between supervisor and agent: reports go up, orders go down, and each names its attempt.
+"""What an agent tells its supervisor: each report of an attempt names it.
 
 The brain's event of a report is the report, with when it came and from which node before it.
 Reliable reports carry a sequence number and are sent again until they are acknowledged; `Hello`, `Heartbeat` and chunks
@@ -7,11 +7,10 @@ are not.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from orchestrator.core.checkpoints.save import Part, Piece, Save
-from orchestrator.core.jobdir.plan import Plan
+from orchestrator.core.checkpoints.save import Part, Piece
 from orchestrator.core.observations import (
     Address,
     CollectiveCounts,
@@ -129,14 +128,14 @@ class Heartbeat:
 
 
 @dataclass(frozen=True, slots=True)
-class _OfAttempt:
-    """What each report and order about an attempt has."""
+class OfAttempt:
+    """What each report and order of an attempt names."""
 
     attempt: int
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared(_OfAttempt):
+class Prepared(OfAttempt):
     """The node is ready; the first node adds its port, and the addresses where others may reach it (empty: not asked)."""
 
     address: str
@@ -147,7 +146,7 @@ class Prepared(_OfAttempt):
 
 
 @dataclass(frozen=True, slots=True)
-class Probed(_OfAttempt):
+class Probed(OfAttempt):
     """Which of the first node's addresses this node reaches, best first, and how the others failed."""
 
     reached: tuple[Reached, ...]
@@ -155,7 +154,7 @@ class Probed(_OfAttempt):
 
 
 @dataclass(frozen=True, slots=True)
-class PrepareFailed(_OfAttempt):
+class PrepareFailed(OfAttempt):
     """The node's setup lines failed, or a rank's program cannot be started there."""
 
     reason: str
@@ -168,7 +167,7 @@ class PrepareFailed(_OfAttempt):
 
 
 @dataclass(frozen=True, slots=True)
-class LaunchEnded(_OfAttempt):
+class LaunchEnded(OfAttempt):
     """The node's script ended, with `code` (negative: the signal), after this many launcher calls; the end of what it wrote."""
 
     calls: int
@@ -177,7 +176,7 @@ class LaunchEnded(_OfAttempt):
 
 
 @dataclass(frozen=True, slots=True)
-class Started(_OfAttempt):
+class Started(OfAttempt):
     """All ranks of the node were started; their process ids in the order of its ranks."""
 
     pids: tuple[int, ...]
@@ -187,7 +186,7 @@ class Started(_OfAttempt):
 
 
 @dataclass(frozen=True, slots=True)
-class Exited(_OfAttempt):
+class Exited(OfAttempt):
     """A rank's process ended. Exactly one of `code` and `signal` is set."""
 
     rank: int
@@ -206,7 +205,7 @@ class Exited(_OfAttempt):
 
 
 @dataclass(frozen=True, slots=True)
-class Stopped(_OfAttempt):
+class Stopped(OfAttempt):
     """Nothing of an attempt, nor of any before it, still runs on this node."""
 
     # asked, fenced or ended
@@ -214,7 +213,7 @@ class Stopped(_OfAttempt):
 
 
 @dataclass(frozen=True, slots=True)
-class Inspected(_OfAttempt):
+class Inspected(OfAttempt):
     """The answer to `Inspect` number `inspection`; the files with all stacks are in the node's evidence folder by then."""
 
     inspection: int
@@ -222,7 +221,7 @@ class Inspected(_OfAttempt):
 
 
 @dataclass(frozen=True, slots=True)
-class SaveSeen(_OfAttempt):
+class SaveSeen(OfAttempt):
     """A save that ranks have written where this agent looks, or its part of one. Reported anew when it has changed."""
 
     # See `names.Group`
@@ -233,7 +232,7 @@ class SaveSeen(_OfAttempt):
 
 
 @dataclass(frozen=True, slots=True)
-class SaveHashed(_OfAttempt):
+class SaveHashed(OfAttempt):
     """The files of a save that was reported, with their sha256."""
 
     key: str
@@ -277,155 +276,6 @@ class NodeSignalled:
 
 
 Report: TypeAlias = Hello | Heartbeat | Chunk | Goodbye | NodeSignalled | ReliableReport
-
-
-@dataclass(frozen=True, slots=True)
-class Ack:
-    """All reliable reports up to `seq` and heartbeats up to `beat` have arrived and are on disk."""
-
-    seq: int
-    beat: int
-
-
-@dataclass(frozen=True, slots=True)
-class Prepare(_OfAttempt):
-    """Make the node ready: the environment of its ranks, setup lines, the program, and on the first node a port. The script of a
-    plan that has one is run then: `Prepared` follows when it calls a launcher."""
-
-    # As `Plan.for_node` has it
-    plan: Plan
-    # The nodes of the attempt in the order of their ranks; a spare is none of them
-    nodes: tuple[str, ...]
-    # What the ranks inherit of the submitter's environment, and the job's secrets
-    outer: dict[str, str] = field(default_factory=dict)
-    secrets: dict[str, str] = field(default_factory=dict)
-    # The checkpoint to start from, as the node sees it; empty for none
-    resume_from: str = ""
-    # The save to start from, which was brought here; whether all its bytes are to be compared
-    resume: Save | None = None
-    deep: bool = False
-    # Saves of the attempt before that are torn: to be moved out of the scripts' way
-    torn: tuple[Save, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Probe(_OfAttempt):
-    """Try to reach the first node at each of these addresses and this port; report `Probed`."""
-
-    addresses: tuple[str, ...]
-    port: int
-
-
-@dataclass(frozen=True, slots=True)
-class Start(_OfAttempt):
-    """Start the ranks of this node; they meet at this address and port."""
-
-    # The nodes of the attempt, in the order of their ranks
-    nodes: tuple[str, ...]
-    address: str
-    port: int
-    # Over which this node reaches the address; empty: not known
-    interface: str = ""
-    # The checkpoint to start from, as the node sees it; empty for none
-    resume_from: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Stop(_OfAttempt):
-    """Stop the node's ranks: `signal` (a name, without SIG), after `grace_s` KILL."""
-
-    grace_s: float
-    signal: str = "TERM"
-
-
-@dataclass(frozen=True, slots=True)
-class Inspect(_OfAttempt):
-    """Sample every rank of the node, compare it with the sample before, and write the evidence."""
-
-    inspection: int
-
-
-@dataclass(frozen=True, slots=True)
-class Fence(_OfAttempt):
-    """How long this agent may go without contact before it stops its ranks."""
-
-    # Without contact and without a step of its ranks
-    quiet_s: float
-    # The same, if it is longer, as long as they have made no step in this attempt
-    alone_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Discard:
-    """Delete a save that `checkpoint.keep` does not keep; it is as it lies on this host."""
-
-    save: Save
-
-
-@dataclass(frozen=True, slots=True)
-class Dismiss:
-    """The job is over: exit."""
-
-
-@dataclass(frozen=True, slots=True)
-class ResumeOffsets:
-    """How many bytes the supervisor has of each of this node's files, by path relative to the job folder; 0 of the others.
-    Sent once after each `Hello` of an agent that ships; the agent sends what comes after."""
-
-    files: dict[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkAck:
-    """How many bytes of chunks have been received since this connection began."""
-
-    bytes: int
-
-
-AttemptOrder: TypeAlias = Prepare | Probe | Start | Stop | Inspect | Fence
-Order: TypeAlias = (
-    Ack | Prepare | Probe | Start | Stop | Inspect | Fence | Discard | Dismiss | ResumeOffsets | ChunkAck
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Needs:
-    """What an agent must lease of its host before it comes up: GPUs, or slots. All 0: nothing, as on backend local."""
-
-    gpus: int
-    slots: int
-    # How many slots the host has, 0: as many as cores
-    slots_there: int
-
-
-@dataclass(frozen=True, slots=True)
-class AgentConfig:
-    """The configuration of an agent at its start, as JSON on its standard input: nothing of it shows in argv."""
-
-    job: str
-    # Empty where one text goes to many nodes, and each knows its own name
-    node: str
-    root: str
-    token: str
-    certificate: str
-    address: str
-    heartbeat_s: float
-    # How long its loop may stand still before its keeper replaces it
-    node_timeout_s: float
-    # How long it goes on without contact until a `Fence` sets another time; None: for good, on the supervisor's own machine
-    fence_s: float | None
-    checkpoint_glob: str
-    finds_checkpoints: bool
-    ships: bool
-    needs: Needs
-    # The GPUs that its keeper has leased; only the keeper fills them in
-    gpus: tuple[str, ...] = ()
-    # By which the processes of the job on this node are known; only the keeper fills it in
-    tag: str = ""
-    # It runs in a Slurm step. Slurm signals all processes of a job when it takes the nodes: TERM is not for the agent then
-    allocated: bool = False
-    # How long it goes on where its ranks have long made steps without contact; never less than `fence_s`
-    away_fence_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

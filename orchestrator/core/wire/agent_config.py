@@ -1,0 +1,45 @@
+"""What an agent is started with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What an agent must lease of its host before it comes up: GPUs, or slots. All 0: nothing, as on backend local."""
+
+    gpus: int
+    slots: int
+    # How many slots the host has, 0: as many as cores
+    slots_there: int
+
+
+@dataclass(frozen=True, slots=True)
+class AgentConfig:
+    """The configuration of an agent at its start, as JSON on its standard input: nothing of it shows in argv."""
+
+    job: str
+    # Empty where one text goes to many nodes, and each knows its own name
+    node: str
+    root: str
+    token: str
+    certificate: str
+    address: str
+    heartbeat_s: float
+    # How long its loop may stand still before its keeper replaces it
+    node_timeout_s: float
+    # How long it goes on without contact until a `Fence` sets another time; None: for good, on the supervisor's own machine
+    fence_s: float | None
+    checkpoint_glob: str
+    finds_checkpoints: bool
+    ships: bool
+    needs: Needs
+    # The GPUs that its keeper has leased; only the keeper fills them in
+    gpus: tuple[str, ...] = ()
+    # By which the processes of the job on this node are known; only the keeper fills it in
+    tag: str = ""
+    # It runs in a Slurm step. Slurm signals all processes of a job when it takes the nodes: TERM is not for the agent then
+    allocated: bool = False
+    # How long it goes on where its ranks have long made steps without contact; never less than `fence_s`
+    away_fence_s: float = 0.0

@@ -1,0 +1,119 @@
+"""What a supervisor tells an agent: orders, each with its attempt, and how far reports have arrived."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from orchestrator.core.checkpoints.save import Save
+from orchestrator.core.jobdir.plan import Plan
+from orchestrator.core.wire.reports import OfAttempt
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """All reliable reports up to `seq` and heartbeats up to `beat` have arrived and are on disk."""
+
+    seq: int
+    beat: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare(OfAttempt):
+    """Make the node ready: the environment of its ranks, setup lines, the program, and on the first node a port. The script of a
+    plan that has one is run then: `Prepared` follows when it calls a launcher."""
+
+    # As `Plan.for_node` has it
+    plan: Plan
+    # The nodes of the attempt in the order of their ranks; a spare is none of them
+    nodes: tuple[str, ...]
+    # What the ranks inherit of the submitter's environment, and the job's secrets
+    outer: dict[str, str] = field(default_factory=dict)
+    secrets: dict[str, str] = field(default_factory=dict)
+    # The checkpoint to start from, as the node sees it; empty for none
+    resume_from: str = ""
+    # The save to start from, which was brought here; whether all its bytes are to be compared
+    resume: Save | None = None
+    deep: bool = False
+    # Saves of the attempt before that are torn: to be moved out of the scripts' way
+    torn: tuple[Save, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Probe(OfAttempt):
+    """Try to reach the first node at each of these addresses and this port; report `Probed`."""
+
+    addresses: tuple[str, ...]
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Start(OfAttempt):
+    """Start the ranks of this node; they meet at this address and port."""
+
+    # The nodes of the attempt, in the order of their ranks
+    nodes: tuple[str, ...]
+    address: str
+    port: int
+    # Over which this node reaches the address; empty: not known
+    interface: str = ""
+    # The checkpoint to start from, as the node sees it; empty for none
+    resume_from: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop(OfAttempt):
+    """Stop the node's ranks: `signal` (a name, without SIG), after `grace_s` KILL."""
+
+    grace_s: float
+    signal: str = "TERM"
+
+
+@dataclass(frozen=True, slots=True)
+class Inspect(OfAttempt):
+    """Sample every rank of the node, compare it with the sample before, and write the evidence."""
+
+    inspection: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fence(OfAttempt):
+    """How long this agent may go without contact before it stops its ranks."""
+
+    # Without contact and without a step of its ranks
+    quiet_s: float
+    # The same, if it is longer, as long as they have made no step in this attempt
+    alone_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Discard:
+    """Delete a save that `checkpoint.keep` does not keep; it is as it lies on this host."""
+
+    save: Save
+
+
+@dataclass(frozen=True, slots=True)
+class Dismiss:
+    """The job is over: exit."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeOffsets:
+    """How many bytes the supervisor has of each of this node's files, by path relative to the job folder; 0 of the others.
+    Sent once after each `Hello` of an agent that ships; the agent sends what comes after."""
+
+    files: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkAck:
+    """How many bytes of chunks have been received since this connection began."""
+
+    bytes: int
+
+
+AttemptOrder: TypeAlias = Prepare | Probe | Start | Stop | Inspect | Fence
+Order: TypeAlias = (
+    Ack | Prepare | Probe | Start | Stop | Inspect | Fence | Discard | Dismiss | ResumeOffsets | ChunkAck
+)
