@@ -85,6 +85,10 @@ FIRST_LOCAL = "test_local_a or test_local_c or test_local_e"
 UNIT_CORE_AND_AGENT = "tests/unit/core tests/unit/agent"
 UNIT_OTHERS = f"tests/unit {ignored(UNIT_CORE_AND_AGENT)}"
 
+CLUSTER_FAULTS = (
+    "tests/cluster/test_ssh_faults.py tests/cluster/test_ssh_hosts.py tests/cluster/test_ssh_training.py"
+)
+
 SLURM_REQUEUE = "tests/slurm/test_slurm_requeue.py"
 SLURM_QUEUE = "tests/slurm/test_slurm_queue.py tests/slurm/test_slurm_submit.py"
 
@@ -100,7 +104,8 @@ SUITES: dict[str, tuple[Group, ...]] = {
     ),
     "test": (
         *RUFF,
-        tests("cluster", "tests/cluster"),
+        tests("cluster, faults", CLUSTER_FAULTS),
+        tests("cluster, others", f"tests/cluster {ignored(CLUSTER_FAULTS)}"),
         tests("integration, others", "tests/integration -k 'not test_local_'"),
         tests("integration, local, f to z", f"tests/integration -k 'test_local_ and not ({FIRST_LOCAL})'"),
         tests("slurm, requeue", SLURM_REQUEUE),
