@@ -1,4 +1,4 @@
-"""What do the galleries share? A desk for each, their jobs side by side, and the choice of those that are played.
+"""What do the galleries share? The choice of those that are played.
 
 Without the mark `soak` that is a twelfth, of some a larger part, others at each commit.
 """
@@ -6,28 +6,13 @@ Without the mark `soak` that is a twelfth, of some a larger part, others at each
 from __future__ import annotations
 
 import hashlib
-import os
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.support.local import Desk
-
 from .runs import Entry
-
-
-@contextmanager
-def desk_at(folder: Path) -> Iterator[Desk]:
-    """Give a desk with a home in `folder`; afterwards nothing of its jobs may be left."""
-    desk = Desk(folder, {**os.environ, "ORCH_HOME": str(folder / "home")})
-    try:
-        yield desk
-    finally:
-        left = desk.clear_up()
-    assert not left, "processes of ended jobs were left:\n" + "\n".join(left)
 
 
 def selected(request: pytest.FixtureRequest, entries: Sequence[Entry]) -> list[Entry]:

@@ -15,9 +15,9 @@ import pytest
 
 from orchestrator.brain.model import decisions as d
 from orchestrator.core.host.procfs import Proc
-from tests.support.local import Sight, kill
+from tests.support.local import Sight, desk_at, kill
 
-from .conftest import as_params, desk_at, selected
+from .conftest import as_params, selected
 from .innocents import INNOCENTS, Deed, Innocent
 from .innocents_busy import BUSY
 from .innocents_waits import WAITS
