@@ -14,9 +14,9 @@ from orchestrator.core.codec import Json
 from orchestrator.core.shown import Suspicion
 from orchestrator.core.text import named as ranks_named
 from orchestrator.views import goodput, saves
-from orchestrator.views.cells import STYLES, Cell, Line, cut, duration, line, named, short, span
+from orchestrator.views.cells import STYLES, Cell, Line, cut, disk_full, duration, line, named, short, span
 from orchestrator.views.next_steps import has_culprit, next_steps
-from orchestrator.views.status import disk_full, reason_lines, suspicion_lines, what_follows
+from orchestrator.views.status import reason_lines, suspicion_lines, what_follows
 
 EARLIER_MAX = 6
 """How many lines of earlier attempts are shown; the first of them and the latest."""

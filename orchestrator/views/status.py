@@ -31,6 +31,7 @@ from orchestrator.views.cells import (
     Line,
     columns,
     cut,
+    disk_full,
     duration,
     line,
     named,
@@ -221,11 +222,6 @@ def outdated(status: Status) -> str:
     elif queued and holder and not holds(queued.nodes, holder.host):
         more = "that node is lost, and Slurm is asked to put the job back into its queue"
     return f"this is {duration(status.written_s)} old: no word from {who}; {more}"
-
-
-def disk_full(folder: str) -> str:
-    """Return that a job waits since nothing more can be written into its folder."""
-    return f"the disk of {folder} is full: the job goes on when there is room"
 
 
 _RANK_HEADS = (
