@@ -307,7 +307,6 @@ def test_before_the_first_step_patience_lasts_up_to_the_ceiling() -> None:
     assert not none_of(silence(gang_of(steps=0), *found, for_s=700.0), d.Judge)
 
 
-@pytest.mark.slow
 def test_processor_time_alone_does_not_hide_a_hang_before_the_first_step_for_ever() -> None:
     for waits, is_judged in ((WAITS, True), (SPINS, False)):
         story = gang_of(2, steps=0, hang_ceiling_s=100.0, hang_patience_s=100.0)
@@ -321,7 +320,6 @@ def test_processor_time_alone_does_not_hide_a_hang_before_the_first_step_for_eve
         assert none_of(story.said, d.Judge) is not is_judged
 
 
-@pytest.mark.slow
 def test_log_lines_stay_the_verdict_without_a_proof_and_not_one_with_it() -> None:
     waiting = [entered(0, 7), entered(1, 7), entered(3, 7)]
     blocked, elsewhere = entered(2, 6, activity=BLOCKED), entered(2, 7, "broadcast")
