@@ -6,6 +6,7 @@ Without the mark `soak` that is a twelfth, of some a larger part, others at each
 from __future__ import annotations
 
 import hashlib
+import math
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -30,19 +31,21 @@ QUIET = frozenset({"finished_early_and_closed_its_sockets"})
 
 
 def as_params(entries: Sequence[Entry], one_in: Callable[[Entry], int]) -> list[object]:
-    """Return pytest's parameters, of which one in so many is played at each commit; the others bear the mark `soak`."""
+    """Return pytest's parameters, of which one in so many is played at each commit; the others bear the mark `soak`.
+
+    The commit's hash chooses; of entries with the same share it is always the same number, at least one.
+    """
     commit = _commit()
+    by_turn = sorted(entries, key=lambda one: hashlib.sha256(f"{commit} {one.name}".encode()).digest())
+    played: list[Entry] = []
+    for share in {one_in(entry) for entry in entries}:
+        alike = [entry for entry in by_turn if one_in(entry) == share]
+        played += alike[: math.ceil(len(alike) / share)]
 
     def marks(entry: Entry) -> list[pytest.MarkDecorator]:
-        is_played = _is_in_turn(entry, commit, one_in(entry))
-        return [pytest.mark.quiet] * (entry.name in QUIET) + [pytest.mark.soak] * (not is_played)
+        return [pytest.mark.quiet] * (entry.name in QUIET) + [pytest.mark.soak] * (entry not in played)
 
     return [pytest.param(entry, id=entry.name, marks=marks(entry)) for entry in entries]
-
-
-def _is_in_turn(entry: Entry, commit: str, one_in: int) -> bool:
-    """Tell whether an entry is of the part that the commit's hash chooses."""
-    return hashlib.sha256(f"{commit} {entry.name}".encode()).digest()[0] % one_in == 0
 
 
 def _commit() -> str:

@@ -317,6 +317,7 @@ def test_a_home_that_is_none_is_told_about(
 VOCABULARY = ["run", "submit", "status", "logs", "why", "goodput", "--by", "cause", "cancel", "resume", "checkpoints", "collect", "check", "render", "init", "schema", "clean", "nodes", "--from-command", "--from-command", "--json", "--all", "--watch", "--ranks", "--rank", "--node", "--attempt", "--tail", "--since", "--grep", "--follow", "-f", "--set", "--backend", "--from", "--to", "--wait", "--no-wait", "--verify", "--adopt", "--older-than", "--yes", "--help", "-h", "--", "-", "=", "0", "1", "-1", "99999999999999999999", "1e9", "nan", "10m", "node-0", "done", "broken", "good.yaml", "bad.yaml", "train.py", "nodes=2", "nodes=0", "name=x", "a=b", "..", ".", "/", "~", "*", "(", "[", "é", "\x1b[2J", "\n", "None", "local", "ssh", "slurm", "/dev/null", "/no/such"]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_no_words_make_a_traceback(orch: Type) -> None:
     rng = random.Random(8)
     for _ in range(FUZZ_RUNS):
