@@ -25,7 +25,7 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).parents[1]
 
-SIDE_BY_SIDE = 5
+SIDE_BY_SIDE = 6
 """How many groups run at once; with more, tests on two processors run out of the time that they give what they wait for."""
 
 GROUP_S_MAX = 4 * 3600.0
@@ -82,8 +82,12 @@ QUICK = "not slow and not quiet and not soak"
 FIRST_LOCAL = "test_local_a or test_local_c or test_local_e"
 """The first half of the whole jobs on this machine, by the names of their files."""
 
-UNIT_CORE_AND_AGENT = "tests/unit/core tests/unit/agent"
-UNIT_OTHERS = f"tests/unit {ignored(UNIT_CORE_AND_AGENT)}"
+OF_TORCH = "test_hook_ or test_saves_ or test_flight_ or _torch.py"
+"""What shows that the hook, saves and stacks fit the real torch, by the names of the files."""
+
+UNIT_BELOW = "tests/unit/core tests/unit/agent"
+UNIT_ABOVE = "tests/unit/brain tests/unit/client tests/unit/cli tests/unit/journal"
+UNIT_OTHERS = f"tests/unit {ignored(UNIT_BELOW, UNIT_ABOVE)}"
 
 CLUSTER_FAULTS = (
     "tests/cluster/test_ssh_faults.py tests/cluster/test_ssh_hosts.py tests/cluster/test_ssh_training.py"
@@ -96,21 +100,24 @@ MILLION = 1_000_000
 
 SUITES: dict[str, tuple[Group, ...]] = {
     "quick": (
-        MYPY,
+        tests("unit, core and agent", UNIT_BELOW, QUICK),
+        tests("unit, brain to client", UNIT_ABOVE, QUICK),
         tests("unit, others", UNIT_OTHERS, QUICK),
-        tests("unit, core and agent", UNIT_CORE_AND_AGENT, QUICK),
         tests("sim", "tests/sim tests/wiring", QUICK),
+        MYPY,
         *RUFF,
     ),
     "test": (
         *RUFF,
-        tests("cluster, faults", CLUSTER_FAULTS),
         tests("cluster, others", f"tests/cluster {ignored(CLUSTER_FAULTS)}"),
-        tests("integration, others", "tests/integration -k 'not test_local_'"),
+        tests("cluster, faults", CLUSTER_FAULTS),
+        tests("integration, torch", f"tests/integration -k '{OF_TORCH}'"),
         tests("integration, local, f to z", f"tests/integration -k 'test_local_ and not ({FIRST_LOCAL})'"),
         tests("slurm, requeue", SLURM_REQUEUE),
-        tests("unit, core and agent", UNIT_CORE_AND_AGENT),
+        tests("unit, core and agent", UNIT_BELOW),
         tests("unit, others", UNIT_OTHERS),
+        tests("unit, brain to client", UNIT_ABOVE),
+        tests("integration, others", f"tests/integration -k 'not test_local_ and not ({OF_TORCH})'"),
         tests("integration, local, a to e", f"tests/integration -k '{FIRST_LOCAL}'"),
         tests("innocents", "tests/hangs/test_innocents.py"),
         tests("slurm, queue", SLURM_QUEUE),

@@ -71,6 +71,8 @@ def time_uses(found: Mapping[str, Goodput]) -> Json:
 
 def bring_up_to_date(why: Json, now: Status) -> None:
     """Give a post-mortem of a job that goes on what its status says: the journal is some seconds older."""
+    if now.full_disk:
+        why["full_disk"] = now.full_disk
     if now.suspicion and not now.is_late:
         shown = status_file.as_json(now)
         why |= {key: shown.get(key) for key in ("suspicion", "suspected", "written_at")}

@@ -149,6 +149,7 @@ class Why(TypedDict):
     checkpoint: Start | None
     attempts: list[Attempt]
     suspicion: str | None
+    full_disk: NotRequired[str]
     goodput: TimeUse
     passed: NotRequired[list[Passed]]
     misfit: NotRequired[dict[str, str] | None]

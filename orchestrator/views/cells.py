@@ -158,3 +158,8 @@ def size(size_bytes: float) -> str:
             return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
         size_bytes /= 1000
     return f"{size_bytes:.1f} TB"
+
+
+def disk_full(folder: str) -> str:
+    """Return that a job waits since nothing more can be written into its folder."""
+    return f"the disk of {folder} is full: the job goes on when there is room"

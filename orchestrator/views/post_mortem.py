@@ -14,7 +14,7 @@ from orchestrator.core.codec import Json
 from orchestrator.core.shown import Suspicion
 from orchestrator.core.text import named as ranks_named
 from orchestrator.views import goodput, saves
-from orchestrator.views.cells import STYLES, Cell, Line, cut, duration, line, named, short, span
+from orchestrator.views.cells import STYLES, Cell, Line, cut, disk_full, duration, line, named, short, span
 from orchestrator.views.next_steps import has_culprit, next_steps
 from orchestrator.views.status import reason_lines, suspicion_lines, what_follows
 
@@ -67,6 +67,8 @@ def post_mortem(why: Json, called: str = "") -> list[Line]:
     before, _, after = why["reason"].partition(told) if told else ("", "", why["reason"])
     if reason := after.removeprefix("; ") if told in why["reason"] else before:
         lines += reason_lines(reason, folder)
+    if full := why.get("full_disk"):
+        lines.append(line(Cell(disk_full(full), "yellow")))
     body = [*_earlier(attempts[:last], attempts[last], folder)] if judged else []
     for number, attempt in enumerate(attempts[last:], last):
         body += ((), *_attempt(attempt, folder, why["state"]))

@@ -31,6 +31,7 @@ from orchestrator.views.cells import (
     Line,
     columns,
     cut,
+    disk_full,
     duration,
     line,
     named,
@@ -217,7 +218,7 @@ def outdated(status: Status) -> str:
     more = "its batch script starts it again" if queued else f"orch status there tells more{gone}"
     more = "Slurm has suspended it" if queued and queued.state == "SUSPENDED" else more
     if status.full_disk:
-        more = f"the disk of {status.full_disk} is full: the job goes on when there is room"
+        more = disk_full(status.full_disk)
     elif queued and holder and not holds(queued.nodes, holder.host):
         more = "that node is lost, and Slurm is asked to put the job back into its queue"
     return f"this is {duration(status.written_s)} old: no word from {who}; {more}"

@@ -1,4 +1,4 @@
-"""What do the galleries share? A desk for each, their jobs side by side, and the choice of those that are played.
+"""What do the galleries share? The choice of those that are played.
 
 Without the mark `soak` that is a twelfth, of some a larger part, others at each commit.
 """
@@ -6,28 +6,14 @@ Without the mark `soak` that is a twelfth, of some a larger part, others at each
 from __future__ import annotations
 
 import hashlib
-import os
+import math
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.support.local import Desk
-
 from .runs import Entry
-
-
-@contextmanager
-def desk_at(folder: Path) -> Iterator[Desk]:
-    """Give a desk with a home in `folder`; afterwards nothing of its jobs may be left."""
-    desk = Desk(folder, {**os.environ, "ORCH_HOME": str(folder / "home")})
-    try:
-        yield desk
-    finally:
-        left = desk.clear_up()
-    assert not left, "processes of ended jobs were left:\n" + "\n".join(left)
 
 
 def selected(request: pytest.FixtureRequest, entries: Sequence[Entry]) -> list[Entry]:
@@ -45,19 +31,21 @@ QUIET = frozenset({"finished_early_and_closed_its_sockets"})
 
 
 def as_params(entries: Sequence[Entry], one_in: Callable[[Entry], int]) -> list[object]:
-    """Return pytest's parameters, of which one in so many is played at each commit; the others bear the mark `soak`."""
+    """Return pytest's parameters, of which one in so many is played at each commit; the others bear the mark `soak`.
+
+    The commit's hash chooses; of entries with the same share it is always the same number, at least one.
+    """
     commit = _commit()
+    by_turn = sorted(entries, key=lambda one: hashlib.sha256(f"{commit} {one.name}".encode()).digest())
+    played: list[Entry] = []
+    for share in {one_in(entry) for entry in entries}:
+        alike = [entry for entry in by_turn if one_in(entry) == share]
+        played += alike[: math.ceil(len(alike) / share)]
 
     def marks(entry: Entry) -> list[pytest.MarkDecorator]:
-        is_played = _is_in_turn(entry, commit, one_in(entry))
-        return [pytest.mark.quiet] * (entry.name in QUIET) + [pytest.mark.soak] * (not is_played)
+        return [pytest.mark.quiet] * (entry.name in QUIET) + [pytest.mark.soak] * (entry not in played)
 
     return [pytest.param(entry, id=entry.name, marks=marks(entry)) for entry in entries]
-
-
-def _is_in_turn(entry: Entry, commit: str, one_in: int) -> bool:
-    """Tell whether an entry is of the part that the commit's hash chooses."""
-    return hashlib.sha256(f"{commit} {entry.name}".encode()).digest()[0] % one_in == 0
 
 
 def _commit() -> str:

@@ -8,9 +8,9 @@ import pytest
 
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
-from tests.support.local import Sight
+from tests.support.local import Sight, desk_at
 
-from .conftest import as_params, desk_at, selected
+from .conftest import as_params, selected
 from .gallery import CASES, START_S_MAX, Case
 from .runs import Entry, Runs, is_restarted, side_by_side
 from .script import training

@@ -15,9 +15,9 @@ import pytest
 
 from orchestrator.brain.model import decisions as d
 from orchestrator.core.host.procfs import Proc
-from tests.support.local import Sight, kill
+from tests.support.local import Sight, desk_at, kill
 
-from .conftest import as_params, desk_at, selected
+from .conftest import as_params, selected
 from .innocents import INNOCENTS, Deed, Innocent
 from .innocents_busy import BUSY
 from .innocents_waits import WAITS
@@ -100,7 +100,7 @@ def gallery(
         yield Runs(desk, entries, SIDE_BY_SIDE, lambda one: one.lasts_s + END_S_MAX, tend, pythons)
 
 
-@pytest.mark.parametrize("entry", as_params(ALL, lambda one: 1 if one in UNLIKE else 12))
+@pytest.mark.parametrize("entry", as_params(ALL, lambda one: 3 if one in UNLIKE else 12))
 def test_an_innocent_is_never_killed(gallery: Runs, entry: Innocent) -> None:
     job = gallery.result(entry.name)
     said = [one.verdict for one in job.news(d.Judge, d.Notice) if one.verdict is not None]

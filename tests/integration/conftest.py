@@ -1,21 +1,26 @@
-"""What the tests of whole jobs on this machine share: a desk."""
+"""What the tests of whole jobs and ranks on this machine share: a desk, and a process of which ranks of torch are forked."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.local import Desk
+from tests.support.forked import Forge, forge
+from tests.support.local import Desk, desk_at
 
 
 @pytest.fixture
 def desk(tmp_path: Path) -> Iterator[Desk]:
     """Give a desk with a home of its own; afterwards nothing of its jobs may be left."""
-    environ = {**os.environ, "ORCH_HOME": str(tmp_path / "a home")}
-    one = Desk(tmp_path, environ)
-    yield one
-    left = one.clear_up()
-    assert not left, "processes of ended jobs were left:\n" + "\n".join(left)
+    with desk_at(tmp_path, "a home") as one:
+        yield one
+
+
+@pytest.fixture(scope="session")
+def torch_forge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forge]:
+    """Give what forks ranks of torch: it has imported all that their scripts take seconds to import."""
+    more = ("torch.distributed.checkpoint.state_dict", "torch.distributed.fsdp", "accelerate")
+    with forge(tmp_path_factory.mktemp("forge"), *more) as one:
+        yield one

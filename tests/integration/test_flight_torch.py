@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -16,8 +17,8 @@ import pytest
 
 from orchestrator.agent.ranks import flight_recorder
 from orchestrator.agent.ranks.flight_recorder import FlightRecord, WorkerServerClient
-from orchestrator.agent.ranks.hook import layout
-from tests.support.hooked import Rank, free_port, gang, lay_out, torchrun_env
+from tests.support.forked import Forge
+from tests.support.hooked import Rank, gang, gang_envs, lay_out
 
 WORLD_SIZE = 4
 STEPS = 12
@@ -73,19 +74,13 @@ class Gang:
 
 
 @pytest.fixture(scope="module")
-def hanging(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gang]:
+def hanging(torch_forge: Forge, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gang]:
     ranks = gang(tmp_path_factory.mktemp("gang"), WORLD_SIZE)
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), layout.SOCKET_ENV: "1"}
-    running = [
-        subprocess.Popen(
-            [sys.executable, rank.script(HANGS)],
-            env={**rank.env, **torchrun_env(number, WORLD_SIZE), **meeting},
-            start_new_session=True,
-        )
-        for number, rank in enumerate(ranks)
-    ]
     windows = [WorkerServerClient(rank.dir) for rank in ranks]
-    try:
+    with contextlib.ExitStack() as stack:
+        for window in windows:
+            stack.callback(window.close)
+        running = [stack.enter_context(one) for one in torch_forge.start_gang(ranks, HANGS)]
         for number, (rank, window) in enumerate(zip(ranks, windows, strict=True)):
             size = 10 if number == 1 else 1000  # of what it has entered last
             shape = "float32[2,5]" if size == 10 else "float32[1000]"
@@ -94,13 +89,7 @@ def hanging(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gang]:
         time.sleep(flight_recorder.CALL_S_MAX)  # so that rank 1 is in its call for good
         asked = [window.start_query(python_of=0) for window in windows]
         found = [one.result(60.0) for one in asked]
-        yield Gang(ranks, [process.pid for process in running], windows, found)
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
-        for window in windows:
-            window.close()
+        yield Gang(ranks, [one.pid for one in running], windows, found)
 
 
 def _is_in(found: FlightRecord, shape: str) -> bool:
@@ -167,17 +156,13 @@ def _stands_still(pid: int) -> bool:
     return all((task / "stat").read_text().rpartition(")")[2].split()[0] == "T" for task in tasks)
 
 
-def start(rank: Rank, text: str, **env: str) -> subprocess.Popen[bytes]:
-    argv = [sys.executable, str(rank.script(text))]
-    return subprocess.Popen(argv, env={**rank.env, layout.SOCKET_ENV: "1", **env}, start_new_session=True)
-
-
 def test_a_rank_that_waits_at_the_rendezvous_answers_in_a_deep_folder(tmp_path: Path) -> None:
     deep = tmp_path / ("d" * 100)
     deep.mkdir()
     rank = lay_out(deep)
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
-    process = start(rank, "import torch.distributed as dist\ndist.init_process_group('gloo')\n", **meeting)
+    script = rank.script("import torch.distributed as dist\ndist.init_process_group('gloo')\n")
+    env = {**rank.env, **gang_envs()[0]}
+    process = subprocess.Popen([sys.executable, script], env=env, start_new_session=True)
     try:
         window = WorkerServerClient(rank.dir)
         assert until(lambda: window.query(0).threads, "the stacks of its threads")
@@ -204,11 +189,12 @@ def _goes_away(rank: Rank, pid: int, handler: str) -> bool:
     return True
 
 
-def test_a_client_that_goes_away_never_ends_a_rank_and_only_the_rank_answers(tmp_path: Path) -> None:
+def test_a_client_that_goes_away_never_ends_a_rank_and_only_the_rank_answers(
+    torch_forge: Forge, tmp_path: Path
+) -> None:
     """The script has set PIPE to its default action, which kills a process that writes to a closed connection."""
     rank = lay_out(tmp_path)
-    process = start(rank, HARSH, GO=str(tmp_path / "go"))
-    try:
+    with torch_forge.start(rank, HARSH, **gang_envs(1)[0], GO=str(tmp_path / "go")) as process:
         window = WorkerServerClient(rank.dir)
         until(lambda: window.query().pid == process.pid, "an answer")
         for handler in ("fr_trace_json", "dump_traceback") * 7:
@@ -216,8 +202,5 @@ def test_a_client_that_goes_away_never_ends_a_rank_and_only_the_rank_answers(tmp
         until(lambda: not window.query().unavailable, "an answer once its queue has room")
         assert [path.name for path in rank.dir.glob("*.socket")] == [f"torch-{process.pid}.socket"]
         (tmp_path / "go").touch()
-        assert process.wait(READY_S_MAX) == 0
+        assert process.wait() == 0
         assert list(rank.dir.glob("*.socket")) == []
-    finally:
-        process.kill()
-        process.wait()

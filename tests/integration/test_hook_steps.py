@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from orchestrator.agent.ranks.hook import layout
 from orchestrator.core.observations import Framework
-from tests.support.hooked import Rank, free_port, gang, lay_out, outputs, torchrun_env
+from tests.support.forked import Forge
+from tests.support.hooked import Rank, free_port, gang, lay_out
 from tests.support.torch_script import WITHOUT_DYNAMO
 
 STEPS = 12
@@ -107,21 +106,12 @@ print("of", accelerator.num_processes)
 """
 
 
-def _train(ranks: list[Rank], text: str, *words: str, **env: str) -> list[bytes]:
+def _train(forge: Forge, ranks: list[Rank], text: str, *words: str, **env: str) -> list[bytes]:
     """Run `text` as the script of all ranks at once; return their logs."""
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "TORCHELASTIC_RUN_ID": "test"}
-    running = [
-        subprocess.Popen(
-            [sys.executable, rank.script(text), *words],
-            env={**rank.env, **torchrun_env(number, len(ranks)), **meeting, layout.SOCKET_ENV: "1", **env},
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )
-        for number, rank in enumerate(ranks)
-    ]  # fmt: skip
-    logs = outputs(running)
-    assert [process.returncode for process in running] == [0] * len(ranks), b"\n".join(logs).decode()
+    codes, logs = zip(*forge.run(ranks, text, *words, **env), strict=True)
+    assert codes == (0,) * len(ranks), b"\n".join(logs).decode()
     assert not [note for rank in ranks for note in rank.dir.glob(layout.NOTES_FILE)]
-    return logs
+    return list(logs)
 
 
 def _steps(rank: Rank) -> tuple[int, int]:
@@ -130,28 +120,30 @@ def _steps(rank: Rank) -> tuple[int, int]:
     return last.step, last.rows
 
 
-def test_the_two_optimizers_of_a_gan_make_one_step_together(tmp_path: Path) -> None:
+def test_the_two_optimizers_of_a_gan_make_one_step_together(torch_forge: Forge, tmp_path: Path) -> None:
     rank = lay_out(tmp_path)
-    _train([rank], GAN)
+    _train(torch_forge, [rank], GAN)
     assert _steps(rank) == (STEPS, 2 * STEPS)
 
 
-def test_a_step_that_the_grad_scaler_leaves_out_is_none(tmp_path: Path) -> None:
+def test_a_step_that_the_grad_scaler_leaves_out_is_none(torch_forge: Forge, tmp_path: Path) -> None:
     rank = lay_out(tmp_path)
-    _train([rank], SCALED)
+    _train(torch_forge, [rank], SCALED)
     assert _steps(rank) == (STEPS - 3, STEPS - 3)
 
 
-def test_the_steps_that_fill_the_optimizer_for_a_sharded_checkpoint_are_none(tmp_path: Path) -> None:
+def test_the_steps_that_fill_the_optimizer_for_a_sharded_checkpoint_are_none(
+    torch_forge: Forge, tmp_path: Path
+) -> None:
     ranks = gang(tmp_path)
-    _train(ranks, DCP, str(tmp_path / "saved"))
+    _train(torch_forge, ranks, DCP, str(tmp_path / "saved"))
     assert [_steps(rank) for rank in ranks] == [(STEPS, STEPS)] * 2
     assert [rank.reader().alone_with() for rank in ranks] == [None, None]
 
 
-def test_the_steps_of_spawned_children_are_those_of_their_rank(tmp_path: Path) -> None:
+def test_the_steps_of_spawned_children_are_those_of_their_rank(torch_forge: Forge, tmp_path: Path) -> None:
     rank = lay_out(tmp_path)
-    _train([rank], SPAWN, str(free_port()))
+    _train(torch_forge, [rank], SPAWN, str(free_port()))
     assert _steps(rank) == (STEPS, STEPS)
     assert rank.reader().alone_with() is None
     assert not rank.reader().groups(), "the gangs of two ranks' children would be taken for one"
@@ -165,17 +157,19 @@ def test_the_steps_of_spawned_children_are_those_of_their_rank(tmp_path: Path) -
     ],
 )
 def test_ranks_that_their_library_has_not_joined_are_alone(
-    tmp_path: Path, text: str, framework: Framework
+    torch_forge: Forge, tmp_path: Path, text: str, framework: Framework
 ) -> None:
     ranks = gang(tmp_path)
-    _train(ranks, text)
+    _train(torch_forge, ranks, text)
     assert [_steps(rank) for rank in ranks] == [(STEPS, STEPS)] * 2
     assert [rank.reader().alone_with() for rank in ranks] == [framework] * 2
 
 
-def test_the_variable_that_the_notice_names_joins_the_ranks_of_accelerate(tmp_path: Path) -> None:
+def test_the_variable_that_the_notice_names_joins_the_ranks_of_accelerate(
+    torch_forge: Forge, tmp_path: Path
+) -> None:
     ranks = gang(tmp_path)
-    logs = _train(ranks, ACCELERATE, ACCELERATE_USE_CPU="true")
+    logs = _train(torch_forge, ranks, ACCELERATE, ACCELERATE_USE_CPU="true")
     assert all(b"of 2" in log for log in logs)
     assert [rank.reader().alone_with() for rank in ranks] == [None, None]
     assert "ACCELERATE_USE_CPU" not in os.environ

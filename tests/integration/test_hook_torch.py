@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -14,18 +13,8 @@ import pytest
 from orchestrator.agent.ranks import failure
 from orchestrator.agent.ranks.hook import layout
 from orchestrator.agent.ranks.step_counter import NO_STEP
-from orchestrator.core.host import procfs
-from tests.support.hooked import (
-    RUN_S_MAX,
-    WORLD_SIZE,
-    Rank,
-    free_port,
-    gang,
-    lay_out,
-    outputs,
-    take_stacks,
-    torchrun_env,
-)
+from tests.support.forked import Forge
+from tests.support.hooked import RUN_S_MAX, WORLD_SIZE, gang, gang_envs, lay_out, take_stacks
 from tests.support.torch_script import WITHOUT_DYNAMO
 
 STEPS = 6
@@ -91,35 +80,14 @@ dist.destroy_process_group()
 """
 
 
-def train(ranks: list[Rank], text: str, **env: str) -> list[tuple[int, bytes]]:
-    """Run `text` as the script of all ranks at once; exit codes and logs by rank."""
-    meeting = {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-        "TORCHELASTIC_RUN_ID": "test",
-        **env,
-    }
-    running = [
-        subprocess.Popen(
-            [sys.executable, rank.script(text), str(STEPS)],
-            env={**rank.env, **torchrun_env(number, len(ranks)), **meeting, layout.SOCKET_ENV: "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        for number, rank in enumerate(ranks)
-    ]
-    logs = outputs(running)
-    return [(process.returncode, log) for process, log in zip(running, logs, strict=True)]
-
-
 @pytest.mark.parametrize(
     "text",
     [DDP, *(pytest.param(text, marks=pytest.mark.soak) for text in (LIGHTNING, FSDP2, ACCELERATE))],
     ids=["ddp", "lightning", "fsdp2", "accelerate"],
 )
-def test_every_step_of_every_rank_is_counted(tmp_path: Path, text: str) -> None:
+def test_every_step_of_every_rank_is_counted(torch_forge: Forge, tmp_path: Path, text: str) -> None:
     ranks = gang(tmp_path)
-    for number, (code, log) in enumerate(train(ranks, text)):
+    for number, (code, log) in enumerate(torch_forge.run(ranks, text, str(STEPS))):
         assert code == 0, log.decode()
         assert f"done {number}".encode() in log
     assert [rank.last_step().step for rank in ranks] == [STEPS] * WORLD_SIZE
@@ -131,9 +99,9 @@ def test_every_step_of_every_rank_is_counted(tmp_path: Path, text: str) -> None:
     assert all(count for _, count in counts[0]), "a step of a gang enters collectives"
 
 
-def test_dataloader_workers_stay_silent(tmp_path: Path) -> None:
+def test_dataloader_workers_stay_silent(torch_forge: Forge, tmp_path: Path) -> None:
     rank = lay_out(tmp_path)
-    script = rank.script(
+    script = (
         f"{WITHOUT_DYNAMO}"
         "class Data(torch.utils.data.Dataset):\n"
         "    def __len__(self): return 4\n"
@@ -147,15 +115,16 @@ def test_dataloader_workers_stay_silent(tmp_path: Path) -> None:
         "        loader = torch.utils.data.DataLoader(Data(), num_workers=1, multiprocessing_context=method)\n"
         "        print(sum(batch.item() for batch in loader))\n"
     )
-    done = rank.run([sys.executable, script])
-    assert (done.returncode, done.stdout) == (0, b"6\n6\n")
+    assert torch_forge.run([rank], script) == [(0, b"6\n6\n")]
     assert rank.last_step() == NO_STEP
     assert rank.files() == ["steps"]
 
 
-def test_an_error_is_noted_under_torchs_hooks_and_the_log_is_theirs(tmp_path: Path) -> None:
+def test_an_error_is_noted_under_torchs_hooks_and_the_log_is_theirs(
+    torch_forge: Forge, tmp_path: Path
+) -> None:
     rank = lay_out(tmp_path)
-    script = rank.script(
+    text = (
         "import torch, torch.distributed as dist\n"
         "from torch.distributed.elastic.multiprocessing.errors import record\n"
         "@record\n"
@@ -163,10 +132,12 @@ def test_an_error_is_noted_under_torchs_hooks_and_the_log_is_theirs(tmp_path: Pa
         "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\n"
         "main()\n"
     )
-    done, bare = rank.run([sys.executable, script]), rank.run_bare([sys.executable, script])
-    assert done.returncode == bare.returncode == 1
-    assert b"[rank0]: RuntimeError: no" in done.stdout
-    assert _without_times(done.stdout) == _without_times(bare.stdout)
+    ((code, log),) = torch_forge.run([rank], text)
+    script = rank.script(text)
+    bare = rank.run_bare([sys.executable, script])
+    assert code == bare.returncode == 1
+    assert b"[rank0]: RuntimeError: no" in log
+    assert _without_times(log) == _without_times(bare.stdout)
     error = rank.error()
     assert (error.type, str(error.where)) == ("RuntimeError", f"{script}:5 main")
 
@@ -189,27 +160,30 @@ def test_errors_are_read_of_the_first_process_else_the_newest(tmp_path: Path) ->
     assert [error.type for error in found if error is not None] == ["E10", "E20", "E30", "E30"]
 
 
-def test_a_stack_in_the_middle_of_a_collective_does_not_disturb_it(tmp_path: Path) -> None:
-    """Rank 1 comes late to an all_reduce; rank 0 is asked for its stacks while it waits inside, and both end well."""
+def test_a_stack_in_the_middle_of_a_collective_does_not_disturb_it(
+    torch_forge: Forge, tmp_path: Path
+) -> None:
+    """Rank 1 comes late to an all_reduce; rank 0, a new interpreter, is asked for its stacks while it waits inside, and both
+    end well."""
     late = (
         f"{WITHOUT_DYNAMO}{MODEL}dist.init_process_group('gloo')\n"
         "import pathlib, time\n"
         "while dist.get_rank() == 1 and not pathlib.Path(os.environ['GO']).exists(): time.sleep(0.01)\n"
         f"dist.all_reduce(torch.ones(1))\n{LOOP}dist.destroy_process_group()\n"
     )
-    ranks = gang(tmp_path)
-    go = tmp_path / "go"
-    results: list[tuple[int, bytes]] = []
-    training = threading.Thread(target=lambda: results.extend(train(ranks, late, GO=str(go))))
-    training.start()
-    seen = ""
-    deadline = time.monotonic() + RUN_S_MAX / 2
-    while "all_reduce" not in seen and time.monotonic() < deadline:
-        for proc in procfs.with_env(f"ORCH_RANK_DIR={ranks[0].dir}".encode()):
-            seen = "".join(s.text for s in take_stacks(proc.pid, ranks[0]))
-        time.sleep(0.1)
-    go.touch()
-    training.join()
-    assert "all_reduce" in seen
-    assert [code for code, _ in results] == [0, 0], results
+    ranks, go, seen = gang(tmp_path), tmp_path / "go", ""
+    envs = [{**own, "GO": str(go)} for own in gang_envs()]
+    argv = [sys.executable, str(ranks[0].script(late)), str(STEPS)]
+    with (
+        torch_forge.start(ranks[1], late, str(STEPS), **envs[1]) as forked,
+        subprocess.Popen(argv, env={**ranks[0].env, **envs[0]}) as new,
+    ):
+        deadline_s = time.monotonic() + RUN_S_MAX / 2
+        while "all_reduce" not in seen and time.monotonic() < deadline_s:
+            seen = "".join(stack.text for stack in take_stacks(new.pid, ranks[0]))
+            time.sleep(0.1)
+        go.touch()
+        assert "all_reduce" in seen
+        assert (new.wait(RUN_S_MAX), forked.wait()) == (0, 0), forked.output.read_text()
     assert [rank.last_step().step for rank in ranks] == [STEPS] * WORLD_SIZE
+    assert all(rank.reader().groups() for rank in ranks)

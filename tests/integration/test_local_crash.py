@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
+from orchestrator.client import saves
 from tests.support.local import FAKE_TORCH, STEPPER, Desk, kill
 from tests.support.torch_script import WITHOUT_DYNAMO
 
@@ -17,18 +20,30 @@ TRAINS = f"""
 import hashlib, os, signal, sys, time
 from pathlib import Path
 from torch import distributed as dist, nn
+from torch.optim.optimizer import _global_optimizer_post_hooks as hooks
 
 STEPS, EVERY = {STEPS}, {EVERY}
 
 
+if os.environ["ORCH_ATTEMPT"] == "1":
+    class Lost: pass  # the next attempt cannot load what holds it
+
+
 def main():
     dist.init_process_group("gloo")
+    print("final", trained(os.environ["ORCH_RESUME_FROM"]), flush=True)
+    hooks.clear()  # orch counts no more steps
+    print("undisturbed", trained("", saves=False), flush=True)
+    dist.destroy_process_group()
+
+
+def trained(path, saves=True):
     rank = dist.get_rank()
     torch.manual_seed(0)
     model = nn.Linear(4, 4, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     done = 0
-    if path := os.environ["ORCH_RESUME_FROM"]:
+    if path:
         saved = torch.load(path)
         done = saved["step"]
         model.load_state_dict(saved["model"])
@@ -38,21 +53,22 @@ def main():
         generator = torch.Generator().manual_seed(step * 100 + rank)
         loss = model(torch.randn(8, 4, generator=generator)).square().mean()
         optimizer.zero_grad()
-        if os.environ.get("DIE_AT") == f"{{rank}}:{{step}}" and os.environ["ORCH_ATTEMPT"] == "1":
+        if (rank, step, os.environ["ORCH_ATTEMPT"]) == (1, 34, "1"):
             os.kill(os.getpid(), signal.SIGKILL)
         loss.backward()
         dist.all_reduce(model.weight.grad)
         optimizer.step()
-        if rank == 0 and step % EVERY == 0:
+        if saves and rank == 0 and step % EVERY == 0:
             time.sleep(0.02)  # the kernel's clock for files may be as late as that
             path = Path(os.environ["ORCH_CHECKPOINT_DIR"]) / f"step-{{step:03d}}.pt"
             state = {{"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict()}}
             torch.save(state, path.with_suffix(".tmp"))
             path.with_suffix(".tmp").rename(path)
+            if step == 30 and "Lost" in globals():
+                torch.save({{**state, "lost": Lost()}}, path.with_name("step-031.pt"))
         time.sleep(0.025)
     weights = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
-    print("final", hashlib.sha256(weights).hexdigest(), flush=True)
-    dist.destroy_process_group()
+    return hashlib.sha256(weights).hexdigest()
 
 
 if __name__ == "__main__":
@@ -60,29 +76,32 @@ if __name__ == "__main__":
 """
 
 
-def _final(log: str) -> str:
-    return next(line for line in log.splitlines() if line.startswith("final "))
-
-
 def test_after_kill_9_of_a_rank_the_final_weights_are_bitwise_those_of_an_uninterrupted_run(
     desk: Desk,
 ) -> None:
-    # Rank 1 dies in step 34, before the gradients meet: three checkpoints are there, and each rank has made 33 steps.
-    broken = desk.submit({"train.py": TRAINS}, entrypoint="train.py", env={"DIE_AT": "1:34"})
-    status = broken.wait()
-    whole = desk.submit({"train.py": TRAINS}, entrypoint="train.py")
-    assert whole.wait()["state"] == "SUCCEEDED"
+    """The newest save cannot be loaded: it is given up after one attempt for the one before it."""
+    # Rank 1 dies in step 34, before the gradients meet: four checkpoints are there, and each rank has made 33 steps.
+    job = desk.submit({"train.py": TRAINS}, entrypoint="train.py")
+    status = job.wait()
     assert status["state"] == "SUCCEEDED", status["reason"]
-    assert {_final(broken.log(rank, 2)) for rank in (0, 1)} == {_final(whole.log(0))}
+    ends = [line.split() for rank in (0, 1) for line in job.log(rank, 3).splitlines()[-2:]]
+    assert [name for name, _ in ends] == ["final", "undisturbed"] * 2
+    assert len({weights for _, weights in ends}) == 1
 
-    first, second = broken.attempts()
+    first, second, third = job.attempts()
     verdict = first["verdict"]
     assert (verdict["kind"], verdict["ranks"], verdict["node"]) == ("crash", [1], "node-0")
     assert "SIGKILL (9)" in verdict["summary"]
-    assert second["resumed_from"].endswith("step-030.pt")
-    assert "resumed at step 30" in broken.log(0, 2)
-    assert (first["last_step"], second["first_step"], first["repeated_steps"]) == (33, 31, 3)
-    assert status["restarts"] == 1
+    assert second["resumed_from"].endswith("step-031.pt")
+    assert third["resumed_from"].endswith("step-030.pt")
+    (passed,) = third["passed"]
+    assert re.match("distrusted: rank [01] could not load it in attempt 2", passed["why"])
+    states = {one["main"]: one["state"] for one in saves.listed(job.job.folder, job.job.plan(), verify=False)}
+    assert states["step-031.pt"] == "distrusted"
+    assert "resumed at step 30" in job.log(0, 3)
+    assert (first["last_step"], third["first_step"]) == (33, 31)
+    assert first["repeated_steps"] == 2, "the second attempt was to begin with step 32"
+    assert status["restarts"] == 2
     assert status["step"] == STEPS
 
 

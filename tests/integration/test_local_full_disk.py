@@ -121,7 +121,7 @@ def test_a_full_disk_costs_nothing_but_time(small_desk: Desk, small_disk: Path, 
     supervisor = job.supervisor()
     time.sleep(FULL_S)
     assert all(procfs.alive(one) for one in (*ranks.values(), *shepherds, supervisor))
-    assert job.job.status()["full_disk"] == str(job.root)
+    assert job.job.status()["full_disk"] == job.job.why()["full_disk"] == str(job.root)
     (tmp_path / "gate").touch()  # the ranks end while nothing of it can be written down
     wait_until(lambda: not any(procfs.alive(one) for one in ranks.values()), "the end of the ranks")
     time.sleep(3 * RETRY_S)

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from orchestrator.core.jobdir.layout import JobDir
 from tests.support.local import FAKE_TORCH, STEPPER, Desk, kill, proc_of
 
@@ -95,6 +97,23 @@ def test_every_way_to_call_a_launcher_starts_the_gang_with_the_words_of_the_shel
     assert "--standalone: not needed, orch does that itself" in said
 
 
+REAL_LAUNCHERS = """
+import os, shlex, sys
+from torch.distributed import launch, run
+
+for line in sys.argv[1:]:
+    words = shlex.split(line)
+    if os.fork() == 0:
+        if words[0] == "torchrun":
+            run.main(words[1:])
+        else:
+            launch.main(words[3:])
+        os._exit(0)
+    assert os.wait()[1] == 0
+"""
+"""Runs lines that call torchrun or torch.distributed.launch by torch's own code, which is imported once."""
+
+
 def test_the_words_that_reach_a_rank_are_those_that_the_real_launcher_hands_over(
     desk: Desk, tmp_path: Path
 ) -> None:
@@ -103,10 +122,9 @@ def test_the_words_that_reach_a_rank_are_those_that_the_real_launcher_hands_over
         "python -m torch.distributed.launch --nproc_per_node=2 -m words --config-name=a.b",
     ]
     (tmp_path / "words.py").write_text(WORDS)
-    env = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
     real = subprocess.run(
-        ["bash", "-c", " && ".join(line.replace("nproc", "standalone --nproc", 1) for line in lines)], cwd=tmp_path, env=env,
-        capture_output=True, text=True, timeout=REAL_S_MAX, check=True,
+        [sys.executable, "-c", REAL_LAUNCHERS, *(line.replace("nproc", "standalone --nproc", 1) for line in lines)],
+        cwd=tmp_path, capture_output=True, text=True, timeout=REAL_S_MAX, check=True,
     )  # fmt: skip
     found = [json.loads(line)["words"] for line in real.stdout.splitlines() if line.startswith("{")]
     job = _desk_with_launchers(desk).submit({"words.py": WORDS}, launch="set -e\n" + "\n".join(lines))
@@ -122,19 +140,27 @@ def test_the_words_that_reach_a_rank_are_those_that_the_real_launcher_hands_over
 
 WRONG = {
     "a wrong count": ("N=8; torchrun --nproc-per-node $N words.py", "launch", ["asks for 8 ranks", "the job has 1", "procs_per_node: 8"]),
-    "an unknown option": ("torchrun --nproc-per-noda 1 words.py", "launch", ["no option --nproc-per-noda", "usage: torchrun"]),
-    "accelerate's unknown option": ("accelerate launch --num_prozesses 2 words.py", "launch", ["--num_prozesses", "usage: accelerate"]),
     "no call": ("echo nothing to do", "launch", ["without a call of torchrun", "nothing to do", "command:"]),
-    "a launcher past orch": (f"env -i PATH={BIN}:/usr/bin:/bin torchrun words.py", "launch", ["runs past orch", "env -i"]),
     "a call on some nodes": (
         "torchrun words.py; [ $GROUP_RANK = 1 ] || torchrun words.py", "rendezvous", ["node-0 came to it, node-1 ended without it"],
     ),
     "an end after the ranks": ("torchrun words.py; echo copying; exit 3", "crash", ["code 3, after launcher call 1", "copying"]),
+}  # fmt: skip
+REFUSED = {
+    "an unknown option": ("torchrun --nproc-per-noda 1 words.py", "launch", ["no option --nproc-per-noda", "usage: torchrun"]),
+    "accelerate's unknown option": ("accelerate launch --num_prozesses 2 words.py", "launch", ["--num_prozesses", "usage: accelerate"]),
+    "a launcher past orch": (f"env -i PATH={BIN}:/usr/bin:/bin torchrun words.py", "launch", ["runs past orch", "env -i"]),
     "two at once": ("torchrun words.py --wait & torchrun words.py --wait & wait", "launch", ["one gang at a time"]),
 }  # fmt: skip
+"""Refused as a wrong count is; `tests/unit/agent` shows each of them without a job."""
 
 
-def test_what_is_wrong_with_a_script_is_said_and_not_tried_again(desk: Desk) -> None:
+@pytest.mark.parametrize(
+    "cases", [WRONG, pytest.param(REFUSED, marks=pytest.mark.soak)], ids=["each kind", "each refusal"]
+)
+def test_what_is_wrong_with_a_script_is_said_and_not_tried_again(
+    desk: Desk, cases: dict[str, tuple[str, str, list[str]]]
+) -> None:
     """All jobs run beside each other, since most of their time is waiting; one of them needs two nodes."""
     files = {"words.py": WORDS + "\nimport time\ntime.sleep(60 if '--wait' in sys.argv else 0)\n"}
     _desk_with_launchers(desk)
@@ -143,9 +169,9 @@ def test_what_is_wrong_with_a_script_is_said_and_not_tried_again(desk: Desk) -> 
             files, nodes=1 + (case == "a call on some nodes"), procs_per_node=1, launch=line,
             restart={"max": int(case != "an end after the ranks")},
         )
-        for case, (line, _, _) in WRONG.items()
+        for case, (line, _, _) in cases.items()
     }  # fmt: skip
-    for case, (_, kind, said) in WRONG.items():
+    for case, (_, kind, said) in cases.items():
         job = jobs[case]
         assert job.wait()["state"] == "FAILED", case
         assert job.kinds() == [kind], (case, job.verdicts())

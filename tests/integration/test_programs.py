@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import json
 import re
 import shutil
@@ -14,7 +15,6 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from click.testing import CliRunner
 from mcp import Client, StdioServerParameters
 
 import orchestrator
+from orchestrator.cli import app
 from orchestrator.cli.group import cli
 from orchestrator.core.errors import UserError
 from orchestrator.programs.json_schemas import schema_of
@@ -37,20 +38,19 @@ FAILS = STEPPER + "run(20)\nif rank == 1:\n    raise ValueError('bad batch')\nru
 
 def _orch(desk: Desk, *words: str) -> tuple[int, Any]:
     """Return the exit code of a verb with `--json`, and its output, which is as its schema says."""
-    argv = [sys.executable, "-m", "orchestrator.cli", *words, "--json"]
-    done = subprocess.run(
-        argv,
-        cwd=desk.folder,
-        env=desk.environ,
-        capture_output=True,
-        text=True,
-        timeout=RUN_S_MAX,
-        check=False,
-    )
-    told = json.loads(done.stdout or "null")
+    out = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out):
+        patch.setenv("ORCH_HOME", desk.environ["ORCH_HOME"])
+        patch.chdir(desk.folder)
+        code = app.run([*words, "--json"])
+    return code, _checked(words[0], out.getvalue())
+
+
+def _checked(verb: str, text: str) -> Any:
+    told = json.loads(text or "null")
     if told is not None:
-        jsonschema.validate(told, schema_of(words[0]))
-    return done.returncode, told
+        jsonschema.validate(told, schema_of(verb))
+    return told
 
 
 def test_every_json_output_is_as_its_schema_says_and_a_wait_tells_what_to_do(desk: Desk) -> None:
@@ -87,16 +87,11 @@ def test_a_key_makes_one_job_of_many_submits_also_at_once_and_after_its_end(desk
     spec = desk.folder / "job.yaml"
     (desk.folder / "train.py").write_text("print('hi')")
     spec.write_text(json.dumps({"name": "t", "procs_per_node": 1, "entrypoint": "train.py"}))
-    with ThreadPoolExecutor(3) as pool:
-        told = [
-            one
-            for _, one in pool.map(lambda n: _orch(desk, "submit", str(spec), "--key", "night-7"), range(3))
-        ]
-    assert len({one["id"] for one in told}) == 1 and sorted(one["new"] for one in told) == [
-        False,
-        False,
-        True,
-    ]
+    argv = [sys.executable, "-m", "orchestrator.cli", "submit", str(spec), "--key", "night-7", "--json"]
+    at_once = [subprocess.Popen(argv, env=desk.environ, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    told = [_checked("submit", one.communicate(timeout=RUN_S_MAX)[0]) for one in at_once]
+    assert len({one["id"] for one in told}) == 1
+    assert sorted(one["new"] for one in told) == [False, False, True]
     job = orchestrator.find(environ=desk.environ)
     job.wait(RUN_S_MAX)
     assert orchestrator.submit(spec, environ=desk.environ, key="night-7").id == job.id

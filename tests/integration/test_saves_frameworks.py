@@ -4,13 +4,12 @@ Trainer of Transformers with `resume_from_checkpoint=True`, Accelerate's `load_s
 
 from __future__ import annotations
 
-from tests.support.local import Desk, Sight
+import pytest
+
+from tests.support.local import Desk, Sight, wait_until
 from tests.support.packages import need
 
 HEAD = """
-import os, pathlib, signal, sys, time
-import torch
-
 torch.set_num_threads(1)
 attempt = int(os.environ["ORCH_ATTEMPT"])
 folder = pathlib.Path(os.environ["ORCH_CHECKPOINT_DIR"])
@@ -28,13 +27,16 @@ def digest(model):
 """
 
 TRAINER = (
-    HEAD
-    + """
+    """
+import os, pathlib, signal, sys, time
+import torch
 from torch import nn
 from torch.utils.data import Dataset
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
-
+"""
+    + HEAD
+    + """
 
 class Rows(Dataset):
     def __len__(self):
@@ -71,7 +73,7 @@ def trainer_in(place, **more):
     torch.manual_seed(0)
     args = TrainingArguments(
         str(place), max_steps=40, save_steps=10, per_device_train_batch_size=8, use_cpu=True, report_to=[],
-        disable_tqdm=True, eval_strategy="steps", eval_steps=10, load_best_model_at_end=True,
+        disable_tqdm=True, logging_steps=3, eval_strategy="steps", eval_steps=10, load_best_model_at_end=True,
         metric_for_best_model="loss", greater_is_better=True,  # so the first is the best
     )
     return Torn(Model(), args, train_dataset=Rows(), eval_dataset=Rows(), **more)
@@ -90,10 +92,16 @@ print("ends with", digest(trainer.model), digest(calm.model), flush=True)
 )
 
 
-def test_the_trainer_resumes_by_itself_from_the_last_whole_checkpoint_and_keeps_its_best(desk: Desk) -> None:
+def test_the_trainer_resumes_by_itself_from_the_last_whole_checkpoint_keeps_its_best_and_reports(
+    desk: Desk,
+) -> None:
+    """Its callback for Kubeflow is what reports; orch sets the variables that turn it on."""
     need("transformers")
     job = desk.submit({"train.py": TRAINER}, procs_per_node=1, entrypoint="train.py", checkpoint={"keep": 1})
-    assert job.wait()["state"] == "SUCCEEDED", job.job.why()
+    wait_until(lambda: job.seen().get("total_steps") == 40, "its first report")
+    status = job.wait()
+    assert (status["state"], status["percent"]) == ("SUCCEEDED", 100.0), job.job.why()
+    assert float(status["loss"]) > 0 and 0 < float(status["learning_rate"]) < 1e-4
     assert job.attempts()[1]["resumed_from"].endswith("out/checkpoint-20")
     assert "begins from" in job.log(0, 2)
     assert "out/checkpoint-20" in job.log(0, 2).split("begins from")[1].splitlines()[0]
@@ -106,11 +114,14 @@ def test_the_trainer_resumes_by_itself_from_the_last_whole_checkpoint_and_keeps_
 
 
 ACCELERATE = (
-    HEAD
-    + """
+    """
+import os, pathlib, signal, sys, time
+import torch
 from accelerate import Accelerator
 from accelerate.utils import ProjectConfiguration
-
+"""
+    + HEAD
+    + """
 torch.manual_seed(0)
 project = ProjectConfiguration(str(folder), automatic_checkpoint_naming=True, total_limit=2)
 accelerator = Accelerator(cpu=True, project_config=project)
@@ -158,15 +169,16 @@ def test_accelerate_resumes_by_itself_and_its_limit_does_not_count_a_torn_checkp
 
 
 LIGHTNING = (
-    HEAD
-    + """
-import warnings
-warnings.filterwarnings("ignore")
+    """
+import os, pathlib, signal, sys, time
+import torch
 import lightning
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-
+"""
+    + HEAD
+    + """
 
 class Model(lightning.LightningModule):
     def __init__(self):
@@ -192,6 +204,7 @@ print("best", best.best_model_path, sorted(best.best_k_models), flush=True)
 )
 
 
+@pytest.mark.soak
 def test_lightnings_best_ones_are_not_pruned(desk: Desk) -> None:
     job: Sight = desk.submit(
         {"train.py": LIGHTNING}, procs_per_node=1, entrypoint="train.py", checkpoint={"keep": 1}

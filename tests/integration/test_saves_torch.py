@@ -8,14 +8,17 @@ import os
 import re
 import shutil
 import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from orchestrator.client import saves
 from orchestrator.core.errors import UserError
-from tests.support.local import Desk, Sight, kill, wait_until
+from tests.support.local import WAIT_S_MAX, Desk, Sight, desk_at, kill, wait_until
 from tests.support.sharded import SHARDED
-from tests.support.torch_saves import PLAIN, REAL, STAND_IN
+from tests.support.torch_saves import PLAIN, STAND_IN, end_of_plain
 
 IN_PLACE = (
     SHARDED
@@ -98,14 +101,14 @@ def test_a_folder_that_a_reset_left_half_rewritten_is_not_resumed_from(desk: Des
     assert [path.name for path in job.job.folder.checkpoints.glob(".*torn*")] == [".latest.torn-attempt-1"]
 
 
-def _plain(desk: Desk, then: str, script: str = PLAIN, **restart: object) -> Sight:
+def _plain(desk: Desk, then: str, **restart: object) -> Sight:
     return desk.submit(
-        _files(script), procs_per_node=1, entrypoint="train.py", env={"THEN": then}, restart=restart
+        _files(PLAIN), procs_per_node=1, entrypoint="train.py", env={"THEN": then}, restart=restart
     )
 
 
 def _files(script: str) -> dict[str, str]:
-    return {"train.py": script, **({} if script is REAL else STAND_IN)}
+    return {"train.py": script, **STAND_IN}
 
 
 def _sources(job: Sight) -> list[str]:
@@ -114,74 +117,36 @@ def _sources(job: Sight) -> list[str]:
     return [line.removeprefix("from ").rpartition("/")[2] for line in lines]
 
 
-_ENDS: list[str] = []
-"""The weights of the run that nothing disturbed, once it was made."""
-
-
-def _calm_end(desk: Desk) -> str:
-    if not _ENDS:
-        job = _plain(desk, "")
-        assert job.wait()["state"] == "SUCCEEDED"
-        _ENDS.append(job.log().split()[-1])
-    return _ENDS[0]
-
-
-EMPTIED = "if attempt == 1 and number == 35: open(folder / 'step-30.pt', 'w').close(); os._exit(9)"
-DELETED = "if attempt == 1 and number == 35: os.remove(folder / 'step-30.pt'); os._exit(9)"
-TORN = """
-if attempt == 1 and number == 35:
-    torch.save(state(number), folder / 'step-35.pt')
-    os.truncate(folder / 'step-35.pt', 9000)
+HARMS = """
+if attempt < 5 and number == 34 + attempt:
+    newest = folder / "step-30.pt"
+    if attempt == 1:
+        newest.unlink()
+    elif attempt == 2:
+        os.utime(newest)
+    elif attempt == 3:
+        torch.save(state(number), folder / "step-37.pt")
+        os.truncate(folder / "step-37.pt", 9000)
+    else:
+        open(newest, "w").close()
     os._exit(9)
 """
-TOUCHED = "if attempt == 1 and number == 35: os.utime(folder / 'step-30.pt'); os._exit(9)"
 
 
-@pytest.mark.parametrize(
-    ("then", "source", "why"),
-    [
-        (EMPTIED, "step-20.pt", "step-30.pt is empty"),
-        (DELETED, "step-30.pt", ""),
-        (TORN, "step-30.pt", "is cut off"),
-        (TOUCHED, "step-30.pt", ""),
-    ],
-    ids=["emptied", "deleted", "torn", "touched"],
-)
 def test_an_attempt_begins_from_the_newest_whole_save_and_says_why_others_were_passed_over(
-    desk: Desk, then: str, source: str, why: str
+    desk: Desk,
 ) -> None:
-    job = _plain(desk, then)
-    end = _calm_end(desk)
+    """The newest save is deleted, touched, beside one that is torn, and emptied."""
+    job = _plain(desk, HARMS, max=5)
     assert job.wait()["state"] == "SUCCEEDED", job.job.why()
-    assert _sources(job) == ["nothing", source]
-    assert job.log(0, 2).split()[-1] == end
-    passed = " ".join(one["why"] for one in job.attempts()[1]["passed"])
-    assert why in passed
-    assert why in job.job.folder.supervisor_log.read_text()
-    leftovers = [path.name for path in job.job.folder.checkpoints.glob(".*torn*")]
-    assert leftovers == (
-        [f".{'step-35' if 'cut off' in why else 'step-30'}.pt.torn-attempt-1"] if why else []
-    )
-
-
-UNLOADABLE = """
-if attempt == 1 and number == 35:
-    os._exit(9)
-if attempt == 1 and number == 30:
-    class Lost: pass
-    torch.save({**state(30), "lost": Lost()}, folder / 'step-31.pt')
-    settle('step-31.pt')
-"""
-
-
-def test_a_save_that_cannot_be_loaded_is_given_up_after_one_attempt_for_the_one_before_it(desk: Desk) -> None:
-    job = _plain(desk, UNLOADABLE, REAL)
-    assert job.wait()["state"] == "SUCCEEDED", job.job.why()
-    assert _sources(job) == ["nothing", "step-31.pt", "step-30.pt"]
-    (passed,) = job.attempts()[2]["passed"]
-    assert passed["why"].startswith("distrusted: rank 0 could not load it in attempt 2")
-    states = {one["main"]: one["state"] for one in saves.listed(job.job.folder, job.job.plan(), verify=False)}
-    assert states["step-31.pt"] == "distrusted"
+    assert _sources(job) == ["nothing", *["step-30.pt"] * 3, "step-20.pt"]
+    assert job.log(0, 5).split()[-1] == end_of_plain()
+    passed = [" ".join(one["why"] for one in attempt["passed"]) for attempt in job.attempts()]
+    supervisor = job.job.folder.supervisor_log.read_text()
+    for attempt, why in ((4, "is cut off"), (5, "step-30.pt is empty")):
+        assert why in passed[attempt - 1] and why in supervisor
+    leftovers = sorted(path.name for path in job.job.folder.checkpoints.glob(".*torn*"))
+    assert leftovers == [".step-30.pt.torn-attempt-4", ".step-37.pt.torn-attempt-3"]
 
 
 def test_a_save_from_which_two_attempts_end_alike_before_a_step_is_given_up(desk: Desk) -> None:
@@ -196,71 +161,92 @@ def test_a_save_from_which_two_attempts_end_alike_before_a_step_is_given_up(desk
     assert _sources(job) == ["nothing", "step-30.pt", "step-30.pt", "step-20.pt"]
 
 
-def _failed(desk: Desk) -> Sight:
-    """Return a job that has failed with step-10.pt, step-20.pt and step-30.pt, all whole."""
-    job = _plain(desk, "if attempt == 1 and number == 35: sys.exit(7)", never_on_exit_codes=[7])
-    assert job.wait()["state"] == "FAILED"
+@pytest.fixture(scope="module")
+def failed_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Desk, Path]]:
+    """Give the desk of a job that has failed with step-10.pt, step-20.pt and step-30.pt, all whole, and a copy of its folder."""
+    folder = tmp_path_factory.mktemp("failed")
+    with desk_at(folder, "a home") as desk:
+        job = _plain(desk, "if attempt == 1 and number == 35: sys.exit(7)", never_on_exit_codes=[7])
+        assert job.wait()["state"] == "FAILED"
+        wait_until(job.job.folder.ended.exists, "the supervisor's last line")
+        _copy(job.root, folder / "kept")
+        yield desk, folder / "kept"
+
+
+@pytest.fixture
+def failed(failed_once: tuple[Desk, Path]) -> Sight:
+    """Give that job as it was when it had failed."""
+    desk, kept = failed_once
+    (job,) = desk.jobs
+    shutil.rmtree(job.root)
+    _copy(kept, job.root)
     return job
 
 
-@pytest.mark.parametrize("what", ["flipped", "swapped"])
+def _copy(one: Path, other: Path) -> None:
+    """Copy a folder with its times and hard links."""
+    subprocess.run(["cp", "-a", one, other], check=True, timeout=WAIT_S_MAX)
+
+
 def test_other_bytes_of_the_same_size_and_time_are_found_before_a_person_resumes_from_them(
-    desk: Desk, what: str
+    failed: Sight,
 ) -> None:
-    job = _failed(desk)
-    path = job.job.folder.checkpoints / "step-30.pt"
-    about = path.stat()
-    data = bytearray(path.read_bytes() if what == "flipped" else path.with_name("step-20.pt").read_bytes())
-    data[len(data) // 2] ^= what == "flipped"
-    path.write_bytes(data)
-    os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
-    rows = saves.listed(job.job.folder, job.job.plan(), verify=True)
+    """One bit of the newest is flipped; the one before has the bytes of the first."""
+    ten, twenty, thirty = (failed.job.folder.checkpoints / f"step-{number}.pt" for number in (10, 20, 30))
+    flipped = bytearray(thirty.read_bytes())
+    flipped[len(flipped) // 2] ^= 1
+    for path, data in ((thirty, flipped), (twenty, ten.read_bytes())):
+        about = path.stat()
+        assert len(data) == about.st_size
+        path.write_bytes(data)
+        os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
+    rows = saves.listed(failed.job.folder, failed.job.plan(), verify=True)
     assert [(one["main"], one["whole"]) for one in rows] == [
-        ("step-10.pt", True), ("step-20.pt", True), ("step-30.pt", False),
+        ("step-10.pt", True), ("step-20.pt", False), ("step-30.pt", False),
     ]  # fmt: skip
-    job.job.resume("step-30.pt", environ=desk.environ)
-    assert job.wait()["state"] == "FAILED"
-    assert "step-30.pt" in job.job.status()["reason"] and "not whole any more" in job.job.status()["reason"]
-    job.job.resume(environ=desk.environ)
-    assert job.wait()["state"] == "SUCCEEDED"
-    assert _sources(job) == ["nothing", "step-20.pt"]
+    failed.job.resume("step-30.pt", environ=failed.environ)
+    assert failed.wait()["state"] == "FAILED"
+    reason = failed.job.status()["reason"]
+    assert "step-30.pt" in reason and "not whole any more" in reason
+    failed.job.resume(environ=failed.environ)
+    assert failed.wait()["state"] == "SUCCEEDED"
+    assert _sources(failed) == ["nothing", "step-10.pt"]
 
 
-def test_a_person_goes_back_by_deleting_the_newest_or_by_naming_an_older_one(desk: Desk) -> None:
-    job = _failed(desk)
-    folder = job.job.folder.checkpoints
-    (folder / "step-30.pt").unlink()
-    job.job.resume(environ=desk.environ)
-    assert job.wait()["state"] == "SUCCEEDED"
-    job.job.resume("step-10.pt", environ=desk.environ)
-    assert job.wait()["state"] == "SUCCEEDED"
-    assert _sources(job) == ["nothing", "step-20.pt", "step-10.pt"]
+def test_a_person_goes_back_by_deleting_the_newest_or_by_naming_an_older_one(failed: Sight) -> None:
+    (failed.job.folder.checkpoints / "step-30.pt").unlink()
+    failed.job.resume(environ=failed.environ)
+    assert failed.wait()["state"] == "SUCCEEDED"
+    failed.job.resume("step-10.pt", environ=failed.environ)
+    assert failed.wait()["state"] == "SUCCEEDED"
+    assert _sources(failed) == ["nothing", "step-20.pt", "step-10.pt"]
 
 
 def test_what_is_not_in_the_ledger_is_offered_and_only_resumed_from_when_a_person_names_it(
-    desk: Desk,
+    failed: Sight,
 ) -> None:
-    job = _failed(desk)
-    folder, plan = job.job.folder, job.job.plan()
+    folder, plan = failed.job.folder, failed.job.plan()
     foreign = folder.checkpoints / "earlier" / "step-900.pt"
     foreign.parent.mkdir()
     shutil.copyfile(folder.checkpoints / "step-20.pt", foreign)
     assert [offer.path for offer in saves.offers(folder, plan)] == [foreign]
-    assert job.job.resume(environ=desk.environ).save.main == "step-30.pt"  # type: ignore[union-attr]
-    assert job.wait()["state"] == "SUCCEEDED"
+    assert failed.job.resume(environ=failed.environ).save.main == "step-30.pt"  # type: ignore[union-attr]
+    assert failed.wait()["state"] == "SUCCEEDED"
     torn = foreign.with_name("step-901.pt")
     torn.write_bytes(foreign.read_bytes()[:-100])
     with pytest.raises(UserError, match="is cut off"):
-        job.job.resume(str(torn), environ=desk.environ)
-    job.job.resume(str(foreign), environ=desk.environ)
-    assert job.wait()["state"] == "SUCCEEDED"
-    assert _sources(job) == ["nothing", "step-30.pt", "step-900.pt"]
+        failed.job.resume(str(torn), environ=failed.environ)
+    failed.job.resume(str(foreign), environ=failed.environ)
+    assert failed.wait()["state"] == "SUCCEEDED"
+    assert _sources(failed) == ["nothing", "step-30.pt", "step-900.pt"]
 
 
-def test_the_saves_of_an_earlier_run_with_higher_numbers_are_never_taken_for_this_run_s(desk: Desk) -> None:
+def test_the_saves_of_an_earlier_run_with_higher_numbers_are_never_taken_for_this_run_s(
+    desk: Desk, failed: Sight
+) -> None:
     place = desk.folder / "output"
     place.mkdir()
-    (place / "step-900.pt").write_bytes((_failed(desk).job.folder.checkpoints / "step-20.pt").read_bytes())
+    shutil.copyfile(failed.job.folder.checkpoints / "step-20.pt", place / "step-900.pt")
     script = PLAIN.replace('os.environ["ORCH_CHECKPOINT_DIR"]', repr(str(place)), 1)
     job = desk.submit(
         _files(script.replace("        settle(", "        (")), procs_per_node=1, entrypoint="train.py",

@@ -13,7 +13,7 @@ from pathlib import Path
 from orchestrator.agent.hang import python_stacks
 from orchestrator.agent.hang.python_stacks import RankStack
 from orchestrator.agent.host import hook_files
-from orchestrator.agent.ranks import failure, step_counter
+from orchestrator.agent.ranks import failure, step_counter, warm
 from orchestrator.agent.ranks.hook import layout
 from orchestrator.agent.ranks.step_counter import LastStep, StepCounter
 from orchestrator.core.observations import Failure
@@ -96,7 +96,8 @@ class Rank:
         return error
 
     def files(self) -> list[str]:
-        return sorted(path.name for path in self.dir.iterdir())
+        """Return the files of its folder; that it was forked leaves one, too."""
+        return sorted(path.name for path in self.dir.iterdir() if path.stem != warm.TICKET)
 
 
 def ask_for_stacks(pid: int, rank: Rank) -> python_stacks.PendingStacks:
@@ -168,6 +169,12 @@ def torchrun_env(rank: int, world_size: int = WORLD_SIZE) -> dict[str, str]:
     sizes = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE")
     ones = {"GROUP_RANK": "0", "NODE_RANK": "0", "GROUP_WORLD_SIZE": "1", "OMP_NUM_THREADS": "1"}
     return {**dict.fromkeys(ids, str(rank)), **dict.fromkeys(sizes, str(world_size)), **ones}
+
+
+def gang_envs(count: int = WORLD_SIZE) -> list[dict[str, str]]:
+    """Return what the ranks of a gang on this machine have in their environments, to meet and to be asked."""
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "TORCHELASTIC_RUN_ID": "test"}
+    return [{**torchrun_env(rank, count), **meeting, layout.SOCKET_ENV: "1"} for rank in range(count)]
 
 
 def free_port() -> int:

@@ -10,7 +10,8 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -280,6 +281,17 @@ class Desk:
                 left.append(f"{sight.job.id}: pid {proc.pid} {b' '.join(_words(proc.pid, 'cmdline'))!r}")
                 kill(proc)
         return left
+
+
+@contextmanager
+def desk_at(folder: Path, home: str = "home") -> Iterator[Desk]:
+    """Give a desk with a home of its own in `folder`; afterwards nothing of its jobs may be left."""
+    desk = Desk(folder, {**os.environ, "ORCH_HOME": str(folder / home)})
+    try:
+        yield desk
+    finally:
+        left = desk.clear_up()
+    assert not left, "processes of ended jobs were left:\n" + "\n".join(left)
 
 
 def _shepherds(sight: Sight) -> list[Proc]:

@@ -33,6 +33,7 @@ RUN_AGENT = """
 import sys
 from orchestrator.agent.process.agent import run_agent
 from orchestrator.core import codec
+from orchestrator.core.wire.agent_config import AgentConfig
 sys.exit(run_agent(codec.loads(AgentConfig, sys.stdin.buffer.read())))
 """
 

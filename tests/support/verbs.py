@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import signal
 from collections.abc import Iterator, Sequence
 from types import FrameType
@@ -14,6 +15,11 @@ VERB_S_MAX = 60
 """A verb that takes longer waits for what never comes."""
 
 SENTENCE_CHARS_MAX = 3000
+
+
+def examples(usual: int) -> int:
+    """Return how much bad input is tried: `ORCH_FUZZ` times as much as usual, and a third of that where it is not set."""
+    return usual * int(os.environ["ORCH_FUZZ"]) if "ORCH_FUZZ" in os.environ else usual // 3
 
 
 def checked(words: Sequence[str]) -> tuple[int, str]:

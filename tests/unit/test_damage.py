@@ -39,7 +39,7 @@ from tests.support import fake_slurm, folders, jobs, verbs
 from tests.support.fake_slurm import FakeSlurm
 from tests.support.saved_files import saved
 
-EXAMPLES_MAX = 80 * int(os.environ.get("ORCH_FUZZ", "1"))
+EXAMPLES_MAX = verbs.examples(80)
 
 PENDING = "7|PENDING|2026-11-21T06:26:01|2||Resources"
 VERBS = (

@@ -55,7 +55,7 @@ PAGES = [
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 PAGE_NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
-NIGHTS = range(60)
+NIGHTS = range(20)
 """Those of the nights that drew the state diagrams that are replayed."""
 
 NOT_OURS = ("make", "pip", "eval", "kill", "git")

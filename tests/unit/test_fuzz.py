@@ -26,8 +26,7 @@ from orchestrator.spec.model import JobSpec
 from tests.support import folders, jobs, verbs
 from tests.support.saved_files import saved
 
-FUZZ = int(os.environ.get("ORCH_FUZZ", "1"))
-WORDS_MAX, FILES_MAX = 300 * FUZZ, 300 * FUZZ
+WORDS_MAX = FILES_MAX = verbs.examples(300)
 QUIET = settings(database=None, deadline=None, suppress_health_check=list(HealthCheck))
 
 TEXTS = (

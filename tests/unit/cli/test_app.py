@@ -173,7 +173,7 @@ def test_every_verb_and_option_explains_itself_in_whole_sentences() -> None:
 
 
 def test_secrets_are_in_nothing_that_is_shown(orch: Type) -> None:
-    shown = ("logs", "logs -f", "logs --tail 5", "why", "why --json", "status --json", "render good.yaml")
+    shown = ("logs", "logs -f", "logs -n 5", "why", "why --json", "status --json", "render good.yaml")
     for words in shown:
         said = orch(*words.split())
         assert folders.SECRET not in said.out + said.err
@@ -317,6 +317,7 @@ def test_a_home_that_is_none_is_told_about(
 VOCABULARY = ["run", "submit", "status", "logs", "why", "goodput", "--by", "cause", "cancel", "resume", "checkpoints", "collect", "check", "render", "init", "schema", "clean", "nodes", "--from-command", "--from-command", "--json", "--all", "--watch", "--ranks", "--rank", "--node", "--attempt", "--tail", "--since", "--grep", "--follow", "-f", "--set", "--backend", "--from", "--to", "--wait", "--no-wait", "--verify", "--adopt", "--older-than", "--yes", "--help", "-h", "--", "-", "=", "0", "1", "-1", "99999999999999999999", "1e9", "nan", "10m", "node-0", "done", "broken", "good.yaml", "bad.yaml", "train.py", "nodes=2", "nodes=0", "name=x", "a=b", "..", ".", "/", "~", "*", "(", "[", "é", "\x1b[2J", "\n", "None", "local", "ssh", "slurm", "/dev/null", "/no/such"]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_no_words_make_a_traceback(orch: Type) -> None:
     rng = random.Random(8)
     for _ in range(FUZZ_RUNS):

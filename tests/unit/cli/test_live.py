@@ -60,6 +60,7 @@ def _watched(folder: Path, watch: Callable[[Job], object], capsys: pytest.Captur
     return capsys.readouterr().out.splitlines()
 
 
+@pytest.mark.slow
 def test_a_suspicion_is_told_once_and_so_is_its_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -76,6 +77,7 @@ def test_a_suspicion_is_told_once_and_so_is_its_end(
     assert "SUCCEEDED" in lines[3]
 
 
+@pytest.mark.slow
 def test_programs_get_a_line_of_json_for_each_change_of_suspicion(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -113,6 +113,7 @@ def test_what_hosts_would_not_get_has_to_be_copied_first(shelf: Shelf, tmp_path:
     assert _adopt(shelf, write(tmp_path / "shared" / "mine.pt", state(5))).number == 2, "hosts may see that"
 
 
+@pytest.mark.slow
 def test_nothing_is_adopted_while_a_supervisor_writes_the_ledger(shelf: Shelf) -> None:
     write(shelf.folder / "foreign.pt", state(5))
     with (

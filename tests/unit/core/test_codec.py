@@ -176,6 +176,7 @@ MESSAGES = (
 )
 
 
+@pytest.mark.slow
 @given(st.sampled_from(sorted(MESSAGES)), st.data())
 @settings(max_examples=60, deadline=None)
 def test_any_message_with_anything_in_a_field_is_read_or_refused(kind: str, data: st.DataObject) -> None:

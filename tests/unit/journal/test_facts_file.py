@@ -118,6 +118,7 @@ def test_one_that_does_not_fit_is_passed_over(tmp_path: Path, harm: Callable[[Jo
     assert facts_file.read(job) == facts_file.read(whole)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(at=st.integers(0, 10_000), put=st.binary(max_size=3), gone=st.integers(0, 40))
 def test_whatever_befalls_its_bytes_the_journal_tells_the_same(

@@ -55,6 +55,7 @@ def test_a_range_without_end_is_refused_before_it_is_listed(text: str) -> None:
         expand(text)
 
 
+@pytest.mark.slow
 def test_many_ranges_are_refused_before_all_of_them_are_listed(tmp_path: Path) -> None:
     ranges = [f"n{number}x[1-{HOSTS_MAX}]" for number in range(1000)]
     with pytest.raises(SpecError, match=rf"names more than {HOSTS_MAX} hosts"):

@@ -49,6 +49,7 @@ def test_a_job_file_is_as_one_would_write_it() -> None:
     )
 
 
+@pytest.mark.slow
 @given(SETTINGS)
 def test_what_is_written_is_read_back(settings: dict[str, job_writer.Setting]) -> None:
     document = yaml_document.compose(job_writer.job_file(settings), "job.yaml")

@@ -311,6 +311,7 @@ def test_a_mutated_good_file_is_answered(fuzzed: Path, data: st.DataObject) -> N
     answer(fuzzed, bytes(raw))
 
 
+@pytest.mark.slow
 @given(
     argument=st.text(max_size=30) | st.builds(lambda name, text: f"{name}={text}", key, st.text(max_size=20))
 )

@@ -61,6 +61,7 @@ def test_whoever_does_not_go_on_with_tls_is_cut_off(
     assert not caplog.records
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [b"", b"\x16\x03\x01"], ids=["silent", "in TLS"])
 def test_of_many_strangers_so_many_are_there_at_once_and_an_agent_gets_in_and_stays_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, words: bytes
@@ -101,6 +102,7 @@ async def _accepting() -> AsyncIterator[tuple[int, list[socket.socket]]]:
         acceptor.close()
 
 
+@pytest.mark.slow
 def test_without_a_descriptor_connections_wait_and_it_is_said_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

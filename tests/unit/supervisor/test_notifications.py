@@ -258,6 +258,7 @@ def test_a_webhook_where_nobody_listens_is_told_of() -> None:
     assert fault.endswith("(2 tries)")
 
 
+@pytest.mark.slow
 def test_a_webhook_that_never_answers_is_given_up() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:  # the kernel takes the connections
         began_s = time.monotonic()

@@ -43,6 +43,7 @@ def _saves(node: Node) -> reports.SaveSeen:
     return reports.SaveSeen(1, group.key, group.series, group.main, part)
 
 
+@pytest.mark.slow
 def test_a_job_crashes_goes_on_from_its_checkpoint_is_looked_at_and_cancelled(tmp_path: Path) -> None:
     path = str(tmp_path / jobs.ID / "checkpoints" / "step-5.pt")
 
@@ -102,6 +103,7 @@ def test_a_job_fails_when_its_restarts_are_spent_and_what_is_said_of_that_is_mas
     assert "notify.url was not told of failed: HTTP 400 not for ***" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_bytes_of_a_log_are_confirmed_and_after_a_gap_the_node_begins_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -385,3 +385,6 @@ def test_the_post_mortem_of_a_running_job_says_what_its_status_says() -> None:
         "suspicion   rank 2 stands\n            ended after 11:06:48 UTC" in text
         and "orch restart gpt\n" in text
     )
+    bring_up_to_date(told, _status(RUNNING, 6.0, written_s=61.0, full_disk="/jobs/g"))
+    lines = cells.plain(post_mortem.post_mortem(told, "gpt")).splitlines()
+    assert lines[1] == "the disk of /jobs/g is full: the job goes on when there is room"

@@ -88,6 +88,7 @@ def test_only_this_user_can_report_and_only_from_this_machine(tmp_path: Path) ->
     assert _post(env, _body(STATUS), token="\xe4") == 401
 
 
+@pytest.mark.slow
 def test_what_is_no_report_is_refused_and_the_next_one_is_taken(tmp_path: Path) -> None:
     reports, env = _opened(tmp_path)
     assert _post(env, _body(STATUS), path="/ranks/x") == 404

@@ -316,6 +316,7 @@ NAMES = st.sampled_from(
 EVENTS = st.tuples(st.sampled_from(["write", "write", "look", "step", "delete", "reload"]), NAMES)
 
 
+@pytest.mark.slow
 @given(st.lists(EVENTS, max_size=14))
 @settings(database=None, max_examples=100)
 def test_whatever_happens_the_last_version_of_all_that_is_new_is_reported_once(

@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from orchestrator.agent.process.supervisor_link import SupervisorLink
 from orchestrator.core.checkpoints.save import Piece
 from orchestrator.core.jobdir.layout import JobDir
@@ -96,6 +98,7 @@ def test_contact_is_proved_by_an_acknowledged_beat_from_when_that_was_sent(tmp_p
     _play(tmp_path, act)
 
 
+@pytest.mark.slow
 def test_a_report_is_said_on_each_new_line_until_it_is_acknowledged(tmp_path: Path) -> None:
     async def act(pair: Pair) -> None:
         await pair.greeted()
@@ -114,6 +117,7 @@ def test_a_report_is_said_on_each_new_line_until_it_is_acknowledged(tmp_path: Pa
     _play(tmp_path, act)
 
 
+@pytest.mark.slow
 def test_more_reports_than_a_connection_holds_arrive_in_order_with_those_made_meanwhile(
     tmp_path: Path,
 ) -> None:

@@ -375,6 +375,7 @@ def test_a_follower_never_loses_or_doubles_or_reorders_a_line(job: Job, seed: in
         assert "".join(texts) == raw.decode("utf-8", "replace").replace("\n", "")
 
 
+@pytest.mark.slow
 def test_a_thousand_ranks_are_read_and_followed_with_few_open_files(job: Job) -> None:
     for rank in range(1_000):
         append(job.dir.rank_log(1, rank), f"hello from {rank}\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -120,6 +121,7 @@ def is_fit(save: Save, saves: list[Save]) -> bool:
     return save.state is SaveState.WHOLE and save.is_candidate and order.index(save.content) == usual
 
 
+@pytest.mark.slow
 @given(SAVES)
 @QUICK
 def test_only_what_is_whole_is_begun_from_and_of_that_the_newest(saves: list[Save]) -> None:
@@ -137,6 +139,7 @@ def test_only_what_is_whole_is_begun_from_and_of_that_the_newest(saves: list[Sav
     assert found.number not in [one.save for one in choice.passed]
 
 
+@pytest.mark.slow
 @given(SAVES)
 @QUICK
 def test_a_newer_one_that_is_further_is_always_taken_and_one_that_is_lost_never_again(
@@ -152,6 +155,7 @@ def test_a_newer_one_that_is_further_is_always_taken_and_one_that_is_lost_never_
             assert other is None or other.number != found.number
 
 
+@pytest.mark.slow
 @given(SAVES, st.randoms())
 @QUICK
 def test_the_order_in_which_saves_come_does_not_matter(saves: list[Save], random: object) -> None:
@@ -163,6 +167,7 @@ def test_the_order_in_which_saves_come_does_not_matter(saves: list[Save], random
     )
 
 
+@pytest.mark.slow
 @given(SAVES, st.integers(1, 8), st.integers(0, 4))
 @QUICK
 def test_where_a_person_has_named_one_nothing_older_than_the_naming_is_taken_in_its_place(
@@ -199,6 +204,7 @@ def test_files_that_one_save_wrote_under_several_names_stay_together() -> None:
     assert [save.number for save in expendable(saves, 1, None, saves[-1])] == [1]
 
 
+@pytest.mark.slow
 @given(SAVES, st.integers(1, 3), st.integers(1, 20) | st.none())
 @QUICK
 def test_what_is_begun_from_slots_best_ones_and_the_newest_of_a_series_are_never_expendable(

@@ -260,6 +260,7 @@ def test_odd_headers_are_damage(tmp_path: Path, name: str, data: bytes) -> None:
     assert put(tmp_path, name, data).fault
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
 def test_a_zip_bomb_is_not_unpacked(tmp_path: Path, kind: int) -> None:
     out = io.BytesIO()
@@ -336,6 +337,7 @@ NAMES = st.sampled_from([*WHOLE, "x.npz", "x.zip", "c/x.index.json", "c/__0.meta
 HEADS = st.sampled_from([b"", b"PK\x03\x04", b"PK\x05\x06", b"\x80\x04", b"{", b"\x20\0\0\0\0\0\0\0{"])
 
 
+@pytest.mark.slow
 @given(NAMES, HEADS, st.binary(max_size=300), HEADS)
 @QUICK
 def test_whatever_the_bytes_are_a_reading_raises_nothing(
@@ -345,6 +347,7 @@ def test_whatever_the_bytes_are_a_reading_raises_nothing(
     formats.damage(tmp_path, name, 10)
 
 
+@pytest.mark.slow
 @given(st.sampled_from(list(WHOLE.items())), st.data())
 @settings(QUICK, max_examples=300)
 def test_whatever_is_changed_in_a_file_a_reading_raises_nothing_and_fits_into_a_message(

@@ -191,6 +191,7 @@ def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda fd: None)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_disk")
 @given(st.lists(EVENTS, max_size=12))
 @QUICK
@@ -222,6 +223,7 @@ def test_after_any_course_of_puts_flushes_and_torn_ends_the_last_flushed_state_i
     assert ledger.read(JOB, file)[0] == own.saves
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_disk")
 @given(st.lists(PUTS, min_size=1, max_size=10), st.data())
 @QUICK

@@ -48,6 +48,7 @@ PLAIN = st.recursive(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @given(PLAIN, st.integers(2, pickle.HIGHEST_PROTOCOL))
 @QUICK
 def test_all_texts_and_numbers_come_in_the_order_in_which_they_lie(data: object, protocol: int) -> None:
@@ -86,6 +87,7 @@ SAMPLES = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data", SAMPLES, ids=range(len(SAMPLES)))
 def test_a_pickle_that_is_cut_off_anywhere_is_an_error(data: bytes) -> None:
     assert list(tokens(data)) == list(tokens(data + b"what follows"))
@@ -100,6 +102,7 @@ def test_any_bytes_are_read_or_are_a_pickle_error(data: bytes) -> None:
     read(data)
 
 
+@pytest.mark.slow
 @given(st.sampled_from(SAMPLES), st.data())
 @QUICK
 def test_so_is_a_pickle_with_other_bytes_in_it(sample: bytes, data: st.DataObject) -> None:

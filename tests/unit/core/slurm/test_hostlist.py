@@ -49,6 +49,7 @@ NAMES = st.sets(
 )
 
 
+@pytest.mark.slow
 @given(NAMES, st.booleans())
 def test_what_clustershell_folds_is_unfolded_again(parts: set[tuple[str, int, str]], padded: bool) -> None:
     names = {f"{stem}{number:03d}{end}" if padded else f"{stem}{number}{end}" for stem, number, end in parts}

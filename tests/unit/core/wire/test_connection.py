@@ -347,6 +347,7 @@ def test_beats_wait_for_one_another_and_for_no_other_word(
     play(tmp_path, act)
 
 
+@pytest.mark.slow
 def test_beats_alone_wait_no_longer_than_was_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -363,6 +364,7 @@ def test_beats_alone_wait_no_longer_than_was_asked_for(
     play(tmp_path, act)
 
 
+@pytest.mark.slow
 def test_of_several_addresses_the_one_that_answers_is_taken_though_others_are_silent(tmp_path: Path) -> None:
     async def act(place: Place) -> None:
         with socket.create_server(("127.0.0.1", 0)) as silent, socket.socket() as refusing:

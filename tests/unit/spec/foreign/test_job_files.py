@@ -77,6 +77,7 @@ PLAIN = some.recursive(
 )
 
 
+@pytest.mark.slow
 @given(some.sampled_from(["PyTorchJob", "TrainJob", "task", ""]), some.dictionaries(
     some.sampled_from(["run", "resources", "envs", "num_nodes", "commands", "env", "metadata", "spec", "nodes"]), PLAIN))  # fmt: skip
 def test_nothing_breaks_the_reader(kind: str, data: dict[str, object]) -> None:

@@ -131,6 +131,7 @@ def test_what_an_agent_says_before_the_supervisor_takes_the_call_is_not_lost(
     host.wait_for_end()
 
 
+@pytest.mark.slow
 def test_a_supervisor_that_does_not_read_holds_up_the_sender(host: Host, supervisor: socket.socket) -> None:
     supervisor.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     agent = host.dial()

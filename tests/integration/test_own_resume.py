@@ -1,5 +1,5 @@
-"""Scripts that resume in their own way, with real torch: nanoGPT's `ckpt.pt` in `out/`, written in place, and the
-`snapshot.pt` of torch's DDP tutorial, from which the script goes on by itself.
+"""Scripts that resume in their own way: nanoGPT's `ckpt.pt` in `out/`, written in place, and the `snapshot.pt` of torch's DDP
+tutorial, from which the script goes on by itself. With a stand-in for torch that writes files as torch does.
 """
 
 from __future__ import annotations
@@ -11,28 +11,32 @@ import pytest
 from orchestrator.client import saves
 from orchestrator.views import cells, post_mortem
 from tests.support.local import Desk, Sight
-from tests.support.torch_script import WITHOUT_DYNAMO
+from tests.support.torch_saves import STAND_IN
 
-HEAD = (
-    "import os, signal, sys, time\n"
-    + WITHOUT_DYNAMO
-    + """
-import torch.distributed as dist
+HEAD = """
+import array, os, signal, sys, time
+import torch
+from torch.optim.optimizer import Optimizer
+import colorsys  # any import after torch lets the hook see that it is there
 
 rank, attempt = int(os.environ["RANK"]), int(os.environ["ORCH_ATTEMPT"])
-dist.init_process_group("gloo")
-model = torch.nn.Linear(4, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+optimizer, weights = Optimizer(), array.array("d", range(64))
 
 def step():
     time.sleep(0.02)  # longer than the coarse time of a file that was just saved is behind
-    optimizer.zero_grad()
-    model(torch.ones(2, 4)).sum().backward()
-    for one in model.parameters():
-        dist.all_reduce(one.grad)
     optimizer.step()
+
+def meet(where):
+    open(f"{where}-{attempt}-{rank}", "w").close()
+    while not os.path.exists(f"{where}-{attempt}-{1 - rank}"):
+        time.sleep(0.02)
+
+def die():
+    meet("end")
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
 """
-)
 
 NANO_GPT = (
     HEAD
@@ -46,19 +50,16 @@ os.makedirs(out_dir, exist_ok=True)
 iter_num = 0
 if init_from == "resume":
     checkpoint = torch.load(os.path.join(out_dir, "ckpt.pt"))
-    model.load_state_dict(checkpoint["model"])
-    iter_num = checkpoint["iter_num"]
-    dist.barrier()  # rank 0 overwrites the file that others read
+    weights, iter_num = checkpoint["model"]["weight"], checkpoint["iter_num"]
+    meet("loaded")  # rank 0 overwrites the file that the other reads
 print("begins at", iter_num, "in", out_dir, flush=True)
 while iter_num < 60:
     if iter_num % 10 == 0 and iter_num and rank == 0:
-        torch.save({"model": model.state_dict(), "iter_num": iter_num}, os.path.join(out_dir, "ckpt.pt"))
+        torch.save({"model": {"weight": weights}, "iter_num": iter_num}, os.path.join(out_dir, "ckpt.pt"))
     step()
     iter_num += 1
-    if attempt == 1 and iter_num == 45 and rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-dist.barrier()
-dist.destroy_process_group()
+    if attempt == 1 and iter_num == 45:
+        die()
 """
 )
 
@@ -68,20 +69,17 @@ TUTORIAL = (
 epochs_run = 0
 if os.path.exists("snapshot.pt"):
     snapshot = torch.load("snapshot.pt")
-    model.load_state_dict(snapshot["MODEL_STATE"])
-    epochs_run = snapshot["EPOCHS_RUN"]
+    weights, epochs_run = snapshot["MODEL_STATE"]["weight"], snapshot["EPOCHS_RUN"]
     print(f"Resuming training from snapshot at Epoch {epochs_run}", flush=True)
 for epoch in range(epochs_run, 8):
     for _ in range(10):
         step()
     print(f"Epoch {epoch} | loss {8 - epoch}", flush=True)
     if int(os.environ["LOCAL_RANK"]) == 0 and epoch % 2 == 0:
-        torch.save({"MODEL_STATE": model.state_dict(), "EPOCHS_RUN": epoch}, "snapshot.pt")
+        torch.save({"MODEL_STATE": {"weight": weights}, "EPOCHS_RUN": epoch}, "snapshot.pt")
         print(f"Epoch {epoch} | Training snapshot saved", flush=True)
-    if attempt == 1 and epoch == 5 and rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-dist.barrier()
-dist.destroy_process_group()
+    if attempt == 1 and epoch == 5:
+        die()
 """
 )
 
@@ -93,7 +91,7 @@ def why(job: Sight) -> str:
 
 def test_nano_gpt_goes_on_from_the_checkpoint_that_it_writes_in_place(desk: Desk) -> None:
     job = desk.submit(
-        {"train.py": NANO_GPT}, procs_per_node=2, entrypoint="train.py --out_dir={checkpoint_dir}",
+        {**STAND_IN, "train.py": NANO_GPT}, procs_per_node=2, entrypoint="train.py --out_dir={checkpoint_dir}",
         checkpoint={"path": "ckpt.pt", "resume_args": "--init_from=resume"},
     )  # fmt: skip
     assert job.wait()["state"] == "SUCCEEDED", job.job.why()
@@ -109,7 +107,7 @@ def test_what_a_script_saves_in_its_working_folder_is_offered_and_resumed_from_w
     desk: Desk, path: str
 ) -> None:
     job = desk.submit(
-        {"train.py": TUTORIAL}, procs_per_node=2, entrypoint="train.py", checkpoint={"path": path}
+        {**STAND_IN, "train.py": TUTORIAL}, procs_per_node=2, entrypoint="train.py", checkpoint={"path": path}
     )
     status = job.wait()
     assert status["state"] == "SUCCEEDED", job.job.why()
