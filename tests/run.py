@@ -89,6 +89,10 @@ UNIT_BELOW = "tests/unit/core tests/unit/agent"
 UNIT_ABOVE = "tests/unit/brain tests/unit/client tests/unit/cli tests/unit/journal"
 UNIT_OTHERS = f"tests/unit {ignored(UNIT_BELOW, UNIT_ABOVE)}"
 
+CLUSTER_FAULTS = (
+    "tests/cluster/test_ssh_faults.py tests/cluster/test_ssh_hosts.py tests/cluster/test_ssh_training.py"
+)
+
 SLURM_REQUEUE = "tests/slurm/test_slurm_requeue.py"
 SLURM_QUEUE = "tests/slurm/test_slurm_queue.py tests/slurm/test_slurm_submit.py"
 
@@ -105,7 +109,8 @@ SUITES: dict[str, tuple[Group, ...]] = {
     ),
     "test": (
         *RUFF,
-        tests("cluster", "tests/cluster"),
+        tests("cluster, others", f"tests/cluster {ignored(CLUSTER_FAULTS)}"),
+        tests("cluster, faults", CLUSTER_FAULTS),
         tests("integration, torch", f"tests/integration -k '{OF_TORCH}'"),
         tests("integration, local, f to z", f"tests/integration -k 'test_local_ and not ({FIRST_LOCAL})'"),
         tests("slurm, requeue", SLURM_REQUEUE),

@@ -87,7 +87,7 @@ def status(job: str | None, show_all: bool, watch: bool, every_rank: bool, as_js
 @click.option(
     "-f", "--follow", is_flag=True, help="Go on with new lines, across restarts, until the job ends."
 )
-@click.option("--tail", type=Count(0), metavar="N", help="Only the last so many lines.")
+@click.option("-n", "--tail", type=Count(0), metavar="N", help="Only the last so many lines.")
 @click.option("--since", type=Ago(), help="Only lines of the last 90s, 10m, 2h.")
 @click.option("--grep", type=Pattern(), help="Only lines in which this regular expression is found.")
 def logs(

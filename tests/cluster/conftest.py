@@ -21,24 +21,24 @@ def can_have_hosts() -> None:
         pytest.skip(missing)
 
 
-@pytest.fixture(scope="module")
-def module_box(can_have_hosts: None) -> Iterator[Box]:
-    """Give login and 8 hosts for all tests of a file."""
+@pytest.fixture(scope="session")
+def session_box(can_have_hosts: None) -> Iterator[Box]:
+    """Give login and 8 hosts for all tests of the session."""
     with Box(HOSTS) as one:
         yield one
 
 
 @pytest.fixture
-def box(module_box: Box) -> Iterator[Box]:
-    """Give the file's box; afterwards every fault is undone."""
-    yield module_box
-    module_box.heal()
+def box(session_box: Box) -> Iterator[Box]:
+    """Give the session's box; afterwards every fault is undone."""
+    yield session_box
+    session_box.heal()
 
 
 @pytest.fixture
 def desk(box: Box) -> Iterator[Desk]:
     """Give a desk on login; afterwards nothing of its jobs may be left running on any host."""
-    one = Desk(box)
+    one = Desk(box, loads=False)
     yield one
     for job in one.jobs:
         print(job.story())  # pytest shows it when the test has failed

@@ -16,8 +16,9 @@ import pytest
 
 from orchestrator.core.host import procfs
 from orchestrator.core.host.procfs import Proc
-from tests.support.cluster.box import PLACE, PREFIX, REPOSITORY, Box, inside, sweep
+from tests.support.cluster.box import PLACE, PREFIX, Box, inside, sweep
 from tests.support.cluster.host import Host, end, wait_for
+from tests.support.cluster.verbs import REPOSITORY
 
 pytestmark = pytest.mark.soak
 

@@ -17,7 +17,6 @@ from tests.support.cluster.desk import FAKE_TORCH, STEPPER, Desk
 from tests.support.cluster.host import wait_for
 from tests.support.cluster.small_torch import EXTRA, TORCH, install
 
-HOSTS = 4
 SCRIPT = {"train.py": "import torch\nimport model\n", "model.py": "import json\n"}
 SMI = """#!/bin/sh
 case "$*" in
@@ -26,13 +25,6 @@ case "$*" in
 *) echo "GPU 0: {model} (UUID: GPU-a)" ;;
 esac
 """
-
-
-@pytest.fixture(scope="module")
-def module_box(can_have_hosts: None) -> Any:
-    """Give login and 4 hosts: every pair of them is measured."""
-    with Box(HOSTS) as one:
-        yield one
 
 
 def check(desk: Desk, files: dict[str, str] = SCRIPT, **spec: object) -> tuple[int, list[dict[str, Any]]]:

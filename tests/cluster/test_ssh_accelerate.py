@@ -15,7 +15,7 @@ CONFIG = {
     "distributed_type": "FSDP",
     "fsdp_config": {"fsdp_version": 2},
     "mixed_precision": "bf16",
-    "num_processes": 4,
+    "num_processes": 2,
 }
 SCRIPT = """
 import os
@@ -24,12 +24,12 @@ print("found", *(os.environ.get(name) for name in names), flush=True)
 """
 
 
-def test_every_host_computes_the_environment_from_the_code_that_it_has(desk: Desk) -> None:
-    spec: dict[str, Any] = {"nodes": 2, "ssh": {"hosts": "node[1-2]"}, "env": {"FSDP_OFFLOAD_PARAMS": "mine"}}
+def test_a_host_computes_the_environment_from_the_code_that_it_has(desk: Desk) -> None:
+    spec: dict[str, Any] = {"nodes": 1, "ssh": {"hosts": "node1"}, "env": {"FSDP_OFFLOAD_PARAMS": "mine"}}
     files = {"train.py": SCRIPT, "conf/fsdp.yaml": json.dumps(CONFIG)}
     job = desk.submit(files, entrypoint="train.py", accelerate={"config_file": "conf/fsdp.yaml"}, **spec)
     assert job.wait()["state"] == "SUCCEEDED", job.story()
-    for rank in range(4):
+    for rank in range(2):
         assert f"found {rank} bf16 true 2 mine" in job.log(rank)
 
 

@@ -45,7 +45,7 @@ def _submit(desk: Desk, away_s: float, pause_s: float) -> list[Job]:
         jobs.append(
             desk.submit(
                 {**FAKE_TORCH, "train.py": WORKS}, entrypoint=script, ssh=hosts, procs_per_node=1,
-                monitor={"heartbeat_s": 0.2, "node_timeout": 8, "hang_timeout": 4 * away_s},
+                monitor={"heartbeat_s": 0.2, "node_timeout": 6, "hang_timeout": 4 * away_s},
             )
         )  # fmt: skip
     for job in jobs:
@@ -71,7 +71,7 @@ def _pids(jobs: list[Job]) -> list[list[int]]:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(("away_s", "pause_s"), [(14.0, 7.0), LONG])
+@pytest.mark.parametrize(("away_s", "pause_s"), [(10.0, 5.5), LONG])
 def test_ranks_work_on_while_supervisor_and_guard_are_dead(desk: Desk, away_s: float, pause_s: float) -> None:
     jobs = _submit(desk, away_s, pause_s)
     before = _pids(jobs)
@@ -81,7 +81,7 @@ def test_ranks_work_on_while_supervisor_and_guard_are_dead(desk: Desk, away_s: f
     _assert_adopted(jobs, before, pause_s)
 
 
-@pytest.mark.parametrize(("away_s", "pause_s"), [(14.0, 7.0), LONG])
+@pytest.mark.parametrize(("away_s", "pause_s"), [(10.0, 5.5), LONG])
 def test_ranks_work_on_while_the_submit_machine_sleeps(
     desk: Desk, box: Box, away_s: float, pause_s: float
 ) -> None:

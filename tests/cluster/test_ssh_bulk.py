@@ -135,7 +135,7 @@ def save(step):
 
 
 meet()
-run(40 if start else 10**9, each_s=0.2, at_step=save, start=start)
+run(40 if start else 10**9, each_s=0.05 if start else 0.2, at_step=save, start=start)
 """.replace("MIB", str(SLOW_MIB))
 )
 """Saves step 10, and in its first attempt so much of step 20 that it is long on its way."""
@@ -145,9 +145,8 @@ def test_a_host_that_is_lost_while_its_save_is_on_its_way_home_costs_that_save_a
     desk: Desk, box: Box
 ) -> None:
     job = desk.submit(
-        {**FAKE_TORCH, "train.py": SAVES_MUCH}, spares=1, checkpoint={"path": "step-*"},
-        ssh={"hosts": "node[1-3]"},
-    )  # fmt: skip
+        {**FAKE_TORCH, "train.py": SAVES_MUCH}, checkpoint={"path": "step-*"}, ssh={"hosts": "node[1-3]"}
+    )
     box.slow_wire("node1", SLOW_MBIT_PER_S)
     job.until(lambda seen: [one["name"] for one in seen.get("travels", [])] == ["step-20"], "its way home")
     job.until(lambda seen: seen["travels"] and (seen["travels"][0]["done_bytes"] or 0) > 0, "some of it")
@@ -156,7 +155,7 @@ def test_a_host_that_is_lost_while_its_save_is_on_its_way_home_costs_that_save_a
     status = job.wait()
     assert (status["state"], job.kinds()) == ("SUCCEEDED", ["node_lost", None]), job.story()
     assert job.why()[1]["resumed_from"].endswith("/step-10")
-    assert "begins at 10" in job.log(0, 2) and "node1" not in job.placed()
+    assert "begins at 10" in job.log(0, 2) and job.placed() == ["node2", "node3"] and job.note("node1")
     box.power_on("node1")  # what it still has of step 20 is older than what is at home by now
     saves, _ = ledger.read(job.folder.root, job.folder.ledger)
     assert [(save.main, save.attempt, save.state) for save in saves.values()] == [
@@ -164,22 +163,6 @@ def test_a_host_that_is_lost_while_its_save_is_on_its_way_home_costs_that_save_a
     ]  # fmt: skip
     assert (job.folder.checkpoints / "step-20").stat().st_size == 1000
     assert not list((job.folder.checkpoints / ".coming").iterdir())
-    desk.orch("clean", "--yes")  # the agent there, which nobody could dismiss, would wait for an hour
-
-
-def test_logs_are_read_while_a_host_is_down_and_the_rest_is_collected_later(desk: Desk, box: Box) -> None:
-    text = TOGETHER + "run(30)\nprint('the last word', flush=True)\n"
-    text += "meet()\nrun(10**9, start=30, each_s=0.05, at_step=lambda step: together(True))\n"
-    job = desk.submit({**FAKE_TORCH, "train.py": text}, restart={"max": 0, "backoff": 0})
-    for rank in range(4):
-        job.wait_for_line("the last word", rank)
-    box.cut("node2")
-    assert "the last word" in desk.orch("logs", job.id, "--rank", "3").stdout
-    assert job.wait()["state"] == "FAILED"
-    box.heal()
-    desk.orch("collect", job.id)
-    with job.on_host("node2").rank_log(1, 3).open("rb") as file:
-        assert job.folder.rank_log(1, 3).read_bytes() == file.read()
     desk.orch("clean", "--yes")  # the agent there, which nobody could dismiss, would wait for an hour
 
 

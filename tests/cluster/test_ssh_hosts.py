@@ -54,20 +54,18 @@ def test_a_job_that_needs_a_refused_host_fails_with_the_reason(desk: Desk, box: 
     assert "node2" in status["reason"] and "host key" in status["reason"]
     shown = desk.orch("status", job.id).stdout
     assert "node2" in shown and "host key" in shown
+    planned = desk.orch("plan", desk.write(SHORT), check=False)
+    assert planned.returncode == 3 and "1 host can be used, 2 wanted" in planned.stdout
 
 
-def test_a_host_that_does_not_exist_is_named(desk: Desk) -> None:
-    job = desk.submit(SHORT, ssh={"hosts": ["node1", "nosuch", "node3"]})
+def test_hosts_that_do_not_exist_or_answer_and_then_hang_do_not_hold_up_the_others(
+    desk: Desk, box: Box
+) -> None:
+    box.hang_sshd("node2")
+    job = desk.submit(SHORT, ssh={"hosts": ["nosuch", "node[1-3]"]})
     assert job.wait()["state"] == "SUCCEEDED"
     assert job.placed() == ["node1", "node3"]
     assert job.note("nosuch")
-
-
-def test_a_host_that_answers_and_then_hangs_does_not_hold_up_the_others(desk: Desk, box: Box) -> None:
-    box.hang_sshd("node2")
-    job = three(desk)
-    assert job.wait()["state"] == "SUCCEEDED"
-    assert job.placed() == ["node1", "node3"]
 
 
 @pytest.mark.soak
@@ -95,15 +93,24 @@ def test_hosts_behind_a_bastion_are_reached_through_it(desk: Desk, box: Box) -> 
 # --- two jobs
 
 
-def test_two_jobs_that_want_the_same_hosts_follow_one_another(desk: Desk) -> None:
-    desk.box.login.write("/home/trainer/desk/hosts", "node[1-2] slots=2\n", user="trainer")
-    ssh = {"hosts": [], "hosts_file": "/home/trainer/desk/hosts"}
+def test_jobs_that_want_the_same_hosts_follow_one_another_whoever_they_are_of(desk: Desk, box: Box) -> None:
+    homes = {user: f"{USERS[user].home}/desk/hosts" for user in ("trainer", "root")}
+    for user, path in homes.items():
+        box.login.write(path, "node[1-2] slots=2\n", user=user)
+    ssh = {"hosts": [], "hosts_file": homes["trainer"]}
     first = desk.submit(FOREVER, ssh=ssh, name="first")
     first.wait_for_step(5)
+    held = rf"slots 0, 1 held by job {first.id} of trainer, pid \d+"
+    path = desk.write(SHORT, ssh=ssh, name="checked", env=install(box.nodes[:2]))
+    assert re.search(held, desk.orch("plan", path).stdout)
+    checked = desk.orch("check", path).stdout
+    assert re.search(held, checked) and "warn  free" in checked
+
     second = desk.submit(SHORT, ssh=ssh, name="second")
-    waiting = second.wait_for_state("QUEUED")
-    second.until(lambda seen: first.id in str(seen), "the name of whom it waits for")
-    assert not waiting["step"]
+    others = desk.submit(SHORT, user="root", ssh={"hosts": [], "hosts_file": homes["root"]}, name="others")
+    for job in (second, others):
+        assert not job.wait_for_state("QUEUED")["step"]
+        job.until(lambda seen: "trainer" in str(seen) and first.id in str(seen), "the name of the holder")
     told = desk.orch("nodes", "--free").stdout
     assert re.search(
         rf"node1 +0 of 2 slots +slots 0, 1 by job {first.id} of trainer, pid \d+, since 20", told
@@ -114,7 +121,8 @@ def test_two_jobs_that_want_the_same_hosts_follow_one_another(desk: Desk) -> Non
     desk.orch("cancel", third.id)
     desk.orch("cancel", first.id)
     assert first.wait()["state"] == "CANCELLED"
-    assert second.wait()["state"] == "SUCCEEDED"
+    for job in (second, others):
+        assert job.wait()["state"] == "SUCCEEDED"
 
 
 @pytest.mark.soak
@@ -128,32 +136,6 @@ def test_two_jobs_share_hosts_that_are_enough_for_both(desk: Desk) -> None:
     assert (first.placed(), second.placed()) == (["node1", "node2"], ["node3", "node4"])
     desk.orch("cancel", first.id)
     assert first.wait()["state"] == "CANCELLED"
-
-
-def test_jobs_of_two_users_never_share_a_slot(desk: Desk, box: Box) -> None:
-    for user in ("trainer", "root"):
-        home = USERS[user].home
-        box.login.write(f"{home}/desk/hosts", "node[1-2] slots=2\n", user=user)
-    first = desk.submit(FOREVER, ssh={"hosts": [], "hosts_file": "/home/trainer/desk/hosts"}, name="first")
-    first.wait_for_step(5)
-    path = desk.write(
-        SHORT,
-        ssh={"hosts": [], "hosts_file": "/home/trainer/desk/hosts"},
-        name="third",
-        env=install(box.nodes[:2]),
-    )
-    holder = rf"slots 0, 1 held by job {first.id} of trainer, pid \d+"
-    assert re.search(holder, desk.orch("plan", path).stdout)
-    checked = desk.orch("check", path).stdout
-    assert re.search(holder, checked) and "warn  free" in checked
-    second = desk.submit(
-        SHORT, user="root", ssh={"hosts": [], "hosts_file": "/root/desk/hosts"}, name="second"
-    )
-    second.wait_for_state("QUEUED")
-    second.until(lambda seen: "trainer" in str(seen) and first.id in str(seen), "the name of the holder")
-    desk.orch("cancel", first.id)
-    assert first.wait()["state"] == "CANCELLED"
-    assert second.wait()["state"] == "SUCCEEDED"
 
 
 # --- what is left, and what is told before
@@ -217,10 +199,3 @@ def test_what_orch_plan_says_of_hosts_is_what_their_ranks_get(desk: Desk, box: B
             found = json.loads(job.log(rank).splitlines()[0])
             assert {name: found[name] for name in plain} == plain
             assert found["NCCL_SOCKET_IFNAME"] == f"={found['GLOO_SOCKET_IFNAME']}" != "=lo"
-
-
-def test_orch_plan_fails_where_too_few_hosts_answer(desk: Desk, box: Box) -> None:
-    box.change_host_key("node2")
-    done = desk.orch("plan", desk.write({"train.py": DUMP}), check=False)
-    assert done.returncode == 3
-    assert "1 host can be used, 2 wanted" in done.stdout

@@ -39,17 +39,11 @@ def session_slurm(can_have_slurm: None) -> Iterator[SlurmBox]:
         yield one
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def accounting_slurm(can_have_accounting: None) -> Iterator[SlurmBox]:
-    """Give a Slurm of two nodes on which sacct works, for the tests of a file; they clear up themselves."""
-    with SlurmBox(2, accounting=True) as one:
-        yield one
-
-
-@pytest.fixture(scope="module")
-def renamed_slurm(can_have_slurm: None) -> Iterator[SlurmBox]:
-    """Give a Slurm of three nodes that are not called as their hosts are, for the tests of a file."""
-    with SlurmBox(3, names={f"node{number}": f"gpu-{number:02}" for number in range(1, 4)}) as one:
+    """Give a Slurm on which sacct works, of three nodes that are not called as their hosts are; tests clear up themselves."""
+    names = {f"node{number}": f"gpu-{number:02}" for number in range(1, 4)}
+    with SlurmBox(3, accounting=True, names=names) as one:
         yield one
 
 
@@ -68,7 +62,7 @@ def desk(slurm: SlurmBox) -> Iterator[Desk]:
 
 def using(box: SlurmBox) -> Iterator[Desk]:
     """Give a desk for a fixture to yield from; afterwards nothing of its jobs may be left."""
-    one = Desk(box)
+    one = Desk(box, loads=False)
     yield one
     for job in one.jobs:
         print(job.story())  # pytest shows it when the test has failed

@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-from collections.abc import Iterator
 
 import pytest
 
 from tests.support.cluster.desk import FAKE_TORCH, STEPPER, Desk, Job
 from tests.support.cluster.slurm import SlurmBox
 from tests.support.cluster.slurm_jobs import TRAINS, allocations
-
-from .conftest import using
 
 TELLS = """
 import json, os, sys
@@ -83,11 +80,13 @@ def test_a_lost_node_is_replaced_by_the_spare(slurm: SlurmBox, desk: Desk) -> No
     assert job.wait()["state"] == "CANCELLED"
 
 
-def test_a_killed_agent_with_its_keeper_is_known_at_once_and_started_again(
+def test_a_supervisor_that_dies_is_replaced_and_a_killed_agent_with_its_keeper_is_known_at_once_and_started_again(
     slurm: SlurmBox, desk: Desk
 ) -> None:
     job = desk.submit(TRAINS)
-    job.wait_for_step(5)
+    step = job.wait_for_step(5)["step"]
+    job.kill_supervisor()
+    assert job.wait_for_step(step + 40)["attempt"] == 1, "the ranks go on"
     job.kill_supervisor()
     slurm.host("node2").signal(
         [one.proc for one in slurm.host("node2").processes() if " agent" in one.command and one.uid],
@@ -95,15 +94,6 @@ def test_a_killed_agent_with_its_keeper_is_known_at_once_and_started_again(
     )
     job.wait_for_step(5, attempt=2)
     assert job.placed() == ["node1", "node2"] and len(allocations(job)) == 1
-    desk.orch("cancel", job.id)
-    assert job.wait()["state"] == "CANCELLED"
-
-
-def test_a_supervisor_that_dies_is_replaced_and_the_ranks_go_on(desk: Desk) -> None:
-    job = desk.submit(TRAINS)
-    step = job.wait_for_step(5)["step"]
-    job.kill_supervisor()
-    assert job.wait_for_step(step + 40)["attempt"] == 1
     desk.orch("cancel", job.id)
     assert job.wait()["state"] == "CANCELLED"
 
@@ -116,15 +106,3 @@ def test_a_job_whose_folder_is_deleted_gives_its_nodes_back(slurm: SlurmBox, des
         shutil.rmtree(job.folder.root, ignore_errors=True)
     slurm.queue.wait_for_state(slurm_id, "COMPLETED", "FAILED", "CANCELLED")
     assert not job.folder.root.exists()
-
-
-@pytest.fixture
-def renamed_desk(renamed_slurm: SlurmBox) -> Iterator[Desk]:
-    """Give a desk on a Slurm whose nodes are not called as their hosts are."""
-    yield from using(renamed_slurm)
-
-
-def test_nodes_go_by_the_names_that_slurm_gives_them(renamed_desk: Desk) -> None:
-    job = renamed_desk.submit({"train.py": TELLS, **FAKE_TORCH})
-    assert job.wait()["state"] == "SUCCEEDED"
-    assert job.placed() == ["gpu-01", "gpu-02"] == told(job, 3)["SLURM_JOB_NODELIST"].split(",")

@@ -20,7 +20,7 @@ FINAL = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED"
 @pytest.fixture(autouse=True)
 def no_output(request: pytest.FixtureRequest) -> None:
     """Let no test read what another has printed."""
-    names = set(request.fixturenames) & {"slurm", "accounting_slurm", "renamed_slurm"}
+    names = set(request.fixturenames) & {"slurm", "accounting_slurm"}
     for name in names:
         request.getfixturevalue(name).login.path(OUT).unlink(missing_ok=True)
 
@@ -188,9 +188,9 @@ def test_a_full_tmp_and_a_limit_are_what_a_job_finds(slurm: SlurmBox) -> None:
     )
 
 
-def test_slurm_may_call_a_node_other_than_its_host_is_called(renamed_slurm: SlurmBox) -> None:
+def test_slurm_may_call_a_node_other_than_its_host_is_called(accounting_slurm: SlurmBox) -> None:
     script = "srun sh -c 'echo $SLURMD_NODENAME $(hostname)'"
-    lines = runs(renamed_slurm, script, "--nodes=2", "--nodelist=gpu-[02-03]").splitlines()
+    lines = runs(accounting_slurm, script, "--nodes=2", "--nodelist=gpu-[02-03]").splitlines()
     assert sorted(lines) == ["gpu-02 node2", "gpu-03 node3"]
 
 

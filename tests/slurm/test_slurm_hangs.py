@@ -21,4 +21,4 @@ def test_a_hang_is_explained_told_of_from_the_allocation_and_answered_in_it(desk
     assert lines[::2] == ["node1", "node1"], "the supervisor is on the first node"
     notes = [json.loads(line) for line in lines[1::2]]
     assert [(note["event"], note["attempt"]) for note in notes] == [("hang", 1), ("restart", 2)]
-    assert notes[0]["verdict"]["ranks"] == [2] and hanging.LINE in notes[0]["text"], notes
+    assert notes[0]["verdict"]["ranks"] == [1] and hanging.LINE in notes[0]["text"], notes

@@ -25,7 +25,7 @@ def lose_batch_script(slurm: SlurmBox, job: Job) -> None:
 
 
 def test_a_preempted_job_saves_itself_and_goes_on_in_another_allocation(slurm: SlurmBox, desk: Desk) -> None:
-    job = desk.submit({"train.py": SAVES, **FAKE_TORCH}, entrypoint="train.py 300")
+    job = desk.submit({"train.py": SAVES, **FAKE_TORCH}, entrypoint="train.py 300 1")
     job.wait_for_step(20)
     other = slurm.queue.preempt(4)
     job.wait_for_line("saved step")
@@ -39,7 +39,7 @@ def test_a_preempted_job_saves_itself_and_goes_on_in_another_allocation(slurm: S
 
 def test_a_grace_before_preemption_is_used_to_the_end(slurm: SlurmBox, desk: Desk) -> None:
     job = desk.submit(
-        {"train.py": SAVES, **FAKE_TORCH}, entrypoint="train.py 200", slurm={"partition": "low"}
+        {"train.py": SAVES, **FAKE_TORCH}, entrypoint="train.py 200 1", slurm={"partition": "low"}
     )
     job.wait_for_step(20)
     other = slurm.queue.sbatch(
@@ -51,29 +51,23 @@ def test_a_grace_before_preemption_is_used_to_the_end(slurm: SlurmBox, desk: Des
     assert job.steps_logged(0, 1) + job.steps_logged(0, 2) == list(range(1, 201))
 
 
-def test_a_job_that_somebody_requeues_goes_on(slurm: SlurmBox, desk: Desk) -> None:
-    job = desk.submit({"train.py": SAVES, **FAKE_TORCH}, entrypoint="train.py 200")
-    job.wait_for_step(20)
-    slurm.queue.requeue(job.slurm_id())
-    assert job.wait()["state"] == "SUCCEEDED" and len(allocations(job)) == 2
-    assert job.steps_logged(0, 1) + job.steps_logged(0, 2) == list(range(1, 201))
-
-
-def test_before_the_time_limit_ranks_save_and_the_job_goes_on_in_a_new_slot(
+def test_a_job_goes_on_that_somebody_requeues_or_that_has_saved_before_its_time_limit(
     slurm: SlurmBox, desk: Desk
 ) -> None:
     job = desk.submit(
         {"train.py": SAVES, **FAKE_TORCH},
-        entrypoint="train.py 200",
+        entrypoint="train.py 400 2",
         time_limit="10m",
         time_limit_action="requeue",
     )
     job.wait_for_step(20)
+    slurm.queue.requeue(job.slurm_id())
+    job.wait_until(lambda: len(job.steps_logged(0, 2)) > 20, "steps of the second attempt")
     slurm.queue.end_in(job.slurm_id(), 120)
     slurm.queue.warn(job.slurm_id())
     assert job.wait()["state"] == "SUCCEEDED"
-    assert job.kinds() == ["time_limit", None] and len(allocations(job)) == 2
-    assert job.steps_logged(0, 1) + job.steps_logged(0, 2) == list(range(1, 201))
+    assert job.kinds() == ["preempted", "time_limit", None] and len(allocations(job)) == 3
+    assert [step for attempt in (1, 2, 3) for step in job.steps_logged(0, attempt)] == list(range(1, 401))
 
 
 def test_a_warning_long_before_the_time_limit_is_not_heeded(slurm: SlurmBox, desk: Desk) -> None:
@@ -104,6 +98,8 @@ def test_a_gang_that_trains_on_behind_its_cut_goes_before_the_next_attempt_begin
     job.wait_until(
         lambda: job.steps_logged(0)[-1] > cut_at_step + 100, "steps of a gang that Slurm does not reach"
     )
+    for node in ("node1", "node2"):
+        slurm.queue.down(node)  # sooner than slurmctld finds out
     job.wait_for_step(5, attempt=2)
     assert set(job.placed()) == {"node3", "node4"} and len(allocations(job)) == 2
     began_s = datetime.fromisoformat(job.why()[1]["started_at"]).timestamp()

@@ -206,6 +206,13 @@ def test_a_job_folder_that_no_node_sees_is_said_at_once(desk: Desk) -> None:
         desk.box.login.run(["rm", "-rf", "/tmp/orch"])
 
 
+def test_nodes_go_by_the_names_that_slurm_gives_them(accounted: Desk) -> None:
+    job = accounted.submit(TELLS)
+    assert job.wait()["state"] == "SUCCEEDED"
+    env = json.loads(job.log(3).splitlines()[-1])
+    assert job.placed() == ["gpu-01", "gpu-02"] == env["SLURM_JOB_NODELIST"].split(",")
+
+
 # Jobs that Slurm has forgotten
 
 

@@ -30,11 +30,11 @@ from .host import GONE_S_MAX, ROOT, TRAINER, USERS, Host, User, namespace, wait_
 from .keys import new_key
 from .needs import SBIN
 from .network import Network, address
+from .verbs import REPOSITORY, Verbs
 
 PLACE = Path("/var/tmp")
 PREFIX = "orch-box-"
 INIT = Path(__file__).with_name("hostinit.sh")
-REPOSITORY = Path(__file__).resolve().parents[3]
 OWN_OF_A_HOST = ("/root", "/home", "/tmp", "/run")
 
 UP_S_MAX = 120.0
@@ -72,6 +72,7 @@ class Box(Faults):
         self.count = hosts
         self.state = Path()
         self.hosts: dict[str, Host] = {}
+        self.verbs: Verbs | None = None
 
     @property
     def login(self) -> Host:
@@ -109,6 +110,8 @@ class Box(Faults):
 
     def close(self) -> None:
         """End every host and remove the box's folder."""
+        if self.verbs is not None:
+            self.verbs.close()
         for host in self.hosts.values():
             if host.first is not None:
                 _kill(host.first)
@@ -177,6 +180,7 @@ class Box(Faults):
             state = self.state / name
             homes = self.state / "home" if self.shared_home else state / "home"
             self.hosts[name] = Host(name, number, address(number), state, homes)
+        self.verbs = Verbs(self.login)
         host_keys = {host.name: new_key() for host in self.hosts.values()}
         user_keys = {user.name: new_key() for user in USERS.values()}
         known = "".join(

@@ -273,9 +273,13 @@ class Job:
 
 @dataclass(slots=True)
 class Desk:
-    """Submits jobs from login, and clears up after them: over Slurm where the box has one, else over SSH."""
+    """Submits jobs from login, and clears up after them: over Slurm where the box has one, else over SSH.
+
+    `loads`: each verb is a process that loads what it needs; else those of trainer are forks of one that has.
+    """
 
     box: Box
+    loads: bool = True
     jobs: list[Job] = field(default_factory=list)
 
     @property
@@ -292,10 +296,11 @@ class Desk:
         env: Mapping[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
         """Run a verb on login."""
+        environ = {**_environ(user), **(env or {})}
+        if user == TRAINER.name and self.box.verbs and not self.loads:
+            return self.box.verbs.run(words, cwd, environ, check=check)
         argv = [sys.executable, "-m", "orchestrator.cli", *words]
-        return self.box.login.run(
-            argv, user=user, cwd=cwd, env={**_environ(user), **(env or {})}, check=check
-        )
+        return self.box.login.run(argv, user=user, cwd=cwd, env=environ, check=check)
 
     def write(self, files: Mapping[str, str], user: str = "trainer", **spec: object) -> str:
         """Write a job's files on login, and return the path of its job file; sections are merged into the tests'.

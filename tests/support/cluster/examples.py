@@ -9,9 +9,9 @@ import yaml
 
 from tests.support.packages import need
 
-from .box import REPOSITORY
 from .desk import Desk, Job
 from .host import inner_pid
+from .verbs import REPOSITORY
 
 JOBS = REPOSITORY / "jobs"
 STEPS = 120

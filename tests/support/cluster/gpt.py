@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from .box import REPOSITORY
 from .desk import Desk, Job
+from .verbs import REPOSITORY
 
 EVERY = 10
 """Steps from checkpoint to checkpoint."""

@@ -31,6 +31,9 @@ SSHD_PID = "/run/sshd.pid"
 IDLE = "sleep 86400"
 """What the first process waits for, see hostinit.sh."""
 
+SERVANT = "tests.support.cluster.verbs"
+"""The program that runs verbs for tests."""
+
 
 @dataclass(frozen=True, slots=True)
 class User:
@@ -99,22 +102,26 @@ class Host:
         self, argv: Sequence[str], *, user: str = "root", cwd: str = "", env: Mapping[str, str] | None = None
     ) -> list[str]:
         """Return the command that runs `argv` on this host as `user`."""
-        who = USERS[user]
-        environ = {
-            "HOME": who.home,
-            "USER": who.name,
-            "LOGNAME": who.name,
-            "SHELL": "/bin/bash",
-            "LANG": "C.UTF-8",
-            "PATH": f"{Path(sys.executable).parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-            **(env or {}),
-        }
+        who, environ = USERS[user], self.environ(user, env or {})
         return [
             *("nsenter", "-t", str(self.pid), "-n", "-u", "-i", "-p", "-m", "--"),
             *("setpriv", f"--reuid={who.uid}", f"--regid={who.uid}", "--clear-groups", "--"),
             *("env", "-i", "-C", cwd or who.home, *(f"{name}={value}" for name, value in environ.items())),
             *argv,
         ]
+
+    def environ(self, user: str, env: Mapping[str, str]) -> dict[str, str]:
+        """Return the environment of a login of `user`, and these variables."""
+        who = USERS[user]
+        return {
+            "HOME": who.home,
+            "USER": who.name,
+            "LOGNAME": who.name,
+            "SHELL": "/bin/bash",
+            "LANG": "C.UTF-8",
+            "PATH": f"{Path(sys.executable).parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            **env,
+        }
 
     def run(
         self,
@@ -182,7 +189,7 @@ class Host:
     # --- processes
 
     def processes(self) -> list[Running]:
-        """Return what runs on this host but its first process and what serves that."""
+        """Return what runs on this host but what serves it or tests."""
         return [one for _, one in running([self])]
 
     def sshd(self) -> Proc | None:
@@ -219,7 +226,7 @@ class Host:
 
 
 def running(hosts: Iterable[Host]) -> list[tuple[Host, Running]]:
-    """Return what runs on hosts but their first processes and what serves those; all hosts cost one scan of /proc."""
+    """Return what runs on hosts but what serves these or tests; all hosts cost one scan of /proc."""
     spaces = {host.namespaces["pid"]: host for host in hosts if host.is_up}
     found = []
     for pid in procfs.pids():
@@ -227,7 +234,7 @@ def running(hosts: Iterable[Host]) -> list[tuple[Host, Running]]:
         if host is None or pid == host.pid:
             continue
         stat = procfs.stat(pid)
-        if stat is None or stat.state in "ZX" or (stat.ppid == host.pid and _command(pid) == IDLE):
+        if stat is None or stat.state in "ZX" or _serves(pid, stat.ppid, host):
             continue
         try:
             uid, program = Path(f"/proc/{pid}").stat().st_uid, str(Path(f"/proc/{pid}/exe").readlink())
@@ -235,6 +242,11 @@ def running(hosts: Iterable[Host]) -> list[tuple[Host, Running]]:
             continue
         found.append((host, Running(Proc(pid, stat.start_ticks), uid, _command(pid), program)))
     return found
+
+
+def _serves(pid: int, parent: int, host: Host) -> bool:
+    command = _command(pid)
+    return (parent == host.pid and command == IDLE) or f" -m {SERVANT} " in command
 
 
 def end(process: subprocess.Popen[Any]) -> None:

@@ -13,7 +13,7 @@ import signal
 
 ended = []
 signal.signal(signal.SIGTERM, lambda signum, frame: ended.append(signum))
-steps = int(sys.argv[1])
+steps, slow_attempts = int(sys.argv[1]), int(sys.argv[2])
 folder = Path(os.environ["ORCH_CHECKPOINT_DIR"])
 resumed = os.environ["ORCH_RESUME_FROM"]
 start = int(Path(resumed).name[5:-3]) if resumed else 0
@@ -35,10 +35,10 @@ def at_step(step):
 
 
 meet()
-run(steps, 0.05, at_step, start)
+run(steps, 0.05 if attempt <= slow_attempts else 0.01, at_step, start)
 """
 )
-"""Steps together; at TERM all save and leave."""
+"""Makes so many steps together, slowly in so many attempts; at TERM all save and leave."""
 
 
 TRAINS = {

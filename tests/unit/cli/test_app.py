@@ -173,7 +173,7 @@ def test_every_verb_and_option_explains_itself_in_whole_sentences() -> None:
 
 
 def test_secrets_are_in_nothing_that_is_shown(orch: Type) -> None:
-    shown = ("logs", "logs -f", "logs --tail 5", "why", "why --json", "status --json", "render good.yaml")
+    shown = ("logs", "logs -f", "logs -n 5", "why", "why --json", "status --json", "render good.yaml")
     for words in shown:
         said = orch(*words.split())
         assert folders.SECRET not in said.out + said.err
