@@ -159,6 +159,7 @@ print("ends with", digest(model), flush=True)
 )
 
 
+@pytest.mark.soak  # as the Trainer does
 def test_accelerate_resumes_by_itself_and_its_limit_does_not_count_a_torn_checkpoint(desk: Desk) -> None:
     job = desk.submit({"train.py": ACCELERATE}, procs_per_node=1, entrypoint="train.py")
     assert job.wait()["state"] == "SUCCEEDED", job.job.why()

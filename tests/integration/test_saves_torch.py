@@ -20,7 +20,7 @@ from tests.support.local import WAIT_S_MAX, Desk, Sight, desk_at, kill, wait_unt
 from tests.support.sharded import SHARDED
 from tests.support.torch_saves import PLAIN, STAND_IN, end_of_plain
 
-IN_PLACE = (
+FOLDERS = (
     SHARDED
     + """
 from torch.distributed.checkpoint import FileSystemWriter
@@ -28,34 +28,14 @@ from torch.distributed.checkpoint import FileSystemWriter
 
 class Slow(FileSystemWriter):
     def write_data(self, plan, planner):
-        if rank == 1 and attempt == 1 and number == 40:
-            print("rank 1 has not written its piece of 40", flush=True)
+        if rank == 1 and attempt == 2 and number == 41:
+            print("rank 1 has not written its piece of 41", flush=True)
             time.sleep(60)
         return super().write_data(plan, planner)
 
 
-for number in range(first + 1, 51):
-    step()
-    if number % 10 == 0:
-        dcp.save(state(number), storage_writer=Slow(folder / "latest"))
-        print(f"saved {number} with {digest()}", flush=True)
-        while attempt == 1 and number == 30 and f'"step": 30' not in ledger():
-            step_alone()
-print(f"ends with {digest()}", flush=True)
-begin()
-for number in range(50):
-    step()
-print(f"ends undisturbed with {digest()}", flush=True)
-dist.barrier()
-dist.destroy_process_group()
-"""
-).replace(
-    "first = 0\n",
-    '''first = 0
-
-
 def ledger():
-    """Return the ledger once what it has of step 30 is kept, too."""
+    \"""Return the ledger once what it has of step 31 is kept, too.\"""
     kept = list(folder.glob(".kept/*[0-9]/latest/.metadata"))
     return (folder / "ledger.jsonl").read_text() if kept else ""
 
@@ -75,30 +55,73 @@ def step_alone():  # the step counter goes on, the weights do not
         optimizer.state[key].update(own)
 
 
-''',
-    1,
+for number in range(first + 1, 52):
+    step()
+    if number == 10:
+        dcp.save(state(number), checkpoint_id=folder / "step-10")
+    if number == 20:
+        saving = dcp.async_save(
+            state(number), checkpoint_id=folder / "step-20", process_group=in_background
+        )
+        print(f"saved 20 with {digest()}", flush=True)
+    if number == 25 and attempt == 1:
+        saving.result()
+    if number == 30 and attempt == 1:  # what a kill in the middle of a save leaves
+        dcp.save(state(number), checkpoint_id=folder / "step-30")
+        dist.barrier()
+        (folder / "step-30" / ".metadata").unlink(missing_ok=True)
+    if number == 35 and attempt == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if number in (31, 41, 51) and attempt > 1:
+        dcp.save(state(number), storage_writer=Slow(folder / "latest"))
+        print(f"saved {number} with {digest()}", flush=True)
+        while attempt == 2 and '"step": 31' not in ledger():
+            step_alone()
+print(f"ends with {digest()}", flush=True)
+begin()
+for number in range(51):
+    step()
+print(f"ends undisturbed with {digest()}", flush=True)
+if rank == 0:
+    dcp.save({"step": 60}, checkpoint_id=folder / "step-60", no_dist=True)
+dist.barrier()
+dist.destroy_process_group()
+"""
 )
 
 
-def test_a_folder_that_a_reset_left_half_rewritten_is_not_resumed_from(desk: Desk) -> None:
-    job = desk.submit({"train.py": IN_PLACE}, entrypoint="train.py")
-    job.wait_for_line("rank 1 has not written its piece of 40", rank=1)
-    metadata = job.job.folder.checkpoints / "latest" / ".metadata"
+def test_a_job_goes_on_from_the_newest_whole_folder_of_torch_distributed_checkpoint_and_from_none_half_rewritten(
+    desk: Desk,
+) -> None:
+    """Attempt 1 dies after a save without its metadata, attempt 2 by a reset of its host while it rewrites a folder."""
+    job = desk.submit({"train.py": FOLDERS}, entrypoint="train.py")
+    job.wait_for_line("rank 1 has not written its piece of 41", 1, attempt=2)
+    checkpoints = job.job.folder.checkpoints
+    metadata = checkpoints / "latest" / ".metadata"
     first = metadata.with_name("__0_0.distcp")
-    wait_until(lambda: first.stat().st_mtime_ns > metadata.stat().st_mtime_ns, "rank 0's piece of 40")
+    wait_until(lambda: first.stat().st_mtime_ns > metadata.stat().st_mtime_ns, "rank 0's piece of 41")
     for proc in sorted(job.processes(), key=lambda proc: proc.pid):  # the host is reset
         os.kill(proc.pid, signal.SIGSTOP)
     for proc in job.processes():
         kill(proc)
     assert job.wait()["state"] == "SUCCEEDED", job.job.why()
     resumed = [attempt["resumed_from"] for attempt in job.attempts()]
-    assert resumed == [None, str(job.job.folder.checkpoints / "latest")]
+    assert resumed == [None, str(checkpoints / "step-20"), str(checkpoints / "latest")]
     for rank in (0, 1):
-        (saved,) = re.findall(r"saved 30 with (\w+)", job.log(rank))
-        assert f"begins at 30 with {saved}" in job.log(rank, 2)
-        (end, undisturbed) = re.findall(r"ends (?:undisturbed )?with (\w+)", job.log(rank, 2))
+        for attempt, number in ((1, 20), (2, 31)):
+            (saved,) = re.findall(rf"saved {number} with (\w+)", job.log(rank, attempt))
+            assert f"begins at {number} with {saved}" in job.log(rank, attempt + 1)
+        (end, undisturbed) = re.findall(r"ends (?:undisturbed )?with (\w+)", job.log(rank, 3))
         assert end == undisturbed
-    assert [path.name for path in job.job.folder.checkpoints.glob(".*torn*")] == [".latest.torn-attempt-1"]
+    known = {
+        one["main"]: (one["step"], one["complete"], one["whole"], one["resume"])
+        for one in saves.listed(job.job.folder, job.job.plan(), verify=True)
+    }
+    assert [known[f"step-{number}"] for number in (10, 20, 30, 60)] == [
+        (10, True, True, False), (20, True, True, False), (30, False, False, False), (60, True, True, True),
+    ]  # fmt: skip
+    torn = sorted(path.name for path in checkpoints.glob(".*torn*"))
+    assert torn == [".latest.torn-attempt-2", ".step-30.torn-attempt-1"], "no script finds them by itself"
 
 
 def _plain(desk: Desk, then: str, **restart: object) -> Sight:

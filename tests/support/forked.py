@@ -49,8 +49,10 @@ class Forked:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self.returncode is None:
+            os.kill(self.pid, signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)  # it leads a group of its own
+            os.killpg(self.pid, signal.SIGKILL)  # the group that it leads
         self.wait()
 
 
@@ -97,10 +99,11 @@ def forge(folder: Path, *more: str) -> Iterator[Forge]:
     )
     template.begin()
     try:
-        while template.is_importing:
+        deadline_s = time.monotonic() + RUN_S_MAX
+        while not template.is_ready:
+            assert template.pid and time.monotonic() < deadline_s, template.why_fresh or "it still imports"
             time.sleep(POLL_S)
             template.poll()
-        assert template.is_ready, template.why_fresh
         yield Forge(template)
     finally:
         pid = template.pid

@@ -159,9 +159,8 @@ def stood(
         while time.monotonic() < until_s:
             for rank, found in watch.look().items():
                 worked[rank] += found.activity is observations.Activity.PROGRESSING
-                if found.still_s > still_s or worked[rank] > 1:
-                    seen.setdefault(rank, found)
-                if worked[rank] == 2:  # it is seen, and would take the processor from those that are not
+                if rank not in seen and (found.still_s > still_s or worked[rank] > 1):
+                    seen[rank] = found  # and must not take the processor from those that are not seen
                     os.killpg(watch.ranks.processes[rank].pid, signal.SIGSTOP)
             if len(seen) == len(cases):
                 break
