@@ -174,7 +174,7 @@ def test_rsync_is_used_where_both_ends_have_it(start: StartHost, tmp_path: Path,
 def test_a_large_file_comes_whole(start: StartHost, has_rsync: bool) -> None:
     host = start("", has_rsync)
     block = os.urandom(1 << 20)
-    large = write(host.there, "large.pt", b"".join(bytes([n]) + block for n in range(100)))
+    large = write(host.there, "large.pt", b"".join(bytes([n]) + block for n in range(40)))
     assert host.fetch(large) == ""
     assert piece(host.here, "large.pt") == large
 
@@ -274,7 +274,7 @@ def test_a_file_that_was_damaged_on_its_way_once_comes_with_the_next_try(
 
 def test_a_file_is_not_replaced_by_one_that_is_not_whole(start: StartHost) -> None:
     host = start("", False, 1.0)
-    write(host.there, "a.pt", os.urandom(50_000_000))
+    write(host.there, "a.pt", os.urandom(20_000_000))
     write(host.here, "a.pt", b"before")
     host.begin(Direction.FETCH, ("a.pt",))
     until(lambda: host.copies.progress().get("key", 0) > 0)
@@ -295,7 +295,7 @@ def until(true: Callable[[], bool]) -> None:
 @pytest.mark.parametrize("has_rsync", [True, False], ids=["rsync", "sftp"])
 def test_close_ends_a_copy_at_once_and_leaves_no_process(start: StartHost, has_rsync: bool) -> None:
     host = start("", has_rsync, 0.5)
-    wanted = write(host.there, "a.pt", os.urandom(50_000_000))
+    wanted = write(host.there, "a.pt", os.urandom(20_000_000))
     host.begin(Direction.FETCH, ("a.pt",), (wanted,))
     until(lambda: host.copies.progress().get("key", 0) > 0)
     began_s = time.monotonic()

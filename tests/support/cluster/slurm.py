@@ -22,7 +22,7 @@ from pathlib import Path
 from orchestrator.core.host.procfs import Proc, alive
 
 from .box import Box
-from .host import USERS, Host, Running, wait_for
+from .host import TRAINER, USERS, Host, Running, running, wait_for
 from .network import address
 from .slurmconf import ACCOUNT, CGROUP, PASSWORD, Cluster, gres_conf, slurm_conf, slurmdbd_conf
 from .slurmqueue import ASK_S, Queue
@@ -102,8 +102,9 @@ class SlurmBox(Box):
         """End every job, whoever's, and whatever ranks of it are left; mend the nodes."""
         self.heal()
         self._scancel_all()
-        for host in self.hosts.values():
-            self.kill_all(host.name, "trainer")
+        busy = {host.name for host, one in running(self.hosts.values()) if one.uid == TRAINER.uid}
+        for name in sorted(busy):
+            self.kill_all(name, TRAINER.name)
         wait_for(lambda: not self._scancel_all(), "an empty queue", CLEAR_S_MAX, ASK_S)
         for node, state in self._states().items():
             # One that has come back by itself meanwhile is not to be resumed: Slurm refuses, and `wait_idle` tells.
