@@ -33,13 +33,15 @@ while not together(gate.exists()):
 """Works until the file `gate` is on rank 0's host: without steps, with evaluations of so many seconds, or with steps."""
 
 KINDS = ("inference", "evaluation", "training")
-LONG = pytest.param(600.0, 180.0, marks=pytest.mark.soak)
+SHORT = (KINDS[:2], 10.0, 5.5)  # between two evaluations steps are made, as in training
+LONG = pytest.param(KINDS, 600.0, 180.0, marks=pytest.mark.soak)
+AWAYS = pytest.mark.parametrize(("kinds", "away_s", "pause_s"), [SHORT, LONG], ids=["short", "long"])
 
 
-def _submit(desk: Desk, away_s: float, pause_s: float) -> list[Job]:
+def _submit(desk: Desk, kinds: tuple[str, ...], away_s: float, pause_s: float) -> list[Job]:
     """Submit a job of each kind, on hosts of its own, and wait until each has shown what its agents need to know."""
     jobs = []
-    for number, kind in enumerate(KINDS):
+    for number, kind in enumerate(kinds):
         hosts: dict[str, Any] = {"hosts": f"node[{2 * number + 1}-{2 * number + 2}]"}
         script = f"train.py {kind} {pause_s}"
         jobs.append(
@@ -71,9 +73,11 @@ def _pids(jobs: list[Job]) -> list[list[int]]:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(("away_s", "pause_s"), [(10.0, 5.5), LONG])
-def test_ranks_work_on_while_supervisor_and_guard_are_dead(desk: Desk, away_s: float, pause_s: float) -> None:
-    jobs = _submit(desk, away_s, pause_s)
+@AWAYS
+def test_ranks_work_on_while_supervisor_and_guard_are_dead(
+    desk: Desk, kinds: tuple[str, ...], away_s: float, pause_s: float
+) -> None:
+    jobs = _submit(desk, kinds, away_s, pause_s)
     before = _pids(jobs)
     for job in jobs:
         job.kill_supervisor()
@@ -81,11 +85,11 @@ def test_ranks_work_on_while_supervisor_and_guard_are_dead(desk: Desk, away_s: f
     _assert_adopted(jobs, before, pause_s)
 
 
-@pytest.mark.parametrize(("away_s", "pause_s"), [(10.0, 5.5), LONG])
+@AWAYS
 def test_ranks_work_on_while_the_submit_machine_sleeps(
-    desk: Desk, box: Box, away_s: float, pause_s: float
+    desk: Desk, box: Box, kinds: tuple[str, ...], away_s: float, pause_s: float
 ) -> None:
-    jobs = _submit(desk, away_s, pause_s)
+    jobs = _submit(desk, kinds, away_s, pause_s)
     before = _pids(jobs)
     box.freeze("login")
     time.sleep(away_s)
@@ -95,7 +99,7 @@ def test_ranks_work_on_while_the_submit_machine_sleeps(
 
 @pytest.mark.soak
 def test_a_dead_supervisor_over_ssh_is_started_again_by_itself(desk: Desk) -> None:
-    (job, *_others) = jobs = _submit(desk, 1.0, 1.0)
+    (job, *_others) = jobs = _submit(desk, KINDS, 1.0, 1.0)
     before, dead = _pids(jobs), job.supervisor()
     desk.box.login.kill([dead])
     job.wait_until(lambda: job.supervisor() != dead, "another supervisor", 15.0)

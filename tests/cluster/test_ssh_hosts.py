@@ -164,7 +164,7 @@ def test_a_job_leaves_nothing_on_a_host_but_its_folder_and_clean_takes_that(desk
 def test_check_names_each_hosts_faults_and_starts_nothing(desk: Desk, box: Box) -> None:
     box.change_host_key("node2")
     box.no_forwarding("node3")
-    path = desk.write(SHORT, nodes=3, ssh={"hosts": "node[1-3]"})
+    path = desk.write(SHORT, nodes=3, ssh={"hosts": "node[1-3]"}, env=install(box.nodes[:3]))
     done = desk.orch("check", path, check=False)
     told = done.stdout + done.stderr
     assert done.returncode == 3

@@ -27,6 +27,7 @@ from orchestrator.spec.load import load
 from orchestrator.submission import bundle, planner, render
 from orchestrator.submission.planner import Inventory
 from tests.support import jobs
+from tests.support.cluster import small_torch
 from tests.support.sshd import Desk, Sshd, free_port, needs_sshd
 
 pytestmark = needs_sshd
@@ -133,7 +134,7 @@ def _check(tmp_path: Path, hosts: str, *overrides: str) -> dict[str, list[Findin
     work.mkdir(exist_ok=True)
     (work / "train.py").write_text("print(1)\n")
     text = f"name: gpt\nbackend: ssh\nprocs_per_node: 1\nentrypoint: train.py\nssh: {{hosts: {hosts}, remote_dir: {tmp_path}/remote}}\n"
-    (work / "job.yaml").write_text(text)
+    (work / "job.yaml").write_text(f"{text}env: {json.dumps(small_torch.write(tmp_path / 'torch'))}\n")
     environ = {"PATH": "/usr/bin:/bin", "ORCH_HOME": str(tmp_path / "home")}
     found: dict[str, list[Finding]] = {}
     for one in preflight.check(work / "job.yaml", None, overrides, environ):
