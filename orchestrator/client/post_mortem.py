@@ -33,7 +33,8 @@ def why(plan: Plan, record: Record) -> Json:
         after = record.attempts[number + 1] if number + 1 < len(record.attempts) else None
         current = record.facts.attempt
         goes_on = is_going and after is None and (current is None or current.phase is not Phase.STOP)
-        shown.append(_attempt(attempt, after, goes_on))
+        again = next((one for one in record.attempts[number + 1 :] if one.last_step is not None), after)
+        shown.append(_attempt(attempt, after, again, goes_on))
     return {
         "id": plan.id,
         "name": plan.name,
@@ -87,7 +88,10 @@ def bring_up_to_date(why: Json, now: Status) -> None:
         last["last_step"] = now.step
 
 
-def _attempt(attempt: AttemptHistory, after: AttemptHistory | None, goes_on: bool) -> Json:
+def _attempt(
+    attempt: AttemptHistory, after: AttemptHistory | None, again: AttemptHistory | None, goes_on: bool
+) -> Json:
+    """Return an attempt with the one after it, and with the next one that made steps."""
     begun, judged, finished = attempt.begun, attempt.judged, attempt.finished
     ended = attempt.ended_wall_s
     verdict = judged.verdict if judged else None
@@ -111,7 +115,7 @@ def _attempt(attempt: AttemptHistory, after: AttemptHistory | None, goes_on: boo
         "verdict": status.verdict(verdict, judged.at) if judged and verdict else None,
         "restart_s": _restart_s(attempt, after),
         "queued_s": None if attempt.queued_s is None else round(attempt.queued_s, 3),
-        "repeated_steps": _repeated(attempt, after),
+        "repeated_steps": _repeated(attempt, again),
         "notices": [told.verdict.summary for told in attempt.told if told.verdict],
         "told": [_told(attempt, told) for told in attempt.told if told.topic is not Topic.SLOW],
         "remarks": [*slow, *(late if verdict is None else ())],
@@ -146,8 +150,8 @@ def _restart_s(attempt: AttemptHistory, after: AttemptHistory | None) -> float |
     return round(after.restart_at - attempt.judged.at, 3)
 
 
-def _repeated(attempt: AttemptHistory, after: AttemptHistory | None) -> int | None:
-    """Return how many steps were lost: made by this attempt, and made again by the next."""
-    if after is None or attempt.last_step is None:
+def _repeated(attempt: AttemptHistory, again: AttemptHistory | None) -> int | None:
+    """Return how many steps were lost: made by this attempt, and made again by the next one that made any."""
+    if again is None or attempt.last_step is None:
         return None
-    return max(0, attempt.last_step - after.base_step)
+    return max(0, attempt.last_step - again.base_step)

@@ -100,7 +100,7 @@ def test_after_kill_9_of_a_rank_the_final_weights_are_bitwise_those_of_an_uninte
     assert states["step-031.pt"] == "distrusted"
     assert "resumed at step 30" in job.log(0, 3)
     assert (first["last_step"], third["first_step"]) == (33, 31)
-    assert first["repeated_steps"] == 2, "the second attempt was to begin with step 32"
+    assert first["repeated_steps"] == 3, "the second attempt made none"
     assert status["restarts"] == 2
     assert status["step"] == STEPS
 

@@ -160,8 +160,8 @@ def stood(
             for rank, found in watch.look().items():
                 worked[rank] += found.activity is observations.Activity.PROGRESSING
                 if rank not in seen and (found.still_s > still_s or worked[rank] > 1):
-                    seen[rank] = found  # and must not take the processor from those that are not seen
-                    os.killpg(watch.ranks.processes[rank].pid, signal.SIGSTOP)
+                    seen[rank] = found  # and would take the processor from those that are not
+                    os.killpg(watch.ranks.processes[rank].pid, signal.SIGKILL)
             if len(seen) == len(cases):
                 break
             time.sleep(BETWEEN_S)
