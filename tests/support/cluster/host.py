@@ -220,9 +220,7 @@ class Host:
     def kill(self, procs: Sequence[Proc]) -> None:
         """Kill the processes, and wait until they are gone."""
         self.signal(procs, signal.SIGKILL)
-        wait_for(
-            lambda: not any(procfs.alive(proc) for proc in procs), f"the end of processes on {self.name}"
-        )
+        wait_for(lambda: all(map(_is_gone, procs)), f"the end of processes on {self.name}")
 
 
 def running(hosts: Iterable[Host]) -> list[tuple[Host, Running]]:
@@ -242,6 +240,14 @@ def running(hosts: Iterable[Host]) -> list[tuple[Host, Running]]:
             continue
         found.append((host, Running(Proc(pid, stat.start_ticks), uid, _command(pid), program)))
     return found
+
+
+def _is_gone(proc: Proc) -> bool:
+    """Tell whether a process is dead with all its threads: the last of them lets its locks go."""
+    try:
+        return not procfs.alive(proc) and len([*Path(f"/proc/{proc.pid}/task").iterdir()]) <= 1
+    except FileNotFoundError:
+        return True
 
 
 def _serves(pid: int, parent: int, host: Host) -> bool:
