@@ -17,7 +17,7 @@ def test_the_working_folder_of_all_nodes_is_one(desk: Desk) -> None:
 
 def test_a_named_file_of_the_working_folder_is_gone_on_from(desk: Desk) -> None:
     job = desk.submit(
-        FILES, entrypoint="train.py --dies", nodes=2, procs_per_node=1,
+        FILES, entrypoint="train.py --dies", nodes=2, procs_per_node=1, env={"EACH_S": "0.5"},
         checkpoint={"path": "{job_dir}/code/snapshot.pt", "resume_args": "--from={path}"},
     )  # fmt: skip
     assert job.wait()["state"] == "SUCCEEDED", job.story()

@@ -22,7 +22,8 @@ def save(step):
     together(True)
     if attempt == 1 and step == 25 and rank == 1 and "--dies" in sys.argv:
         os.kill(os.getpid(), 9)
-run(int(os.environ.get("STEPS", "40")), 0.2 if attempt == 1 else 0.02, save, start)
+each_s = float(os.environ.get("EACH_S", "0.2")) if attempt == 1 else 0.02
+run(int(os.environ.get("STEPS", "40")), each_s, save, start)
 """
 )
 FILES = {**FAKE_TORCH, "train.py": OWN_RESUME}
