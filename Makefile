@@ -22,10 +22,10 @@ help: ## list these commands
 demo: $(RUN_STAMP) ## train a small GPT on two nodes with two ranks each, all on this machine (a minute or two)
 	$(BIN)/orch submit jobs/tiny_gpt.yaml --follow
 
-quick: $(DEV_STAMP) ## a minute: ruff, mypy, and the tests that start no process
+quick: $(DEV_STAMP) ## less than a minute: ruff, mypy, and the tests that start no process
 	@$(BIN)/python -m tests.run quick
 
-test: $(DEV_STAMP) ## some twenty minutes: every check and test except the longest; as root it installs what they need with apt
+test: $(DEV_STAMP) ## a quarter of an hour: every check and test except the longest; as root it installs what they need with apt
 	@tests/install.sh
 	@$(BIN)/python -m tests.run test $(STRICT)
 

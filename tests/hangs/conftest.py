@@ -1,6 +1,6 @@
 """What do the galleries share? The choice of those that are played.
 
-Without the mark `soak` that is a twelfth, of some a larger part, others at each commit.
+Without the mark `soak` that is about a twelfth, of some a larger part, others at each commit.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def gallery(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         yield Runs(desk, selected(request, CASES), SIDE_BY_SIDE, lambda case: case.found_s_max + END_S_MAX)
 
 
-@pytest.mark.parametrize("entry", as_params(CASES, lambda entry: 2 if is_of_collectives(entry) else 12))
+@pytest.mark.parametrize("entry", as_params(CASES, lambda entry: 3 if is_of_collectives(entry) else 12))
 def test_a_hang_is_found_in_time_and_its_culprit_named(gallery: Runs, entry: Case) -> None:
     job = gallery.result(entry.name)
     _assert_judged(job, entry)

@@ -100,7 +100,7 @@ def gallery(
         yield Runs(desk, entries, SIDE_BY_SIDE, lambda one: one.lasts_s + END_S_MAX, tend, pythons)
 
 
-@pytest.mark.parametrize("entry", as_params(ALL, lambda one: 3 if one in UNLIKE else 12))
+@pytest.mark.parametrize("entry", as_params(ALL, lambda one: 4 if one in UNLIKE else 15))
 def test_an_innocent_is_never_killed(gallery: Runs, entry: Innocent) -> None:
     job = gallery.result(entry.name)
     said = [one.verdict for one in job.news(d.Judge, d.Notice) if one.verdict is not None]
