@@ -282,6 +282,7 @@ DAMAGES: dict[str, Callable[[JobDir], object]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_job_folder_is_told_about_and_never_a_traceback(
     orch: Type, home: Path, damage: str

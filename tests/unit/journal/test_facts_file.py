@@ -60,6 +60,7 @@ def _write(job: JobDir, news: tuple[News, ...], kept_after: int) -> Record:
     return record
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept_after", range(1, len(TALE) + 1))
 def test_wherever_it_was_written_down_it_comes_to_the_same(tmp_path: Path, kept_after: int) -> None:
     job = JobDir(tmp_path)

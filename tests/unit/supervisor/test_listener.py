@@ -46,6 +46,7 @@ def _is_open(sock: socket.socket) -> bool:
         return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words", [b"", b"\x16", b"\x16\x03\x01", b"\x16\x03\x01\x00\x05hello", b"GET / HTTP/1.0\r\n\r\n"]
 )

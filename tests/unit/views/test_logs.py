@@ -278,6 +278,7 @@ def test_a_secret_broken_up_by_escapes_stays_hidden() -> None:
         assert "***" in "".join(LogView(BARE, Mask(secrets)).add([block]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(30))
 def test_lines_in_blocks_look_as_they_do_one_by_one(seed: int) -> None:
     dice = random.Random(seed)

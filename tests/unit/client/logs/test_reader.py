@@ -90,6 +90,7 @@ def test_ranks_are_merged_by_time_then_rank_then_file_order(job: Job) -> None:
     assert (first.time_ns, first.attempt, first.rank, first.node) == (10 * S, 1, 1, None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10))
 def test_every_line_has_the_time_of_the_first_record_beyond_its_end(job: Job, seed: int) -> None:
     dice = random.Random(seed)
@@ -127,6 +128,7 @@ def test_no_line_is_later_than_the_reader_s_clock(job: Job) -> None:
     assert job.lines()[0].time_ns == NOW_NS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 def test_a_tail_is_the_end_of_the_whole(job: Job, seed: int) -> None:
     dice = random.Random(seed)
@@ -352,6 +354,7 @@ def test_a_follower_greps_old_and_new(job: Job) -> None:
     assert [line.text for line in lines(follower.drain())] == ["loss 1", "loss 2"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10))
 def test_a_follower_never_loses_or_doubles_or_reorders_a_line(job: Job, seed: int) -> None:
     dice = random.Random(seed)

@@ -101,6 +101,7 @@ UNKNOWABLE = {"mp_rank_01/model_optim_rng.pt", "config.json", "scheduler.pt", "s
 """Files that a framework writes or leaves out as it is told; nothing that it writes last names them."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "file"), PIECES)
 def test_a_save_without_one_of_its_files_is_faulted_or_is_not_called_whole(
     tmp_path: Path, name: str, file: str
@@ -117,6 +118,7 @@ def test_a_save_without_one_of_its_files_is_faulted_or_is_not_called_whole(
         assert seen.fault(key) or not seen.has_last_word(key, layout.ranks) or lost, key
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "file"), PIECES)
 def test_a_save_with_a_file_that_is_empty_or_cut_off_is_faulted_or_is_not_called_whole(
     tmp_path: Path, name: str, file: str

@@ -87,6 +87,7 @@ GREETINGS = {
 """What is a greeting but for one field."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("said", [*NONSENSE.values(), *GREETINGS.values()], ids=[*NONSENSE, *GREETINGS])
 def test_a_stranger_who_talks_nonsense_is_cut_off(
     tmp_path: Path, said: bytes, caplog: pytest.LogCaptureFixture
@@ -101,6 +102,7 @@ def test_a_stranger_who_talks_nonsense_is_cut_off(
     assert not caplog.records
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "said",
     [
