@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import pytest
 from click.testing import CliRunner
 
 from orchestrator.brain.model import decisions as d
@@ -13,7 +12,9 @@ from tests.support.local import Desk, Sight, wait_until
 from tests.support.torch_script import WITHOUT_DYNAMO
 
 SLOW_RANK = 1
-SLOW_S = 0.06
+SLOW_S = 0.3
+"""Far more than a busy machine takes from a rank, so that nobody else can be the slow one."""
+
 NAMED_S_MAX = 90.0
 """From the first step on: three reports, ten seconds apart, and the noise of a busy machine."""
 
@@ -47,7 +48,6 @@ def _stragglers(job: Sight) -> list[dict[str, object]]:
     return found
 
 
-@pytest.mark.quiet  # it compares what two ranks need for their own work
 def test_a_rank_that_is_slow_by_itself_is_named_and_those_that_wait_for_it_are_not(desk: Desk) -> None:
     job = desk.submit({"train.py": TRAINS}, nodes=2, procs_per_node=1, entrypoint="train.py")
     wait_until(lambda: job.seen()["step"], "a step", READY_S_MAX)
