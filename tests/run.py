@@ -109,6 +109,8 @@ SUITES: dict[str, tuple[Group, ...]] = {
     ),
     "test": (
         *RUFF,
+        tests("innocents", "tests/hangs/test_innocents.py"),
+        tests("hangs", "tests/hangs/test_hangs.py"),
         tests("integration, local, f to z", f"tests/integration -k 'test_local_ and not ({FIRST_LOCAL})'"),
         tests("unit, core and agent", UNIT_BELOW),
         tests("unit, others", UNIT_OTHERS),
@@ -123,8 +125,6 @@ SUITES: dict[str, tuple[Group, ...]] = {
         tests("ssh", "tests/ssh"),
         tests("slurm, requeue", SLURM_REQUEUE),
         tests("unit, brain to client", UNIT_ABOVE),
-        tests("hangs", "tests/hangs/test_hangs.py"),
-        tests("innocents", "tests/hangs/test_innocents.py"),
         MYPY,
     ),
     "soak": (
@@ -154,7 +154,7 @@ SUITES: dict[str, tuple[Group, ...]] = {
         ),
     ),
 }
-"""What each command runs, the longest first."""
+"""What each command runs: first what may wait long or takes long, last what is short."""
 
 QUIET = f"tests {ignored('tests/unit tests/sim tests/wiring')}"
 """Where tests that run alone can be; to read all of `unit` would take as long as they do."""
