@@ -15,23 +15,8 @@ from orchestrator.supervisor.agent_connections import AgentConnections, AgentRea
 ANSWER_S_MAX = 20.0
 TOKEN = "right token"
 HELLO = reports.Hello(
-    reports.PROTOCOL,
-    "job-1",
-    TOKEN,
-    "node-0",
-    "boot",
-    "host",
-    7,
-    0,
-    0,
-    "",
-    0,
-    (),
-    0,
-    "/jobs/job-1",
-    False,
-    (),
-)
+    reports.PROTOCOL, "job-1", TOKEN, "node-0", "boot", "host", 7, 0, 0, "", 0, (), 0, "/jobs/job-1", False, ()
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
