@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
+from textwrap import indent
 from xml.etree import ElementTree
 
 ROOT = Path(__file__).parents[1]
@@ -33,6 +34,7 @@ END_S_MAX = 120.0
 """How long a group that took too long may take to clear up."""
 
 SLOWEST_SHOWN = 10
+FAILURE_CHARS_SHOWN = 600
 
 NO_TESTS = 5
 """What pytest ends with when there was nothing to run."""
@@ -49,14 +51,17 @@ class Group:
 
 @dataclass(slots=True)
 class Result:
-    """What came of a group; `skips`: how many tests were skipped for which reason; `times_s`: of each test."""
+    """What came of a group.
+
+    `failures`: what each test said that failed; `skips`: how many were skipped for which reason; `times_s`: of each test.
+    """
 
     group: Group
     is_good: bool
     seconds: float
     output: str
     passed: int = 0
-    failed: int = 0
+    failures: dict[str, str] = field(default_factory=dict)
     skips: Counter[str] = field(default_factory=Counter)
     times_s: dict[str, float] = field(default_factory=dict)
 
@@ -218,8 +223,8 @@ def _run(group: Group, folder: Path) -> Result:
     result = Result(group, code in (0, NO_TESTS), time.monotonic() - began_s, log.read_text(errors="replace"))
     if xml.exists():
         _count(result, xml)
-    if not result.is_good and not result.failed:
-        result.failed = 1
+    if not result.is_good and not result.failures:
+        result.failures[group.name] = f"exit code {code}; what it printed is above"
     return result
 
 
@@ -236,10 +241,11 @@ def _wait(process: subprocess.Popen[bytes]) -> int:
 def _count(result: Result, xml: Path) -> None:
     """Count what pytest has written of each test."""
     for case in ElementTree.parse(xml).iter("testcase"):
-        skip = case.find("skipped")
-        result.times_s[f"{case.get('classname')}::{case.get('name')}"] = float(case.get("time", 0))
-        if case.find("failure") is not None or case.find("error") is not None:
-            result.failed += 1
+        name, skip = f"{case.get('classname')}::{case.get('name')}", case.find("skipped")
+        result.times_s[name] = float(case.get("time", 0))
+        wrong = [one.get("message", "") for what in ("failure", "error") for one in case.iter(what)]
+        if wrong:
+            result.failures.setdefault(name, wrong[0])  # a test and its end may both fail
         elif skip is not None:
             result.skips[skip.get("message", "")] += 1
         else:
@@ -256,7 +262,7 @@ def table(results: Sequence[Result]) -> str:
     """Return a line for each group, and one for each thing that was missing."""
     lines = [f"{'':24}{'passed':>8}{'failed':>8}{'skipped':>8}{'seconds':>9}"]
     for one in results:
-        counts = f"{one.passed:8}{one.failed:8}{one.skips.total():8}"
+        counts = f"{one.passed:8}{len(one.failures):8}{one.skips.total():8}"
         lines.append(f"{one.group.name:24}{counts}{one.seconds:9.1f}")
     skips = sum((one.skips for one in results), Counter[str]())
     if skips:
@@ -265,13 +271,20 @@ def table(results: Sequence[Result]) -> str:
     times_s = {name: seconds for one in results for name, seconds in one.times_s.items()}
     slowest = sorted(times_s, key=lambda name: -times_s[name])[:SLOWEST_SHOWN]
     lines += ["", "The slowest tests:", *(f"{times_s[name]:6.0f} s  {name}" for name in slowest)]
+    failures = {name: said for one in results for name, said in one.failures.items()}
+    if failures:  # last, because whoever keeps only the end of the output needs them most
+        lines += ["", "What failed (all of it is above):"]
+        lines += [f"{name}\n{indent(said[:FAILURE_CHARS_SHOWN], '    ')}" for name, said in failures.items()]
     return "\n".join(lines)
 
 
 def closing_line(results: Sequence[Result], seconds: float) -> str:
     """Return what pytest would close with, had it run all."""
     skipped = sum(one.skips.total() for one in results)
-    counts = {"failed": sum(one.failed for one in results), "passed": sum(one.passed for one in results)}
+    counts = {
+        "failed": sum(len(one.failures) for one in results),
+        "passed": sum(one.passed for one in results),
+    }
     parts = [f"{count} {what}" for what, count in {**counts, "skipped": skipped}.items() if count]
     minutes, rest_s = divmod(round(seconds), 60)
     return f"==== {', '.join(parts)} in {seconds:.2f}s ({minutes // 60}:{minutes % 60:02}:{rest_s:02}) ===="
