@@ -191,7 +191,7 @@ def failed_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Desk
     with desk_at(folder, "a home") as desk:
         job = _plain(desk, "if attempt == 1 and number == 35: sys.exit(7)", never_on_exit_codes=[7])
         assert job.wait()["state"] == "FAILED"
-        wait_until(job.job.folder.ended.exists, "the supervisor's last line")
+        _wait_for_rest(job)
         _copy(job.root, folder / "kept")
         yield desk, folder / "kept"
 
@@ -201,9 +201,15 @@ def failed(failed_once: tuple[Desk, Path]) -> Sight:
     """Give that job as it was when it had failed."""
     desk, kept = failed_once
     (job,) = desk.jobs
+    _wait_for_rest(job)
     shutil.rmtree(job.root)
     _copy(kept, job.root)
     return job
+
+
+def _wait_for_rest(job: Sight) -> None:
+    """Wait until nobody writes into the job's folder: after its last state the supervisor still does."""
+    wait_until(lambda: not job.processes(), "the end of all its processes")
 
 
 def _copy(one: Path, other: Path) -> None:
