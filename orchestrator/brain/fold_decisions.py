@@ -36,6 +36,8 @@ def file_attempt(facts: Facts) -> None:
     facts.past.append(PastAttempt(attempt, facts.step, progressed))
     facts.best_step = max(facts.best_step, facts.step or 0)
     facts.spent += 0 if progressed or attempt.is_free else 1
+    if progressed:
+        facts.doubted = ()
 
 
 def _begin_attempt(facts: Facts, news: d.BeginAttempt) -> None:
@@ -234,14 +236,14 @@ def _compare_save(facts: Facts, news: d.CompareSave) -> None:
 
 def _distrust_save(facts: Facts, news: d.DistrustSave) -> None:
     checkpoints.set_state(facts, news.save, SaveState.DISTRUSTED, news.why)
-    facts.doubted = facts.doubted if news.is_certain else (*facts.doubted, news.save)
+    facts.doubted = (*facts.doubted, news.save)
     attempt = cast(AttemptFacts, facts.attempt)
     if attempt.comparing == news.save:
         attempt.compare_at = None
 
 
 def _end_job(facts: Facts, news: d.EndJob) -> None:
-    if news.end is d.JobEnd.FAILED:
+    if news.end is not d.JobEnd.SUCCEEDED and not facts.progressed():
         checkpoints.trust_again(facts)
     facts.end = news.end
     facts.end_why = news.why

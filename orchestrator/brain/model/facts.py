@@ -226,8 +226,8 @@ class Facts:
     requeued: str = ""
     over: e.AllocationEnded | None = None
 
-    # Saves by number, without their pieces; the one that a person has named; those that were given up only because two
-    # attempts from them ended alike.
+    # Saves by number, without their pieces; the one that a person has named; those that were given up since an attempt has
+    # got further.
     saves: dict[int, Save] = field(default_factory=dict)
     pin: Pin | None = None
     doubted: tuple[int, ...] = ()

@@ -2,8 +2,8 @@
 given up. Which save is the newest is in `core.checkpoints.choice`.
 
 A save is given up when attempts cannot begin from it: a rank raised while it loaded the save itself; or two attempts
-from it ended alike before they had made a step. The next older one is used. If the job fails all the same, what was
-given up only for likeness was not the cause, and counts again.
+from it ended alike before they had made a step. The next older one is used. If the job ends before an attempt has got
+further from that, the saves may not have been the cause (a library, the code), and count again.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def judged(facts: Facts, attempt: AttemptFacts) -> None:
 
 
 def trust_again(facts: Facts) -> None:
-    """The job has failed: saves that were given up only for likeness were not the cause."""
+    """The job has ended, and no attempt has got further without them: saves that were given up may not be the cause."""
     for number in facts.doubted:
         if number in facts.saves and facts.saves[number].state is SaveState.DISTRUSTED:
             set_state(facts, number, SaveState.WHOLE, "")

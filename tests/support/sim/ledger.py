@@ -294,6 +294,7 @@ class Ledger:
         self._awaits_the_newest(decision, CARRY_S_MAX)
         self.must(not self.cancelled, f"an attempt begins though the user has cancelled: {decision}")
         if self.tries and not self.resumed:
+            self._note_progress()
             self._afford(self.tries[-1])
         self.resumed = False
         base = (decision.resume.step or 0) if decision.resume else 0
@@ -336,6 +337,10 @@ class Ledger:
         self.stalled += 0 if got_on else 1
         self.must(limits.restarts_max > 0, "a restart though restart.max is 0")
         self.must(self.stalled <= limits.restarts_max, f"{self.stalled} restarts without progress")
+
+    def _note_progress(self) -> None:
+        if self.tries and self._got_on(self.tries[-1]):
+            self.saves.got_on()
 
     def _got_on(self, attempt: Try) -> bool:
         """Tell whether an attempt came further than all before it; what one saved that began anew may be old."""
@@ -383,6 +388,7 @@ class Ledger:
         )  # whatever lives is killed with the allocation
         self.must(unsure or taken or not alive, f"{alive} lives: {decision}")
         self._gives_up(decision.why)
+        self._note_progress()
         self.saves.ends(decision)
         if not unsure:
             self._awaits_the_newest(decision, CARRY_CANCELLED_S_MAX if self.cancelled else CARRY_S_MAX)

@@ -101,6 +101,10 @@ NAMED = {
         Fault(Harm.CRASH, rank=2, step=21), closes_s=(5.0, 8.0), seed=1
     ),
     "checkpoint-that-cannot-be-loaded": _night(Fault(Harm.CRASH, rank=2, step=24), unloadable=(2,)),
+    "checkpoint-that-cannot-be-loaded-and-is-tried-again-after-a-cancel": _night(
+        Fault(Harm.CRASH, rank=2, step=24), unloadable=(2,),
+        asks=(Ask(46.0, cancel=True), Ask(60.0), Ask(95.0, cancel=True), Ask(110.0), Ask(114.0, cancel=True), Ask(125.0)),
+    ),
     "checkpoint-that-cannot-be-loaded-and-no-library-says-so": _night(
         Fault(Harm.CRASH, rank=2, step=24), unloadable=(2,), names_unloadable=False
     ),

@@ -38,7 +38,7 @@ class SaveBook:
         )
         self.asked: d.CompareSave | None = None  # the comparison under way
         self.proved: tuple[int, int] | None = None  # after which attempt which save was found whole
-        self.given_up: dict[int, bool] = {}  # and whether for certain
+        self.given_up: dict[int, bool] = {}  # and whether an attempt has got further since
         self.loading: dict[int, str] = {}  # what ranks of the present attempt were loading when they died
         self.not_whole: set[int] = set()  # saves that are not whole on a node of the present attempt
 
@@ -122,7 +122,7 @@ class SaveBook:
         self._must(self.newest(without=decision.save) is not None, f"there is no other: {decision}")
         known = self._is_said(last) if decision.is_certain else self._is_alike(last)
         self._must(known, f"nothing shows that: {decision}")
-        self.given_up[decision.save] = decision.is_certain
+        self.given_up[decision.save] = False
 
     def _begun(self, attempt: Try) -> int:
         return attempt.begun.resume.save if attempt.begun.resume is not None else 0
@@ -198,6 +198,8 @@ class SaveBook:
         """What was written out of step is given up, and nothing else but what was told."""
         for save in self.world.save_desk.saves.values():
             is_odd = self.ledger.desyncs.is_out_of_step(save)
+            is_given_up = save.number in self.given_up and save.state is SaveState.WHOLE
+            self._must(not is_given_up, f"it was given up, and another has helped: {save}")
             self._must(not is_odd or save.state is not SaveState.WHOLE, f"it was out of step: {save}")
             if save.state is SaveState.DISTRUSTED and save.number not in self.given_up:
                 self._must(is_odd or save.number == self.named, f"for no reason: {save}")
@@ -205,15 +207,19 @@ class SaveBook:
     def resumed(self, news: e.ResumeRequested) -> None:
         """A person has named a save, or wants the newest."""
         self.named, self.named_after = news.save, len(self.ledger.tries) if news.save else 0
-        self.given_up = dict.fromkeys(self.given_up, True)  # what is not trusted again by now stays given up
+
+    def got_on(self) -> None:
+        """The last attempt came further than all before it: what was given up by then was the cause."""
+        self.given_up = dict.fromkeys(self.given_up, True)
 
     def ends(self, decision: d.EndJob) -> None:
-        """A job is not given up while another save may help; if it fails, what only looked bad is trusted again."""
+        """A job is not given up while another save may help; if it does not succeed, what no attempt has got further without
+        is trusted again."""
         self.asked = None
         self._distrusted()
-        if decision.end is not d.JobEnd.FAILED or not self.ledger.tries:
+        if decision.end is d.JobEnd.SUCCEEDED or not self.ledger.tries:
             return
-        if self._cannot_begin():
+        if decision.end is d.JobEnd.FAILED and self._cannot_begin():
             others = self.newest(without=self._begun(self.ledger.tries[-1]))
             self._must(others is None, f"{others} was not tried: {decision}")
         self.given_up = {save: sure for save, sure in self.given_up.items() if sure}

@@ -473,15 +473,43 @@ def test_failing_alike_from_two_saves_of_one_step_is_not_yet_no_progress() -> No
     assert story.life(4, 0, failure=UNSAID).kind is d.Kind.CRASH, "it is the first from that save"
 
 
-def test_what_was_given_up_for_likeness_alone_counts_again_when_the_job_fails_all_the_same() -> None:
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_what_was_given_up_counts_again_when_the_job_ends_and_no_attempt_has_got_further(
+    is_cancelled: bool,
+) -> None:
     story = Story(1, restarts_max=9)
     story.life(1, 34, story.saved(10), story.saved(20), story.saved(30))
     story.life(2, 0, failure=dataclasses.replace(LOADING, loading="/ckpt/step-30.pt"))
-    for attempt in range(3, 7):
+    for attempt in (3, 4):
         story.life(attempt, 0, failure=UNSAID)
-    assert story.brain.facts.end is d.JobEnd.FAILED
-    assert (_state(story, 30), _state(story, 20)) == (SaveState.DISTRUSTED, SaveState.WHOLE)
-    assert only(story.hear(e.ResumeRequested(0.0, 1)), d.BeginAttempt).resume == at(20)
+    assert [_state(story, step) for step in (10, 20, 30)] == [SaveState.WHOLE, *2 * [SaveState.DISTRUSTED]]
+    if is_cancelled:
+        story.hear(e.CancelRequested(0.0, 1))
+        story.stop_all(5)
+    else:
+        story.life(5, 0, failure=UNSAID)
+        story.life(6, 0, failure=UNSAID)
+    assert story.brain.facts.end is (d.JobEnd.CANCELLED if is_cancelled else d.JobEnd.FAILED)
+    begin = only(story.hear(e.ResumeRequested(0.0, 2)), d.BeginAttempt)
+    assert begin.resume == at(30) and not begin.passed
+
+
+@pytest.mark.parametrize("is_later", [False, True])
+def test_what_was_given_up_stays_so_once_an_attempt_from_an_older_save_has_got_further(
+    is_later: bool,
+) -> None:
+    story = _resumed(10, 20)
+    story.hear(story.exited(0, failure=LOADING, attempt=2))
+    story.stop_all(2)
+    last = 3
+    if is_later:
+        story.life(3, 9, story.saved(12, 3))
+        last = 4
+    story.run(last)
+    story.hear(story.saved(13, last), e.CancelRequested(0.0, 1))
+    story.stop_all(last)
+    begin = only(story.hear(e.ResumeRequested(0.0, 2)), d.BeginAttempt)
+    assert begin.resume == at(13, last) and _state(story, 20) is SaveState.DISTRUSTED
 
 
 # Saves that were written out of step
