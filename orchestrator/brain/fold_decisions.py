@@ -245,6 +245,8 @@ def _distrust_save(facts: Facts, news: d.DistrustSave) -> None:
 def _end_job(facts: Facts, news: d.EndJob) -> None:
     if news.end is not d.JobEnd.SUCCEEDED and not facts.progressed():
         checkpoints.trust_again(facts)
+    while facts.pin is not None and not facts.pin.is_passed_by(facts.choice.save or facts.choice.misfit):
+        facts.pins = facts.pins[:-1]
     facts.end = news.end
     facts.end_why = news.why
     facts.ended_at = news.at

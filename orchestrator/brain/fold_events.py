@@ -356,7 +356,7 @@ def _resume_requested(facts: Facts, news: e.ResumeRequested) -> None:
     if facts.attempt is not None:
         facts.attempt.stop_at = facts.attempt.watched_at = news.at
         facts.attempt.compare_at, facts.attempt.compared = None, None
-    facts.pin = Pin(news.save, facts.resumed_after) if news.save else None
+    facts.pins += (Pin(news.save, facts.resumed_after),) if news.save else ()
     facts.best_step = (facts.checkpoint.step or 0) if facts.checkpoint else 0
     for node in facts.every_node():
         node.forgive()

@@ -67,11 +67,11 @@ class Start:
     def fit(self, world_size: int) -> None:
         """Choose for this number of ranks. Raises UserError where the save is for another number."""
         latest = max((save.attempt for save in self._saves.values()), default=0)
-        pin = Pin(self.number, latest) if self.number else None
+        pin = Pin(self.number, latest) if self.number else _pin(self._job)
         self.choice = _choice_now(self._job, self._plan, self._saves, world_size, pin)
         save = self.choice.misfit
-        if pin is not None and self.choice.save is None and save is None:
-            named = self._saves[self.number]
+        if pin is not None and pin.save in self._saves and self.choice.save is None and save is None:
+            named = self._saves[pin.save]
             raise unfit(named.main, named.why or named.state.value)
         if save is not None:
             own = [one for one in self._saves.values() if one.state is SaveState.WHOLE]
@@ -192,15 +192,14 @@ def listed(job: JobDir, plan: Plan, *, verify: bool) -> list[Json]:
 
 
 def _pin(job: JobDir) -> Pin | None:
-    """Return what a person has named for the next attempt of a job that goes on; a resume names one anew."""
+    """Return what a person has named before, as far as the next attempt heeds it."""
     from orchestrator.journal import facts_file
     from orchestrator.journal.lost_journal import JournalError
 
     try:
-        facts = facts_file.read(job).facts
+        return facts_file.read(job).facts.pin
     except JournalError:
         return None
-    return facts.pin if facts.end is None else None
 
 
 def _row(save: Save, verified_by: str, note: str, root: Path, *, is_start: bool) -> Json:
@@ -284,7 +283,7 @@ def explain(job: JobDir, plan: Plan, why: Json, record: Record) -> None:
         attempt["resumed_save"] = _proof(began) if began is not None else None
     if record.facts.end is None:
         return
-    choice = _choice_now(job, plan, saves, plan.world_size, None)
+    choice = _choice_now(job, plan, saves, plan.world_size, record.facts.pin)
     save, other = choice.save, choice.misfit
     why["checkpoint"] = {"path": save.path, "step": save.step, **_proof(save)} if save is not None else None
     why["misfit"] = {"path": other.path, "why": misfit(other, plan.world_size)} if other is not None else None

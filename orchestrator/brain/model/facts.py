@@ -226,10 +226,10 @@ class Facts:
     requeued: str = ""
     over: e.AllocationEnded | None = None
 
-    # Saves by number, without their pieces; the one that a person has named; those that were given up since an attempt has
-    # got further.
+    # Saves by number, without their pieces; those that persons have named, as long as each holds; and those that were given
+    # up since an attempt has got further.
     saves: dict[int, Save] = field(default_factory=dict)
-    pin: Pin | None = None
+    pins: tuple[Pin, ...] = ()
     doubted: tuple[int, ...] = ()
 
     # Not journaled, see `desync`: by step of an optimizer and by rank what was run, since when counts differ, and groups
@@ -269,6 +269,11 @@ class Facts:
         if self.made == 0 and self.attempt.base_step == 0:
             return None
         return self.attempt.base_step + self.made
+
+    @property
+    def pin(self) -> Pin | None:
+        """The save that a person has named, and from when on."""
+        return self.pins[-1] if self.pins else None
 
     @property
     def choice(self) -> Choice:
@@ -373,11 +378,9 @@ class Facts:
             self.usual_is_known = False
 
     def broken_at(self) -> float | None:
-        """Return when (job clock) the current attempt's gang was at the latest seen to be broken, None if never.
-
-        A gang that misses one rank makes no step, so its other ranks fence themselves when they are cut off. One
-        that is not known to be broken may train on behind a broken connection without end.
-        """
+        """Return when (job clock) the current attempt's gang was at the latest seen to be broken, None if never. A gang
+        that misses one rank makes no step, so its other ranks fence themselves when they are cut off. One that is not
+        known to be broken may train on behind a broken connection without end."""
         attempt = self.attempt
         assert attempt is not None
         started = [node for node in self.every_node() if node.ever_started == attempt.number]
@@ -388,11 +391,8 @@ class Facts:
         return max(ends_at, default=None)
 
     def progressed(self) -> bool:
-        """Tell whether the current attempt got further than all before it: a new step or a newer checkpoint.
-
-        Of one that ignored its checkpoint only a new step counts: its checkpoints may be newer than where it began, and
-        yet old.
-        """
+        """Tell whether the current attempt got further than all before it: a new step or a newer checkpoint. Of one that
+        ignored its checkpoint only a new step counts: its checkpoints may be newer than where it began, and yet old."""
         attempt = self.attempt
         if attempt is None:
             return False

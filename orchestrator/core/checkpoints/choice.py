@@ -4,8 +4,9 @@
   weights alone are not resumed from where there are saves with the whole state.
 - The newest counts: the last of the latest attempt. If the last of an earlier attempt got further, as one did before a
   script began again, that counts.
-- Where a person has named one, that counts until an attempt after it has written another. If it cannot be used, nothing
-  takes its place, not even the beginning: see `Choice.save`.
+- Where a person has named one, that counts until an attempt after it has written another; what earlier attempts wrote
+  does not count any more then. If the named one cannot be used, nothing takes its place, not even the beginning: see
+  `Choice.save`.
 - A save whose files belong to ranks fits that number of ranks only.
 """
 
@@ -39,6 +40,10 @@ class Pin:
 
     save: int
     attempt: int
+
+    def is_passed_by(self, save: Save | None) -> bool:
+        """Tell whether a later attempt has written the save: what was written before the pin is left behind."""
+        return save is not None and save.attempt > self.attempt
 
 
 @dataclass(frozen=True, slots=True)

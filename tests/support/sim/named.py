@@ -112,14 +112,20 @@ NAMED = {
         Fault(Harm.CRASH, rank=2, step=24), unloadable=tuple(range(1, 100)), names_unloadable=False, asks=(Ask(100.0),)
     ),
     "checkpoints-of-one-step-that-cannot-be-loaded": _night(
-        asks=(Ask(38.5, cancel=True), Ask(50.0, path="a1/step-10"), Ask(72.0, cancel=True), Ask(100.0)), unloadable=(2, 3),
-        names_unloadable=False, limits=limits_of(restarts_max=6), seed=3,
+        Fault(Harm.CRASH, rank=2, step=24), unloadable=(3, 4), names_unloadable=False, limits=limits_of(restarts_max=6),
+        naming=Naming.SAVE, late_steps=6, save_steps=5, seed=3,
     ),
     "checkpoint-that-is-not-whole-on-a-node": _night(Fault(Harm.CRASH, rank=2, step=24), spoiled=(2,)),
     "checkpoint-of-other-ranks": _night(asks=(Ask(25.0, cancel=True), Ask(60.0, nodes=1), Ask(90.0, nodes=2)), sharded=True),
     "resume-from-a-named-checkpoint": _night(
         Fault(Harm.CRASH, rank=2, step=24), Fault(Harm.SIGNAL, 95.0, rank=1),
         asks=(Ask(50.0, cancel=True), Ask(70.0, path="a1/step-10")),
+    ),
+    "resume-after-a-resume-from-a-named-checkpoint": _night(
+        asks=(
+            Ask(48.5, cancel=True), Ask(60.0, path="a1/step-10"), Ask(82.0, cancel=True),
+            Ask(100.0, path="a2/step-20"), Ask(105.0, cancel=True), Ask(120.0),
+        ), seed=3,
     ),
     "resume-from-a-named-checkpoint-that-cannot-be-loaded": _night(
         asks=(Ask(38.5, cancel=True), Ask(60.0, path="a1/step-20")), unloadable=(2,), seed=3

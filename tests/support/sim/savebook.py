@@ -36,6 +36,7 @@ class SaveBook:
         self.named = self.named_after = (
             0  # the save that a person has named, and the last attempt before that
         )
+        self.named_before: list[tuple[int, int]] = []
         self.asked: d.CompareSave | None = None  # the comparison under way
         self.proved: tuple[int, int] | None = None  # after which attempt which save was found whole
         self.given_up: dict[int, bool] = {}  # and whether an attempt has got further since
@@ -205,8 +206,13 @@ class SaveBook:
                 self._must(is_odd or save.number == self.named, f"for no reason: {save}")
 
     def resumed(self, news: e.ResumeRequested) -> None:
-        """A person has named a save, or wants the newest."""
-        self.named, self.named_after = news.save, len(self.ledger.tries) if news.save else 0
+        """A person has named a save, or wants the newest: where a later attempt has passed the one that was named before,
+        what it left behind does not count any more."""
+        while self.named and ((newest := self.newest()) is None or newest.attempt <= self.named_after):
+            self.named, self.named_after = self.named_before.pop()
+        if news.save:
+            self.named_before.append((self.named, self.named_after))
+            self.named, self.named_after = news.save, len(self.ledger.tries)
 
     def got_on(self) -> None:
         """The last attempt came further than all before it: what was given up by then was the cause."""

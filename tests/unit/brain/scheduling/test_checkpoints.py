@@ -125,6 +125,30 @@ def test_also_a_job_that_had_not_begun_begins_from_the_adopted_save_that_was_nam
             assert only(said, d.BeginAttempt).resume == at(20, 0)
 
 
+@pytest.mark.parametrize("then", ["a resume", "a restart", "a resume from the newest, which saves nothing"])
+def test_what_a_person_has_left_behind_is_not_gone_back_to_once_a_later_attempt_has_saved(then: str) -> None:
+    story = _crashed(500, 1000, restarts_max=0)
+    story.stop_all()
+    assert only(story.hear(e.ResumeRequested(0.0, 1, 1500)), d.BeginAttempt).resume == at(500)
+    story.run(2)
+    story.hear(story.saved(600, 2))
+    if then == "a restart":
+        story.hear(e.RestartRequested(0.0, 2))
+        said = story.stop_all(2)
+    else:
+        story.hear(story.exited(0, attempt=2, count=120))
+        story.stop_all(2)
+        last = 2
+        if then != "a resume":
+            story.hear(e.ResumeRequested(0.0, 2, save(600, 2).number))
+            last = 3
+            story.life(last, 0)
+        assert story.brain.facts.checkpoint == at(600, 2)
+        said = story.hear(e.ResumeRequested(0.0, last + 1))
+    begin = only(said, d.BeginAttempt)
+    assert begin.resume == at(600, 2) and not begin.passed
+
+
 def test_a_later_resume_that_names_no_save_begins_from_the_newest_of_all() -> None:
     story = _crashed(10, 20, restarts_max=0)
     story.stop_all()
