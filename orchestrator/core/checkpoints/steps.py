@@ -2,7 +2,8 @@
 
 What a save states of its step counts before what was counted, unless such numbers go back while steps are made, as the
 step of an epoch does. A script that does not begin from the save it was given shows it: what it states after as many
-steps of its own, or a numbered name that an earlier attempt wrote, leads back to another beginning.
+steps of its own, or a numbered name that an earlier attempt wrote, leads back to another beginning. What it states shows
+that only where one stated step is known to be one counted step: an iteration of PPO has several.
 """
 
 from __future__ import annotations
@@ -22,15 +23,32 @@ FAR_STEPS = 3 * NEAR_STEPS
 
 def is_misstated(saves: Iterable[Save]) -> bool:
     """Tell whether what saves state of their step goes back while an attempt makes steps."""
-    by_attempt: dict[int, list[Save]] = {}
-    for save in saves:
-        if save.stated is not None and save.steps:
-            by_attempt.setdefault(save.attempt, []).append(save)
     return any(
         (later.stated or 0) < (earlier.stated or 0) and later.steps >= earlier.steps
-        for own in by_attempt.values()
-        for earlier, later in pairwise(sorted(own, key=lambda save: save.number))
+        for own in _stating(saves).values()
+        for earlier, later in pairwise(own)
     )
+
+
+def _stating(saves: Iterable[Save]) -> dict[int, list[Save]]:
+    """Return the saves of each attempt that state a step, in their order."""
+    by_attempt: dict[int, list[Save]] = {}
+    for save in sorted(saves, key=lambda save: save.number):
+        if save.stated is not None and save.steps:
+            by_attempt.setdefault(save.attempt, []).append(save)
+    return by_attempt
+
+
+def _are_single(saves: Collection[Save]) -> bool:
+    """Tell whether stated steps are known to be single counted steps: each attempt made as many of both from its first save
+    to its last, the first attempt from 0."""
+    first = min(save.attempt for save in saves)
+    apart: list[int] = []
+    for attempt, own in _stating(saves).items():
+        ends = [(save.stated or 0) - save.steps for save in own]
+        ends = [0, *ends] if attempt == first > 0 else ends
+        apart += [ends[-1] - ends[0]] if len(ends) > 1 else []
+    return bool(apart) and all(abs(steps) <= NEAR_STEPS for steps in apart)
 
 
 def job_step(save: Save, base_step: int, *, misstated: bool) -> tuple[int | None, StepSource]:
@@ -57,6 +75,8 @@ def beginning(save: Save, base_step: int, others: Collection[Save], *, misstated
     """
     earlier = [other for other in others if other.attempt < save.attempt and other.step is not None]
     truth = None if misstated else save.stated
+    if truth is not None and not _are_single([*others, save]):
+        return None
     if truth is None and save.key != save.series:
         truth = next((other.step for other in earlier if other.key == save.key), None)
     if truth is None or not save.steps or base_step <= NEAR_STEPS:

@@ -92,12 +92,33 @@ def test_an_attempt_that_began_before_its_save_is_known_by_what_it_states_or_wri
 ) -> None:
     """The attempt was given step 500; attempt 1 had saved steps 400, 420 and 500."""
     others = [
-        saved(number, key=f"ckpt_{step}.pt", attempt=1, steps=step, step=step, main=f"ckpt_{step}.pt")
+        saved(
+            number,
+            key=f"ckpt_{step}.pt",
+            attempt=1,
+            steps=step,
+            stated=step,
+            step=step,
+            main=f"ckpt_{step}.pt",
+        )
         for number, step in enumerate((400, 420, 500), 5)
     ]
     assert beginning(save, 500, others, misstated=False) == begun
     if save.stated is not None:
         assert beginning(save, 500, others, misstated=True) is None
+
+
+@pytest.mark.parametrize("each", [1, 4])
+@pytest.mark.parametrize("began", [0, 300, 500])
+def test_a_script_whose_step_has_several_steps_of_the_optimizer_is_not_accused(each: int, began: int) -> None:
+    """Attempt 1 has saved each 50 of its steps up to 500; attempt 2 was given 500, and saves after 50 of its steps."""
+    others = [of(1, each * step, step, f"model_{step}.pt", step) for step in range(50, 501, 50)]
+    save = of(2, each * 50, began + 50, f"model_{began + 50}.pt", 600)
+    assert beginning(save, 500, others, misstated=False) == (began if each == 1 and began < 500 else None)
+
+
+def test_where_nothing_shows_what_a_stated_step_is_nothing_is_concluded() -> None:
+    assert beginning(of(2, 20, 20), 500, [of(0, 0, 500)], misstated=False) is None
 
 
 STEPS = st.integers(0, 3000)
