@@ -1,7 +1,8 @@
 """Crashes: the verdicts `crash`, `oom` and `rendezvous`, on a rank that ended badly.
 
 The culprit is the first rank whose end does not look like that of a victim. Where all look like victims, the verdict
-waits a moment for the culprit, and longer for a node that has been silent since.
+waits a moment for the culprit, and longer for a node that has been silent since; then the first is the culprit whose
+exception is not of torch.distributed, gloo, NCCL or the store.
 """
 
 from __future__ import annotations
@@ -36,7 +37,19 @@ _VICTIM = re.compile(
 )
 """What gloo, NCCL and the store say in a rank whose peer has gone."""
 
-_VICTIM_TYPES = re.compile(r"RuntimeError|Dist\w*Error|Connection\w*Error|BrokenPipeError|TimeoutError")
+_VICTIM_TYPES = re.compile(
+    r"(torch\.(\w+\.)*)?(RuntimeError|Dist\w*Error|Connection\w*Error|BrokenPipeError|TimeoutError)"
+)
+"""Python's and torch's own: those of other packages (requests, redis) are of the rank's own connections."""
+
+_OWN_WAIT = re.compile(r"DataLoader|\block\b|peer access", re.IGNORECASE)
+"""What else a rank may wait for in vain, or cannot reach."""
+
+_OF_GANG = re.compile(
+    r"gloo|nccl|c10d|torch[./]distributed[./](?!elastic)|TCPStore|process ?group|Dist\w+Error", re.IGNORECASE
+)
+"""What an exception bears, or its traceback, that came from the connections between ranks."""
+
 _RENDEZVOUS = re.compile(
     r"address already in use|EADDRINUSE|server socket has failed to listen|client socket has (failed|timed out)"
     r"|Failed to recv, got 0 bytes|wait timeout after|clients joined",
@@ -69,7 +82,7 @@ def judge(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict 
         return None if ended else _crash(facts, culprits[0], failed)
     if any(node.lost for node in facts.nodes.values()):
         return None  # the lost node is the culprit, and has its own verdict
-    first = min(failed, key=lambda rank: not _OWN_ADDRESS.search(_text(rank)))
+    first = min(failed, key=lambda rank: (not _OWN_ADDRESS.search(_text(rank)), _is_of_gang(rank)))
     is_rendezvous = _crash_kind(facts, first) is Kind.RENDEZVOUS and not _OWN_ADDRESS.search(_text(first))
     # The peer of a mismatch is as likely the culprit: its place counts, too.
     peer_comes = is_mismatch(_text(first)) and len(failed) == 1
@@ -205,7 +218,13 @@ def looks_like_victim(rank: RankFacts) -> bool:
     """Tell whether the rank ended as ranks do whose peer has gone."""
     if rank.failure is None or not rank.failure.type:
         return rank.signal == _SIGABRT  # NCCL's watchdog ends a rank whose peers are gone by abort()
-    return bool(_VICTIM_TYPES.search(rank.failure.type) and _VICTIM.search(_said(rank)))
+    if _OWN_WAIT.search(_said(rank)) and not _is_of_gang(rank):
+        return False
+    return bool(_VICTIM_TYPES.fullmatch(rank.failure.type) and _VICTIM.search(_said(rank)))
+
+
+def _is_of_gang(rank: RankFacts) -> bool:
+    return _OF_GANG.search(f"{_said(rank)}\n{_text(rank)}") is not None
 
 
 def _said(rank: RankFacts) -> str:

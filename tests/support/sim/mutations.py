@@ -77,7 +77,7 @@ MUTATIONS = (
     Mutation("a start before all are ready", "brain._is_ready", "if any(", "if all("),
     Mutation("ranks meet at the last node", "rendezvous.rendezvous_point", "first, *others = facts.gang", "*others, first = facts.gang"),
     Mutation("who has left early is not named", "crash._crash", "blamed = ended if", "blamed = blamed if"),
-    Mutation("a victim is taken for the culprit", "crash.looks_like_victim", "return bool(_VICTIM_TYPES.search(rank.failure.type) and _VICTIM.search(_said(rank)))", "return False"),
+    Mutation("a victim is taken for the culprit", "crash.looks_like_victim", "return bool(_VICTIM_TYPES.fullmatch(rank.failure.type) and _VICTIM.search(_said(rank)))", "return False"),
     Mutation("a silent node is no suspect", "crash.judge", "quiet = [", "quiet = [] and ["),
     Mutation("no grace after a supervisor's death", "fold_events._supervisor_started", "node.contact_at = news.at", "pass"),
     Mutation("progress does not speak for a silent node", "node_lost._is_silent_too_long", "max(node.contact_at, stepped_at)", "node.contact_at"),

@@ -46,6 +46,36 @@ def test_a_rank_that_a_mismatch_has_aborted_is_named_with_its_peer_and_both_plac
     assert "after it ended badly: rank 1 at train.py:9 gather" in verdict.evidence
 
 
+@pytest.mark.parametrize(
+    ("type", "message"),
+    [
+        ("requests.exceptions.ConnectionError", "('Connection aborted.', ConnectionResetError(104, 'Connection reset by peer'))"),
+        ("redis.exceptions.TimeoutError", "Timed out waiting for a connection"),
+        ("RuntimeError", "DataLoader timed out after 120 seconds"),
+        ("RuntimeError", "Timed out waiting for file lock /data/.lock"),
+        ("TimeoutError", "timed out after 30s waiting for lock /data/.lock"),
+        ("RuntimeError", "peer access is not supported between these two devices"),
+    ],
+)  # fmt: skip
+def test_a_rank_whose_own_connection_or_wait_has_failed_is_the_culprit_also_when_its_victim_is_heard_first(
+    type: str, message: str
+) -> None:
+    story = _running()
+    story.hear(story.exited(0, failure=VICTIM))
+    own = observations.Failure(type, message, "Traceback", frame("data.py:7"))
+    assert only(story.hear(story.exited(1, failure=own)), d.Judge).verdict.ranks == (1,)
+
+
+def test_where_all_look_like_victims_the_culprit_is_the_one_whose_exception_is_not_of_the_gang() -> None:
+    gloo = dataclasses.replace(VICTIM, message="[gloo/transport/tcp/pair.cc:547] Connection closed by peer")
+    store = dataclasses.replace(gloo, message="DataLoader: [c10d] wait timeout after 300000ms, keys: rank_3")
+    own = observations.Failure("ConnectionRefusedError", "[Errno 111] Connection refused", "Traceback", None)
+    story = Story(3)
+    story.run()
+    story.hear(story.exited(0, failure=gloo), story.exited(2, failure=store), story.exited(1, failure=own))
+    assert only(story.wait(20.0), d.Judge).verdict.ranks == (1,)
+
+
 def test_a_victim_without_a_culprit_is_judged_after_the_moment() -> None:
     story = _running()
     story.hear(story.exited(0, failure=VICTIM), story.beat(1, 0))
