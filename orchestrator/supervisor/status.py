@@ -17,7 +17,7 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model.facts import AttemptFacts, Facts, JobGoal, Phase
 from orchestrator.brain.model.node_facts import AgentState, NodeFacts
 from orchestrator.brain.model.rank_facts import RankFacts, RankState
-from orchestrator.brain.scheduling import checkpoints, fence, placement
+from orchestrator.brain.scheduling import checkpoints, fence, placement, restart_policy
 from orchestrator.core.codec import Json
 from orchestrator.core.errors import Fault
 from orchestrator.core.jobdir import status_file
@@ -82,7 +82,8 @@ def state(facts: Facts) -> str:
     if facts.requeued_at is not None:
         return "QUEUED"
     if attempt.phase is Phase.STOP:
-        return "RESTARTING" if attempt.verdict is not None and attempt.verdict.retry else "STOPPING"
+        retry = attempt.verdict is not None and attempt.verdict.retry
+        return "RESTARTING" if retry or _asked(facts, attempt) else "STOPPING"
     if attempt.running_at is not None:
         return "RUNNING"
     if placement.is_queued(facts) and attempt.number == facts.resumed_after + 1:
@@ -157,6 +158,8 @@ def reason(facts: Facts, now: Now | None = None) -> str:
     coming = sorted(save.main for save in facts.saves.values() if save.is_coming)
     if coming and attempt.phase is Phase.STOP:
         return f"waiting for {', '.join(coming[:MISSING_SHOWN])} to be fetched"
+    if asked := _asked(facts, attempt):
+        return f"{asked}{_fence(facts, attempt, now)}{_compared(facts)}"
     if placement.is_queued(facts):
         return _queue(facts)
     if attempt.running_at is None and facts.past and facts.past[-1].verdict is not None:
@@ -173,6 +176,14 @@ def reason(facts: Facts, now: Now | None = None) -> str:
         return f"waiting for {', '.join(missing[:MISSING_SHOWN])}{f' and {more} more' if more > 0 else ''}"
     stopped = [str(rank.rank) for rank in facts.ranks.values() if rank.state in ("T", "Z")]
     return f"rank {', '.join(stopped)} stands still (state T or Z)" if stopped else ""
+
+
+def _asked(facts: Facts, attempt: AttemptFacts) -> str:
+    """Return what the user has asked for that is followed by another attempt than the one that is over; empty for nothing."""
+    if attempt.number <= facts.resumed_after:
+        return "resumed by the user"
+    is_asked = attempt.phase is Phase.STOP and attempt.verdict is None and attempt.restart_asked
+    return restart_policy.RESTART_ASKED if is_asked and not facts.done else ""
 
 
 def _why_away(node: NodeFacts) -> str:

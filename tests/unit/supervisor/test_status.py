@@ -69,6 +69,30 @@ TALES: dict[str, list[News]] = {
 }
 
 
+@pytest.mark.parametrize(
+    ("news", "reason"),
+    [
+        (
+            [*TALES["RUNNING"], e.RestartRequested(5.0, 1), d.Finish(5.1, "a restart", 1, d.Ending.RESTART)],
+            "a restart that the user asked for",
+        ),
+        (
+            [
+                *TALES["STOPPING"],
+                jobs.end(1, 6.0, d.JobEnd.CANCELLED, "cancelled"),
+                e.ResumeRequested(20.0, 2),
+            ],
+            "resumed by the user",
+        ),
+    ],
+)
+def test_where_the_user_has_asked_for_another_attempt_the_job_is_restarting_and_says_so(
+    news: list[News], reason: str
+) -> None:
+    status = _typed(news)
+    assert (status.state, status.reason) == ("RESTARTING", reason)
+
+
 def _typed(news: list[News], at: float = 10.0) -> status_file.Status:
     facts = Facts()
     for one in news:
