@@ -8,12 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.brain.model import decisions as d
+from orchestrator.brain.model import events as e
 from orchestrator.client import post_mortem, saves
 from orchestrator.client.job import Job
 from orchestrator.core.checkpoints.save import Closing, Content, Place, SaveState
 from orchestrator.core.errors import UserError
 from orchestrator.core.jobdir.plan import PlannedSsh
 from orchestrator.journal import facts_file
+from orchestrator.journal.journal_file import Journal
+from tests.support import jobs
 from tests.support.saved_files import write
 from tests.unit.client.shelf import Shelf, flip, state
 
@@ -117,6 +121,33 @@ def test_a_save_that_its_script_has_written_over_is_begun_from_as_orch_has_kept_
 def test_a_named_save_is_begun_from_though_newer_ones_are_whole(shelf: Shelf) -> None:
     start = _start(shelf, "1")
     assert start.number == 1 and start.choice.save is not None and start.choice.save.step == 10
+
+
+def test_what_was_left_behind_by_an_earlier_resume_is_not_offered_to_a_later_one(shelf: Shelf) -> None:
+    """Attempt 2 was resumed from step 10 of 20, and has saved step 15."""
+    went_on = shelf.add(15, attempt=2)
+    older, newest = saves.known(shelf.job)[1], saves.known(shelf.job)[2]
+    at_s = 20.0
+    journal = Journal(shelf.job.journal, "boot", facts_file.record(shelf.job).last_n)
+    for news in (
+        *(e.SaveChanged(at_s, save) for save in (older, newest)), e.ResumeRequested(at_s, 1, older.number),
+        d.BeginAttempt(at_s, "resumed", 2, d.Checkpoint(older.path, 10, older.number)), e.SaveChanged(at_s, went_on),
+        jobs.end(2, at_s, d.JobEnd.FAILED, "crash"),
+    ):  # fmt: skip
+        journal.write(news)
+    journal.close()
+    assert _start(shelf).choice.save == went_on
+    assert Job(shelf.job).why()["checkpoint"]["save"] == went_on.number
+    assert [one["resume"] for one in saves.listed(shelf.job, shelf.plan, verify=False)] == [
+        False,
+        False,
+        True,
+    ]
+    (shelf.folder / "step-15.pt").unlink()
+    assert _start(shelf).choice.save == older
+    (shelf.folder / "step-10.pt").unlink()
+    with pytest.raises(UserError, match=r"is not a checkpoint to begin from: step-10\.pt is gone"):
+        _start(shelf)
 
 
 def test_a_named_save_that_was_given_up_is_begun_from(shelf: Shelf) -> None:
