@@ -121,7 +121,8 @@ class SaveDesk:
         self._watches.setdefault(save.number, closing.Watch()).changed(save, beats)
         if not is_known:
             self._tell(at, save)
-        self._judge(at, save.number, gang)
+        for number in list(self._watches):  # also those that this one follows
+            self._judge(at, number, gang)
 
     def hashed(self, at: float, node: str, report: reports.SaveHashed) -> None:
         """Enter the sha256 of a save's files, where they are still those."""
@@ -263,9 +264,11 @@ class SaveDesk:
             return
         if save.attempt != gang.attempt:  # nothing more will be reported of it
             gang = closing.Gang(save.attempt, 0, save.world_size, ())
-        older = [s for s in self.saves.values() if s.series == save.series and s.number < number and s.pieces]
+        series = [s for s in self.saves.values() if s.series == save.series]
+        older = [s for s in series if s.number < number and s.pieces]
         before = next((s for s in reversed(older) if s.state not in (SaveState.OPEN, SaveState.TORN)), None)
-        found = closing.judge(save, self._watches[number], gang, before)
+        is_followed = any(s.number > number and s.attempt == save.attempt for s in series)
+        found = closing.judge(save, self._watches[number], gang, before, is_followed=is_followed)
         if found.state is SaveState.OPEN:
             self._ledger.put(dataclasses.replace(save, why=found.why))
         else:

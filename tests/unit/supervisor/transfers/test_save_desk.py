@@ -142,6 +142,21 @@ def test_the_save_before_counts_until_the_one_that_is_written_over_it_is_whole(w
     assert world.states() == [WHOLE, OPEN]
 
 
+def test_a_save_without_a_file_of_the_one_before_is_whole_once_it_can_be_and_then_the_next_is_held_against_it(
+    world: DeskWorld,
+) -> None:
+    world.save({**pair(10), "buffer_10.pkl": torch_save(Model())})
+    for step in (20, 30):
+        assert world.save(pair(step), steps=step).state is WHOLE
+    world.save({**pair(40), "buffer_40.pkl": torch_save(Model())}, steps=40)
+    for step in (50, 60):  # a script without steps
+        world.write(pair(step))
+        world.report(f"model_{step}.pt", steps=0, closed_by=Closing.SILENCE)
+        world.go_on()
+    assert world.states() == [WHOLE] * 6
+    assert world.saves[5].closed_by is Closing.SILENCE
+
+
 # How ranks and nodes end
 
 
