@@ -2,9 +2,10 @@
 keeps the last whole one, and prunes.
 
 Rules
-- What is learned is entered in the ledger first; events for the brain follow from it.
+- What is learned is entered in the ledger first; events for the brain and acknowledgements follow from it. While the
+  disk is full `news` waits, as the journal does.
 - Where hosts do not see this disk, a save counts once it is whole in the job folder (`save_copies`).
-- Nothing here waits: files are read, linked, moved and deleted in a thread.
+- Nothing else waits: files are read, linked, moved and deleted in a thread.
 - What a save's script writes over or deletes before its next save is whole stays in `.kept/NUMBER` until then.
 """
 
@@ -200,12 +201,7 @@ class SaveDesk:
         self._thread.finish(at)
         for number, fault in self.copies.fetched():
             self._fetched(at, number, fault)
-        try:
-            self._ledger.flush()
-        except OSError as err:
-            if not full_disk.is_full(err):
-                raise
-            return []
+        full_disk.wait_for(self._ledger.flush)
         events, self._events = self._events, []
         return events
 

@@ -14,6 +14,7 @@ from orchestrator.brain.model import events as e
 from orchestrator.core.checkpoints import ledger
 from orchestrator.core.checkpoints.save import Closing, Content, Format, Save, SaveState, StepSource
 from tests.support.desk_world import DeskWorld
+from tests.support.fake_disk import FakeDisk
 from tests.support.saved_files import Model, adam, distributed, torch_save
 
 OPEN, WHOLE, TORN, GONE = SaveState.OPEN, SaveState.WHOLE, SaveState.TORN, SaveState.GONE
@@ -550,20 +551,16 @@ def test_a_script_that_began_anew_is_told_and_the_steps_of_its_saves_are_counted
 # The disk
 
 
-def test_while_the_disk_is_full_the_brain_is_told_nothing_that_the_ledger_does_not_have(
-    world: DeskWorld, monkeypatch: pytest.MonkeyPatch
+def test_while_the_disk_is_full_all_waits_so_that_nothing_is_acknowledged_that_the_ledger_does_not_have(
+    world: DeskWorld, disk: FakeDisk
 ) -> None:
-    def refuse(fd: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     world.write(one(10))
-    seen = world.seen("step_10.pt")
-    with monkeypatch.context() as full:
-        full.setattr(os, "fsync", refuse)
-        world.desk.seen(world.at, "n0", seen, world.gang)
-        assert world.learn() == [] and ledger.read(world.job.root, world.job.ledger)[0] == {}
-    (told,) = world.learn()
-    assert isinstance(told, e.SaveChanged) and ledger.read(world.job.root, world.job.ledger)[0] == world.saves
+    world.desk.seen(world.at, "n0", world.seen("step_10.pt"), world.gang)
+    disk.room_bytes, disk.at_wait = 0, lambda: told.append(ledger.read(world.job.root, world.job.ledger)[0])
+    told: list[object] = []
+    (news,) = world.learn()
+    assert told == [{}, {}] and isinstance(news, e.SaveChanged)
+    assert ledger.read(world.job.root, world.job.ledger)[0] == world.saves != {}
 
 
 def test_a_ledger_that_cannot_be_written_for_another_reason_ends_the_supervisor(
