@@ -48,8 +48,9 @@ class SaveDesk:
         self._root = tree.place_of(*plan.checkpoint_place(job))[0]
         self._ledger = Ledger(job.root, job.ledger)
         self._watches: dict[int, closing.Watch] = {}
+        self.notes: list[str] = [*self._ledger.faults]
         self._thread = save_disk.DiskThread(wake)
-        self._keeper = save_disk.Keeper(self._root, job.checkpoints / disk.KEPT, self._thread)
+        self._keeper = save_disk.Keeper(self._root, job.checkpoints / disk.KEPT, self._thread, self.notes)
         self._stays: set[int] = set()
         # Nodes with a rank that will not go on, by attempt
         self._stuck: set[tuple[int, str]] = set()
@@ -60,7 +61,6 @@ class SaveDesk:
         self._again: tuple[float, d.CompareSave] | None = None
         self._events: list[e.Event] = []
         self.deep = False
-        self.notes: list[str] = [*self._ledger.faults]
         # Tells whether a node does not see this disk
         self.ships: Callable[[str], bool] = lambda node: True
         glob = plan.checkpoint_glob

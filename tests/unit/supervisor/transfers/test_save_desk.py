@@ -591,13 +591,15 @@ def _lines(path: Path) -> int:
     return len(path.read_text().splitlines())
 
 
-def test_a_save_that_finds_no_room_to_be_kept_is_whole_all_the_same(
+def test_a_save_that_finds_no_room_to_be_kept_is_whole_all_the_same_and_that_is_noted_once(
     world: DeskWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "link", refuse)
-    save: Save = world.save(one(10))
-    assert save.state is WHOLE and world.kept() == []
-    assert world.compare(1) == ""
+    saves: list[Save] = [world.save(one(step), steps=step) for step in (10, 20)]
+    assert [save.state for save in saves] == [WHOLE, WHOLE] and world.kept() == []
+    (note,) = world.notes
+    assert note.startswith("step_10.pt is not kept: the disk has too little room")
+    assert world.compare(2) == ""
