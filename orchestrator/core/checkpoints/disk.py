@@ -230,25 +230,29 @@ def _copy_block(read: int, write: int, done: int) -> int:
 
 
 def delete(save: Save, root: Path) -> str:
-    """Delete the files of a save, and nothing else; return why it stays, empty if it is gone. It is renamed first: what
-    cannot be deleted of it must not look like a save."""
-    changed = next((piece.name for piece in save.pieces if not is_as_recorded(root, piece)), "")
+    """Delete the files of a save, and nothing else; return why it stays, empty if it is gone. All of it is renamed first:
+    what cannot be deleted must not look like a save, and what a call that was killed has left is known by the next."""
+    folder = root / save.main
+    paths = [folder, *(root / piece.name for piece in save.pieces)]
+    hidden = [path.with_name(f".{path.name}.deleted") for path in paths if path != root]
+    is_begun = any(map(os.path.lexists, hidden))
+    there = [piece for piece in save.pieces if not is_begun or os.path.lexists(root / piece.name)]
+    changed = next((piece.name for piece in there if not is_as_recorded(root, piece)), "")
     if changed or not save.pieces:
         return f"{changed or save.main} is not as it was saved"
-    folder = root / save.main
     if folder.is_symlink():
         return f"{save.main} is a link"
-    is_whole_folder = folder != root and folder.is_dir() and _files_below(folder) == len(save.pieces)
-    for path in [folder] if is_whole_folder else [root / piece.name for piece in save.pieces]:
-        hidden = path.with_name(f".{path.name}.deleted")
+    is_folder = folder != root and folder.is_dir() and len(there) == len(save.pieces)
+    is_whole_folder = is_folder and _files_below(folder) == len(there)
+    for path in [folder] if is_whole_folder else [root / piece.name for piece in there]:
         with contextlib.suppress(OSError):
-            path.rename(hidden)
-            if is_whole_folder:
-                shutil.rmtree(hidden, ignore_errors=True)
-            else:
-                hidden.unlink()
+            path.rename(path.with_name(f".{path.name}.deleted"))
         if os.path.lexists(path):
             return f"{path.name} cannot be deleted"
+    for path in hidden:
+        shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            path.unlink()
     return ""
 
 

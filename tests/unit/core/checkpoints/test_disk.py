@@ -334,6 +334,22 @@ def test_the_files_of_a_save_are_deleted_with_their_folder(root: Path) -> None:
     assert list(listing(root)) == ["run/step_6/model.pt"] and not (root / "run/step_5").exists()
 
 
+@pytest.mark.parametrize("left", [3, 2, 1])
+@pytest.mark.parametrize("mine", [{}, {"run/step_5/notes.txt": b"mine"}])
+def test_what_a_deletion_that_was_killed_has_left_is_deleted_by_the_next_one(
+    root: Path, monkeypatch: pytest.MonkeyPatch, left: int, mine: dict[str, bytes]
+) -> None:
+    save = save_of(root, "run/step_5", *FILES)
+    for name, data in mine.items():
+        write(root / name, data)
+    with monkeypatch.context() as killed, pytest.raises(AttributeError):
+        killed.delattr(shutil, "rmtree")
+        disk.delete(save, root)
+    for name in [name for name in listing(root) if name not in mine][left:]:
+        (root / name).unlink()
+    assert disk.delete(save, root) == "" and listing(root) == mine
+
+
 def test_what_is_not_in_the_ledger_is_never_deleted(root: Path) -> None:
     save = save_of(root, "run/step_5", *FILES)
     write(root / "run/step_5/notes.txt", b"mine")
