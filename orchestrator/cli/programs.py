@@ -38,7 +38,7 @@ TEXTFILE = "orch.prom"
 def wait(job: str | None, timeout: float | None, as_json: bool) -> int:
     """Wait until a job has ended or needs a person, and tell what to do then.
 
-    A person is needed for a hang that nothing ends soon, a queue that can never start the job, and a full disk. The exit code is 0 when the job succeeded, 1 when it failed or was cancelled, 4 when it needs a person, and 124 when the time is over.
+    A person is needed for a hang that nothing ends soon, a queue that can never start the job, a full disk, and a supervisor that died with its machine. The exit code is 0 when the job succeeded, 1 when it failed or was cancelled, 4 when it needs a person, and 124 when the time is over.
     """
     told = outcome.outcome_of(find_job(job), timeout)
     if as_json:

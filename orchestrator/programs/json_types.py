@@ -159,7 +159,7 @@ class Why(TypedDict):
 class Need(TypedDict):
     """What a person is needed for."""
 
-    kind: Literal["hang", "queue", "disk"]
+    kind: Literal["hang", "queue", "disk", "supervisor"]
     what: str
     fix: str
 
