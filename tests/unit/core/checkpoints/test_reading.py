@@ -221,7 +221,9 @@ def test_weights_in_several_files_are_whole_with_all_that_their_index_names(tmp_
     ("files", "fault"),
     [
         ("optim_5_rank0.pt optim_5_rank2.pt", "optim_5_rank1.pt is missing"),
-        ("optim_5_rank1.pt", "optim_5_rank0.pt is missing"),
+        ("optim_5_rank1.pt optim_5_rank3000000.pt", "optim_5_rank0.pt is missing"),
+        ("5_mp_rank_01.pt", "5_mp_rank_0.pt is missing"),
+        ("5_lora_rank16.pt", ""),
         ("ckpt_5_shard0.pt ckpt_5_shard2.pt", "ckpt_5_shard1.pt is missing"),
         ("ckpt_5_shard1.pt ckpt_5_shard2.pt", ""),
         ("ckpt_5_rank0.pt", ""),
