@@ -179,10 +179,12 @@ class LogShipper:
         """Note the size of a file; tell whether it exists."""
         try:
             size_bytes = os.stat(self._job.root / file.path).st_size  # noqa: PTH116 -- five times a second each
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):
             if file.sent_bytes:
                 self._drop(file, "is gone")
             return False
+        except OSError:
+            return True  # such as a stale file of NFS: the next poll tells
         if file.path.endswith(".idx"):
             size_bytes -= size_bytes % INDEX_RECORD_BYTES
         file.size_bytes = self._starts.get(file.path, 0) + size_bytes

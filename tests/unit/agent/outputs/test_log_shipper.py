@@ -251,6 +251,10 @@ def test_a_file_that_was_cut_off_goes_on_at_home_and_one_that_vanished_is_droppe
     shipper.begin(intake.have(NODE))
     poll()
     log = ship.job.rank_log(1, 0)
+    log.rename(tmp_path / "aside")
+    log.symlink_to(log)  # cannot be looked at for a while
+    poll()
+    (tmp_path / "aside").replace(log)
     os.truncate(log, 3)
     os.truncate(log.with_suffix(".idx"), 0)
     ship.job.rank_log(1, 1).unlink()
