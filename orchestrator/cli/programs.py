@@ -90,7 +90,7 @@ def metrics(listen: str | None, textfile: Path | None) -> int:
         click.echo(prometheus_client.generate_latest(jobs).decode(), nl=False)
         return 0
     host, _, port = listen.rpartition(":")
-    if not port.isdigit() or not 0 < int(port) < 65_536:
+    if not port.isdecimal() or not 0 < int(port) < 65_536:
         raise UserError(
             f"{listen!r} is no address", "--listen", f"write {PORT}, or 0.0.0.0:{PORT} for all interfaces"
         )
