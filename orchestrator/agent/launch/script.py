@@ -84,7 +84,7 @@ class LaunchScript:
         self.is_running = True
         """The script's shell has not been reaped."""
         name = f"orch-{secrets.token_hex(16)}"
-        files.write(self._stand_ins, name, self._hook, stands_in_slurm=self._stands_in_slurm)
+        files.write(self._stand_ins, name, self._hook, at.job.bundle, stands_in_slurm=self._stands_in_slurm)
         file = self._stand_ins / "script.sh"
         file.write_text(f"{at.plan.argv[-1]}\n")
         env = calls.script_env(self._own, given, self._stand_ins, self._hook)
