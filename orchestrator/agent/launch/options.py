@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
-from orchestrator.agent.ranks.hook.launch import MODULES, NAMES
+from orchestrator.agent.ranks.hook.launch import MODULES, NAMES, launcher_of
 from orchestrator.agent.ranks.rank_start import Call, Count
 
 
@@ -105,6 +104,9 @@ _WITH_TWO = ("--mca", "-mca", "--pmca", "-genv")
 """Options of mpirun with two values."""
 
 _NO_RUN = ("-h", "--help", "--version", "-V", "--usage")
+_CONDA_ENV = ("-n", "--name")
+"""Options of `conda run` before the name of an environment, which may be `deepspeed`."""
+
 _SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
 
 
@@ -312,15 +314,11 @@ def _srun(words: Sequence[str], ranks_here: int, ranks: int) -> Call | Once | To
     each, total = given.number("--ntasks-per-node"), given.number("-n")
     if total is not None and total.number == 1 < ranks:
         return ToReal(given.rest)
-    name = given.rest[0].rpartition("/")[2]
-    is_one = (each is not None and each.number == 1) or each is total is None
     nodes = given.span("-N", "-")
-    if (
-        name in NAMES
-        or name in _SHELLS
-        or _is_launch_module(given.rest)
-        or (is_one and each is not None and ranks_here > 1)
-    ):
+    tasks_here = each.number if each is not None else total.number * ranks_here // ranks if total is not None else 0
+    is_shell = given.rest[0].rpartition("/")[2] in _SHELLS
+    is_one = each is not None and tasks_here == 1 < ranks_here
+    if _starts_launcher(given.rest) or is_one or (is_shell and tasks_here <= 1):
         return Once(given.rest)  # a task of each node: as this script, which each node runs
     env = dict(
         pair.partition("=")[::2] for pair in given.values.get("--export", "").split(",") if "=" in pair
@@ -330,9 +328,18 @@ def _srun(words: Sequence[str], ranks_here: int, ranks: int) -> Call | Once | To
     )
 
 
-def _is_launch_module(words: Sequence[str]) -> bool:
-    """Tell whether a Python line runs a launcher's module."""
-    return any(word == "-m" and after in MODULES for word, after in pairwise(words))
+def _starts_launcher(words: Sequence[str]) -> bool:
+    """Tell whether a command starts a launcher, perhaps behind `env`, `uv run`, `numactl` and the like: what stands behind a
+    Python or a script is for these to read, such as `--strategy deepspeed`."""
+    for at, word in enumerate(words):
+        name, before = word.rpartition("/")[2], words[at - 1] if at else ""
+        if name.startswith("python"):
+            return bool(launcher_of(list(words[at:]))[0])
+        if name.endswith((".py", ".sh")) or (before == "-m" and not word[:1].isdigit()):  # numactl -m 0
+            return word in MODULES
+        if name in NAMES and before not in _CONDA_ENV:
+            return True
+    return False
 
 
 def _mpirun(words: Sequence[str], ranks: int) -> Call | Once | ToReal:
@@ -340,7 +347,7 @@ def _mpirun(words: Sequence[str], ranks: int) -> Call | Once | ToReal:
     if not given.runs:
         return ToReal()
     total, each = given.number("-n"), given.number("--npernode")
-    if total is not None and total.number == 1 < ranks:
+    if (total is not None and total.number == 1 < ranks) or _starts_launcher(given.rest):
         return Once(given.rest)
     env = dict(
         value.partition("=")[::2] for name, value in given.all if name in ("-x", "-genv") and "=" in value

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 import pytest
 
 from orchestrator.agent.launch import options
@@ -21,13 +23,18 @@ CALLS = {
     "deepspeed --include worker-0:0,1@worker-1:0,1 --no_local_rank train.py": (("train.py",), True, ""),
     "fabric run --devices=2 train.py --lr 1 --strategy ddp": (("train.py", "--lr", "1"), True, ""),
     "srun -N2 -n 4 --cpu-bind=none -l python -u train.py": (("python", "-u", "train.py"), False, ""),
+    "srun -N 2 -n 4 --ntasks-per-node=2 bash -c 'python $SLURM_PROCID'": (("bash", "-c", "python $SLURM_PROCID"), False, ""),
+    "srun conda run -n deepspeed python t.py torchrun": (
+        ("conda", "run", "-n", "deepspeed", "python", "t.py", "torchrun"), False, "",
+    ),
+    "srun uv run -m pkg --strategy deepspeed": (("uv", "run", "-m", "pkg", "--strategy", "deepspeed"), False, ""),
     "mpirun -np 4 -x A=b --mca btl tcp,self python train.py": (("python", "train.py"), False, ""),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("line", CALLS)
 def test_the_words_of_a_rank_are_those_behind_the_launchers_options(line: str) -> None:
-    launcher, *words = line.split()
+    launcher, *words = shlex.split(line)
     found = options.read(launcher, words, ranks_here=2, ranks=4)
     assert isinstance(found, Call)
     assert (found.words, found.is_python, found.local_rank) == CALLS[line]
@@ -50,12 +57,16 @@ PASSED = {
     "srun bash run.sh": Once(("bash", "run.sh")),
     "srun -u torchrun train.py": Once(("torchrun", "train.py")),
     "srun python -m torch.distributed.run t.py": Once(("python", "-m", "torch.distributed.run", "t.py")),
+    "srun -n 2 bash run.sh": Once(("bash", "run.sh")),
+    "srun env A=1 /opt/bin/torchrun t.py": Once(("env", "A=1", "/opt/bin/torchrun", "t.py")),
+    "srun numactl -m 0 torchrun t.py": Once(("numactl", "-m", "0", "torchrun", "t.py")),
+    "mpirun -H a,b uv run torchrun t.py": Once(("uv", "run", "torchrun", "t.py")),
 }
 
 
 @pytest.mark.parametrize("line", PASSED)
 def test_what_starts_no_ranks_is_passed_on(line: str) -> None:
-    launcher, *words = line.split()
+    launcher, *words = shlex.split(line)
     assert options.read(launcher, words, ranks_here=2, ranks=4) == PASSED[line]
 
 
