@@ -312,10 +312,10 @@ def _srun(words: Sequence[str], ranks_here: int, ranks: int) -> Call | Once | To
     if not given.runs:
         return ToReal()
     each, total = given.number("--ntasks-per-node"), given.number("-n")
-    if total is not None and total.number == 1 < ranks:
+    if _is_no_rank(total, ranks, given.rest):
         return ToReal(given.rest)
     nodes = given.span("-N", "-")
-    tasks_here = each.number if each is not None else total.number * ranks_here // ranks if total is not None else 0
+    tasks_here = each.number if each else total.number * ranks_here // ranks if total else 0
     is_shell = given.rest[0].rpartition("/")[2] in _SHELLS
     is_one = each is not None and tasks_here == 1 < ranks_here
     if _starts_launcher(given.rest) or is_one or (is_shell and tasks_here <= 1):
@@ -326,6 +326,13 @@ def _srun(words: Sequence[str], ranks_here: int, ranks: int) -> Call | Once | To
     return Call(
         "srun", given.rest, False, nodes=nodes, ranks_each=each, ranks=total, unused=given.unused, env=env
     )
+
+
+def _is_no_rank(total: Count | None, ranks: int, words: Sequence[str]) -> bool:
+    """Tell whether a command that is asked for once is none of the job's ranks: in a job of one rank `hostname` is none."""
+    names = [word.rpartition("/")[2] for word in words]
+    trains = any(name == "-m" or name.startswith("python") or name.endswith((".py", ".sh")) for name in names)
+    return total is not None and total.number == 1 and (ranks > 1 or not trains)
 
 
 def _starts_launcher(words: Sequence[str]) -> bool:
@@ -347,7 +354,7 @@ def _mpirun(words: Sequence[str], ranks: int) -> Call | Once | ToReal:
     if not given.runs:
         return ToReal()
     total, each = given.number("-n"), given.number("--npernode")
-    if (total is not None and total.number == 1 < ranks) or _starts_launcher(given.rest):
+    if _is_no_rank(total, ranks, given.rest) or _starts_launcher(given.rest):
         return Once(given.rest)
     env = dict(
         value.partition("=")[::2] for name, value in given.all if name in ("-x", "-genv") and "=" in value

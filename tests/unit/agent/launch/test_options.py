@@ -70,6 +70,13 @@ def test_what_starts_no_ranks_is_passed_on(line: str) -> None:
     assert options.read(launcher, words, ranks_here=2, ranks=4) == PASSED[line]
 
 
+def test_the_one_task_of_a_job_of_one_rank_is_its_training_where_it_may_be_one() -> None:
+    for launcher in ("srun", "mpirun"):
+        assert not isinstance(options.read(launcher, ["-n", "1", "hostname", "-f"], 1, 1), Call)
+        for words in ("env A=1 /opt/bin/python3 -c x", "uv run -m pkg", "./train.sh"):
+            assert isinstance(options.read(launcher, ["-n", "1", *words.split()], 1, 1), Call)
+
+
 REFUSED = {
     "torchrun --nproc-per-node 8 train.py": "--nproc-per-node 8 asks for 8 ranks on each node, and the job has 2",
     "torchrun --nnodes=3 train.py": "--nnodes=3 asks for 3 nodes, and the job has 2",
