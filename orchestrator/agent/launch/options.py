@@ -111,14 +111,16 @@ _SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
 
 
 def read(launcher: str, words: Sequence[str], ranks_here: int, ranks: int) -> Call | Once | ToReal:
-    """Return what a launcher's words ask for; `launcher` is one of `NAMES` or torch.distributed.launch. `ranks_here` are the
+    """Return what a launcher's words ask for; `launcher` is one of `NAMES` or a module. `ranks_here` are the
     job's ranks on this node, `ranks` all of them. Raises Refused."""
     if launcher in ("torchrun", "torch.distributed.launch"):
         return _torchrun(launcher, words)
     if launcher == "deepspeed":
         return _deepspeed(words)
+    if launcher == "lightning.fabric.cli":
+        return _fabric("fabric", ("run", *words), ranks_here, ranks)
     if launcher in ("fabric", "lightning"):
-        return _fabric(launcher, words)
+        return _fabric(launcher, words, ranks_here, ranks)
     if launcher == "srun":
         return _srun(words, ranks_here, ranks)
     if launcher in ("mpirun", "mpiexec"):
@@ -278,7 +280,7 @@ def _deepspeed(words: Sequence[str]) -> Call | ToReal:
     )  # fmt: skip
 
 
-def _fabric(launcher: str, words: Sequence[str]) -> Call | ToReal:
+def _fabric(launcher: str, words: Sequence[str], ranks_here: int, ranks: int) -> Call | ToReal:
     starts = 2 if tuple(words[:2]) == ("run", "model") else 1
     if tuple(words[:1]) != ("run",):
         return ToReal()
@@ -299,7 +301,8 @@ def _fabric(launcher: str, words: Sequence[str]) -> Call | ToReal:
         each = Count(len([word for word in devices.split(",") if word.strip()]), given.text["--devices"])
     elif devices not in ("-1", "auto"):
         each = given.number("--devices")
-    env = {"LT_CLI_USED": "1"}
+    env = {"LT_CLI_USED": "1", "LT_NUM_NODES": str(ranks // ranks_here)}
+    env["LT_DEVICES"] = devices if "," in devices else str(ranks_here)
     for name in ("--accelerator", "--strategy", "--precision"):
         if name in given.values:
             env[f"LT_{name[2:].upper()}"] = given.values[name]

@@ -35,7 +35,8 @@ MODULES = {
     "accelerate.commands.launch": "accelerate-launch",
     "accelerate.commands.accelerate_cli": "accelerate",
     "deepspeed.launcher.runner": "deepspeed",
-    "lightning.fabric.cli": "fabric",
+    "lightning.fabric.cli": "lightning.fabric.cli",
+    "lightning_fabric.cli": "lightning.fabric.cli",
 }
 """The same as modules behind `python -m`, each with the name of its stand-in."""
 

@@ -22,6 +22,7 @@ CALLS = {
     ),
     "deepspeed --include worker-0:0,1@worker-1:0,1 --no_local_rank train.py": (("train.py",), True, ""),
     "fabric run --devices=2 train.py --lr 1 --strategy ddp": (("train.py", "--lr", "1"), True, ""),
+    "lightning.fabric.cli --devices 2 --strategy ddp train.py": (("train.py",), True, ""),
     "srun -N2 -n 4 --cpu-bind=none -l python -u train.py": (("python", "-u", "train.py"), False, ""),
     "srun -N 2 -n 4 --ntasks-per-node=2 bash -c 'python $SLURM_PROCID'": (("bash", "-c", "python $SLURM_PROCID"), False, ""),
     "srun conda run -n deepspeed python t.py torchrun": (
@@ -46,6 +47,9 @@ def test_options_that_orch_decides_are_named_and_variables_of_the_line_are_kept(
     assert isinstance(found, Call) and found.unused == ["--max-restarts 3", "--rdzv-id=a", "--standalone"]
     found = options.read("srun", ["--export=ALL,A=1", "t.py"], 2, 4)
     assert isinstance(found, Call) and found.env == {"A": "1"}
+    found = options.read("fabric", ["run", "--precision=16", "--devices", "auto", "t.py"], 2, 4)
+    counts = {"LT_CLI_USED": "1", "LT_DEVICES": "2", "LT_NUM_NODES": "2"}
+    assert isinstance(found, Call) and found.env == {**counts, "LT_PRECISION": "16"}
 
 
 PASSED = {
