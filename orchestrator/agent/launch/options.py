@@ -94,9 +94,9 @@ _SRUN = _Table(
 )
 _MPIRUN = _Table(
     "mpirun [options] program [arguments]",
-    "-n/-np/--np/-c/--n= --npernode/-npernode/-N/-ppn/-perhost= -x/-genv= --wdir/-wdir=",
+    "-n/-np/--np/-c/--n= --npernode/-npernode/-N/-ppn/-perhost= -x/-genv= --wdir/-wdir/--wd/-wd=",
     "-H/--host/-host/-hosts= --hostfile/-hostfile/-machinefile/--machinefile/-f= --map-by/-map-by= --rank-by= --bind-to/-bind-to= "
-    "--report-bindings/-report-bindings --allow-run-as-root --oversubscribe/-oversubscribe --tag-output/-tag-output "
+    "--report-bindings/-report-bindings --allow-run-as-root --oversubscribe/-oversubscribe --tag-output/-tag-output --timestamp-output/-timestamp-output "
     "--output-filename= --display-map --use-hwthread-cpus --verbose/-v --quiet/-q -genvall --noversion -launcher= --prefix=",
     abbreviates=False,
 )
@@ -165,6 +165,7 @@ class _Given:
 
     def __init__(self, launcher: str, words: Sequence[str], table: _Table, starts: int = 0) -> None:
         self._launcher, self._table, self._known = launcher, table, table.known()
+        self._flags = [name for name, (_, takes, _) in self._known.items() if not takes]
         self.values: dict[str, str] = {}
         self.text: dict[str, str] = {}
         self.unused: list[str] = []
@@ -196,8 +197,11 @@ class _Given:
         word = words[at]
         name, equals, value = word.partition("=")
         full = self.find(name)
-        if not full and not word.startswith("--") and self.find(word[:2]) and self._known[word[:2]][1]:
-            full, equals, value = word[:2], "=", word[2:]
+        if not full and not word.startswith("--") and word[:2] in self._known:
+            if self._known[word[:2]][1]:
+                full, equals, value = word[:2], "=", word[2:]
+            elif all(letter.isdigit() or f"-{letter}" in self._flags for letter in word[2:]):
+                full = word[:2]  # flags in one word, or a number behind one: -lu, -K1
         if word in _WITH_TWO and len(words) > at + 2:
             self.all.append((word, f"{words[at + 1]}={words[at + 2]}"))
             return at + 3
@@ -315,20 +319,30 @@ def _srun(words: Sequence[str], ranks_here: int, ranks: int) -> Call | Once | To
     if not given.runs:
         return ToReal()
     each, total = given.number("--ntasks-per-node"), given.number("-n")
+    pairs = [pair for pair in given.values.get("--export", "").split(",") if "=" in pair]
+    cwd = given.values.get("-D", "")
     if _is_no_rank(total, ranks, given.rest):
-        return ToReal(given.rest)
+        return ToReal(_placed(given.rest, cwd, pairs))
+    for text in given.unused:
+        if text.startswith("--container"):
+            raise Refused(f"srun {text}: for ranks in a container write the whole line as command:")
     nodes = given.span("-N", "-")
     tasks_here = each.number if each else total.number * ranks_here // ranks if total else 0
     is_shell = given.rest[0].rpartition("/")[2] in _SHELLS
     is_one = each is not None and tasks_here == 1 < ranks_here
     if _starts_launcher(given.rest) or is_one or (is_shell and tasks_here <= 1):
-        return Once(given.rest)  # a task of each node: as this script, which each node runs
-    env = dict(
-        pair.partition("=")[::2] for pair in given.values.get("--export", "").split(",") if "=" in pair
-    )
+        # A task of each node: as this script, which each node runs
+        return Once(_placed(given.rest, cwd, pairs))
+    env = dict(pair.partition("=")[::2] for pair in pairs)
     return Call(
-        "srun", given.rest, False, nodes=nodes, ranks_each=each, ranks=total, unused=given.unused, env=env
-    )
+        "srun", given.rest, False, nodes=nodes, ranks_each=each, ranks=total, unused=given.unused, env=env, cwd=cwd
+    )  # fmt: skip
+
+
+def _placed(words: tuple[str, ...], cwd: str, pairs: Sequence[str]) -> tuple[str, ...]:
+    """Return a command that runs in a folder, unless that is empty, and with more variables."""
+    front = (*(("-C", cwd) if cwd else ()), *pairs)
+    return ("env", *front, *words) if front else words
 
 
 def _is_no_rank(total: Count | None, ranks: int, words: Sequence[str]) -> bool:
@@ -357,9 +371,9 @@ def _mpirun(words: Sequence[str], ranks: int) -> Call | Once | ToReal:
     if not given.runs:
         return ToReal()
     total, each = given.number("-n"), given.number("--npernode")
+    pairs = [value for name, value in given.all if name in ("-x", "-genv") and "=" in value]
+    cwd = given.values.get("--wdir", "")
     if _is_no_rank(total, ranks, given.rest) or _starts_launcher(given.rest):
-        return Once(given.rest)
-    env = dict(
-        value.partition("=")[::2] for name, value in given.all if name in ("-x", "-genv") and "=" in value
-    )
-    return Call("mpirun", given.rest, False, ranks_each=each, ranks=total, unused=given.unused, env=env)
+        return Once(_placed(given.rest, cwd, pairs))
+    env = dict(pair.partition("=")[::2] for pair in pairs)
+    return Call("mpirun", given.rest, False, ranks_each=each, ranks=total, unused=given.unused, env=env, cwd=cwd)  # fmt: skip
