@@ -73,6 +73,8 @@ def test_a_script_is_told_what_there_is_no_need_of_ranks_for(tmp_path: Path) -> 
     seen = asyncio.run(_play(tmp_path, text))
     assert seen.end is not None and (seen.end.code, seen.is_called, seen.refused) == (4, False, [])
     assert "two\na\nb\n" in seen.end.tail and "use orch status" in seen.end.tail
+    job = JobDir(tmp_path)  # over SSH no other process can open the file that the agent's own code comes from
+    assert f"sys.path.insert(0, {str(job.bundle)!r})" in (job.node("node-0") / "launch" / "srun").read_text()
 
 
 REFUSED = {
