@@ -137,10 +137,11 @@ def anew(root: Path) -> str:
 
 
 def is_slurm(job: JobDir) -> bool:
-    """Tell whether a job's nodes come from Slurm; False for a damaged plan, which its readers report."""
-    if job.slurm.exists() or job.state.exists():
-        return job.slurm.exists()
-    try:  # its submit is at work, or was cut off
+    """Tell whether a job's nodes come from Slurm; False for what cannot be read, which its readers report."""
+    try:
+        if job.slurm.exists() or job.state.exists():
+            return job.slurm.exists()
+        # Its submit is at work, or was cut off
         return bool(codec.loads_plain(ownership.read_regular(job.plan))["backend"] == "slurm")
     except (OSError, codec.CodecError, KeyError):
         return False
