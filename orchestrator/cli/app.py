@@ -74,8 +74,10 @@ def run(argv: list[str]) -> int:
         terminal.say(f"{new_line}interrupted", err=True)
         return INTERRUPTED
     except terminal.ReaderGone:
-        is_awaited = argv[0] == "run" or (argv[0] in ("submit", "resume") and "--follow" in argv)
-        return INTERRUPTED if is_awaited else 0  # 0 would say that the job has succeeded
+        is_awaited = argv[0] in ("run", "wait", "check") or (
+            argv[0] in ("submit", "resume") and "--follow" in argv
+        )
+        return INTERRUPTED if is_awaited else 0  # 0 would say that all is well
     except OSError as err:
         terminal.complain(f"{err.filename or 'orch'}: {err.strerror or err}")
         return CLUSTER_CANNOT

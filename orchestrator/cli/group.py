@@ -53,7 +53,7 @@ OVERSUBSCRIBE = click.option(
     "--oversubscribe", is_flag=True, help="Allow more than 8 ranks a core of this machine."
 )
 KEY = click.option(
-    "--key", default="", metavar="KEY", help="Submit once: the same key again shows the job that is there."
+    "--key", metavar="KEY", help="Submit once: the same key again shows the job that is there."
 )
 SPEC = click.argument("spec", type=click.Path(path_type=Path))
 
@@ -101,7 +101,7 @@ def all_statuses() -> list[Status]:
     for job in all_jobs():
         try:
             statuses.append(status_now(job))
-        except OrchError as err:
+        except (OrchError, OSError) as err:
             terminal.complain(str(err))
     return statuses
 
@@ -114,10 +114,9 @@ def status_now(job: Job) -> Status:
 
 def apply_slurm_end(job: Job) -> None:
     """Close a job that Slurm has ended, and complain where that fails."""
-    if job.folder.ended.exists() or not home.is_slurm(job.folder):
-        return
     try:
-        job.source.settle()
+        if not job.folder.ended.exists() and home.is_slurm(job.folder):
+            job.source.settle()
     except (OrchError, OSError) as err:
         terminal.complain(str(err))
 

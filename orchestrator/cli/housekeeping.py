@@ -112,6 +112,7 @@ def clean(job: str | None, older_than: float | None, yes: bool) -> int:
     jobs = own_jobs() if job is None else [find_job(job)]
     if job is not None:
         home.require_ours(jobs[0].folder)
+        apply_slurm_end(jobs[0])
     if job is not None and not jobs[0].folder.ended.exists():
         raise UserError("the job is not over yet", jobs[0].id, "wait for its end, or orch cancel it")
     cleaned, unclean = cleanup.clean_local(jobs)

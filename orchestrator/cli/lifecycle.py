@@ -43,7 +43,7 @@ def submit(
     backend: str | None,
     overrides: tuple[str, ...],
     oversubscribe: bool,
-    key: str,
+    key: str | None,
     follow: bool,
     as_json: bool,
 ) -> int:

@@ -17,7 +17,7 @@ from orchestrator.cli import terminal
 from orchestrator.client.job import Job
 from orchestrator.client.logs.reader import Follower, LogQuery
 from orchestrator.core.errors import OrchError
-from orchestrator.core.jobdir import status_file
+from orchestrator.core.jobdir import home, status_file
 from orchestrator.core.jobdir.status_file import Status
 from orchestrator.views import cells, post_mortem
 from orchestrator.views import status as status_view
@@ -88,9 +88,17 @@ def _suspected(status: Status) -> object:
     return [seen.follows, seen.ranks, seen.node, seen.spare]
 
 
+def _settled_status(job: Job) -> Status:
+    """Return a job's status. Raises UserError for the copy of a job that goes on: it would be followed for ever."""
+    status = job.source.settled_status()
+    if status.state not in status_file.ENDED:
+        home.require_original(job.folder)
+    return status
+
+
 def _until_ended(job: Job, refresh: Refresh) -> Status:
     while True:
-        status = job.source.settled_status()
+        status = _settled_status(job)
         refresh(status)
         if status.state in status_file.ENDED:
             return status
@@ -113,7 +121,7 @@ def _follow(
 ) -> Status:
     mask = job.mask()
     follower = Follower(job.folder, query, mask)
-    status = job.source.settled_status()
+    status = _settled_status(job)
     window_ns = FAR_WINDOW_NS if status.backend != "local" else FOLD_WINDOW_NS
     view = LogView(style, mask, lambda attempt: _transition(job, attempt, told()), window_ns)
     refresh(status)
@@ -126,7 +134,7 @@ def _follow(
             time.sleep(POLL_S)
         if time.monotonic() >= due_s:
             due_s = time.monotonic() + STATUS_S
-            status = job.source.settled_status()
+            status = _settled_status(job)
             refresh(status)
     for text in view.add(follower.drain()):
         out(text)
@@ -144,7 +152,7 @@ def _transition(job: Job, attempt: int, told: str) -> str:
 
 
 class _Changes:
-    """Lines on a pipe: one when the state, the attempt or a queued job's reason changes. What the line before has told is
+    """Lines on a pipe: one when the state, the attempt or a queued job's reason changes, or its supervisor falls silent. What the line before has told is
     not told again, and why a job stops is left to the end, which follows within seconds.
 
     The end is left out unless `with_end`: the caller prints it in full. `called`: the job in commands.
@@ -160,14 +168,15 @@ class _Changes:
         last, state = self._last, status.state
         print_text(cells.plain(self._notices.of(status)))
         queued = status.reason if state == "QUEUED" else ""
-        now = [state, status.attempt, queued, _suspected(status)]
+        late = status_view.outdated(status) if status.is_late else ""
+        now = [state, status.attempt, queued, bool(late), _suspected(status)]
         if now == last or (state in status_file.ENDED and not self._with_end):
             return
         goes_on = last[:2] == now[:2] and last[-1] and not now[-1]
         reason = status_view.reason(status) if state != "STOPPING" else ""
         then = status_view.what_follows(status.suspected, status.written_at, self._called)
         suspicion = "; ".join(filter(None, (status.suspicion, then)))
-        news = "it goes on" if goes_on else suspicion or reason
+        news = late or ("it goes on" if goes_on else suspicion or reason)
         self._last = now
         why = f"  {news}" if news and not (self.told and news.endswith(self.told)) else ""
         self.told = news

@@ -244,7 +244,7 @@ def goodput(job: str | None, of_all: bool, since: float | None, by: str | None, 
     for one in all_jobs() if of_all else [find_job(job)]:
         try:
             found[one.id] = one.goodput()
-        except OrchError as err:
+        except (OrchError, OSError) as err:
             if not of_all:
                 raise
             terminal.complain(str(err))

@@ -38,7 +38,7 @@ TEXTFILE = "orch.prom"
 def wait(job: str | None, timeout: float | None, as_json: bool) -> int:
     """Wait until a job has ended or needs a person, and tell what to do then.
 
-    A person is needed for a hang that nothing ends soon, a queue that can never start the job, and a full disk. The exit code is 0 when the job succeeded, 1 when it failed or was cancelled, 4 when it needs a person, and 124 when the time is over.
+    A person is needed for a hang that nothing ends soon, a queue that can never start the job, a full disk, and a supervisor that died with its machine. The exit code is 0 when the job succeeded, 1 when it failed or was cancelled, 4 when it needs a person, and 124 when the time is over.
     """
     told = outcome.outcome_of(find_job(job), timeout)
     if as_json:
@@ -90,7 +90,7 @@ def metrics(listen: str | None, textfile: Path | None) -> int:
         click.echo(prometheus_client.generate_latest(jobs).decode(), nl=False)
         return 0
     host, _, port = listen.rpartition(":")
-    if not port.isdigit() or not 0 < int(port) < 65_536:
+    if not port.isdecimal() or not 0 < int(port) < 65_536:
         raise UserError(
             f"{listen!r} is no address", "--listen", f"write {PORT}, or 0.0.0.0:{PORT} for all interfaces"
         )

@@ -93,7 +93,7 @@ def run(
     env: tuple[str, ...],
     overrides: tuple[str, ...],
     oversubscribe: bool,
-    key: str,
+    key: str | None,
     follow: bool,
     save: Path | None,
     as_json: bool,

@@ -77,7 +77,7 @@ def _clean_run_files(job: JobDir, run: Path) -> remote_files.Account | None:
 
 def _drafts(place: Path) -> list[Path]:
     old = []
-    for path in place.glob(".*"):
+    for path in filter(lambda path: home.is_draft(path.name), place.glob(".*")):
         about = path.lstat()
         is_own_folder = stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid()
         if is_own_folder and time.time() - about.st_mtime > DRAFT_S_MAX:

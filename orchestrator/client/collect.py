@@ -123,7 +123,13 @@ def _copy_folder(source: Path, target: Path, without: Collection[Path] = ()) -> 
     def left_out(folder: str, names: list[str]) -> list[str]:
         return [name for name in names if Path(folder, name) in without]
 
-    shutil.copytree(source, target, symlinks=True, copy_function=_copy, ignore=left_out)
+    try:
+        shutil.copytree(source, target, symlinks=True, copy_function=_copy, ignore=left_out)
+    except shutil.Error as err:
+        if there := [
+            one for one in err.args[0] if os.path.lexists(one[0])
+        ]:  # the others a running job has deleted
+            raise shutil.Error(there) from err
     for folder, _, _ in os.walk(
         target
     ):  # they have the modes of their sources: take others' right to write from them
@@ -137,12 +143,12 @@ def _copy(source: str | Path, target: str | Path) -> None:
     """
     try:
         shutil.copyfile(source, target, follow_symlinks=False)
+        about = Path(source).lstat()
     except FileNotFoundError:
         if os.path.lexists(source):
             raise
         return  # a running job has deleted or renamed it meanwhile
     if not Path(target).is_symlink():
-        about = Path(source).lstat()
         os.utime(target, ns=(about.st_atime_ns, about.st_mtime_ns))
         Path(target).chmod(ownership.mode_of_copy(about.st_mode))
 

@@ -303,7 +303,7 @@ def submit(
     overrides: Sequence[str] = (),
     environ: Mapping[str, str] | None = None,
     oversubscribe: bool = False,
-    key: str = "",
+    key: str | None = None,
 ) -> Job:
     """Submit a job file and return the job. `overrides`: `key.path=value`; `oversubscribe`: with any number of ranks a core;
     `key`: the same again returns the job that was submitted with it first.
@@ -320,7 +320,7 @@ def submit_named(
     environ: Mapping[str, str] | None = None,
     *,
     oversubscribe: bool = False,
-    key: str = "",
+    key: str | None = None,
 ) -> tuple[Job, bool]:
     """Submit a job file as `submit` does; return the job, and whether it is new. Raises OrchError, leaving nothing behind."""
     from orchestrator.spec.load import load
@@ -336,14 +336,14 @@ def submit_once(
     environ: Mapping[str, str] | None = None,
     *,
     oversubscribe: bool = False,
-    key: str = "",
+    key: str | None = None,
 ) -> tuple[Job, bool]:
     """Submit a job file that was read with `overrides`, unless a job was submitted with `key` before; return the job, and
     whether it is new. Raises OrchError, leaving nothing behind."""
     from orchestrator.core.jobdir import submit_keys
 
     environ = os.environ if environ is None else environ
-    if not key:
+    if key is None:
         return _submit(file, overrides, environ, oversubscribe, None), True
     with submit_keys.held(home.home(environ), key) as claim:
         before = claim.job()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -92,6 +92,14 @@ def find(job: JobDir, plan: Plan, saves: Mapping[int, Save], wanted: str) -> Sav
     paths = _paths(job, plan, wanted)
     there = {path for path in paths if os.path.lexists(path)}
     reals = {os.path.realpath(path) for path in there}
+    by_number = [
+        save for save in saves.values() if wanted == str(save.number) and not _is_at(save, paths | reals)
+    ]
+    if there and by_number:
+        raise _ambiguous(
+            wanted,
+            {f"{one.places[0].root}/{one.main}" if one.places else one.main for one in by_number} | there,
+        )
     why = ""
     for save in sorted(saves.values(), key=lambda save: -save.number):
         is_number = wanted == str(save.number)
@@ -103,6 +111,8 @@ def find(job: JobDir, plan: Plan, saves: Mapping[int, Save], wanted: str) -> Sav
         why = why or (now.why if now.state is SaveState.GONE else f"{now.state.value}: {now.why}".strip(": "))
         if is_number:
             raise unfit(now.main, why)
+    if len(reals) > 1:
+        raise _ambiguous(wanted, there)
     if there:
         return adoption.adopt(job, plan, Path(min(there)))
     if why:
@@ -110,6 +120,10 @@ def find(job: JobDir, plan: Plan, saves: Mapping[int, Save], wanted: str) -> Sav
     seen = (_now(job, plan, save, deep=False)[0] for save in saves.values())
     others = _named([save for save in seen if save.state is SaveState.WHOLE])
     raise UserError("there is no such checkpoint", wanted, f"there are: {others}" if others else LIST)
+
+
+def _ambiguous(wanted: str, paths: Set[str]) -> UserError:
+    return UserError("means several checkpoints", wanted, f"name the path of one: {', '.join(sorted(paths))}")
 
 
 def _paths(job: JobDir, plan: Plan, wanted: str) -> set[str]:

@@ -6,6 +6,9 @@ from typing import Any, Literal
 
 from typing_extensions import NotRequired, TypedDict  # pydantic wants them before Python 3.12
 
+from orchestrator.core.jobdir.status_file import QueueStatus
+from orchestrator.core.shown import Suspicion
+
 State = Literal["QUEUED", "STARTING", "RUNNING", "RESTARTING", "STOPPING", "SUCCEEDED", "FAILED", "CANCELLED"]
 
 
@@ -149,6 +152,9 @@ class Why(TypedDict):
     checkpoint: Start | None
     attempts: list[Attempt]
     suspicion: str | None
+    suspected: NotRequired[Suspicion | None]
+    written_at: NotRequired[str]
+    queue: NotRequired[QueueStatus | None]
     full_disk: NotRequired[str]
     goodput: TimeUse
     passed: NotRequired[list[Passed]]
@@ -159,7 +165,7 @@ class Why(TypedDict):
 class Need(TypedDict):
     """What a person is needed for."""
 
-    kind: Literal["hang", "queue", "disk"]
+    kind: Literal["hang", "queue", "disk", "supervisor"]
     what: str
     fix: str
 

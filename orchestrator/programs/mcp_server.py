@@ -105,7 +105,7 @@ def status(
     for folder in home.jobs(place)[-JOBS_MAX:]:
         try:
             listed.append(_status(Job(folder).source.status(), 0))
-        except OrchError as err:
+        except (OrchError, OSError) as err:
             print(f"orch: {err}", file=sys.stderr)
     return listed
 

@@ -18,13 +18,14 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from orchestrator.client import saves
+from orchestrator.client.job import Job
 from orchestrator.core.errors import OrchError
 from orchestrator.core.host import host_memory, procfs
 from orchestrator.core.host.host_memory import Note
 from orchestrator.core.jobdir import home, status_file
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.status_file import Status
-from orchestrator.journal import facts_file, goodput
+from orchestrator.journal import facts_file, goodput, lost_journal
 from orchestrator.report.overview import Holding, JobReader
 from orchestrator.views.cells import STYLES
 
@@ -52,7 +53,7 @@ class JobMetrics(Collector):
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._reader = JobReader(lambda job: status_file.read(job, time.time(), self._boot))
+        self._reader = JobReader(self._status)
         self._boot = ""
         # By the journal's time and size
         self._kept: dict[str, tuple[tuple[int, int], _History]] = {}
@@ -84,8 +85,20 @@ class JobMetrics(Collector):
         yield from families.all()
         yield GaugeMetricFamily("orch_unreadable_jobs", "Jobs whose folder could not be read.", unreadable)
 
+    def _status(self, job: JobDir) -> Status:
+        try:
+            return status_file.read(job, time.time(), self._boot)
+        except FileNotFoundError:
+            if not job.slurm.exists():
+                raise
+            return status_file.unknown(Job(job).plan(), "QUEUED", "", time.time())
+
     def _history(self, job: JobDir, status: Status) -> _History:
-        at = job.journal.stat()
+        try:
+            at = job.journal.stat()
+        except FileNotFoundError:
+            lost_journal.require_journal(job)
+            return _History()
         mark = (at.st_mtime_ns, at.st_size)
         before = self._kept.get(job.id)
         if before is not None and before[0] == mark:

@@ -65,13 +65,13 @@ def lines(outcome: Json) -> list[Line]:
 
 
 def _verdict(why: Json) -> Json | None:
-    """Return the verdict of the last attempt that has one, in short."""
-    judged = [attempt["verdict"] for attempt in why["attempts"] if attempt["verdict"]]
-    if not judged:
+    """Return the verdict of the last attempt, in short; None where it has none: the job ended by something else."""
+    verdict = why["attempts"][-1]["verdict"] if why["attempts"] else None
+    if verdict is None:
         return None
     keys = ("kind", "summary", "head", "culprit", "waiting", "ranks", "node", "step", "frame")
-    _, cause, *places = judged[-1]["signature"]
-    return {**{key: judged[-1][key] for key in keys}, "cause": cause, "places": places}
+    _, cause, *places = verdict["signature"]
+    return {**{key: verdict[key] for key in keys}, "cause": cause, "places": places}
 
 
 def _culprits(waited: Waited, verdict: Json | None) -> list[Json]:

@@ -10,6 +10,7 @@ from orchestrator.client.job import Job
 from orchestrator.core.jobdir import home, status_file
 from orchestrator.core.jobdir.status_file import Status
 from orchestrator.core.shown import Follows
+from orchestrator.views.status import outdated
 
 POLL_S = 0.5
 
@@ -20,12 +21,17 @@ SOON_S = 60.0
 """What ends by itself within this time needs nobody."""
 
 
+UNHEARD_S = 300.0
+"""A supervisor on another machine needs a person after this time: its machine may begin again and start it."""
+
+
 class NeedKind(enum.StrEnum):
     """Why a job needs a person."""
 
     HANG = "hang"  # ranks are named that nothing ends soon, or a desync that is only reported
     QUEUE = "queue"  # Slurm cannot start it as it is
     DISK = "disk"  # its folder's disk is full
+    SUPERVISOR = "supervisor"  # it died on another machine, where alone it can be started again
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +81,10 @@ def need(status: Status) -> Need | None:
         return Need(NeedKind.DISK, what, "free some space there: the job goes on by itself")
     if status.state == "QUEUED" and status.queue is not None:
         return Need(NeedKind.QUEUE, status.queue.said, status.queue.fix) if status.queue.is_stuck else None
+    if (
+        status.backend != "slurm" and (status.written_s or 0.0) > UNHEARD_S
+    ):  # a wait starts one that it can start
+        return Need(NeedKind.SUPERVISOR, outdated(status))
     seen = status.suspected
     if seen is None or not seen.ranks or seen.for_s < STANDS_S:
         return None

@@ -114,7 +114,7 @@ class Overlook:
                 status = self._reader.status(folder)
                 statuses.append(status)
                 holdings += self._reader.holdings(folder, status)
-            except OrchError as err:
+            except (OrchError, OSError) as err:
                 faults.append(str(err))
         return Overview(tuple(statuses), tuple(sorted(holdings, key=_place)), tuple(faults))
 

@@ -14,11 +14,17 @@ from orchestrator.submission import planner
 from orchestrator.submission.planner import Inventory
 
 GPU_LIST_S_MAX = 20.0
+WORDS_CHARS_MAX = 300
 
 
-def inventory(environ: Mapping[str, str]) -> Inventory:
-    """Return what this machine has for jobs. Raises ClusterError when its GPUs cannot be listed."""
-    return Inventory(socket.gethostname(), _gpus(environ), sys.executable)
+NO_GPUS = 6
+"""What nvidia-smi ends with where it runs well and finds no GPU."""
+
+
+def inventory(environ: Mapping[str, str], asks_gpus: bool = True) -> Inventory:
+    """Return what this machine has for jobs; its GPUs are not looked at for a job that wants none. Raises ClusterError when
+    they cannot be listed."""
+    return Inventory(socket.gethostname(), _gpus(environ) if asks_gpus else (), sys.executable)
 
 
 def inventory_of_hosts(file: SpecFile, failed: Mapping[str, str]) -> Inventory:
@@ -36,13 +42,16 @@ def _gpus(environ: Mapping[str, str]) -> tuple[int, ...]:
     tool = gpus.program(environ.get("PATH", os.defpath))
     if tool is None:
         return ()
+    fix = "see why with nvidia-smi, or use procs_per_node for CPU ranks"
     try:
         done = gpus.run(tool, "--query-gpu=index,uuid", "--format=csv,noheader", limit_s=GPU_LIST_S_MAX)
     except gpus.GpuError as err:
-        fix = "see why with nvidia-smi, or use procs_per_node"
         raise ClusterError("nvidia-smi does not answer", tool, fix) from err
-    if done.returncode != 0:
+    if done.returncode == NO_GPUS:
         return ()
+    if done.returncode != 0:
+        words = " ".join((done.stdout + done.stderr).split())[:WORDS_CHARS_MAX]
+        raise ClusterError(f"nvidia-smi cannot list the GPUs: {words}", tool, fix)
     rows = gpus.rows(done.stdout)
     indices = {row[1]: int(row[0]) for row in rows if len(row) == 2 and row[0].isdigit()}
     visible = environ.get("CUDA_VISIBLE_DEVICES")

@@ -62,7 +62,7 @@ def refuse_crowd(file: SpecFile, plan: Plan) -> None:
     if ranks <= cores * RANKS_PER_CORE_MAX:
         return
     what = f"{ranks} ranks in {counted(len(plan.nodes), 'agent')} on the {counted(cores, 'core')} of this machine: over {RANKS_PER_CORE_MAX} a core"
-    fix = "lower nodes or procs_per_node, or choose backend ssh or slurm; --oversubscribe submits it all the same"
+    fix = "lower nodes or procs_per_node, or choose backend ssh or slurm; orch submit --oversubscribe takes it all the same"
     raise UserError(what, file.where("nodes" if len(plan.nodes) > 1 else "procs_per_node"), fix)
 
 

@@ -20,6 +20,7 @@ import tarfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NoReturn
 
 from orchestrator.core.errors import UserError
 from orchestrator.core.jobdir import ownership
@@ -231,7 +232,7 @@ def _git(root: Path, *words: str) -> list[str]:
 
 def _everything(root: Path, leave_out: Path) -> list[Path]:
     inside: list[Path] = []
-    for folder, folders, files in os.walk(root):
+    for folder, folders, files in os.walk(root, onerror=_unreadable):
         here = Path(folder)
         kept = [name for name in folders if name != ".git" and not _is_within(here / name, leave_out)]
         linked = [name for name in kept if (here / name).is_symlink()]
@@ -241,6 +242,12 @@ def _everything(root: Path, leave_out: Path) -> list[Path]:
             fix = "put the code into a folder of its own and name it in workdir"
             raise UserError(f"more than {FILES_MAX} files to snapshot", str(root), fix)
     return inside
+
+
+def _unreadable(err: OSError) -> NoReturn:
+    raise UserError(
+        f"cannot be read: {err.strerror}", str(err.filename), "make it readable, or let git ignore it"
+    ) from err
 
 
 def _everything_under(root: Path, name: Path) -> list[Path]:

@@ -41,7 +41,7 @@ def plan_for(file: SpecFile, environ: Mapping[str, str], job_id: str, wall_s: fl
         raise UserError(what, file.where("secrets"), f"export {missing[0]}=…, then submit again")
     match file.spec.backend:
         case "local":
-            machines = inventory(environ)
+            machines = inventory(environ, asks_gpus=file.spec.gpus_per_node is not None)
         case "ssh":
             failed = host_memory.failures(home.home(environ), time.time())
             machines = inventory_of_hosts(file, {host: one.words(wall_s) for host, one in failed.items()})

@@ -97,9 +97,11 @@ def _parts(one: Line, chars_max: int) -> list[Line]:
     if len(text) <= chars_max or any(cell.style == "cyan" for cell in one):
         return [one]
     label = _LABEL.match(text)
-    indent = label.end() if label and label.end() <= WRAP_INDENT_MAX else len(text) - len(text.lstrip())
+    leading = len(text) - len(text.lstrip())
+    indent = label.end() if label and label.end() <= WRAP_INDENT_MAX else leading
+    indent = min(indent, chars_max // 2)  # the text may itself begin far to the right
     parts: list[tuple[int, int]] = []
-    begin, room = 0, chars_max
+    begin, room = max(leading - indent, 0), chars_max
     while len(text) - begin > room:
         end = _break(text, begin + (indent if not parts else 0), begin + room)
         parts.append((begin, end))

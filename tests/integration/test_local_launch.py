@@ -52,10 +52,11 @@ subprocess.run(["torchrun", "--nproc-per-node=2", "--no-python", "python", "word
 EOF
 PATH=/usr/bin:/bin torchrun words.py function
 {BIN}/torchrun words.py full-path
-mkdir below && cd below
-srun --ntasks-per-node=2 python ../words.py srun
+mkdir below
+srun --chdir=below --ntasks-per-node=2 python ../words.py srun
+cd below
 mpirun -np 2 -x NOTE=mpi python ../words.py mpirun
-srun bash -c 'torchrun ../words.py nested'
+srun --export=ALL,NOTE=nested bash -c 'torchrun ../words.py nested'
 srun -N1 -n1 echo one task
 cd ..
 accelerate launch --cpu --num_processes 2 --mixed_precision bf16 words.py accelerate
@@ -87,7 +88,7 @@ def test_every_way_to_call_a_launcher_starts_the_gang_with_the_words_of_the_shel
             *(["child"], ["function"], ["full-path"], ["srun"], ["mpirun"], ["nested"], ["accelerate"]),
         ]
         assert {line["size"] for line in lines} == {"2"}
-        assert [line["NOTE"] for line in lines if line["NOTE"]] == ["kept", "kept", "mpi"]
+        assert [line["NOTE"] for line in lines if line["NOTE"]] == ["kept", "kept", "mpi", "nested"]
         assert [line["cwd"] for line in lines][7:11] == ["below", "below", "below", "code"]
         assert (lines[7]["SLURM_PROCID"], lines[8]["OMPI_COMM_WORLD_RANK"]) == (str(rank), str(rank))
         assert {line["SLURM_PROCID"] for line in lines[:7]} == {""}

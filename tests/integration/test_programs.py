@@ -104,8 +104,9 @@ def test_a_key_makes_one_job_of_many_submits_also_at_once_and_after_its_end(desk
     shutil.rmtree(job.folder.root)
     with pytest.raises(UserError, match=r"the job of this key, .*, was deleted"):
         orchestrator.submit(spec, environ=desk.environ, key="night-7")
-    with pytest.raises(UserError, match="is no key"):
-        orchestrator.submit(spec, environ=desk.environ, key="../x")
+    for key in ("../x", ""):
+        with pytest.raises(UserError, match="is no key"):
+            orchestrator.submit(spec, environ=desk.environ, key=key)
 
 
 def test_metrics_are_scraped_by_prometheus_and_a_folder_that_is_damaged_hides_no_other(desk: Desk) -> None:

@@ -25,7 +25,7 @@ MUTATIONS = (
         "tests/unit/agent/launch/test_calls.py::test_ranks_get_the_scripts_environment_without_what_was_the_scripts_alone"),
     Mutation("a count that is not the job's is taken", "orchestrator/agent/launch/options.py", "call.ranks_each.number != ranks_here:", "False:",
         "tests/unit/agent/launch/test_options.py::test_what_the_launcher_or_the_job_does_not_take_is_refused_with_the_reason"),
-    Mutation("a launcher of another Python is not seen", "orchestrator/agent/ranks/hook/launch.py", "return MODULES.get(argv[at + 1], \"\"), argv[at + 2 :]", "return \"\", []",
+    Mutation("a launcher of another Python is not seen", "orchestrator/agent/ranks/hook/launch.py", "return MODULES.get(\"\".join(words[:1]), \"\"), words[1:]", "return \"\", []",
         "tests/unit/agent/launch/test_calls.py::test_a_python_that_runs_a_launcher_is_known_by_its_command_line"),
     Mutation("two gangs run at once", "orchestrator/agent/launch/script.py", "        if self._waiting is not None:\n            raise", "        if False:\n            raise",
         "tests/unit/agent/launch/test_script.py::test_what_would_leave_ranks_alone_ends_the_attempt"),

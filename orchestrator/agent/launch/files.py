@@ -23,13 +23,13 @@ STAND_INS = tuple(dict.fromkeys((*NAMES, *MODULES.values())))
 _PROGRAM = """\
 #!/bin/sh
 ''':'
-exec {python} -I "$0" "$@"
+exec {python} -I -S "$0" "$@"
 '''
 import os, sys
 if sys.executable != {executable!r}:  # a Python of the script's runs this file
     os.environ["ORCH_LAUNCH_PYTHON"] = sys.executable
-    os.execv({executable!r}, [{executable!r}, "-I", os.path.abspath(__file__)] + sys.argv[1:])
-sys.path.insert(0, {source!r})
+    os.execv({executable!r}, [{executable!r}, "-I", "-S", os.path.abspath(__file__)] + sys.argv[1:])
+sys.path.insert(0, {bundle!r})
 from orchestrator.agent.launch.stand_in import main
 sys.exit(main(os.path.abspath(__file__), sys.argv[1:]))
 """
@@ -50,11 +50,10 @@ exit 1
 """
 
 
-def write(folder: Path, address: str, hook: str, *, stands_in_slurm: bool) -> None:
-    """Write all files into the folder; `hook`: the folder of the hook. Raises OSError."""
+def write(folder: Path, address: str, hook: str, bundle: Path, *, stands_in_slurm: bool) -> None:
+    """Write all files into the folder; `hook`: the folder of the hook; `bundle`: orch, as it is on this node. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
-    source = str(Path(__file__).parents[3])
-    text = _PROGRAM.format(python=shlex.quote(sys.executable), executable=sys.executable, source=source)
+    text = _PROGRAM.format(python=shlex.quote(sys.executable), executable=sys.executable, bundle=str(bundle))
     programs = dict.fromkeys(STAND_INS, text)
     if stands_in_slurm:
         programs |= {"scontrol": _SCONTROL, "squeue": _SQUEUE}

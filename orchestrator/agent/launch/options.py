@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
-from orchestrator.agent.ranks.hook.launch import MODULES, NAMES
+from orchestrator.agent.ranks.hook.launch import MODULES, NAMES, launcher_of
 from orchestrator.agent.ranks.rank_start import Call, Count
 
 
@@ -95,9 +94,9 @@ _SRUN = _Table(
 )
 _MPIRUN = _Table(
     "mpirun [options] program [arguments]",
-    "-n/-np/--np/-c/--n= --npernode/-npernode/-N/-ppn/-perhost= -x/-genv= --wdir/-wdir=",
+    "-n/-np/--np/-c/--n= --npernode/-npernode/-N/-ppn/-perhost= -x/-genv= --wdir/-wdir/--wd/-wd=",
     "-H/--host/-host/-hosts= --hostfile/-hostfile/-machinefile/--machinefile/-f= --map-by/-map-by= --rank-by= --bind-to/-bind-to= "
-    "--report-bindings/-report-bindings --allow-run-as-root --oversubscribe/-oversubscribe --tag-output/-tag-output "
+    "--report-bindings/-report-bindings --allow-run-as-root --oversubscribe/-oversubscribe --tag-output/-tag-output --timestamp-output/-timestamp-output "
     "--output-filename= --display-map --use-hwthread-cpus --verbose/-v --quiet/-q -genvall --noversion -launcher= --prefix=",
     abbreviates=False,
 )
@@ -105,18 +104,23 @@ _WITH_TWO = ("--mca", "-mca", "--pmca", "-genv")
 """Options of mpirun with two values."""
 
 _NO_RUN = ("-h", "--help", "--version", "-V", "--usage")
+_CONDA_ENV = ("-n", "--name")
+"""Options of `conda run` before the name of an environment, which may be `deepspeed`."""
+
 _SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
 
 
 def read(launcher: str, words: Sequence[str], ranks_here: int, ranks: int) -> Call | Once | ToReal:
-    """Return what a launcher's words ask for; `launcher` is one of `NAMES` or torch.distributed.launch. `ranks_here` are the
+    """Return what a launcher's words ask for; `launcher` is one of `NAMES` or a module. `ranks_here` are the
     job's ranks on this node, `ranks` all of them. Raises Refused."""
     if launcher in ("torchrun", "torch.distributed.launch"):
         return _torchrun(launcher, words)
     if launcher == "deepspeed":
         return _deepspeed(words)
+    if launcher == "lightning.fabric.cli":
+        return _fabric("fabric", ("run", *words), ranks_here, ranks)
     if launcher in ("fabric", "lightning"):
-        return _fabric(launcher, words)
+        return _fabric(launcher, words, ranks_here, ranks)
     if launcher == "srun":
         return _srun(words, ranks_here, ranks)
     if launcher in ("mpirun", "mpiexec"):
@@ -161,6 +165,7 @@ class _Given:
 
     def __init__(self, launcher: str, words: Sequence[str], table: _Table, starts: int = 0) -> None:
         self._launcher, self._table, self._known = launcher, table, table.known()
+        self._flags = [name for name, (_, takes, _) in self._known.items() if not takes]
         self.values: dict[str, str] = {}
         self.text: dict[str, str] = {}
         self.unused: list[str] = []
@@ -192,8 +197,11 @@ class _Given:
         word = words[at]
         name, equals, value = word.partition("=")
         full = self.find(name)
-        if not full and not word.startswith("--") and self.find(word[:2]) and self._known[word[:2]][1]:
-            full, equals, value = word[:2], "=", word[2:]
+        if not full and not word.startswith("--") and word[:2] in self._known:
+            if self._known[word[:2]][1]:
+                full, equals, value = word[:2], "=", word[2:]
+            elif all(letter.isdigit() or f"-{letter}" in self._flags for letter in word[2:]):
+                full = word[:2]  # flags in one word, or a number behind one: -lu, -K1
         if word in _WITH_TWO and len(words) > at + 2:
             self.all.append((word, f"{words[at + 1]}={words[at + 2]}"))
             return at + 3
@@ -276,7 +284,7 @@ def _deepspeed(words: Sequence[str]) -> Call | ToReal:
     )  # fmt: skip
 
 
-def _fabric(launcher: str, words: Sequence[str]) -> Call | ToReal:
+def _fabric(launcher: str, words: Sequence[str], ranks_here: int, ranks: int) -> Call | ToReal:
     starts = 2 if tuple(words[:2]) == ("run", "model") else 1
     if tuple(words[:1]) != ("run",):
         return ToReal()
@@ -297,7 +305,8 @@ def _fabric(launcher: str, words: Sequence[str]) -> Call | ToReal:
         each = Count(len([word for word in devices.split(",") if word.strip()]), given.text["--devices"])
     elif devices not in ("-1", "auto"):
         each = given.number("--devices")
-    env = {"LT_CLI_USED": "1"}
+    env = {"LT_CLI_USED": "1", "LT_NUM_NODES": str(ranks // ranks_here)}
+    env["LT_DEVICES"] = devices if "," in devices else str(ranks_here)
     for name in ("--accelerator", "--strategy", "--precision"):
         if name in given.values:
             env[f"LT_{name[2:].upper()}"] = given.values[name]
@@ -310,29 +319,51 @@ def _srun(words: Sequence[str], ranks_here: int, ranks: int) -> Call | Once | To
     if not given.runs:
         return ToReal()
     each, total = given.number("--ntasks-per-node"), given.number("-n")
-    if total is not None and total.number == 1 < ranks:
-        return ToReal(given.rest)
-    name = given.rest[0].rpartition("/")[2]
-    is_one = (each is not None and each.number == 1) or each is total is None
+    pairs = [pair for pair in given.values.get("--export", "").split(",") if "=" in pair]
+    cwd = given.values.get("-D", "")
+    if _is_no_rank(total, ranks, given.rest):
+        return ToReal(_placed(given.rest, cwd, pairs))
+    for text in given.unused:
+        if text.startswith("--container"):
+            raise Refused(f"srun {text}: for ranks in a container write the whole line as command:")
     nodes = given.span("-N", "-")
-    if (
-        name in NAMES
-        or name in _SHELLS
-        or _is_launch_module(given.rest)
-        or (is_one and each is not None and ranks_here > 1)
-    ):
-        return Once(given.rest)  # a task of each node: as this script, which each node runs
-    env = dict(
-        pair.partition("=")[::2] for pair in given.values.get("--export", "").split(",") if "=" in pair
-    )
+    tasks_here = each.number if each else total.number * ranks_here // ranks if total else 0
+    is_shell = given.rest[0].rpartition("/")[2] in _SHELLS
+    is_one = each is not None and tasks_here == 1 < ranks_here
+    if _starts_launcher(given.rest) or is_one or (is_shell and tasks_here <= 1):
+        # A task of each node: as this script, which each node runs
+        return Once(_placed(given.rest, cwd, pairs))
+    env = dict(pair.partition("=")[::2] for pair in pairs)
     return Call(
-        "srun", given.rest, False, nodes=nodes, ranks_each=each, ranks=total, unused=given.unused, env=env
-    )
+        "srun", given.rest, False, nodes=nodes, ranks_each=each, ranks=total, unused=given.unused, env=env, cwd=cwd
+    )  # fmt: skip
 
 
-def _is_launch_module(words: Sequence[str]) -> bool:
-    """Tell whether a Python line runs a launcher's module."""
-    return any(word == "-m" and after in MODULES for word, after in pairwise(words))
+def _placed(words: tuple[str, ...], cwd: str, pairs: Sequence[str]) -> tuple[str, ...]:
+    """Return a command that runs in a folder, unless that is empty, and with more variables."""
+    front = (*(("-C", cwd) if cwd else ()), *pairs)
+    return ("env", *front, *words) if front else words
+
+
+def _is_no_rank(total: Count | None, ranks: int, words: Sequence[str]) -> bool:
+    """Tell whether a command that is asked for once is none of the job's ranks: in a job of one rank `hostname` is none."""
+    names = [word.rpartition("/")[2] for word in words]
+    trains = any(name == "-m" or name.startswith("python") or name.endswith((".py", ".sh")) for name in names)
+    return total is not None and total.number == 1 and (ranks > 1 or not trains)
+
+
+def _starts_launcher(words: Sequence[str]) -> bool:
+    """Tell whether a command starts a launcher, perhaps behind `env`, `uv run`, `numactl` and the like: what stands behind a
+    Python or a script is for these to read, such as `--strategy deepspeed`."""
+    for at, word in enumerate(words):
+        name, before = word.rpartition("/")[2], words[at - 1] if at else ""
+        if name.startswith("python"):
+            return bool(launcher_of(list(words[at:]))[0])
+        if name.endswith((".py", ".sh")) or (before == "-m" and not word[:1].isdigit()):  # numactl -m 0
+            return word in MODULES
+        if name in NAMES and before not in _CONDA_ENV:
+            return True
+    return False
 
 
 def _mpirun(words: Sequence[str], ranks: int) -> Call | Once | ToReal:
@@ -340,9 +371,9 @@ def _mpirun(words: Sequence[str], ranks: int) -> Call | Once | ToReal:
     if not given.runs:
         return ToReal()
     total, each = given.number("-n"), given.number("--npernode")
-    if total is not None and total.number == 1 < ranks:
-        return Once(given.rest)
-    env = dict(
-        value.partition("=")[::2] for name, value in given.all if name in ("-x", "-genv") and "=" in value
-    )
-    return Call("mpirun", given.rest, False, ranks_each=each, ranks=total, unused=given.unused, env=env)
+    pairs = [value for name, value in given.all if name in ("-x", "-genv") and "=" in value]
+    cwd = given.values.get("--wdir", "")
+    if _is_no_rank(total, ranks, given.rest) or _starts_launcher(given.rest):
+        return Once(_placed(given.rest, cwd, pairs))
+    env = dict(pair.partition("=")[::2] for pair in pairs)
+    return Call("mpirun", given.rest, False, ranks_each=each, ranks=total, unused=given.unused, env=env, cwd=cwd)  # fmt: skip

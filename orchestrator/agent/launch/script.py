@@ -84,7 +84,7 @@ class LaunchScript:
         self.is_running = True
         """The script's shell has not been reaped."""
         name = f"orch-{secrets.token_hex(16)}"
-        files.write(self._stand_ins, name, self._hook, stands_in_slurm=self._stands_in_slurm)
+        files.write(self._stand_ins, name, self._hook, at.job.bundle, stands_in_slurm=self._stands_in_slurm)
         file = self._stand_ins / "script.sh"
         file.write_text(f"{at.plan.argv[-1]}\n")
         env = calls.script_env(self._own, given, self._stand_ins, self._hook)
@@ -199,8 +199,9 @@ class LaunchScript:
         env = calls.rank_env(request, call, self._own, self._hook)
         first = request.python if call.is_python else call.words[0]
         program = shutil.which(first, path=env.get("PATH", os.defpath)) or ""
-        if not program and (Path(request.cwd) / first).exists():
-            program = str(Path(request.cwd) / first)
+        cwd = Path(request.cwd) / call.cwd
+        if not program and (cwd / first).exists():
+            program = str(cwd / first)
         if not program:
             raise options.Refused(f"{call.launcher}: there is no {first or 'python'} on this node")
         values = placeholders.of_environment(request.env)
@@ -213,7 +214,7 @@ class LaunchScript:
         if call.unused:
             self._note(f"{', '.join(call.unused)}: {_NOT_NEEDED}")
         _send(writer, {"say": ""})  # it waits now without limit
-        self._call = RankCall(self._calls, call, argv, Path(request.cwd), env)
+        self._call = RankCall(self._calls, call, argv, cwd, env)
         self._wake()
 
     def _refuse(self, request: calls.Request, err: options.Refused, writer: asyncio.StreamWriter) -> None:

@@ -4,6 +4,9 @@ Files are only ever appended to, and every chunk names its offset. So the sizes 
 connection (`ResumeOffsets`), are enough to lose nothing and to send nothing twice, after a break and after a restart of
 either side. Nothing is sent before they come. A window limits the unacknowledged bytes and shrinks on a slow connection,
 so that heartbeats never queue for long behind logs. Ranks only write their files; none of this concerns them.
+
+A file that was cut off goes on from its new beginning: in the job folder its bytes follow those that were sent before.
+A program of a rank does that by `> /dev/stderr`, which opens the log anew.
 """
 
 from __future__ import annotations
@@ -77,6 +80,8 @@ class LogShipper:
         self._arrived: dict[str, int] | None = None
         self._files: dict[str, _File] = {}
         self._dropped: set[str] = set()
+        # Where in the job folder's file the first byte of each file measured so far stands: not 0 once it was cut off.
+        self._starts: dict[str, int] = {}
         self._window_bytes = SHIP_WINDOW_BYTES
         self._sent_bytes = self._acked_bytes = 0
         # (bytes sent in all up to the end of a chunk, when it was sent)
@@ -92,6 +97,8 @@ class LogShipper:
     def begin(self, offsets: orders.ResumeOffsets) -> None:
         """Continue from what the supervisor has. All files of this node are measured once."""
         self._arrived = dict(offsets.files)
+        # What was cut off before it had arrived is lost.
+        self._starts = {path: min(at, offsets.files.get(path, 0)) for path, at in self._starts.items()}
         self._sent_bytes = self._acked_bytes = 0
         self._unacked.clear()
         self._files.clear()
@@ -172,16 +179,36 @@ class LogShipper:
         """Note the size of a file; tell whether it exists."""
         try:
             size_bytes = os.stat(self._job.root / file.path).st_size  # noqa: PTH116 -- five times a second each
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):
             if file.sent_bytes:
                 self._drop(file, "is gone")
             return False
+        except OSError:
+            return True  # such as a stale file of NFS: the next poll tells
         if file.path.endswith(".idx"):
             size_bytes -= size_bytes % INDEX_RECORD_BYTES
-        if size_bytes < file.sent_bytes:
-            self._drop(file, f"has {size_bytes} bytes, and {file.sent_bytes} of it were sent")
-        file.size_bytes = size_bytes
+        file.size_bytes = self._starts.get(file.path, 0) + size_bytes
+        if file.size_bytes < file.sent_bytes:
+            self._shrank(file, size_bytes)
+        else:
+            self._starts.setdefault(file.path, 0)
         return True
+
+    def _shrank(self, file: _File, size_bytes: int) -> None:
+        """Go on from the beginning of a file that was cut off, if this agent has measured it before: of another one it is
+        unknown which bytes were sent. The index of a log ends here, since it names places in the log."""
+        index = file.path.removesuffix(".log") + ".idx"
+        self._dropped.add(index)
+        self._files.pop(index, None)
+        what = (
+            f"has {size_bytes} bytes, and {file.sent_bytes - self._starts.get(file.path, 0)} of it were sent"
+        )
+        if file.path not in self._starts or file.path.endswith(".idx"):
+            self._drop(file, what)
+            return
+        self._note(f"{file.path} {what}: it was cut off, and goes on from its new beginning")
+        self._starts[file.path] = file.sent_bytes
+        file.size_bytes = file.sent_bytes + size_bytes
 
     def _drop(self, file: _File, what: str) -> None:
         """Stop sending a file that did not only grow: the bytes in the job folder would not be its bytes."""
@@ -227,7 +254,7 @@ class LogShipper:
         except OSError:
             return b""  # the next poll sees what became of it
         try:
-            return os.pread(fd, wanted_bytes, file.sent_bytes)
+            return os.pread(fd, wanted_bytes, file.sent_bytes - self._starts.get(file.path, 0))
         except OSError:
             return b""
         finally:

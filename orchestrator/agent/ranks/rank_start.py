@@ -51,6 +51,8 @@ class Call:
     unused: list[str] = field(default_factory=list)
     # Variables that the launcher sets
     env: dict[str, str] = field(default_factory=dict)
+    # The folder that it runs the program in, from where it is called
+    cwd: str = ""
 
 
 @dataclass(frozen=True, slots=True)

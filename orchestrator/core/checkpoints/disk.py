@@ -11,7 +11,8 @@ import errno
 import hashlib
 import os
 import shutil
-from collections.abc import Callable
+import stat
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,8 +25,8 @@ _GONE = frozenset((errno.ENOENT, errno.ENOTDIR, errno.ELOOP))
 KEPT = ".kept"
 """The folder, in that of the checkpoints, of what scripts would write over or delete before their next save is whole."""
 
-FREE_SHARE = 0.5
-"""How much of the free space a copy may take."""
+FREE_SHARE, PASSING_SHARE = 0.5, 0.9
+"""How much of the free space a copy may take, and how much until an older one has given way to it."""
 
 Pace = Callable[[int], None]
 """Called with the number of bytes that were read; it may wait, or raise to give up."""
@@ -159,14 +160,18 @@ def set_aside(root: Path, save: Save) -> list[tuple[str, str]]:
     return moved
 
 
-def keep(save: Save, kept: Path, *, copies: bool) -> bool:
+def keep(save: Save, kept: Path, *, copies: bool, older: Iterable[Path] = ()) -> bool:
     """Keep a save in the folder `kept` whatever its script does: by hard links, or where its files are written over in
-    place by copies, which share blocks where the disk can. Tell whether it is kept. Raises OSError."""
+    place by copies, which share blocks where the disk can. Tell whether it is kept. `older`: the folders that give way to
+    it once it is. Raises OSError, also where copies would take too much of the disk."""
     root = Path(save.places[0].root)
     kept.parent.mkdir(exist_ok=True)
     copies = copies or kept.parent.stat().st_dev != (root / save.pieces[0].name).stat().st_dev
-    if copies and save.size_bytes > FREE_SHARE * shutil.disk_usage(kept.parent).free:
-        return False
+    if copies:
+        free_bytes = shutil.disk_usage(kept.parent).free
+        after_bytes = free_bytes + sum(map(_own_bytes, older))
+        if save.size_bytes > min(PASSING_SHARE * free_bytes, FREE_SHARE * after_bytes):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(kept))
     part = kept.with_name(f"{kept.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     try:
@@ -183,6 +188,12 @@ def keep(save: Save, kept: Path, *, copies: bool) -> bool:
         return True
     finally:
         shutil.rmtree(part, ignore_errors=True)
+
+
+def _own_bytes(folder: Path) -> int:
+    """Return how many bytes a folder has in files that have no other name."""
+    found = (path.lstat() for path in folder.rglob("*"))
+    return sum(about.st_size for about in found if stat.S_ISREG(about.st_mode) and about.st_nlink == 1)
 
 
 def put_back(save: Save, kept: Path, root: Path) -> bool:
@@ -219,25 +230,29 @@ def _copy_block(read: int, write: int, done: int) -> int:
 
 
 def delete(save: Save, root: Path) -> str:
-    """Delete the files of a save, and nothing else; return why it stays, empty if it is gone. It is renamed first: what
-    cannot be deleted of it must not look like a save."""
-    changed = next((piece.name for piece in save.pieces if not is_as_recorded(root, piece)), "")
+    """Delete the files of a save, and nothing else; return why it stays, empty if it is gone. All of it is renamed first:
+    what cannot be deleted must not look like a save, and what a call that was killed has left is known by the next."""
+    folder = root / save.main
+    paths = [folder, *(root / piece.name for piece in save.pieces)]
+    hidden = [path.with_name(f".{path.name}.deleted") for path in paths if path != root]
+    is_begun = any(map(os.path.lexists, hidden))
+    there = [piece for piece in save.pieces if not is_begun or os.path.lexists(root / piece.name)]
+    changed = next((piece.name for piece in there if not is_as_recorded(root, piece)), "")
     if changed or not save.pieces:
         return f"{changed or save.main} is not as it was saved"
-    folder = root / save.main
     if folder.is_symlink():
         return f"{save.main} is a link"
-    is_whole_folder = folder != root and folder.is_dir() and _files_below(folder) == len(save.pieces)
-    for path in [folder] if is_whole_folder else [root / piece.name for piece in save.pieces]:
-        hidden = path.with_name(f".{path.name}.deleted")
+    is_folder = folder != root and folder.is_dir() and len(there) == len(save.pieces)
+    is_whole_folder = is_folder and _files_below(folder) == len(there)
+    for path in [folder] if is_whole_folder else [root / piece.name for piece in there]:
         with contextlib.suppress(OSError):
-            path.rename(hidden)
-            if is_whole_folder:
-                shutil.rmtree(hidden, ignore_errors=True)
-            else:
-                hidden.unlink()
+            path.rename(path.with_name(f".{path.name}.deleted"))
         if os.path.lexists(path):
             return f"{path.name} cannot be deleted"
+    for path in hidden:
+        shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            path.unlink()
     return ""
 
 

@@ -20,7 +20,7 @@ from orchestrator.core.jobdir import ownership
 from orchestrator.core.jobdir.durable import replace_text, sync_folder
 
 COMPACT_BYTES = 8 << 20
-"""From this size on a supervisor writes the ledger anew when it starts."""
+"""From this size on a supervisor writes the ledger anew when it starts, if the disk takes it."""
 
 ENDED_MAX = 1_000
 """How many saves that are torn, gone or pruned stay in a ledger that is written anew; their files are forgotten."""
@@ -84,7 +84,8 @@ class Ledger:
         }
         self._dirty: dict[int, None] = {}
         if file.exists() and file.stat().st_size > COMPACT_BYTES:
-            self._compact()
+            with contextlib.suppress(OSError):  # it can wait: the disk may be full
+                self._compact()
 
     @property
     def next_number(self) -> int:
@@ -134,12 +135,12 @@ class Ledger:
 
     def _compact(self) -> None:
         ended = [number for number, save in self.saves.items() if save.state in ENDED]
-        for number in ended[:-ENDED_MAX]:
-            del self.saves[number], self._written[number]
-        for number in ended[-ENDED_MAX:]:
-            self.saves[number] = dataclasses.replace(self.saves[number], pieces=())
-        self._written = {number: self._packed(save) for number, save in self.saves.items()}
-        replace_text(self._file, "".join(json.dumps(packed) + "\n" for packed in self._written.values()))
+        forgotten = set(ended[:-ENDED_MAX])
+        saves = {number: save for number, save in self.saves.items() if number not in forgotten}
+        saves |= {number: dataclasses.replace(saves[number], pieces=()) for number in ended[-ENDED_MAX:]}
+        written = {number: self._packed(save) for number, save in saves.items()}
+        replace_text(self._file, "".join(json.dumps(packed) + "\n" for packed in written.values()))
+        self.saves, self._written = saves, written
 
     def _packed(self, save: Save) -> codec.Json:
         packed: codec.Json = codec.pack(_moved(save, self._root, is_read=False))

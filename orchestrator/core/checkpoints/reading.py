@@ -6,6 +6,7 @@ be written, which counts where the ranks' next step cannot tell.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -26,6 +27,8 @@ _OPTIMIZER = re.compile(r"(optimizer|optim|scheduler)[\w-]*\.(pt|bin|pth)")
 _RANDOM = re.compile(r"(random_states_|rng_state_)\d+\.")
 _EVERY_RANK = re.compile(r"(random_states_|rng_state_|zero_pp_rank_)#")
 """Files, as `ranks_in` names them, that every rank writes; of others the first rank may have the only one."""
+_ANY_NUMBER = re.compile(r"(?<![mp]p_)rank[-_=]?#")
+"""Files, as `ranks_in` names them, whose number may be no rank's where it is the only one: `lora_rank16.pt`."""
 
 
 def read(
@@ -100,9 +103,12 @@ def fault(reading: GroupReading, sizes: Mapping[str, int]) -> str:
         size, need = sizes[short[0].name], short[0]
         return f"{need.name} has {size:,} bytes; {need.by} says {need.size_bytes:,}"
     for series, ranks in names.ranks_in(sizes).items():
-        gap = set(range(max(ranks))) - ranks - ({0} if "shard" in series else set())  # those may count from 1
-        if gap:
-            return f"{series.replace('#', str(min(gap)))} is missing"
+        if len(ranks) == 1 and _ANY_NUMBER.search(series):
+            continue
+        start = 1 if "shard" in series else 0  # shards may count from 1
+        lowest = next(number for number in itertools.count(start) if number not in ranks)
+        if lowest < max(ranks):
+            return f"{series.replace('#', str(lowest))} is missing"
     return ""
 
 
@@ -114,7 +120,7 @@ def has_last_word(reading: GroupReading, sizes: Collection[str], world_size: int
         reading.is_said_done
         and reading.is_proved
         and all(
-            len(own) == world_size or (len(own) == 1 and not _EVERY_RANK.search(series))
+            len(own) == world_size or (own == {0} and not _EVERY_RANK.search(series))
             for series, own in ranks.items()
         )
     )

@@ -47,6 +47,11 @@ def name_of(job_id: str) -> str:
     return job_id[: -_STAMP_CHARS - 1]
 
 
+def is_draft(name: str) -> bool:
+    """Tell whether a name in the home is that of a job that is being submitted."""
+    return name.startswith(".") and _is_id(name[1:])
+
+
 def _is_id(name: str) -> bool:
     """Tell whether a name in the home is a job's id: a submit's draft starts with a dot, and other names are not orch's."""
     stamp = name[-_STAMP_CHARS:]
@@ -132,10 +137,11 @@ def anew(root: Path) -> str:
 
 
 def is_slurm(job: JobDir) -> bool:
-    """Tell whether a job's nodes come from Slurm; False for a damaged plan, which its readers report."""
-    if job.slurm.exists() or job.state.exists():
-        return job.slurm.exists()
-    try:  # its submit is at work, or was cut off
+    """Tell whether a job's nodes come from Slurm; False for what cannot be read, which its readers report."""
+    try:
+        if job.slurm.exists() or job.state.exists():
+            return job.slurm.exists()
+        # Its submit is at work, or was cut off
         return bool(codec.loads_plain(ownership.read_regular(job.plan))["backend"] == "slurm")
     except (OSError, codec.CodecError, KeyError):
         return False
@@ -159,7 +165,7 @@ def _age(job_id: str) -> tuple[str, str]:
 def find(folder: Path, wanted: str | None) -> JobDir:
     """Return the job with this id, or the latest with this name, or the latest of all when `wanted` is None.
 
-    The beginning or end of one id alone is enough. Raises UserError when there is no such job, with the nearest names.
+    So is a part of an id, see `_is_part`. Raises UserError when there is no such job, with the nearest names.
     """
     newest = latest(folder)
     if newest is None:
@@ -173,9 +179,7 @@ def _chosen(job_ids: list[str], wanted: str, folder: Path) -> str:
     named = [job_id for job_id in job_ids if name_of(job_id) == wanted]
     if named:
         return named[-1]
-    partly = [
-        job_id for job_id in job_ids if wanted and (job_id.startswith(wanted) or job_id.endswith(wanted))
-    ]
+    partly = [job_id for job_id in job_ids if _is_part(wanted, job_id)]
     if len(partly) == 1:
         return partly[0]
     if partly:
@@ -183,6 +187,15 @@ def _chosen(job_ids: list[str], wanted: str, folder: Path) -> str:
         raise UserError(f"{len(partly)} job ids begin or end with {wanted!r}", str(folder), fix)
     fix = f"there are: {', '.join(_near(job_ids, wanted))}; `orch status --all` lists all"
     raise UserError(f"no job has the id or name {wanted!r}", str(folder), fix)
+
+
+def _is_part(wanted: str, job_id: str) -> bool:
+    """Tell whether this means an id: its beginning from the whole name on, or an end that lies behind the name. A part of
+    a name means nothing: exp1 is not exp10."""
+    name = len(name_of(job_id))
+    return (len(wanted) > name and job_id.startswith(wanted)) or (
+        0 < len(wanted) <= len(job_id) - name - 1 and job_id.endswith(wanted)
+    )
 
 
 def called(job: JobDir) -> str:

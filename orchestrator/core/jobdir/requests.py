@@ -70,7 +70,7 @@ def _ask(folder: Path, what: str, more: dict[str, str]) -> int:
     folder.mkdir(mode=0o755, exist_ok=True)
     if not ownership.is_own(folder):
         raise PermissionError(errno.EACCES, "it is not yours alone", str(folder))
-    part = folder / f".{os.getpid()}.part"
+    part = folder / f".{os.urandom(6).hex()}.part"
     replace_text(part, codec.dumps_plain({"ask": what, **more}))
     try:
         for number in range(
@@ -83,7 +83,7 @@ def _ask(folder: Path, what: str, more: dict[str, str]) -> int:
             sync_folder(folder)
             return number
     finally:
-        part.unlink()
+        part.unlink(missing_ok=True)
     what = f"no number is left for a request: the last is {NUMBER_MAX - 1}"
     raise ClusterError(
         what, str(folder), "delete there the files with the highest numbers that orch did not write"

@@ -11,17 +11,21 @@ from orchestrator.core.slurm.hostlist import HostlistError, expand
 SCONTROL_S_MAX = 10.0
 """How long a command may take: with its controller down, one gives up by itself after MessageTimeout, 10 s mostly."""
 
+_WITH_CODE = 'scontrol "$@"; printf "\\n%s" $?'
+
 
 def ask(*words: str) -> tuple[str, str]:
     """Run scontrol; return its output, and why it refused in one line, empty when it has done what was asked.
 
-    Words on stderr are a refusal whatever the exit code: an agent may reap the child before its code is read.
+    Its exit code alone decides: words on stderr may be those of the loader. A shell prints that code, since an agent may
+    reap a child before its code is read.
     """
-    result = command(("scontrol", *words), None, SCONTROL_S_MAX)
-    refusal = result.silent or " ".join(result.err.split())
-    if result.code and not refusal:
-        refusal = " ".join(result.out.split()) or f"scontrol ended with code {result.code}"
-    return result.out, refusal
+    result = command(("/bin/sh", "-c", _WITH_CODE, "scontrol", *words), None, SCONTROL_S_MAX)
+    out, _, code = result.out.rpartition("\n")
+    if code == "0":
+        return out, ""
+    refusal = result.silent.replace("/bin/sh", "scontrol") or " ".join((result.err or out).split())
+    return out, refusal or f"scontrol ended with code {code}"
 
 
 def show_job(job_id: str) -> dict[str, str]:

@@ -190,15 +190,23 @@ def parts_of(save: Save) -> tuple[Part, ...]:
     )
 
 
-def judge(save: Save, watch: Watch, gang: Gang, before: Save | None) -> Found:
-    """Return what an open save is by now. `before`: the whole save of its series before it."""
+def judge(save: Save, watch: Watch, gang: Gang, before: Save | None, *, is_followed: bool = False) -> Found:
+    """Return what an open save is by now. `before`: the whole save of its series before it; `is_followed`: its attempt has
+    begun another one of the series.
+
+    A file that only the save before has is missed while no step and no end shows that all is written. After that it is
+    not: a script may write it now and then, or no more since a resume.
+    """
     state = merged(save)
     pieces = pieces_of(save.parts)
     sizes = {name: piece.size_bytes for name, (_, piece) in pieces.items()}
     fault = reading.fault(state, sizes) or _stale_need(save, state) or _mixed(save, pieces)
-    fault = fault or _lacks(save, sizes, before)
+    fault = fault or _lacks_rank(save, sizes, before)
+    closed_by = next((part.closed_by for part in save.parts if part.closed_by in GONE_ON), Closing.STEPS)
+    is_written = closed_by is not Closing.SILENCE or is_followed or gang.have_gone_on(())
+    if not (is_written and gang.have_gone_on(watch.gone_on)):
+        fault = fault or _lacks(save, sizes, before)
     if gang.have_gone_on(watch.gone_on) and not fault:
-        closed_by = next((part.closed_by for part in save.parts if part.closed_by in GONE_ON), Closing.STEPS)
         return Found(SaveState.WHOLE, closed_by, "")
     if not gang.is_over:
         return Found(SaveState.OPEN, Closing.NONE, fault)
@@ -247,6 +255,18 @@ def _lacks(save: Save, sizes: Collection[str], before: Save | None) -> str:
         (p.name for p in before.pieces if names.is_save_file(p.name) and not _shape([p.name]) <= own), None
     )
     return f"it has no file like {lost} of the save before" if lost else ""
+
+
+def _lacks_rank(save: Save, sizes: Collection[str], before: Save | None) -> str:
+    """Return the fault of a file that some ranks have in a save, and more of them in the one before of this attempt."""
+    if before is None or before.attempt != save.attempt:
+        return ""
+    own = names.ranks_in(_shape(sizes))
+    for series, ranks in names.ranks_in(_shape(piece.name for piece in before.pieces)).items():
+        lost = ranks - own.get(series, ranks)
+        if lost and "shard" not in series:
+            return f"it has no file like that of rank {min(lost)} in the save before"
+    return ""
 
 
 def _shape(found: Iterable[str]) -> set[str]:

@@ -2,9 +2,10 @@
 keeps the last whole one, and prunes.
 
 Rules
-- What is learned is entered in the ledger first; events for the brain follow from it.
+- What is learned is entered in the ledger first; events for the brain and acknowledgements follow from it. While the
+  disk is full `news` waits, as the journal does.
 - Where hosts do not see this disk, a save counts once it is whole in the job folder (`save_copies`).
-- Nothing here waits: files are read, linked, moved and deleted in a thread.
+- Nothing else waits: files are read, linked, moved and deleted in a thread.
 - What a save's script writes over or deletes before its next save is whole stays in `.kept/NUMBER` until then.
 """
 
@@ -47,8 +48,9 @@ class SaveDesk:
         self._root = tree.place_of(*plan.checkpoint_place(job))[0]
         self._ledger = Ledger(job.root, job.ledger)
         self._watches: dict[int, closing.Watch] = {}
+        self.notes: list[str] = [*self._ledger.faults]
         self._thread = save_disk.DiskThread(wake)
-        self._keeper = save_disk.Keeper(self._root, job.checkpoints / disk.KEPT, self._thread)
+        self._keeper = save_disk.Keeper(self._root, job.checkpoints / disk.KEPT, self._thread, self.notes)
         self._stays: set[int] = set()
         # Nodes with a rank that will not go on, by attempt
         self._stuck: set[tuple[int, str]] = set()
@@ -59,7 +61,6 @@ class SaveDesk:
         self._again: tuple[float, d.CompareSave] | None = None
         self._events: list[e.Event] = []
         self.deep = False
-        self.notes: list[str] = [*self._ledger.faults]
         # Tells whether a node does not see this disk
         self.ships: Callable[[str], bool] = lambda node: True
         glob = plan.checkpoint_glob
@@ -121,7 +122,8 @@ class SaveDesk:
         self._watches.setdefault(save.number, closing.Watch()).changed(save, beats)
         if not is_known:
             self._tell(at, save)
-        self._judge(at, save.number, gang)
+        for number in list(self._watches):  # also those that this one follows
+            self._judge(at, number, gang)
 
     def hashed(self, at: float, node: str, report: reports.SaveHashed) -> None:
         """Enter the sha256 of a save's files, where they are still those."""
@@ -199,12 +201,7 @@ class SaveDesk:
         self._thread.finish(at)
         for number, fault in self.copies.fetched():
             self._fetched(at, number, fault)
-        try:
-            self._ledger.flush()
-        except OSError as err:
-            if not full_disk.is_full(err):
-                raise
-            return []
+        full_disk.wait_for(self._ledger.flush)
         events, self._events = self._events, []
         return events
 
@@ -263,9 +260,11 @@ class SaveDesk:
             return
         if save.attempt != gang.attempt:  # nothing more will be reported of it
             gang = closing.Gang(save.attempt, 0, save.world_size, ())
-        older = [s for s in self.saves.values() if s.series == save.series and s.number < number and s.pieces]
+        series = [s for s in self.saves.values() if s.series == save.series]
+        older = [s for s in series if s.number < number and s.pieces]
         before = next((s for s in reversed(older) if s.state not in (SaveState.OPEN, SaveState.TORN)), None)
-        found = closing.judge(save, self._watches[number], gang, before)
+        is_followed = any(s.number > number and s.attempt == save.attempt for s in series)
+        found = closing.judge(save, self._watches[number], gang, before, is_followed=is_followed)
         if found.state is SaveState.OPEN:
             self._ledger.put(dataclasses.replace(save, why=found.why))
         else:

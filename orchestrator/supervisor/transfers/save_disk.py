@@ -13,6 +13,7 @@ from typing import Any
 from orchestrator.backends.api import Wake
 from orchestrator.core.checkpoints import disk
 from orchestrator.core.checkpoints.save import Place, Save, SaveState
+from orchestrator.core.jobdir import full_disk
 from orchestrator.supervisor.transfers.save_copies import has_same
 
 
@@ -80,8 +81,10 @@ class DiskThread:
 class Keeper:
     """Keeps the last whole save against its script, in `folder/NUMBER`."""
 
-    def __init__(self, root: Path, folder: Path, thread: DiskThread) -> None:
+    def __init__(self, root: Path, folder: Path, thread: DiskThread, notes: list[str]) -> None:
+        """`notes`: what people are to be told is appended there."""
         self._root, self._folder, self._thread = root, folder, thread
+        self._notes, self._is_noted = notes, False
         # Of the files of the last save, by key and attempt
         self._inodes: dict[tuple[str, int], dict[str, int]] = {}
 
@@ -100,11 +103,23 @@ class Keeper:
         copies = save.is_slot and any(before.get(name, inode) == inode for name, inode in inodes.items())
         self._inodes = {(save.key, save.attempt): inodes}
 
-        def kept() -> None:
-            if _kept_now(save, self.place(save.number), copies):
-                self._drop(save.number)
+        def keep() -> bool:
+            """Tell whether the disk has too little room."""
+            try:
+                older = self._kept(save.number)
+                if disk.keep(save, self.place(save.number), copies=copies, older=older):
+                    self._drop(save.number)
+            except OSError as err:
+                return full_disk.is_full(err)  # else it is written again
+            return False
 
-        self._thread.later(kept)
+        def note(_: float, is_full: bool) -> None:
+            if is_full and not self._is_noted:
+                self._is_noted = True
+                what = "is not kept: the disk has too little room, and a script that dies while it writes over it costs it"
+                self._notes.append(f"{save.main} {what}")
+
+        self._thread.later(keep, note)
 
     def end(self, newest: Save) -> None:
         """The job has ended: what is kept beside a save that is in its place goes. All of it is done in the thread, which
@@ -115,11 +130,17 @@ class Keeper:
 
     def _drop(self, before: int | None) -> None:
         """Delete what is kept of saves before this one, of all for None: a newer one may have been kept meanwhile."""
+        for kept in self._kept(before):
+            disk.remove(kept)
+
+    def _kept(self, before: int | None) -> list[Path]:
+        """Return the folders of what is kept of saves before this one, of all for None."""
         with contextlib.suppress(OSError):
-            for kept in self._folder.iterdir():
-                number = kept.name.partition(".")[0]
-                if before is None or (number.isdecimal() and int(number) < before):
-                    disk.remove(kept)
+            numbers = [(path.name.partition(".")[0], path) for path in self._folder.iterdir()]
+            return [
+                path for name, path in numbers if before is None or (name.isdecimal() and int(name) < before)
+            ]
+        return []
 
 
 def is_here(save: Save, root: Path) -> bool:
@@ -137,11 +158,3 @@ def movable(saves: Iterable[Save], attempt: int, root: Path) -> list[Save]:
         for save in torn
         if is_here(save, root) and not proved.issuperset(piece.stamp for piece in save.pieces)
     ]
-
-
-def _kept_now(save: Save, kept: Path, copies: bool) -> bool:
-    """Keep a save against its script; tell whether it is kept."""
-    try:
-        return disk.keep(save, kept, copies=copies)
-    except OSError:
-        return False  # no room, or it is written again

@@ -123,7 +123,7 @@ TABLE: list[tuple[str, int, str]] = [
     ("report -o nosuch/a.html", 3, "nosuch/a.html: cannot be written"),
     (f"report -o {'a' * 300}", 3, "cannot be written: File name too long"),
     ("report --serve --port 65536", 2, "is not in the range"),
-    ("check good.yaml", 0, "ok    plan"),
+    ("check good.yaml", 0, "ok    plan"), ("metrics --listen ²", 2, "'²' is no address"),
     ("check bad.yaml", 2, "nodes"),
     ("check good.yaml --backend ssh", 2, "ssh.hosts"),
     ("check good.yaml --backend slurm", 3, "fault queue"),

@@ -51,6 +51,8 @@ def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _watched(folder: Path, watch: Callable[[Job], object], capsys: pytest.CaptureFixture[str]) -> list[str]:
     job = folders.make(folder, RUNNING)
+    known = json.loads(job.state.read_text())
+    replace_text(job.state, json.dumps({**known, "written_at": iso(time.time())}))
     with job.lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         thread = threading.Thread(target=_play, args=(job,))

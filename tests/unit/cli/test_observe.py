@@ -1,4 +1,4 @@
-"""What the verbs that show a job print of its checkpoints."""
+"""What the verbs that show a job print of its checkpoints, and those that show all jobs of one that is closed to them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from orchestrator.cli import app
 from orchestrator.core.jobdir.layout import JobDir
 from tests.support import folders, saved_files
+from tests.support.unprivileged import unprivileged
 
 
 @pytest.fixture
@@ -88,3 +89,17 @@ def test_a_job_that_cannot_be_read_does_not_hide_the_goodput_of_others(
     said = capsys.readouterr()
     assert str(job.journal) in said.err
     assert [one["id"][:4] for one in json.loads(said.out)["jobs"]] == ["done"]
+
+
+@pytest.mark.parametrize("words", ["status --all", "status --all --json", "goodput --all --json"])
+def test_a_job_whose_folder_may_not_be_entered_hides_no_other(
+    job: JobDir, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: str
+) -> None:
+    """In a job home that several share, another user's folder may be closed."""
+    folders.succeeded(tmp_path, "done")
+    with unprivileged(tmp_path):
+        job.root.chmod(0)
+        code = app.run(words.split())
+        job.root.chmod(0o755)
+    said = capsys.readouterr()
+    assert (code, "done-" in said.out, "Permission denied" in said.err) == (0, True, True)

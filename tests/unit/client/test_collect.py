@@ -19,7 +19,7 @@ from orchestrator.client.job import Job
 from orchestrator.core.checkpoints.save import Save, SaveState
 from orchestrator.core.errors import ClusterError, UserError
 from orchestrator.core.host import process_tags
-from orchestrator.core.jobdir import locks
+from orchestrator.core.jobdir import home, locks
 from tests.support import folders, jobs
 from tests.support.saved_files import write
 from tests.support.unprivileged import unprivileged
@@ -84,21 +84,33 @@ def test_a_save_that_is_whole_only_as_orch_has_kept_it_is_copied_so(tmp_path: Pa
     assert copied == ["checkpoints/.kept/1/last.pt", "checkpoints/last.pt", "checkpoints/ledger.jsonl"]
 
 
-def test_a_file_that_vanishes_while_a_running_job_is_copied_is_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_what_vanishes_while_a_running_job_is_copied_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
+    """A script that keeps its newest saves deletes a file and a folder, before or after a file of each was copied."""
     job = folders.failed(tmp_path)
-    for number in (1, 2):
+    for number in (1, 2, 3):
         (job.checkpoints / f"step-{number}.pt").write_text("x")
+    (job.checkpoints / "step-4").mkdir()
     copy = shutil.copyfile
 
+    def prune() -> None:
+        (job.checkpoints / "step-4").rmdir()
+        (job.checkpoints / "step-2.pt").unlink()
+        (job.checkpoints / "step-3.pt").unlink()
+
     def copy_and_prune(source: str, target: str, **more: bool) -> str:
-        (job.checkpoints / "step-2.pt").unlink(missing_ok=True)
+        is_there = (job.checkpoints / "step-2.pt").exists() and source.endswith(".pt")
+        if is_there and (when == "before" or not source.endswith("step-1.pt")):
+            copied = copy(source, target, **more) if when == "after" else ""
+            prune()
+            return copied or copy(source, target, **more)
         return copy(source, target, **more)
 
     monkeypatch.setattr(shutil, "copyfile", copy_and_prune)
     to = collect.collect(Job(job), tmp_path / "to")
-    assert [path.name for path in (to / "checkpoints").iterdir()] == ["step-1.pt"]
+    assert (to / "checkpoints/step-1.pt").read_text() == "x"
 
 
 def test_what_is_collected_lends_nobodys_rights_and_others_cannot_write_to_it(tmp_path: Path) -> None:
@@ -161,14 +173,16 @@ def test_tidy_clears_run_files_of_ended_jobs_and_old_drafts_only(tmp_path: Path)
     running = folders.make(tmp_path, [*jobs.submitted(), *jobs.running(1, 1.0, 7)])
     for job in (ended, running):
         (job.root / "nodes" / "node-0").mkdir(parents=True)
-    old, new = tmp_path / "jobs/.old-draft", tmp_path / "jobs/.new-draft"
-    for draft in (old, new):
-        draft.mkdir()
-    os.utime(old, (1e9, 1e9))
+    old, new = (tmp_path / "jobs" / f".{home.new_id('gpt', at_s)}" for at_s in (1e9, 1e9 + 1))
+    own = tmp_path / "jobs/.archive"  # which a person keeps there
+    for folder in (old, new, own):
+        folder.mkdir()
+    for folder in (old, own):
+        os.utime(folder, (1e9, 1e9))
     said = cleanup.clean_local([Job(ended), Job(running)])
-    assert said == (f"cleaned up 1 ended job ({ended.id}), removed 1 cut off submit (.old-draft)", {})
+    assert said == (f"cleaned up 1 ended job ({ended.id}), removed 1 cut off submit ({old.name})", {})
     assert not (ended.root / "nodes").exists() and (running.root / "nodes").exists()
-    assert not old.exists() and new.exists() and ended.rank_log(1, 1).exists()
+    assert not old.exists() and new.exists() and own.exists() and ended.rank_log(1, 1).exists()
 
 
 def test_tidy_says_what_is_left_and_why(tmp_path: Path) -> None:

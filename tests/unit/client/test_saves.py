@@ -55,6 +55,19 @@ def test_a_folder_is_named_by_itself_or_by_a_file_of_it(shelf: Shelf, wanted: st
     assert _find(shelf, wanted) == 3
 
 
+@pytest.mark.parametrize("name", ["1", "step-50.pt"])
+def test_a_word_that_means_two_checkpoints_is_asked_back(
+    shelf: Shelf, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The number of a save and the name of another; a name in the checkpoints and where the person is."""
+    monkeypatch.chdir(tmp_path)
+    for place in (shelf.folder, tmp_path):
+        (place / name).write_bytes(b"x")
+    with pytest.raises(UserError, match="means several checkpoints") as told:
+        _find(shelf, name)
+    assert str(tmp_path / name) in told.value.fix and str(shelf.folder) in told.value.fix
+
+
 def test_of_a_name_that_is_written_again_and_again_the_last_is_meant(shelf: Shelf) -> None:
     first = shelf.add(30, {"last.pt": state(30)})
     shelf.change(dataclasses.replace(first, state=SaveState.GONE, why="was written over by save 4"))

@@ -1,4 +1,5 @@
-"""Are GPUs counted as they are held, and as a check has seen them, without a look at a host?"""
+"""Are GPUs counted as they are held, and as a check has seen them, without a look at a host, and is a job that waits in Slurm's
+queue shown?"""
 
 from __future__ import annotations
 
@@ -30,7 +31,13 @@ def test_gpus_are_held_by_jobs_that_go_on_and_the_rest_of_what_a_check_saw_is_fr
         ("unseen", "", None),
     ):
         host_memory.write(tmp_path, Note(host, 1.0, fault, gpus=gpus))
+    waiting = folders.make(tmp_path, [], name="waiting")
+    waiting.slurm.write_text('["8"]')
+    for file in (waiting.journal, waiting.state):
+        file.unlink()
     text = prometheus_client.generate_latest(registry(tmp_path)).decode()
+    assert f'orch_job_state{{job_id="{waiting.id}",state="QUEUED"}} 1.0' in text
+    assert "orch_unreadable_jobs 0.0" in text
     shown = [
         line.removeprefix("orch_host_gpus") for line in text.splitlines() if line.startswith("orch_host_gpus")
     ]

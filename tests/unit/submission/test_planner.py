@@ -191,3 +191,8 @@ def test_accelerates_environment_is_the_last_setup_line_by_the_jobs_python() -> 
     }
     assert "command -v .venv/bin/python ||" in _plan(accelerate={}, python=".venv/bin/python").setup[1]
     assert _plan().setup == ()
+
+
+def test_auto_with_fewer_gpus_here_than_nodes_is_refused_and_trains_on_no_cpu() -> None:
+    with pytest.raises(UserError, match=r"2 GPUs on this machine for 4 nodes"):
+        jobs.plan((0, 1), nodes=4, procs_per_node=None, gpus_per_node="auto")

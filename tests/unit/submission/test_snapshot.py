@@ -184,13 +184,14 @@ def test_the_mode_of_a_file_stays_but_for_whose_rights_it_runs_with(tmp_path: Pa
     assert (tmp_path / "to/run.sh").stat().st_mode & 0o7777 == 0o755
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["secret.pem", "pkg"])
+def test_a_file_or_folder_that_cannot_be_read_is_named(tmp_path: Path, name: str) -> None:
     root = tmp_path / "code"
-    _write(root, "secret.pem")
-    (root / "secret.pem").chmod(0)
+    _write(root, "secret.pem", "pkg/a.py")
+    (root / name).chmod(0)
     with unprivileged(tmp_path), pytest.raises(UserError) as told:
         _taken(root, tmp_path / "to")
-    assert told.value.where.endswith("secret.pem")
+    assert told.value.where.endswith(name)
 
 
 def test_a_file_that_vanishes_between_survey_and_copy_is_named(tmp_path: Path) -> None:

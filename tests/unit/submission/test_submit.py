@@ -77,6 +77,14 @@ def test_a_machine_without_gpus_has_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_an_nvidia_smi_that_fails_is_an_error_and_not_a_cpu_job(tmp_path: Path) -> None:
+    environ = _smi(tmp_path, "Failed to initialize NVML: Driver/library version mismatch\\n", 18)
+    with pytest.raises(ClusterError, match="Driver/library version mismatch"):
+        inventory(environ)
+    assert inventory(environ, asks_gpus=False).gpus == ()
+
+
+@pytest.mark.slow
 def test_an_nvidia_smi_that_cannot_be_started_is_an_error(tmp_path: Path) -> None:
     environ = _smi(tmp_path, "")
     (tmp_path / "bin/nvidia-smi").write_bytes(b"\x7fELF not a program")

@@ -35,6 +35,13 @@ def test_a_long_line_breaks_at_words_or_between_items_and_a_command_not_at_all()
     assert cells.wrapped([lone], 78) == [lone]
 
 
+def test_a_line_that_begins_beyond_the_edge_of_the_terminal_is_shown_from_its_middle_on() -> None:
+    far = cells.line(f"{' ' * 100}candidate: forward(Tensor self)")
+    assert cells.plain(cells.wrapped([far], 40)).splitlines() == [
+        f"{' ' * 20}candidate:", f"{' ' * 20}forward(Tensor self)",
+    ]  # fmt: skip
+
+
 def test_times_in_a_sentence_are_short() -> None:
     assert [cells.span(s) for s in (0.04, 3.1, 9.0, 9.96, 42.4, 61.0)] == [
         "0 s", "3.1 s", "9 s", "10 s", "42 s", "1m01s",

@@ -35,22 +35,26 @@ MODULES = {
     "accelerate.commands.launch": "accelerate-launch",
     "accelerate.commands.accelerate_cli": "accelerate",
     "deepspeed.launcher.runner": "deepspeed",
-    "lightning.fabric.cli": "fabric",
+    "lightning.fabric.cli": "lightning.fabric.cli",
+    "lightning_fabric.cli": "lightning.fabric.cli",
 }
 """The same as modules behind `python -m`, each with the name of its stand-in."""
 
-_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
+_FLAGS = "bBdEhiIOPqRsStuvVx?"
+"""Python's options without a value, which may stand in one word: -um MODULE."""
 
 
 def launcher_of(argv: "list[str]") -> "tuple[str, list[str]]":
     """Return the stand-in for a Python process with this command line, and the words for it; "" for no launcher."""
     at = 1
     while at < len(argv) and argv[at].startswith("-"):
-        if argv[at] == "-m" and at + 1 < len(argv):
-            return MODULES.get(argv[at + 1], ""), argv[at + 2 :]
-        if argv[at] in ("-c", "-", "--"):
+        option, at = argv[at][1:].lstrip(_FLAGS), at + 1
+        if option.startswith("m"):
+            words = [option[1:], *argv[at:]] if option[1:] else argv[at:]
+            return MODULES.get("".join(words[:1]), ""), words[1:]
+        if option.startswith("c") or argv[at - 1] in ("-", "--"):
             return "", []
-        at += 2 if argv[at] in _WITH_VALUE else 1
+        at += option in ("W", "X", "-check-hash-based-pycs")
     name = argv[at].rpartition("/")[2] if at < len(argv) else ""
     return (name if name in NAMES else ""), argv[at + 1 :]
 

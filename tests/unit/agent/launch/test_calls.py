@@ -56,7 +56,18 @@ def test_srun_and_mpirun_number_the_ranks_as_they_do() -> None:
 
 
 def test_a_python_that_runs_a_launcher_is_known_by_its_command_line() -> None:
-    assert launcher_of(["python", "-u", "-m", "torch.distributed.run", "a"]) == ("torchrun", ["a"])
+    for flags in (
+        ["-u", "-m", "torch.distributed.run"],
+        ["-mtorch.distributed.run"],
+        ["-W", "x", "-um", "torch.distributed.run"],
+    ):
+        assert launcher_of(["python", *flags, "a"]) == ("torchrun", ["a"])
     assert launcher_of(["/p/python3", "/p/accelerate", "launch", "t.py"]) == ("accelerate", ["launch", "t.py"])  # fmt: skip
-    for words in (["python", "t.py", "torchrun"], ["python", "-c", "x"], ["python", "-m", "pkg"], ["python"]):
+    for words in (
+        ["python", "t.py", "torchrun"],
+        ["python", "-uc", "x", "torchrun"],
+        ["python", "-m"],
+        ["python", "-m", "pkg"],
+        ["python"],
+    ):
         assert launcher_of(words)[0] == ""

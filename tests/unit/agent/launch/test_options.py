@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 import pytest
 
 from orchestrator.agent.launch import options
@@ -20,14 +22,20 @@ CALLS = {
     ),
     "deepspeed --include worker-0:0,1@worker-1:0,1 --no_local_rank train.py": (("train.py",), True, ""),
     "fabric run --devices=2 train.py --lr 1 --strategy ddp": (("train.py", "--lr", "1"), True, ""),
-    "srun -N2 -n 4 --cpu-bind=none -l python -u train.py": (("python", "-u", "train.py"), False, ""),
+    "lightning.fabric.cli --devices 2 --strategy ddp train.py": (("train.py",), True, ""),
+    "srun -N2 -n 4 --cpu-bind=none -lu -K1 -vv python -u train.py": (("python", "-u", "train.py"), False, ""),
+    "srun -N 2 -n 4 --ntasks-per-node=2 bash -c 'python $SLURM_PROCID'": (("bash", "-c", "python $SLURM_PROCID"), False, ""),
+    "srun conda run -n deepspeed python t.py torchrun": (
+        ("conda", "run", "-n", "deepspeed", "python", "t.py", "torchrun"), False, "",
+    ),
+    "srun uv run -m pkg --strategy deepspeed": (("uv", "run", "-m", "pkg", "--strategy", "deepspeed"), False, ""),
     "mpirun -np 4 -x A=b --mca btl tcp,self python train.py": (("python", "train.py"), False, ""),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("line", CALLS)
 def test_the_words_of_a_rank_are_those_behind_the_launchers_options(line: str) -> None:
-    launcher, *words = line.split()
+    launcher, *words = shlex.split(line)
     found = options.read(launcher, words, ranks_here=2, ranks=4)
     assert isinstance(found, Call)
     assert (found.words, found.is_python, found.local_rank) == CALLS[line]
@@ -37,8 +45,15 @@ def test_the_words_of_a_rank_are_those_behind_the_launchers_options(line: str) -
 def test_options_that_orch_decides_are_named_and_variables_of_the_line_are_kept() -> None:
     found = options.read("torchrun", ["--max-restarts", "3", "--rdzv-id=a", "--standalone", "t.py"], 2, 4)
     assert isinstance(found, Call) and found.unused == ["--max-restarts 3", "--rdzv-id=a", "--standalone"]
-    found = options.read("srun", ["--export=ALL,A=1", "t.py"], 2, 4)
-    assert isinstance(found, Call) and found.env == {"A": "1"}
+    for launcher, *words in (
+        ["srun", "--export=ALL,A=1", "--chdir=d", "t.py"],
+        ["mpirun", "-wdir", "d", "-x", "A=1", "t.py"],
+    ):
+        found = options.read(launcher, words, 2, 4)
+        assert isinstance(found, Call) and (found.env, found.cwd) == ({"A": "1"}, "d")
+    found = options.read("fabric", ["run", "--precision=16", "--devices", "auto", "t.py"], 2, 4)
+    counts = {"LT_CLI_USED": "1", "LT_DEVICES": "2", "LT_NUM_NODES": "2"}
+    assert isinstance(found, Call) and found.env == {**counts, "LT_PRECISION": "16"}
 
 
 PASSED = {
@@ -50,19 +65,34 @@ PASSED = {
     "srun bash run.sh": Once(("bash", "run.sh")),
     "srun -u torchrun train.py": Once(("torchrun", "train.py")),
     "srun python -m torch.distributed.run t.py": Once(("python", "-m", "torch.distributed.run", "t.py")),
+    "srun -n 2 bash run.sh": Once(("bash", "run.sh")),
+    "srun env A=1 /opt/bin/torchrun t.py": Once(("env", "A=1", "/opt/bin/torchrun", "t.py")),
+    "srun --export=ALL,A=1 -D d torchrun t.py": Once(("env", "-C", "d", "A=1", "torchrun", "t.py")),
+    "mpirun -x A=1 -x B torchrun t.py": Once(("env", "A=1", "torchrun", "t.py")),
+    "srun numactl -m 0 torchrun t.py": Once(("numactl", "-m", "0", "torchrun", "t.py")),
+    "mpirun -H a,b uv run torchrun t.py": Once(("uv", "run", "torchrun", "t.py")),
 }
 
 
 @pytest.mark.parametrize("line", PASSED)
 def test_what_starts_no_ranks_is_passed_on(line: str) -> None:
-    launcher, *words = line.split()
+    launcher, *words = shlex.split(line)
     assert options.read(launcher, words, ranks_here=2, ranks=4) == PASSED[line]
+
+
+def test_the_one_task_of_a_job_of_one_rank_is_its_training_where_it_may_be_one() -> None:
+    for launcher in ("srun", "mpirun"):
+        assert not isinstance(options.read(launcher, ["-n", "1", "hostname", "-f"], 1, 1), Call)
+        for words in ("env A=1 /opt/bin/python3 -c x", "uv run -m pkg", "./train.sh"):
+            assert isinstance(options.read(launcher, ["-n", "1", *words.split()], 1, 1), Call)
 
 
 REFUSED = {
     "torchrun --nproc-per-node 8 train.py": "--nproc-per-node 8 asks for 8 ranks on each node, and the job has 2",
     "torchrun --nnodes=3 train.py": "--nnodes=3 asks for 3 nodes, and the job has 2",
     "srun -n 6 python train.py": "-n 6 asks for 6 ranks, and the job has 4; write gpus_per_node: 3",
+    "srun --container-image=x torchrun train.py": "--container-image=x: for ranks in a container write",
+    "srun -lN2 python train.py": "has no option -lN2",
     "torchrun --nnodes=x train.py": "must be a whole number",
     "torchrun --node-ranks 1 train.py": "has no option --node-ranks",
     "torchrun --nnodes 2": "names no program",

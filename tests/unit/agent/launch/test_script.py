@@ -1,4 +1,4 @@
-"""A node's script with its stand-ins as real processes: what it is answered, and what ends its attempt."""
+"""A node's script with its stand-ins as real processes, which find orch in the bundle alone: what it is answered, and what ends its attempt."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from orchestrator.agent.ranks.processes import NodeRanks
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.settings.rank_env import NodePlan
 from orchestrator.core.wire import reports
+from orchestrator.submission import bundle
 from tests.support import jobs
 
 pytestmark = pytest.mark.slow
@@ -38,6 +39,7 @@ async def _play(folder: Path, text: str) -> Seen:
     """Run a script on a node of two ranks that never end, until it ends or its attempt must."""
     job, seen = JobDir(folder), Seen()
     job.code.mkdir()
+    job.bundle.write_bytes(bundle.build())
     job.attempt_logs(1).mkdir(parents=True)
     at = NodePlan(jobs.plan(nodes=1, entrypoint=None, launch=text), job, "node-0", 1, ("node-0",))
     ranks, given = NodeRanks(1, job, "node-0"), {"PATH": os.environ["PATH"]}
@@ -71,6 +73,8 @@ def test_a_script_is_told_what_there_is_no_need_of_ranks_for(tmp_path: Path) -> 
     seen = asyncio.run(_play(tmp_path, text))
     assert seen.end is not None and (seen.end.code, seen.is_called, seen.refused) == (4, False, [])
     assert "two\na\nb\n" in seen.end.tail and "use orch status" in seen.end.tail
+    job = JobDir(tmp_path)  # over SSH no other process can open the file that the agent's own code comes from
+    assert f"sys.path.insert(0, {str(job.bundle)!r})" in (job.node("node-0") / "launch" / "srun").read_text()
 
 
 REFUSED = {

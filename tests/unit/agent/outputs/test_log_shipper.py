@@ -232,25 +232,56 @@ def test_nothing_is_sent_twice_or_left_out_over_breaks(ship: Ship, tmp_path: Pat
         assert home.rank_log(1, rank).read_bytes() == ship.job.rank_log(1, rank).read_bytes()
 
 
-def test_a_file_that_shrank_or_vanished_is_dropped_with_a_note(ship: Ship) -> None:
-    ship.write("00000.log", b"0123456789")
-    ship.write("00001.log", b"0123456789")
-    shipper = _shipper(ship)
-    shipper.begin(orders.ResumeOffsets({}))
-    os.truncate(ship.job.rank_log(1, 0), 3)
+def test_a_file_that_was_cut_off_goes_on_at_home_and_one_that_vanished_is_dropped(
+    ship: Ship, tmp_path: Path
+) -> None:
+    for name in ("00000.log", "00001.log", "00000.idx"):
+        ship.write(name, b"0123456789abcde\n")
+    home = JobDir(tmp_path / "home")
+    home.root.mkdir()
+    intake, shipper = LogReceiver(home), _shipper(ship)
+
+    def poll() -> None:
+        ship.now_s += 5
+        shipper.poll((1,))
+        for chunk, raw in ship.sent:
+            intake.receive(NODE, chunk, raw)
+        ship.sent.clear()
+
+    shipper.begin(intake.have(NODE))
+    poll()
+    log = ship.job.rank_log(1, 0)
+    log.rename(tmp_path / "aside")
+    log.symlink_to(log)  # cannot be looked at for a while
+    poll()
+    (tmp_path / "aside").replace(log)
+    os.truncate(log, 3)
+    os.truncate(log.with_suffix(".idx"), 0)
     ship.job.rank_log(1, 1).unlink()
-    ship.now_s += 5
+    poll()
+    ship.write("00000.log", b" more\n")
+    ship.write("00000.idx", bytes(64))
     shipper.poll((1,))
-    ship.write("00000.log", b"another content")
-    ship.now_s += 5
-    shipper.poll((1,))
-    assert ship.sent_bytes == 20
-    assert ship.notes == [
-        "logs/attempt-001/rank-00000.log has 3 bytes, and 10 of it were sent: no more of it is sent",
-        "logs/attempt-001/rank-00001.log is gone: no more of it is sent",
+    ship.sent.clear()  # lost with the line
+    shipper.begin(intake.have(NODE))
+    poll()
+    assert home.rank_log(1, 0).read_bytes() == b"0123456789abcde\n012 more\n"
+    assert home.rank_index(1, 0).read_bytes() == b"0123456789abcde\n"
+    os.truncate(log, 0)
+    ship.write("00000.log", b"new\n")
+    poll()
+    ship.sent.clear()
+    assert home.rank_log(1, 0).read_bytes().endswith(b"012 more\nnew\n")
+    assert [note.removeprefix("logs/attempt-001/") for note in ship.notes] == [
+        "rank-00000.log has 3 bytes, and 16 of it were sent: it was cut off, and goes on from its new beginning",
+        "rank-00000.idx has 0 bytes, and 16 of it were sent: no more of it is sent",
+        "rank-00001.log is gone: no more of it is sent",
+        "rank-00000.log has 4 bytes, and 9 of it were sent: it was cut off, and goes on from its new beginning",
     ]
-    shipper.acknowledge(orders.ChunkAck(20))
-    assert shipper.has_arrived((1,))
+    os.truncate(log, 1)
+    later = _shipper(ship)
+    later.begin(intake.have(NODE))
+    assert not ship.sent, "another agent does not know which bytes of it were sent"
 
 
 def test_older_attempts_are_not_looked_at_again_once_they_are_home(ship: Ship) -> None:

@@ -37,6 +37,7 @@ echo "$@" >>"{folder}/asked"
 case "$1 $2" in "show config") echo 'KillWait                = 7 sec'; exit ;; esac
 test ! -e "{folder}/refusal" || {{ cat "{folder}/refusal" >&2; exit 1; }}
 case "$2" in show) cat "{folder}/job" ;; esac
+echo "ERROR: ld.so: object 'libdarshan.so' from LD_PRELOAD cannot be preloaded: ignored." >&2
 """
 RUNNING = "JobId=8 JobState=RUNNING Restarts=0 RunTime=00:00:30 TimeLimit=00:02:00 ExcNodeList=(null) NodeList=n[1-3]"
 ENVIRON = {"SLURM_JOB_ID": "8", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_MEM_PER_CPU": "1", "ORCH_ENDING": ""}

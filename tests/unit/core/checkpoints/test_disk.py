@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import hashlib
 import os
 import shutil
@@ -282,12 +283,29 @@ def test_what_is_written_again_while_it_is_kept_is_not_kept(
     assert list((root / ".kept").iterdir()) == []
 
 
-def test_copies_leave_half_of_the_free_space(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save, kept = save_of(root, "run/step_5", *FILES), root / ".kept" / "1"
-    usage = shutil.disk_usage(root)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=2 * save.size_bytes - 1))
-    assert not disk.keep(save, kept, copies=True) and not kept.exists()
+def test_copies_leave_half_of_the_space_that_is_free_once_older_ones_have_given_way(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save, kept, older = save_of(root, "run/step_5", *FILES), root / ".kept" / "2", root / ".kept" / "1"
+    size, usage = save.size_bytes, shutil.disk_usage(root)
+
+    def keep(free_bytes: int, *older: Path) -> bool:
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=free_bytes))
+        try:
+            return disk.keep(save, kept, copies=True, older=older)
+        except OSError as err:
+            assert err.errno == errno.ENOSPC and not kept.exists()
+            return False
+
+    assert not keep(2 * size - 1)
     assert disk.keep(save, kept, copies=False), "links take none"
+    kept.rename(older)
+    assert not keep(2 * size - 1, older), "what has another name frees nothing"
+    for name in FILES:
+        (root / name).unlink()
+        disk.copy(older / name, root / name)
+    assert not keep(size, older), "both must fit for a while"
+    assert keep(2 * size - 1, older) and older.exists()
 
 
 @pytest.mark.parametrize("can_clone", [True, False])
@@ -314,6 +332,22 @@ def test_the_files_of_a_save_are_deleted_with_their_folder(root: Path) -> None:
     (root / "run/step_5/empty/folder").mkdir(parents=True)
     assert disk.delete(save_of(root, "run/step_5", *FILES), root) == ""
     assert list(listing(root)) == ["run/step_6/model.pt"] and not (root / "run/step_5").exists()
+
+
+@pytest.mark.parametrize("left", [3, 2, 1])
+@pytest.mark.parametrize("mine", [{}, {"run/step_5/notes.txt": b"mine"}])
+def test_what_a_deletion_that_was_killed_has_left_is_deleted_by_the_next_one(
+    root: Path, monkeypatch: pytest.MonkeyPatch, left: int, mine: dict[str, bytes]
+) -> None:
+    save = save_of(root, "run/step_5", *FILES)
+    for name, data in mine.items():
+        write(root / name, data)
+    with monkeypatch.context() as killed, pytest.raises(AttributeError):
+        killed.delattr(shutil, "rmtree")
+        disk.delete(save, root)
+    for name in [name for name in listing(root) if name not in mine][left:]:
+        (root / name).unlink()
+    assert disk.delete(save, root) == "" and listing(root) == mine
 
 
 def test_what_is_not_in_the_ledger_is_never_deleted(root: Path) -> None:

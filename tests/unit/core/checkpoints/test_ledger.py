@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 from pathlib import Path
@@ -151,11 +152,19 @@ def test_an_odd_line_is_reported_and_skipped(tmp_path: Path, line: str) -> None:
 def test_a_ledger_that_has_grown_large_is_written_anew_without_the_files_of_what_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def refuse(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
     monkeypatch.setattr(ledger, "ENDED_MAX", 2)
     ended = [saved(number, state=state, pieces=PIECES) for number, state in enumerate(ledger.ENDED * 2, 1)]
     live = [saved(7, pieces=PIECES), saved(8, state=SaveState.OPEN, pieces=PIECES)]
     file = enter(tmp_path, *ended, *live)
     monkeypatch.setattr(ledger, "COMPACT_BYTES", file.stat().st_size - 1)
+    before = file.read_bytes()
+    with monkeypatch.context() as full:
+        full.setattr(os, "fsync", refuse)
+        assert book(tmp_path).saves == dict(enumerate((*ended, *live), 1)), "it can wait"
+    assert file.read_bytes() == before and list(file.parent.iterdir()) == [file]
     own = book(tmp_path)
     kept = {
         5: dataclasses.replace(ended[4], pieces=()),

@@ -221,7 +221,9 @@ def test_weights_in_several_files_are_whole_with_all_that_their_index_names(tmp_
     ("files", "fault"),
     [
         ("optim_5_rank0.pt optim_5_rank2.pt", "optim_5_rank1.pt is missing"),
-        ("optim_5_rank1.pt", "optim_5_rank0.pt is missing"),
+        ("optim_5_rank1.pt optim_5_rank3000000.pt", "optim_5_rank0.pt is missing"),
+        ("5_mp_rank_01.pt", "5_mp_rank_0.pt is missing"),
+        ("5_lora_rank16.pt", ""),
         ("ckpt_5_shard0.pt ckpt_5_shard2.pt", "ckpt_5_shard1.pt is missing"),
         ("ckpt_5_shard1.pt ckpt_5_shard2.pt", ""),
         ("ckpt_5_rank0.pt", ""),
@@ -230,7 +232,15 @@ def test_weights_in_several_files_are_whole_with_all_that_their_index_names(tmp_
 def test_a_rank_between_others_is_missed(tmp_path: Path, files: str, fault: str) -> None:
     for name in files.split():
         write(tmp_path / name, torch_save(adam()))
-    assert sight(tmp_path).fault("#5") == fault
+    seen = sight(tmp_path)
+    assert seen.fault("#5") == fault
+    assert not seen.has_last_word("#5", 4), "others may have been about to write theirs"
+
+
+def test_the_only_file_of_a_rank_is_the_last_word_of_none_but_the_first() -> None:
+    done = GroupReading(Format.TORCH, Content.STATE, True, is_proved=True, is_said_done=True)
+    said = [reading.has_last_word(done, [f"step_5/optim_rank{rank}.pt"], 4) for rank in range(4)]
+    assert said == [True, False, False, False]
 
 
 def test_many_faults_are_named_in_one_short_text(tmp_path: Path) -> None:

@@ -95,17 +95,20 @@ def test_when_no_number_is_left_the_way_on_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_many_who_ask_at_once_get_numbers_of_their_own(tmp_path: Path) -> None:
+def test_many_who_ask_at_once_get_numbers_of_their_own_and_what_each_asked_is_there(tmp_path: Path) -> None:
     pid = os.fork()
     if pid == 0:
         for _ in range(20):
             ask(tmp_path, "cancel")
         os._exit(0)
-    with ThreadPoolExecutor(1) as pool:
-        numbers = list(pool.map(lambda _: requests.ask(tmp_path, "cancel"), range(20)))
+    asked = ["restart", "look"] * 10
+    with ThreadPoolExecutor(2) as pool:
+        numbers = list(pool.map(lambda what: requests.ask(tmp_path, what), asked))
     assert os.waitpid(pid, 0)[1] == 0
     assert len(set(numbers)) == 20
     assert len(list(tmp_path.glob("*.json"))) == 40
+    written = {request.number: request.ask for request in requests.after(tmp_path, 0)}
+    assert [written[number] for number in numbers] == asked
 
 
 def test_what_the_queue_said_is_a_request_and_an_unknown_cause_is_a_failure(tmp_path: Path) -> None:

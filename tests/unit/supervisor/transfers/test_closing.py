@@ -256,18 +256,6 @@ def test_a_last_word_counts_only_while_ranks_run_no_more_and_only_with_the_files
     assert judge(part("n0", "s/optim_rank0.pt", "s/optim_rank1.pt", state=DONE), of=three).state is TORN
 
 
-def test_likeness_to_the_save_before_makes_it_whole_if_each_file_is() -> None:
-    def of(number: int) -> Part:
-        return part("n0", f"model_{number}.pt", f"optim_{number}.pt")
-
-    before = dataclasses.replace(save(of(10)), state=WHOLE)
-    assert judge(of(20), before=before) == Found(WHOLE, Closing.LIKENESS, "")
-    assert judge(of(20)).state is TORN
-    assert judge(part("n0", "model_20.pt"), before=before).state is TORN
-    unproved = part("n0", "model_20.bin", "optim_20.bin", state=dataclasses.replace(SHOWN, is_proved=False))
-    assert judge(unproved, before=before).state is TORN
-
-
 def test_a_name_of_the_save_before_that_was_not_written_again_tears_it_although_its_format_says_done() -> (
     None
 ):

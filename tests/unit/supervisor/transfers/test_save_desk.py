@@ -14,6 +14,7 @@ from orchestrator.brain.model import events as e
 from orchestrator.core.checkpoints import ledger
 from orchestrator.core.checkpoints.save import Closing, Content, Format, Save, SaveState, StepSource
 from tests.support.desk_world import DeskWorld
+from tests.support.fake_disk import FakeDisk
 from tests.support.saved_files import Model, adam, distributed, torch_save
 
 OPEN, WHOLE, TORN, GONE = SaveState.OPEN, SaveState.WHOLE, SaveState.TORN, SaveState.GONE
@@ -140,6 +141,21 @@ def test_the_save_before_counts_until_the_one_that_is_written_over_it_is_whole(w
     world.write({"last.pt": state(20)})
     world.report("last.pt", steps=20)
     assert world.states() == [WHOLE, OPEN]
+
+
+def test_a_save_without_a_file_of_the_one_before_is_whole_once_it_can_be_and_then_the_next_is_held_against_it(
+    world: DeskWorld,
+) -> None:
+    world.save({**pair(10), "buffer_10.pkl": torch_save(Model())})
+    for step in (20, 30):
+        assert world.save(pair(step), steps=step).state is WHOLE
+    world.save({**pair(40), "buffer_40.pkl": torch_save(Model())}, steps=40)
+    for step in (50, 60):  # a script without steps
+        world.write(pair(step))
+        world.report(f"model_{step}.pt", steps=0, closed_by=Closing.SILENCE)
+        world.go_on()
+    assert world.states() == [WHOLE] * 6
+    assert world.saves[5].closed_by is Closing.SILENCE
 
 
 # How ranks and nodes end
@@ -535,20 +551,16 @@ def test_a_script_that_began_anew_is_told_and_the_steps_of_its_saves_are_counted
 # The disk
 
 
-def test_while_the_disk_is_full_the_brain_is_told_nothing_that_the_ledger_does_not_have(
-    world: DeskWorld, monkeypatch: pytest.MonkeyPatch
+def test_while_the_disk_is_full_all_waits_so_that_nothing_is_acknowledged_that_the_ledger_does_not_have(
+    world: DeskWorld, disk: FakeDisk
 ) -> None:
-    def refuse(fd: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     world.write(one(10))
-    seen = world.seen("step_10.pt")
-    with monkeypatch.context() as full:
-        full.setattr(os, "fsync", refuse)
-        world.desk.seen(world.at, "n0", seen, world.gang)
-        assert world.learn() == [] and ledger.read(world.job.root, world.job.ledger)[0] == {}
-    (told,) = world.learn()
-    assert isinstance(told, e.SaveChanged) and ledger.read(world.job.root, world.job.ledger)[0] == world.saves
+    world.desk.seen(world.at, "n0", world.seen("step_10.pt"), world.gang)
+    disk.room_bytes, disk.at_wait = 0, lambda: told.append(ledger.read(world.job.root, world.job.ledger)[0])
+    told: list[object] = []
+    (news,) = world.learn()
+    assert told == [{}, {}] and isinstance(news, e.SaveChanged)
+    assert ledger.read(world.job.root, world.job.ledger)[0] == world.saves != {}
 
 
 def test_a_ledger_that_cannot_be_written_for_another_reason_ends_the_supervisor(
@@ -579,13 +591,15 @@ def _lines(path: Path) -> int:
     return len(path.read_text().splitlines())
 
 
-def test_a_save_that_finds_no_room_to_be_kept_is_whole_all_the_same(
+def test_a_save_that_finds_no_room_to_be_kept_is_whole_all_the_same_and_that_is_noted_once(
     world: DeskWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "link", refuse)
-    save: Save = world.save(one(10))
-    assert save.state is WHOLE and world.kept() == []
-    assert world.compare(1) == ""
+    saves: list[Save] = [world.save(one(step), steps=step) for step in (10, 20)]
+    assert [save.state for save in saves] == [WHOLE, WHOLE] and world.kept() == []
+    (note,) = world.notes
+    assert note.startswith("step_10.pt is not kept: the disk has too little room")
+    assert world.compare(2) == ""

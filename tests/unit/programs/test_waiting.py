@@ -1,0 +1,43 @@
+"""What ends a wait, and who is to blame then?"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orchestrator.brain.model import decisions as d
+from orchestrator.client.job import Job
+from orchestrator.programs import outcome, waiting
+from orchestrator.programs.waiting import NeedKind, Waited
+from orchestrator.report import page
+from tests.support import folders, jobs
+
+RUNNING = jobs.status([*jobs.submitted(), *jobs.running(1, 1.0, 7)])
+
+
+@pytest.mark.parametrize(
+    ("backend", "silent_s", "kind"),
+    [("local", 200.0, None), ("local", 400.0, NeedKind.SUPERVISOR), ("ssh", 400.0, NeedKind.SUPERVISOR), ("slurm", 400.0, None)],
+)  # fmt: skip
+def test_a_supervisor_that_is_silent_on_another_machine_needs_a_person(
+    backend: str, silent_s: float, kind: NeedKind | None
+) -> None:
+    """Slurm starts one again by itself, and one of this machine is started by the wait."""
+    need = waiting.need(replace(RUNNING, backend=backend, written_s=silent_s))
+    assert (need.kind if need else None) == kind
+
+
+@pytest.mark.parametrize("how", [d.JobEnd.CANCELLED, d.JobEnd.FAILED])
+def test_a_crash_that_the_job_survived_is_not_to_blame_for_its_end(tmp_path: Path, how: d.JobEnd) -> None:
+    news = [
+        *jobs.crashed_once(),
+        *jobs.running(2, 10.0, 1),
+        jobs.end(2, 11.0, how, "Slurm ended it: NODE_FAIL"),
+    ]
+    why = Job(folders.make(tmp_path, news)).why()
+    shown = outcome.outcome(Waited(jobs.status(news)), why, "gpt")
+    assert (shown["verdict"], shown["culprits"]) == (None, []) and "NODE_FAIL" in shown["reason"]
+    if how is d.JobEnd.FAILED:
+        assert page.happened(why) == "Slurm ended it: NODE_FAIL"
