@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 
@@ -99,7 +100,8 @@ def test_on_hang_notify_says_so_and_lets_the_job_go_on(desk: Desk) -> None:
     assert "awake" in job.log()
     notices = job.attempts()[0]["notices"]
     assert len(notices) == 1
-    assert "no sign of progress" in notices[0]
+    # On a busy machine Python itself still starts, which is progress, after the gang is there
+    assert re.search(r"no (sign of progress|step yet) for \d+ s", notices[0])
 
 
 def test_log_output_is_a_sign_of_life(desk: Desk) -> None:
