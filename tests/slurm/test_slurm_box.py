@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from orchestrator.core.host import procfs
 from tests.support.cluster.box import inside
 from tests.support.cluster.host import wait_for
 from tests.support.cluster.slurm import SlurmBox
@@ -258,9 +259,9 @@ def test_two_boxes_live_side_by_side_and_leave_nothing(slurm: SlurmBox) -> None:
         id = sleeps(other)
         assert other.queue.job(id)["NodeList"] == "node1"
         assert slurm.queue.entries() == []
-        spaces = {host.namespaces["pid"] for host in other.hosts.values()}
+        procs = inside({host.namespaces["pid"] for host in other.hosts.values()})
         state = other.state
-    assert not inside(spaces)
+    assert procs and not any(map(procfs.alive, procs))
     assert not state.exists()
 
 

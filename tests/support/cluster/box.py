@@ -141,12 +141,12 @@ class Box(Faults):
         self.network.plug([host for host in hosts if host is not self.login])
 
     def reap(self, host: Host) -> None:
-        """Wait until nothing of a killed host is left."""
-        space = host.namespaces.get("pid", 0)
+        """Wait until nothing of a killed host is left: its first process ends as the last of its namespace."""
+        first = host.first
         if host.shell is not None:
             host.shell.wait(GONE_S_MAX)
-        if space:
-            wait_for(lambda: not inside({space}), f"the end of {host.name}")
+        if first is not None:
+            wait_for(lambda: not procfs.alive(first), f"the end of {host.name}")
         host.first, host.shell, host.namespaces = None, None, {}
 
     def _begin(self, host: Host, ready: int) -> subprocess.Popen[bytes]:
@@ -233,11 +233,15 @@ def sweep() -> None:
         shutil.rmtree(state, ignore_errors=True)
 
 
-def inside(spaces: set[int]) -> list[int]:
-    """Return the processes that are in one of these namespaces (inodes of net, mnt or pid namespaces)."""
-    return [
+def inside(spaces: set[int]) -> list[Proc]:
+    """Return the processes that are in one of these namespaces (inodes of net, mnt or pid namespaces).
+
+    Only while the namespaces are there: Linux gives the inode of one that is gone to the next.
+    """
+    pids = [
         pid for pid in procfs.pids() if any(namespace(pid, kind) in spaces for kind in ("pid", "mnt", "net"))
     ]
+    return [Proc(pid, stat.start_ticks) for pid in pids if (stat := procfs.stat(pid)) is not None]
 
 
 def _wait_ready(ready: int, hosts: list[Host]) -> None:
