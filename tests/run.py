@@ -53,7 +53,7 @@ class Group:
 class Result:
     """What came of a group.
 
-    `failures`: what each test said that failed; `skips`: how many were skipped for which reason; `times_s`: of each test.
+    `failures`: the message of each test that failed; `skips`: how many were skipped for which reason; `times_s`: of each test.
     """
 
     group: Group
@@ -271,10 +271,12 @@ def table(results: Sequence[Result]) -> str:
     times_s = {name: seconds for one in results for name, seconds in one.times_s.items()}
     slowest = sorted(times_s, key=lambda name: -times_s[name])[:SLOWEST_SHOWN]
     lines += ["", "The slowest tests:", *(f"{times_s[name]:6.0f} s  {name}" for name in slowest)]
-    failures = {name: said for one in results for name, said in one.failures.items()}
+    failures = {name: message for one in results for name, message in one.failures.items()}
     if failures:  # last, because whoever keeps only the end of the output needs them most
         lines += ["", "What failed (all of it is above):"]
-        lines += [f"{name}\n{indent(said[:FAILURE_CHARS_SHOWN], '    ')}" for name, said in failures.items()]
+        lines += [
+            f"{name}\n{indent(message[:FAILURE_CHARS_SHOWN], '    ')}" for name, message in failures.items()
+        ]
     return "\n".join(lines)
 
 

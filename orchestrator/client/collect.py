@@ -126,9 +126,8 @@ def _copy_folder(source: Path, target: Path, without: Collection[Path] = ()) -> 
     try:
         shutil.copytree(source, target, symlinks=True, copy_function=_copy, ignore=left_out)
     except shutil.Error as err:
-        if there := [
-            one for one in err.args[0] if os.path.lexists(one[0])
-        ]:  # the others a running job has deleted
+        # What is not there any more, a running job has deleted
+        if there := [one for one in err.args[0] if os.path.lexists(one[0])]:
             raise shutil.Error(there) from err
     for folder, _, _ in os.walk(
         target

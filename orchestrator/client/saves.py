@@ -92,14 +92,9 @@ def find(job: JobDir, plan: Plan, saves: Mapping[int, Save], wanted: str) -> Sav
     paths = _paths(job, plan, wanted)
     there = {path for path in paths if os.path.lexists(path)}
     reals = {os.path.realpath(path) for path in there}
-    by_number = [
-        save for save in saves.values() if wanted == str(save.number) and not _is_at(save, paths | reals)
-    ]
-    if there and by_number:
-        raise _ambiguous(
-            wanted,
-            {f"{one.places[0].root}/{one.main}" if one.places else one.main for one in by_number} | there,
-        )
+    numbered = next((save for save in saves.values() if wanted == str(save.number)), None)
+    if there and numbered is not None and not _is_at(numbered, paths | reals):
+        raise _ambiguous(wanted, {numbered.path, *there})
     why = ""
     for save in sorted(saves.values(), key=lambda save: -save.number):
         is_number = wanted == str(save.number)

@@ -20,9 +20,9 @@ STANDS_S = 30.0
 SOON_S = 60.0
 """What ends by itself within this time needs nobody."""
 
-
 UNHEARD_S = 300.0
-"""A supervisor on another machine needs a person after this time: its machine may begin again and start it."""
+"""A supervisor needs a person when it is silent for this long. A wait starts one that died on this machine; on another, a
+verb that somebody types there does."""
 
 
 class NeedKind(enum.StrEnum):
@@ -81,9 +81,7 @@ def need(status: Status) -> Need | None:
         return Need(NeedKind.DISK, what, "free some space there: the job goes on by itself")
     if status.state == "QUEUED" and status.queue is not None:
         return Need(NeedKind.QUEUE, status.queue.said, status.queue.fix) if status.queue.is_stuck else None
-    if (
-        status.backend != "slurm" and (status.written_s or 0.0) > UNHEARD_S
-    ):  # a wait starts one that it can start
+    if status.backend != "slurm" and (status.written_s or 0.0) > UNHEARD_S:
         return Need(NeedKind.SUPERVISOR, outdated(status))
     seen = status.suspected
     if seen is None or not seen.ranks or seen.for_s < STANDS_S:

@@ -115,10 +115,8 @@ def happened(why: Json) -> str:
     verdict = last["verdict"]
     at = f" at step {verdict['step']:,}" if verdict["step"] is not None else ""
     failure = f"{verdict['kind']}{at} in attempt {last['attempt']}: {verdict['culprit'] or verdict['head']}"
-    if why["state"] == "FAILED" and last is not why["attempts"][-1]:
-        return str(cells.short(why["reason"], why["dir"]))
     if why["state"] == "FAILED":
-        return str(cells.short(failure, why["dir"]))
+        return str(cells.short(failure if last is why["attempts"][-1] else why["reason"], why["dir"]))
     times = f" after {len(judged)} failures" if len(judged) > 1 else ""
     course = {"SUCCEEDED": "it ended well", "CANCELLED": "it was cancelled"}.get(why["state"], "it goes on")
     return str(cells.short(f"{course}{times}; the last failure was a {failure}", why["dir"]))

@@ -14,8 +14,6 @@ from orchestrator.submission import planner
 from orchestrator.submission.planner import Inventory
 
 GPU_LIST_S_MAX = 20.0
-WORDS_CHARS_MAX = 300
-
 
 NO_GPUS = 6
 """What nvidia-smi ends with where it runs well and finds no GPU."""
@@ -50,8 +48,7 @@ def _gpus(environ: Mapping[str, str]) -> tuple[int, ...]:
     if done.returncode == NO_GPUS:
         return ()
     if done.returncode != 0:
-        words = " ".join((done.stdout + done.stderr).split())[:WORDS_CHARS_MAX]
-        raise ClusterError(f"nvidia-smi cannot list the GPUs: {words}", tool, fix)
+        raise ClusterError(f"nvidia-smi cannot list the GPUs: {gpus.printed(done)}", tool, fix)
     rows = gpus.rows(done.stdout)
     indices = {row[1]: int(row[0]) for row in rows if len(row) == 2 and row[0].isdigit()}
     visible = environ.get("CUDA_VISIBLE_DEVICES")

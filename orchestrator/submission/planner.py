@@ -245,10 +245,10 @@ def _gpus_per_node(file: SpecFile, inventory: Inventory) -> int:
     count = len(inventory.gpus)
     if spec.gpus_per_node is None:
         return 0
-    if spec.gpus_per_node == "auto" and 0 < count < spec.nodes:
-        what = f"{counted(count, 'GPU')} on this machine for {counted(spec.nodes, 'node')}"
-        raise UserError(what, file.where("nodes"), "lower nodes, or use procs_per_node for CPU ranks")
     if spec.gpus_per_node == "auto":
+        if 0 < count < spec.nodes:
+            what = f"{counted(count, 'GPU')} on this machine for {counted(spec.nodes, 'node')}"
+            raise UserError(what, file.where("nodes"), "lower nodes, or use procs_per_node for CPU ranks")
         return count // spec.nodes
     wanted = int(spec.gpus_per_node) * spec.nodes
     if wanted > count:

@@ -181,7 +181,7 @@ def reason(facts: Facts, now: Now | None = None) -> str:
 def _asked(facts: Facts, attempt: AttemptFacts) -> str:
     """Return what the user has asked for that is followed by another attempt than the one that is over; empty for nothing."""
     if attempt.number <= facts.resumed_after:
-        return "resumed by the user"
+        return restart_policy.RESUME_ASKED
     is_asked = attempt.phase is Phase.STOP and attempt.verdict is None and attempt.restart_asked
     return restart_policy.RESTART_ASKED if is_asked and not facts.done else ""
 

@@ -37,7 +37,7 @@ MUTATIONS = (
         "tests/unit/supervisor/transfers/test_log_receiver.py::test_a_file_that_is_not_the_nodes_is_refused_and_told_once"),
     Mutation("a stale attempt's save is entered", "orchestrator/supervisor/transfers/save_desk.py", "if report.attempt != gang.attempt or unfit:", "if unfit:",
         "tests/unit/supervisor/transfers/test_save_desk.py::test_what_a_stale_attempt_reports_is_not_entered"),
-    Mutation("a save is whole before every rank has gone on", "orchestrator/supervisor/transfers/closing.py", "if gang.have_gone_on(watch.gone_on) and not fault:", "if not fault:",
+    Mutation("a save is whole before every rank has gone on", "orchestrator/supervisor/transfers/closing.py", "if have_gone_on and not fault:", "if not fault:",
         "tests/unit/supervisor/transfers/test_closing.py::test_a_save_is_open_until_the_last_node_has_gone_on_and_then_whole"),
     Mutation("a save with a fault is whole", "orchestrator/supervisor/transfers/closing.py", "fault = reading.fault(state, sizes) or _stale_need(save, state) or _mixed(save, pieces)", "fault = ''",
         "tests/unit/supervisor/transfers/test_closing.py::test_a_fault_on_any_host_keeps_it_from_being_whole"),

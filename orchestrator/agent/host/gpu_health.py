@@ -61,7 +61,7 @@ def _query(tool: str, what: str, fields: Sequence[str]) -> list[list[str]]:
 
 def _last_words(tool: str) -> str:
     done = gpus.run(tool, "-L", limit_s=NVIDIA_SMI_S_MAX)
-    return " ".join((done.stdout + done.stderr).split())[:300] or f"code {done.returncode}"
+    return gpus.printed(done) or f"code {done.returncode}"
 
 
 def _gpu(row: Sequence[str]) -> GpuFacts:

@@ -13,6 +13,7 @@ from orchestrator.brain.scheduling.checkpoints import QUESTION, SUSPICION, why_n
 from orchestrator.core.backoff import Backoff
 
 RESTART_ASKED = "a restart that the user asked for"
+RESUME_ASKED = "resumed by the user"
 """Why an attempt ends, and the next begins."""
 
 PASSED_SHOWN = 3
@@ -93,7 +94,7 @@ def _anywhere(facts: Facts, attempt: AttemptFacts) -> RestartAttempt | GiveUp:
     assert facts.limits is not None
     verdict = attempt.verdict
     if attempt.number <= facts.resumed_after and facts.goal is JobGoal.RUN:
-        return RestartAttempt(attempt.watched_at, f"resumed by the user, from {_source(facts)}")
+        return RestartAttempt(attempt.watched_at, f"{RESUME_ASKED}, from {_source(facts)}")
     if verdict is None and facts.done:
         return GiveUp(JobEnd.SUCCEEDED, "every rank exited with code 0")
     if facts.goal is JobGoal.CANCEL:

@@ -43,12 +43,12 @@ def _are_single(saves: Collection[Save]) -> bool:
     """Tell whether stated steps are known to be single counted steps: each attempt made as many of both from its first save
     to its last, the first attempt from 0."""
     first = min(save.attempt for save in saves)
-    apart: list[int] = []
+    drifts: list[int] = []
     for attempt, own in _stating(saves).items():
         ends = [(save.stated or 0) - save.steps for save in own]
         ends = [0, *ends] if attempt == first > 0 else ends
-        apart += [ends[-1] - ends[0]] if len(ends) > 1 else []
-    return bool(apart) and all(abs(steps) <= NEAR_STEPS for steps in apart)
+        drifts += [ends[-1] - ends[0]] if len(ends) > 1 else []
+    return bool(drifts) and all(abs(drift) <= NEAR_STEPS for drift in drifts)
 
 
 def job_step(save: Save, base_step: int, *, misstated: bool) -> tuple[int | None, StepSource]:

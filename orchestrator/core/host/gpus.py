@@ -10,6 +10,8 @@ from dataclasses import dataclass
 LIST_S_MAX = 15.0
 """How long nvidia-smi may take: without persistence mode it wakes every GPU first."""
 
+LINE_CHARS_MAX = 300
+
 _PLACES = ("/usr/bin/nvidia-smi", "/usr/local/bin/nvidia-smi", "/usr/lib/wsl/lib/nvidia-smi")
 _WHOLE = re.compile(r"GPU (\d+): (.*) \(UUID: (\S+)\)")
 _PART = re.compile(r"\s+MIG (.*?)\s+Device\s+\d+: \(UUID: (\S+)\)")
@@ -51,6 +53,11 @@ def run(tool: str, *options: str, limit_s: float) -> subprocess.CompletedProcess
         raise GpuError(f"{shown} cannot be run: {err.strerror}") from err
 
 
+def printed(done: subprocess.CompletedProcess[str]) -> str:
+    """Return what nvidia-smi has printed, in one line of at most `LINE_CHARS_MAX` characters."""
+    return " ".join((done.stdout + done.stderr).split())[:LINE_CHARS_MAX]
+
+
 def rows(text: str) -> list[list[str]]:
     """Return the rows of a table that nvidia-smi prints (`--format=csv`), each as its cells."""
     return [[cell.strip() for cell in line.split(",")] for line in text.splitlines()]
@@ -63,8 +70,7 @@ def here() -> tuple[Gpu, ...]:
         raise GpuError("there is no nvidia-smi on this host")
     done = run(tool, "-L", limit_s=LIST_S_MAX)
     if done.returncode != 0:
-        words = " ".join((done.stdout + done.stderr).split())[:300]
-        raise GpuError(f"`{tool} -L` ended with code {done.returncode}: {words}")
+        raise GpuError(f"`{tool} -L` ended with code {done.returncode}: {printed(done)}")
     return listed(done.stdout)
 
 

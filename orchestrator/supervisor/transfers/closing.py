@@ -204,9 +204,10 @@ def judge(save: Save, watch: Watch, gang: Gang, before: Save | None, *, is_follo
     fault = fault or _lacks_rank(save, sizes, before)
     closed_by = next((part.closed_by for part in save.parts if part.closed_by in GONE_ON), Closing.STEPS)
     is_written = closed_by is not Closing.SILENCE or is_followed or gang.have_gone_on(())
-    if not (is_written and gang.have_gone_on(watch.gone_on)):
+    have_gone_on = gang.have_gone_on(watch.gone_on)
+    if not (is_written and have_gone_on):
         fault = fault or _lacks(save, sizes, before)
-    if gang.have_gone_on(watch.gone_on) and not fault:
+    if have_gone_on and not fault:
         return Found(SaveState.WHOLE, closed_by, "")
     if not gang.is_over:
         return Found(SaveState.OPEN, Closing.NONE, fault)
