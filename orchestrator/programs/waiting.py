@@ -25,7 +25,7 @@ UNHEARD_S = 300.0
 verb that somebody types there does."""
 
 
-class NeedKind(enum.StrEnum):
+class NeedKind(enum.Enum):
     """Why a job needs a person."""
 
     HANG = "hang"  # ranks are named that nothing ends soon, or a desync that is only reported

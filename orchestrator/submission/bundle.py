@@ -27,6 +27,10 @@ _MAIN = "import sys\nfrom orchestrator.__main__ import main\nsys.exit(main(sys.a
 # Before 3.11, sets of constants came in the order of their hashes.
 _MARSHAL_IS_STABLE = sys.version_info >= (3, 11)
 
+_MARSHAL_VERSION = 2 if sys.version_info < (3, 14) else marshal.version
+"""Version 2 is the last without references among objects, which depend on their other users before Python 3.12. Code of
+3.14 has slices among its constants, which only version 5 holds."""
+
 # The earliest date that a zip can hold.
 _DATE = (1980, 1, 1, 0, 0, 0)
 
@@ -82,8 +86,9 @@ def _zipped(files: dict[str, bytes]) -> bytes:
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in files.items():
             archive.writestr(_entry(name), data)
-            if name != "__main__.py" and _MARSHAL_IS_STABLE:
-                archive.writestr(_entry(f"{name}c"), _compiled(name, data))
+            compiled = _compiled(name, data) if name != "__main__.py" and _MARSHAL_IS_STABLE else b""
+            if compiled:
+                archive.writestr(_entry(f"{name}c"), compiled)
     return out.getvalue()
 
 
@@ -96,13 +101,13 @@ def _entry(name: str) -> zipfile.ZipInfo:
 
 
 def _compiled(name: str, source: bytes) -> bytes:
-    """Return a compiled file after PEP 552: magic number, flag for a hash that is not checked, hash, code.
-
-    Version 2 of marshal is the last without references among objects, which depend on their other users.
-    """
+    """Return a compiled file after PEP 552: magic number, flag for a hash that is not checked, hash, code. Empty where
+    this Python cannot write its code in the format: the source is then compiled at each start."""
     code = compile(source, name, "exec", dont_inherit=True)
     header = importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + importlib.util.source_hash(source)
-    return header + marshal.dumps(code, 2)
+    with contextlib.suppress(ValueError):
+        return header + marshal.dumps(code, _MARSHAL_VERSION)
+    return b""
 
 
 def sha256(data: bytes) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.core import placeholders
-from orchestrator.core.errors import UserError
+from orchestrator.core.errors import ClusterError, UserError
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.slurm import sbatch_options
@@ -46,7 +46,7 @@ def render(plan: Plan, job: JobDir, python: str) -> tuple[RenderedFile, ...]:
         return _for_slurm(plan, job, values)
     if plan.ssh is not None:
         return host_scripts(plan, f"{plan.ssh.remote_dir.rstrip('/')}/jobs/{plan.id}", python)
-    template = environment().get_template("node.sh.j2")
+    template = _template("node.sh.j2")
     values["world_size"] = plan.world_size
     return tuple(
         RenderedFile(name=f"{node.name}.sh", text=template.render(node=node, **values), mode=0o755)
@@ -56,7 +56,7 @@ def render(plan: Plan, job: JobDir, python: str) -> tuple[RenderedFile, ...]:
 
 def host_scripts(plan: Plan, root: str, python: str) -> tuple[RenderedFile, ...]:
     """Return for every node of a plan with a pool the script that begins a conversation there."""
-    template = environment().get_template("host.sh.j2")
+    template = _template("host.sh.j2")
     values = {**_values(plan, python), "pool": plan.pool, "root": root}
     return tuple(
         RenderedFile(name=f"{node.name}.sh", text=template.render(node=node, **values), mode=0o755)
@@ -79,9 +79,9 @@ def _for_slurm(plan: Plan, job: JobDir, values: dict[str, object]) -> tuple[Rend
         fix = "set ORCH_HOME to a folder without such characters"
         raise UserError(what, root if root.isprintable() else repr(root), fix)
     options = (*plan.slurm.options, f"--chdir={root}", "--output=logs/slurm.log")
-    env, more = environment(), {**values, "pool": plan.pool, "root": root, "options": options}
+    more = {**values, "pool": plan.pool, "root": root, "options": options}
     return tuple(
-        RenderedFile(name=name, text=env.get_template(f"{name}.j2").render(more), mode=0o755)
+        RenderedFile(name=name, text=_template(f"{name}.j2").render(more), mode=0o755)
         for name in ("slurm.sh", "agent.sh")
     )
 
@@ -94,6 +94,17 @@ def _unfit_for_slurm(root: str) -> str:
         return "a backslash, which Slurm takes away,"
     pattern = _PATTERN.search(root)
     return f"{pattern.group()}, for which Slurm puts something else," if pattern else ""
+
+
+def _template(name: str) -> jinja2.Template:
+    """Return a template. Raises ClusterError where the installation lacks it: jinja2's own error is an OSError without a
+    reason."""
+    import jinja2
+
+    try:
+        return environment().get_template(name)
+    except jinja2.TemplateNotFound as err:
+        raise ClusterError(f"orch has no {name}", str(TEMPLATES), "install orch again") from err
 
 
 @functools.cache

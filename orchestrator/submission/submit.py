@@ -168,7 +168,7 @@ def _fill(
         shutil.rmtree(draft.root, ignore_errors=True)
         fix = "free some space or permissions there, or set ORCH_HOME to another place"
         where = str(err.filename2 or err.filename or folder)
-        raise ClusterError(f"the job folder cannot be made: {err.strerror}", where, fix) from err
+        raise ClusterError(f"the job folder cannot be made: {err.strerror or err}", where, fix) from err
     except BaseException:
         shutil.rmtree(draft.root, ignore_errors=True)
         raise

@@ -100,9 +100,13 @@ class LaunchScript:
         self._serving = asyncio.get_running_loop().create_task(self._serve())
 
     async def _serve(self) -> None:
+        """Serve stand-ins until `close`. From Python 3.12 on `Server.wait_closed`, which `async with` calls, waits for every
+        connection, and that of a stand-in whose ranks run is closed by nobody else."""
         server = await asyncio.start_unix_server(self._answer, sock=self._socket, limit=MESSAGE_BYTES_MAX)
-        async with server:
-            await server.serve_forever()
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            server.close()
 
     def ended(self, pid: int, status: int) -> bool:
         """Report the end of the script, if it is the process that was reaped; tell whether it is."""

@@ -6,7 +6,6 @@ import dataclasses
 import enum
 import random
 from dataclasses import dataclass, field
-from typing import assert_never
 
 from orchestrator.core.planned import Limits, PlannedNode, PlannedPool, QueueTerms
 from tests.support.brain_story import planned_node
@@ -397,8 +396,6 @@ def _some_path(rng: random.Random, night: Night) -> str:
             return f"epoch-{rng.randint(1, 3)}.pt"
         case Naming.LAST:
             return "last.pt"
-        case _ as never:
-            assert_never(never)
 
 
 def _without_steps(night: Night) -> Night:

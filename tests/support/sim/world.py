@@ -11,7 +11,7 @@ import itertools
 import json
 import random
 from collections.abc import Callable
-from typing import Any, assert_never
+from typing import Any
 
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
@@ -133,8 +133,6 @@ class World:
                 return f"epoch-{step // self.night.save_steps}.pt"
             case Naming.LAST:
                 return "last.pt"
-            case _ as never:
-                assert_never(never)
 
     def journal_high(self, attempt: int) -> int:
         """Return the most steps of one rank of an attempt that the journal tells of, in all its launcher calls together.
