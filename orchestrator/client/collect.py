@@ -165,8 +165,10 @@ def _refuse_unfit(job: Job, to: Path) -> None:
     try:
         if to.resolve().is_relative_to(job.folder.root.resolve()):
             raise UserError("a copy of the job inside its own folder", str(to), "name a folder elsewhere")
-        if (to.exists() or to.is_symlink()) and (not to.is_dir() or any(to.iterdir())):
-            raise UserError("is not an empty folder", str(to), "name a new one")
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            to.lstat()  # `exists` tells of no error from Python 3.14 on
+            if not to.is_dir() or any(to.iterdir()):
+                raise UserError("is not an empty folder", str(to), "name a new one")
     except (OSError, RuntimeError) as err:
         # A name is too long, a folder may not be entered, or links form a circle.
         what = f"cannot be read: {_reason(err)}"
