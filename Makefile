@@ -1,10 +1,17 @@
 # Commands for a checkout. Everything is installed into .venv; `make clean` removes it.
 #
-# PYTHON: the interpreter that .venv is made from, 3.10 or newer. STRICT=--strict: `make test` fails when a test is skipped.
+# PYTHON: the interpreter to use, 3.10 or newer; one that is named has an environment of its own, such as .venv-3.13.
+# PYTHONS: the interpreters of `make pythons`, by default all that are found; PYTHONS=--ends: the oldest and the newest.
+# STRICT=--strict: `make test` and `make pythons` fail when a test is skipped.
 
 PYTHON ?= python3
+PYTHONS ?=
 STRICT ?=
+ifeq ($(origin PYTHON),file)
 VENV := .venv
+else
+VENV := .venv-$(shell $(PYTHON) -c 'import sys; print("%d.%d%s" % (*sys.version_info[:2], sys.abiflags))')
+endif
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
@@ -14,7 +21,7 @@ DEV_STAMP := $(VENV)/.installed-dev
 GALLERY_STAMP := $(VENV)/.installed-gallery
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test soak check bench bench-scale bench-ssh bench-slurm bench-hangs docs clean
+.PHONY: help demo quick test pythons soak check bench bench-scale bench-ssh bench-slurm bench-hangs docs clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,14 +36,18 @@ test: $(DEV_STAMP) ## a quarter of an hour: every check and test except the long
 	@tests/install.sh
 	@$(BIN)/python -m tests.run test $(STRICT)
 
+pythons: $(DEV_STAMP) ## the quick tests and whole jobs on each Python that is found (PYTHONS="python3.10 …"); some minutes each
+	@$(BIN)/python -m tests.pythons $(STRICT) $(PYTHONS)
+
 soak: $(GALLERY_STAMP) ## hours: what `make test` leaves out, whole galleries, a million nights, and all that is slow 20 times
 	@tests/install.sh
 	@$(BIN)/python -m tests.run soak
 
-check: $(DEV_STAMP) ## ruff, ruff format and mypy
+check: $(DEV_STAMP) ## ruff, ruff format, and mypy for the oldest and the newest Python
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy --python-version 3.14
 
 bench: $(DEV_STAMP) ## measure what the design promises, as ratios; needs a quiet machine
 	$(BIN)/python bench/run.py
@@ -64,8 +75,8 @@ bench-hangs: $(DEV_STAMP) ## measure how soon each hang of the gallery is found,
 docs: $(DEV_STAMP) ## write the generated parts of docs/
 	$(BIN)/python docs/generate.py
 
-clean: ## remove .venv, builds and caches; jobs in ~/.orch stay
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+clean: ## remove .venv and its like, builds and caches; jobs in ~/.orch stay
+	rm -rf .venv .venv-* build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:

@@ -1,4 +1,4 @@
-"""Runs the tests in groups side by side, and says at the end what came of each: `python -m tests.run quick | test | soak`.
+"""Runs the tests in groups side by side, and says at the end what came of each: `python -m tests.run quick | test | soak | pythons`.
 
 Every group is one process; what it prints is shown when it is done. Most of them wait most of the time, so more run at
 once than there are processors; tests that measure time run alone, at the end. The exit code is 0 when all is well; with
@@ -70,6 +70,10 @@ CACHES = {"PYTHONDONTWRITEBYTECODE": ""}
 """Groups share what Python has compiled: without it each spends 10 s on the tests' own files, and a process of orch 0.2 s."""
 
 
+STRICT_ENV = "ORCH_STRICT"
+"""Set for the tests of a run in which none may be skipped."""
+
+
 def tests(name: str, where: str, mark: str = "not soak and not quiet", **environ: str) -> Group:
     """Return the group of the tests that these words of a pytest command name, if their marks fit."""
     return Group(name, ("pytest", "-q", "-p", "no:cacheprovider", "-m", mark, *shlex.split(where)), environ)
@@ -82,6 +86,8 @@ def ignored(*where: str) -> str:
 
 RUFF = (Group("ruff", ("ruff", "check", ".")), Group("ruff format", ("ruff", "format", "--check", ".")))
 MYPY = Group("mypy", ("mypy",))
+"""For the oldest Python that orch supports, see pyproject.toml."""
+MYPY_NEWEST = Group("mypy, newest Python", ("mypy", "--python-version", "3.14"))
 QUICK = "not slow and not quiet and not soak"
 
 FIRST_LOCAL = "test_local_a or test_local_c or test_local_e"
@@ -112,6 +118,14 @@ SUITES: dict[str, tuple[Group, ...]] = {
         MYPY,
         *RUFF,
     ),
+    "pythons": (
+        tests("unit, core and agent", UNIT_BELOW, QUICK),
+        tests("unit, brain to client", UNIT_ABOVE, QUICK),
+        tests("unit, others", UNIT_OTHERS, QUICK),
+        tests("sim", "tests/sim tests/wiring", QUICK),
+        tests("bundle", "tests/unit/submission/test_bundle.py"),
+        tests("jobs", "tests/integration/test_pythons.py tests/integration/test_local_launch.py"),
+    ),
     "test": (
         *RUFF,
         tests("innocents", "tests/hangs/test_innocents.py"),
@@ -131,6 +145,7 @@ SUITES: dict[str, tuple[Group, ...]] = {
         tests("slurm, requeue", SLURM_REQUEUE),
         tests("unit, brain to client", UNIT_ABOVE),
         MYPY,
+        MYPY_NEWEST,
     ),
     "soak": (
         *(
@@ -166,6 +181,7 @@ QUIET = f"tests {ignored('tests/unit tests/sim tests/wiring')}"
 
 ALONE: dict[str, tuple[Group, ...]] = {
     "quick": (),
+    "pythons": (),
     "test": (tests("quiet", QUIET, "quiet and not soak"),),
     "soak": (tests("quiet", QUIET, "quiet"),),
 }
@@ -179,6 +195,8 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--strict", action="store_true", help="fail when a test is skipped")
     parser.add_argument("--side-by-side", type=int, default=SIDE_BY_SIDE)
     asked = parser.parse_args(words)
+    if asked.strict:
+        os.environ[STRICT_ENV] = "1"
     began_s = time.monotonic()
     results = []
     for result in run(asked.suite, asked.side_by_side):

@@ -275,7 +275,7 @@ def misbehave():
         other_end, terminal = os.openpty()
         os.dup2(terminal, 0)
         sys.stdin = open(0)
-        breakpoint()  # here, from Python 3.13 on
+        breakpoint()  # here
         print("after it")  # here
 """),
         (2,), ("pdb", "misbehave"), ALL_REDUCE, **BLOCKED,

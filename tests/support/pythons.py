@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 START_S_MAX = 60.0
-MINORS = range(10, 16)
-"""Of Python 3, the versions that are looked for on this machine."""
+MINORS = range(10, 15)
+"""Of Python 3, the versions that orch supports."""
+
+PYTHONS_ENV = "ORCH_PYTHONS"
+"""Names interpreters beside those that are found, separated by colons."""
 
 
-def other_pythons() -> list[str]:
-    """Return interpreters of other versions than this one that are here and do run."""
-    found = []
+def find() -> dict[str, str]:
+    """Return the interpreters that are here and do run by their versions, the oldest first."""
+    found = {}
+    named = [Path(place) for place in os.environ.get(PYTHONS_ENV, "").split(os.pathsep) if place]
     for minor in MINORS:
         name = f"python3.{minor}"
         versions = Path("~/.pyenv/versions").expanduser().glob(f"3.{minor}.*/bin/{name}")
-        places = [shutil.which(name), *(str(path) for path in sorted(versions))]
-        running = [place for place in places if place and minor != sys.version_info.minor and _runs(place)]
-        found += running[:1]
+        own = [str(place) for place in named if place.resolve().name == name]
+        places = [*own, shutil.which(name), *(str(path) for path in sorted(versions))]
+        running = next((place for place in places if place and _runs(place)), None)
+        if running is not None:
+            found[f"3.{minor}"] = running
     return found
+
+
+def other_pythons() -> list[str]:
+    """Return interpreters of other versions than this one that are here and do run, the oldest first."""
+    own = f"3.{sys.version_info.minor}"
+    return [python for version, python in find().items() if version != own]
 
 
 def wrong_install(python: str, repository: Path) -> str | None:

@@ -29,9 +29,9 @@ PTHREAD_BYTES = 1536
 _SERVANTS = (
     b"multiprocessing.resource_tracker",
     b"torch/_inductor/compile_worker",
-    b"multiprocessing.forkserver",
 )
-"""Children that wait for a rank, and for which a rank never waits."""
+_FORK_SERVER = b"multiprocessing.forkserver"
+"""Children that wait for a rank, and for which a rank never waits; the children of the fork server have its words."""
 
 _LOADERS_NAME = "pt_data_worker"
 """torch's name for the process of a DataLoader's worker; a stopped one shows no stack."""
@@ -267,11 +267,18 @@ def _children(stacks: list[RankStack], own_pid: int) -> list[RankStack]:
 
 
 def _is_servant(pid: int) -> bool:
-    try:
-        argv = Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
+    argv = _argv(pid)
+    if _FORK_SERVER in argv:
+        stat = procfs.stat(pid)
+        return stat is None or argv != _argv(stat.ppid)
     return any(word in argv for word in _SERVANTS)
+
+
+def _argv(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 def _child(stack: RankStack) -> Child:

@@ -2,8 +2,8 @@
 
 In each process it answers the stack signals and notes an uncaught exception. Once torch is imported it starts torch's
 worker server, counts optimizer steps and collectives, and notes whether the rank has formed a process group.
-It notes when the process is exiting. In a child that `multiprocessing` has spawned it only counts. For its rules see the
-package.
+It notes when the process is exiting. In a child that `multiprocessing` has spawned, and in its fork server and the
+children of that, it only counts. For its rules see the package.
 """
 
 # No pathlib: it would cost every interpreter start 5 ms.
@@ -22,18 +22,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-_MULTIPROCESSING_STARTS = (
-    "from multiprocessing.forkserver import",
-    "from multiprocessing.resource_tracker import",
-)
-_SPAWNED = "--multiprocessing-fork"
+# In the program of `-c`, or a word of its own.
+_RESOURCE_TRACKER = "from multiprocessing.resource_tracker import"
+_ONLY_COUNTS = ("--multiprocessing-fork", "from multiprocessing.forkserver import")
 
 
 def may_arm(environ: "Mapping[str, str]", argv: "list[str]") -> bool:
-    """Tell whether this process may arm: it is a rank's, and `multiprocessing` did not start it as a helper."""
+    """Tell whether this process may arm: it is a rank's, and not the resource tracker of `multiprocessing`."""
     if not environ.get(RANK_DIR_ENV) or "RANK" not in environ:
         return False
-    return not any(arg.startswith(_MULTIPROCESSING_STARTS) for arg in argv)
+    return not any(_RESOURCE_TRACKER in arg for arg in argv)
 
 
 class ImportWatcher:
@@ -70,7 +68,8 @@ class Hook:
     """All parts of the hook in one process of a rank. Every entry point swallows errors."""
 
     def __init__(self, environ: "Mapping[str, str]", *, only_counts: bool = False) -> None:
-        """`only_counts`: in a child that `multiprocessing` has spawned, which may be one of many workers for data."""
+        """`only_counts`: in a child that `multiprocessing` has spawned or forks from its server, which may be one of many
+        workers for data."""
         import atexit
 
         folder = self._folder = environ[RANK_DIR_ENV]
@@ -139,4 +138,6 @@ def start() -> None:
 
         # Raises in a subinterpreter, whose end says nothing.
         _signal.signal(_signal.SIGINT, _signal.getsignal(_signal.SIGINT))
-        sys._orch_hook = Hook(os.environ, only_counts=_SPAWNED in argv)  # type: ignore[attr-defined]
+        sys._orch_hook = Hook(  # type: ignore[attr-defined]
+            os.environ, only_counts=any(mark in arg for arg in argv for mark in _ONLY_COUNTS)
+        )
