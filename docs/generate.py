@@ -26,6 +26,7 @@ from orchestrator.spec import load
 from orchestrator.spec.value_types import PATTERNS, WHOLE_MAX
 from orchestrator.spec.yaml_document import shown
 from orchestrator.supervisor import status
+from tests import versions
 from tests.support.sim.night import random_night
 from tests.support.sim.world import World
 
@@ -268,7 +269,7 @@ def drawn(text: str) -> set[Step]:
 # The documents
 
 PARTS: dict[str, dict[str, Callable[[], str]]] = {
-    "docs/reference.md": {"fields": fields, "verbs": verbs},
+    "docs/reference.md": {"fields": fields, "verbs": verbs, "versions": versions.table},
     "docs/hangs.md": {"signs": signs},
     "docs/architecture.md": {"rooms": rooms, "states": diagrams},
 }

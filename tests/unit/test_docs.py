@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import shlex
 from pathlib import Path
@@ -34,6 +35,7 @@ from orchestrator.spec import load
 from orchestrator.spec.value_types import Occasion
 from orchestrator.supervisor import status as status_object
 from orchestrator.views import cells
+from tests import versions
 from tests.support import brain_story, jobs
 
 ROOT = Path(brain.__file__).parents[2]
@@ -91,10 +93,20 @@ def _first_cells(text: str, heading: str) -> list[str]:
 # What is generated
 
 
-@pytest.mark.parametrize("part", ["verbs", "fields"])
+@pytest.mark.parametrize("part", ["verbs", "fields", "versions"])
 def test_the_reference_is_the_code_s_own(part: str) -> None:
     made = GENERATE.PARTS["docs/reference.md"][part]()
     assert GENERATE.replaced(REFERENCE, part, made) == REFERENCE, "stale: run `make docs`"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    "ORCH_STRICT" not in os.environ, reason="ORCH_STRICT: only `.ci/run` has versions of its own"
+)
+def test_the_versions_of_this_machine_are_in_the_table() -> None:
+    tested = {one.program: (*one.each_change, *one.in_part, *one.by_hand) for one in versions.TESTED}
+    assert not {name: version for name, version in versions.here().items() if version not in tested[name]}
+    assert f"torch=={versions.TESTED[1].each_change[0]}." in (ROOT / "constraints.txt").read_text()
 
 
 def test_the_signs_of_life_and_their_weights_are_those_of_the_code() -> None:

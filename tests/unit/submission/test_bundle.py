@@ -120,3 +120,17 @@ def test_what_cannot_be_kept_beside_the_code_is_kept_in_the_job_home(
     made = bundle.build(home)
     monkeypatch.setattr(bundle, "_zipped", lambda files: pytest.fail("compiled again"))
     assert bundle.build(home) == made
+
+
+def test_code_that_cannot_be_written_down_is_left_to_the_sources(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_small(tmp_path, monkeypatch)
+    with monkeypatch.context() as patch:
+        patch.setattr("marshal.dumps", _refuse)
+        names = zipfile.ZipFile(io.BytesIO(bundle.build())).namelist()
+    assert names == ["__main__.py", "orchestrator/__init__.py", "orchestrator/__main__.py", "orchestrator/core/version.py"]  # fmt: skip
+
+
+def _refuse(code: object, version: object) -> bytes:
+    raise ValueError("unmarshallable object")

@@ -15,9 +15,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from orchestrator.core.errors import ClusterError
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan, PlannedSsh
 from orchestrator.core.planned import PlannedPool
+from orchestrator.submission import render as render_module
 from orchestrator.submission.render import render
 from tests.support import fake_host, golden, jobs
 
@@ -216,3 +218,14 @@ def test_what_a_node_lacks_is_said_in_a_line(missing: str, code: int, tmp_path: 
     done = subprocess.run(["sh", script], capture_output=True, text=True, timeout=RUN_S_MAX, check=False)
     assert done.returncode == code
     assert done.stderr.startswith(f"{missing}: ") and done.stderr.count("\n") == 1
+
+
+def test_a_missing_template_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(render_module, "TEMPLATES", tmp_path)
+    render_module.environment.cache_clear()
+    try:
+        with pytest.raises(ClusterError) as told:
+            render(jobs.plan(), JOB, "python3")
+    finally:
+        render_module.environment.cache_clear()
+    assert (told.value.what, told.value.where) == ("orch has no node.sh.j2", str(tmp_path))
