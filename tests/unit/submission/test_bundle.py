@@ -75,7 +75,8 @@ def test_the_bundle_holds_sources_with_their_code_and_tells_no_time_and_no_place
     archive = zipfile.ZipFile(io.BytesIO(bundle.build()))
     infos = archive.infolist()
     sources = {info.filename for info in infos if info.filename.endswith(".py")}
-    compiled = {f"{name}c" for name in sources - {"__main__.py"}}
+    is_compiled = sys.version_info >= (3, 11)  # before, code is not the same bytes each time
+    compiled = {f"{name}c" for name in sources - {"__main__.py"} if is_compiled}
     assert {info.filename for info in infos} == sources | compiled
     assert [name for name in compiled if str(bundle.PACKAGE).encode() in archive.read(name)] == []
     assert {info.date_time for info in infos} == {(1980, 1, 1, 0, 0, 0)}
