@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 import os
 import signal
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import orchestrator
+from orchestrator.core.jobdir import status_file
 from tests.support.local import FAKE_TORCH, STEPPER, Desk, Sight, kill, wait_until
 
 RUN_S_MAX = 120.0
@@ -151,10 +151,8 @@ def _cut_off(job: Sight) -> None:
 def _age(state: Path) -> None:
     """Make a status 100 s older, as another machine would have written it: its age goes by the clock of the day."""
     written = json.loads(state.read_text())
-    then = datetime.datetime.fromisoformat(written["written_at"]) - datetime.timedelta(seconds=100)
-    state.write_text(
-        json.dumps({**written, "boot": "another", "written_at": then.isoformat().replace("+00:00", "Z")})
-    )
+    then = status_file.iso(status_file.seconds(written["written_at"]) - 100)
+    state.write_text(json.dumps({**written, "boot": "another", "written_at": then}))
 
 
 def _status_text(desk: Desk) -> str:

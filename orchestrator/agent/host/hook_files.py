@@ -17,6 +17,7 @@ HOOK_FILES = (
             "__init__",
             "arm",
             "errors",
+            "files",
             "groups",
             "launch",
             "layout",

@@ -13,6 +13,7 @@ import os
 import sys
 
 from .errors import Errors, HookNotes
+from .files import Files
 from .layout import RANK_DIR_ENV, SOCKET_ENV, SOCKET_FILE, STACK_SIGNAL_ENV
 from .stacks import Stacks
 from .steps import Steps
@@ -77,12 +78,14 @@ class Hook:
         self._notes = HookNotes(folder)
         if only_counts:
             self._steps = Steps(folder, self._notes, lambda: None, is_child=True)
+            self._watch_files(is_child=True)
             self._when_imported("torch.optim.optimizer", "register_optimizer_step_post_hook", self._register)
             atexit.register(self._steps.at_exit)
             os.register_at_fork(after_in_child=self._steps.after_fork)
             return
         self._errors = Errors(folder, self._notes)
         self._steps = Steps(folder, self._notes, self._errors.wrap)
+        self._watch_files()
         self._stacks = self._notes.guard("stacks", lambda: Stacks(folder, int(environ[STACK_SIGNAL_ENV])))
         atexit.register(self._steps.at_exit)  # the first to register is the last to run
         self._errors.wrap()
@@ -101,6 +104,10 @@ class Hook:
             sys.meta_path.insert(0, ImportWatcher(module, name, on_import, self._notes))
         else:  # this rank was forked from its node's template
             self._notes.guard(name, lambda: on_import(value))
+
+    def _watch_files(self, *, is_child: bool = False) -> None:
+        made = self._steps.made
+        self._notes.guard("files", lambda: Files(self._folder, self._notes, made, is_child=is_child))
 
     def _count_steps(self, register: "Callable[..., object]") -> None:
         self._errors.wrap()

@@ -94,21 +94,21 @@ class ScriptSteps:
 
     def __init__(self) -> None:
         self._stepped = -1  # a bit for each optimizer; at first all, so that the first step begins one
-        self._steps = 0
+        self.made = 0
 
     def next(self, own_step: "int | None") -> int:
         """Return the script's step after one more step of an optimizer, as `OptimizerSteps.next` returns it. Those beyond
         OPTIMIZERS_MAX never begin one, such as many small ones that step in turn."""
         if own_step is None:
-            self._steps += 1
+            self.made += 1
         elif own_step:
             bit = 1 << own_step % OPTIMIZERS_MAX
             if self._stepped & bit:
-                self._steps += 1
+                self.made += 1
                 self._stepped = bit
             else:
                 self._stepped |= bit
-        return self._steps
+        return self.made
 
 
 def fills_state() -> bool:
@@ -173,6 +173,10 @@ class Steps:
             words[THREAD_WORD] = self._thread_id()
             words[TIME_WORD] = now_ns
             words[STEP_WORD] = step
+
+    def made(self) -> int:
+        """Return how many steps of the script this process has counted."""
+        return self._script_steps.made
 
     def after_fork(self) -> None:
         """Begin to count in a forked child: it claims the file where its parent makes no steps."""

@@ -38,7 +38,7 @@ def test_steps_are_counted_with_their_times(rank: Rank) -> None:
     assert last.step == 5
     assert reader.step_at(last.time_ns) == 5
     assert reader.rate_per_s() is not None
-    assert rank.files() == ["steps", "steps-claim-0"]
+    assert rank.files() == ["files.txt", "steps", "steps-claim-0"]
 
 
 def test_a_grandchild_of_the_ranks_shell_counts(rank: Rank) -> None:
@@ -56,7 +56,7 @@ def test_only_the_first_living_process_counts_and_a_dead_ones_claim_passes_on(ra
     assert rank.last_step().step == 2
     rank.run([sys.executable, script, "4"])
     assert rank.last_step().step == 4
-    assert rank.files() == ["steps", "steps-claim-0", "steps-claim-1"]
+    assert rank.files() == ["files.txt", "steps", "steps-claim-0", "steps-claim-1"]
 
 
 def test_a_program_that_begins_again_by_exec_goes_on_counting(rank: Rank) -> None:
@@ -88,7 +88,7 @@ def children(rank: Rank, method: str, work: str) -> None:
 def test_children_count_where_their_parent_makes_no_steps(rank: Rank, method: str) -> None:
     children(rank, method, "for _ in range(steps): torch.optim.optimizer.step()")
     assert rank.last_step().step == 5
-    assert rank.files() == ["steps", "steps-claim-0", "steps-claim-1"]
+    assert rank.files() == ["files.txt", "steps", "steps-claim-0", "steps-claim-1"]
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
@@ -96,7 +96,7 @@ def test_a_worker_for_data_makes_no_steps(rank: Rank, method: str) -> None:
     rank.script("def get_worker_info():\n    return 'worker 0'\n", "torch/utils/data/__init__.py")
     children(rank, method, "import torch.utils.data; torch.optim.optimizer.step()")
     assert rank.last_step() == NO_STEP
-    assert rank.files() == ["steps"]
+    assert rank.files() == ["files.txt", "steps"]
 
 
 def test_without_a_rank_the_hook_does_nothing(rank: Rank) -> None:
@@ -299,7 +299,7 @@ def test_many_short_runs_end_alike_with_and_without(rank: Rank) -> None:
         script = rank.script(f"print({number})\nimport json\nraise SystemExit({number} % 3)")
         done, bare = rank.run([sys.executable, script]), rank.run_bare([sys.executable, script])
         assert (done.returncode, done.stdout) == (bare.returncode, bare.stdout)
-    assert rank.files() == ["steps"]
+    assert rank.files() == ["files.txt", "steps"]
 
 
 @pytest.mark.parametrize(
