@@ -17,7 +17,7 @@ from orchestrator.agent.ranks.hook.layout import RING_STEPS, RING_WORD, STEP_FIL
 from orchestrator.agent.ranks.processes import NodeRanks, RankProcess
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.log_index import LogIndex
-from orchestrator.core.wire.reports import ReliableReport, SaveSeen
+from orchestrator.core.wire.reports import CheckpointsRead, ReliableReport, SaveSeen
 from tests.support import fake_host
 from tests.support.saved_files import S, torch_save, write
 
@@ -34,6 +34,7 @@ class Bench:
     root: Path
     wake: asyncio.Event
     reports: list[ReliableReport] = field(default_factory=list)
+    beginnings: list[CheckpointsRead] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     now_s: float = 1000.0
     made: dict[int, int] = field(default_factory=dict)
@@ -114,10 +115,18 @@ def bench(folder: Path, attempt: int = 1, **change: Any) -> Bench:
     counter = step_counter.StepCounter(run / "beat")
     process = RankProcess(0, 0, 1, run, job.rank_log(attempt, 0), index, counter)
     reports: list[ReliableReport] = []
+    beginnings: list[CheckpointsRead] = []
     notes: list[str] = []
-    scanner = SaveScanner(config, Hasher(), reports.append, notes.append, wake)
+
+    def report(one: ReliableReport) -> None:
+        if isinstance(one, CheckpointsRead):
+            beginnings.append(one)
+        else:
+            reports.append(one)
+
+    scanner = SaveScanner(config, Hasher(), report, notes.append, wake)
     ranks = NodeRanks(attempt, job, config.node, [process])
-    return Bench(scanner, ranks, run / "beat", job.checkpoints, wake, reports, notes)
+    return Bench(scanner, ranks, run / "beat", job.checkpoints, wake, reports, beginnings, notes)
 
 
 def play(folder: Path, act: Callable[[Bench], Awaitable[None]], looks: bool = True, **change: Any) -> Bench:

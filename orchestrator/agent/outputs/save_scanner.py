@@ -1,6 +1,6 @@
 """Scanner of an agent: looks for saves beside the loop, reports them, and hashes them when nothing else is in hand.
 
-A look and the reading of formats run in a thread, so neither heartbeats nor orders wait for a slow disk or 100,000 files;
+It looks where `checkpoint.path` says, where the ranks start, and wherever else a rank's hook has seen it save. A look and the reading of formats run in a thread, so neither heartbeats nor orders wait for a slow disk or 100,000 files;
 looks are rarer where they take long. Of the agents that share a disk only one looks: the one that holds the lock. What it
 knows is in the lock's file, so that the next agent can report what the last one saw no end of.
 """
@@ -13,15 +13,18 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
+from orchestrator.agent.outputs import save_places
+from orchestrator.agent.outputs.rank_files import RankFiles
+from orchestrator.agent.outputs.save_places import SavePlaces
 from orchestrator.agent.outputs.save_watch import Change, Clock, SaveWatch
 from orchestrator.agent.ranks.processes import NodeRanks
 from orchestrator.agent.ranks.step_counter import MTIME_LAG_NS
 from orchestrator.core import codec
-from orchestrator.core.checkpoints import disk, tree
+from orchestrator.core.checkpoints import disk
 from orchestrator.core.checkpoints.save import Part, Save
 from orchestrator.core.jobdir import locks, ownership
 from orchestrator.core.jobdir.durable import LINE_BYTES_MAX
@@ -42,8 +45,14 @@ HASH_BYTES_PER_S = 200e6
 SHA256_BYTES = 100
 """How much longer a message about a save becomes with the sha256 of a file."""
 
+READ_MAX = 100
+"""How many of the checkpoints that ranks had read are reported, the last ones."""
+
 IDLE_NICENESS = 19
 LOCK_FILE = "checkpoints.lock"
+
+
+_Seen: TypeAlias = tuple[SaveWatch, Change]
 
 
 class GivenUp(Exception):
@@ -93,14 +102,15 @@ class SaveScanner:
         self._note = note
         self._wake = wake
         self._hasher = hasher
-        folder, glob = self._job.checkpoint_place(config.checkpoint_glob)
-        self._watch = SaveWatch(*tree.place_of(folder, glob))
+        self._places = SavePlaces(self._job, config.checkpoint_glob)
+        self._files = RankFiles()
+        self._is_beginning_told = False
         # Hosts that share nothing but an absolute place: there the host of rank 0 looks.
         self._is_shared_place = config.ships and Path(config.checkpoint_glob).is_absolute()
         self._may_look = self._looks = config.finds_checkpoints or config.ships
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "looks")
         self._beginning: concurrent.futures.Future[None] | None = None
-        self._looking: concurrent.futures.Future[list[Change]] | None = None
+        self._looking: concurrent.futures.Future[list[_Seen]] | None = None
         self._is_last = False
         self._began_s = self._due_s = 0.0
         self._finish_by_s: float | None = None
@@ -113,7 +123,7 @@ class SaveScanner:
     @property
     def is_unfinished(self) -> bool:
         """Tell whether something that may be a save has changed and is not reported."""
-        return self._watch.is_unfinished or self._looking is not None
+        return self._looking is not None or any(watch.is_unfinished for watch in self._places.watches)
 
     @property
     def looks(self) -> int:
@@ -126,28 +136,39 @@ class SaveScanner:
             return
         looking = asyncio.wrap_future(self._thread.submit(self._left_behind))
         with contextlib.suppress(asyncio.TimeoutError):
-            for change in await asyncio.wait_for(looking, LAST_SCAN_S_MAX):
-                self._report_change(change, 0)
+            for watch, change in await asyncio.wait_for(looking, LAST_SCAN_S_MAX):
+                self._report_change(watch, change, 0)
         self._release()
 
-    def _left_behind(self) -> list[Change]:
+    def _left_behind(self) -> list[_Seen]:
+        if not self._load():
+            return []
+        now_ns, found = time.time_ns(), list[_Seen]()
+        for watch in self._places.watches:
+            clock = Clock(now_ns, watch.stepped_ns, watch.first_ns, ended=True)
+            found += [(watch, change) for change in watch.look(clock)]
+        return found
+
+    def _load(self) -> bool:
+        """Go on where the last agent of this disk left off; tell whether it has left that."""
         with contextlib.suppress(OSError, codec.CodecError, ValueError, KeyError, TypeError):
-            self._watch.load(ownership.read_regular(self._job.root / LOCK_FILE))
-            clock = Clock(time.time_ns(), self._watch.stepped_ns, self._watch.first_ns, ended=True)
-            return self._watch.look(clock)
-        return []
+            self._places.load(ownership.read_regular(self._job.root / LOCK_FILE))
+            return True
+        return False
 
     def begin(self, attempt: int, looks: bool = True) -> None:
         """Begin an attempt. `looks`: whether this agent looks for its saves."""
+        self._files, self._is_beginning_told = RankFiles(), False
         self._looks = self._may_look and looks
         self._finish_by_s, self._is_last, self.looks_done = None, False, 0
         self._hasher.is_hurried = False
-        if self._looks and not self._is_shared_place and self._acquire():
+        if self._looks and self._acquire():
             self._begin_watch(attempt)
 
     def scan(self, ranks: NodeRanks, now_s: float) -> None:
         """Report what a look has found, and begin the next when it is due."""
         self._report_hashed()
+        self._tell_beginning(ranks, is_over=False)
         if self._looking is not None:
             self._end_look(ranks, now_s)
         elif now_s >= self._due_s and self._is_looker(ranks):
@@ -158,6 +179,7 @@ class SaveScanner:
         if self._finish_by_s is None:
             self._finish_by_s = now_s + LAST_SCAN_S_MAX
             self._hasher.is_hurried = True
+            self._tell_beginning(ranks, is_over=True)
         if self._looking is not None:
             self._end_look(ranks, now_s)
         if self._looking is None and not self._is_last and self._is_looker(ranks):
@@ -178,7 +200,7 @@ class SaveScanner:
 
     def discard(self, save: Save) -> None:
         """Delete a save that the supervisor does not keep."""
-        self._thread.submit(disk.delete, save, self._watch.root)
+        self._thread.submit(disk.delete, save, Path(save.places[0].root))
 
     def poll(self) -> None:
         """Report what was hashed."""
@@ -189,43 +211,65 @@ class SaveScanner:
         self._thread.shutdown(wait=False, cancel_futures=True)
         self._hasher.close()
 
+    def _tell_beginning(self, ranks: NodeRanks, *, is_over: bool) -> None:
+        """Report once which checkpoints the ranks here had read when all of them had made a step, or have ended."""
+        if self._is_beginning_told or not ranks.processes:
+            return
+        if not is_over and not all(process.steps or process.exited for process in ranks.processes):
+            return
+        self._is_beginning_told = True
+        self._files.follow(ranks.processes)
+        names = tuple(self._places.name_of(path) for path in self._files.read)[-READ_MAX:]
+        is_known = self._files.know_beginning(ranks.processes)
+        self._report(reports.CheckpointsRead(ranks.attempt, names, is_known))
+
     def _begin_look(self, ranks: NodeRanks, now_s: float, *, ended: bool) -> None:
         clock = Clock(
             time.time_ns(), ranks.all_stepped_ns(), ranks.first_step_ns(), ended, ranks.all_ended_well
         )
         self._is_last, self._began_s = ended, now_s
-        self._looking = self._thread.submit(self._watch.look, clock)
+        self._files.follow(ranks.processes)
+        has_first = any(process.rank == 0 for process in ranks.processes)
+        watches = self._places.written(self._files.written, ranks.attempt, finds_more=has_first)
+        if self._is_shared_place and not has_first:
+            watches = [(watch, own) for watch, own in watches if watch.prefix]
+        self._looking = self._thread.submit(_look, watches, clock)
         self._wake_after(self._looking)
 
     def _end_look(self, ranks: NodeRanks, now_s: float) -> None:
         assert self._looking is not None
         if not self._looking.done():
             return
-        changes, self._looking = self._looking.result(), None
+        seen, self._looking = self._looking.result(), None
         self._due_s = now_s + max(SCAN_S, (now_s - self._began_s) / SCAN_SHARE_MAX)
         self.looks_done += 1
-        for change in changes:
-            self._report_change(change, ranks.step_at(change.written_ns + MTIME_LAG_NS))
-        if changes:
+        for watch, change in seen:
+            steps = change.steps
+            self._report_change(
+                watch, change, ranks.step_at(change.written_ns + MTIME_LAG_NS) if steps is None else steps
+            )
+        if seen:
             self._saving = self._thread.submit(self._save_watch)
             self._wake_after(self._saving)
-        fault = self._watch.cut and f"the checkpoint folder is not seen whole: {self._watch.cut}"
+        cuts = [f"{watch.root}: {watch.cut}" for watch in self._places.watches if watch.cut]
+        fault = f"not all checkpoints are seen: {'; '.join(cuts)}" if cuts else ""
         if fault and fault != self._noted:
             self._note(fault)
         self._noted = fault
 
-    def _report_change(self, change: Change, steps: int) -> None:
-        group = change.group
+    def _report_change(self, watch: SaveWatch, change: Change, steps: int) -> None:
+        group, root = change.group, watch.root
         part = Part(
             self._node,
-            str(self._watch.root),
+            str(root),
             steps,
             change.pieces,
             change.reading,
             change.closed_by,
             change.stale,
         )
-        seen = reports.SaveSeen(self._watch.attempt, group.key, group.series, group.main, part)
+        key, series = f"{watch.prefix}{group.key}", f"{watch.prefix}{group.series}"
+        seen = reports.SaveSeen(watch.attempt, key, series, group.main, part)
         if len(change.pieces) * SHA256_BYTES > LINE_BYTES_MAX or _bytes(seen) > LINE_BYTES_MAX:
             count = len(change.pieces)
             self._note(
@@ -233,7 +277,6 @@ class SaveScanner:
             )
             return
         self._report(seen)
-        root = self._watch.root
         self._hashing.append((seen, self._hasher.run(lambda pace: disk.hashed(root, change.pieces, pace))))
         self._wake_after(self._hashing[-1][1])
 
@@ -257,7 +300,7 @@ class SaveScanner:
                     self._report(reports.SaveHashed(seen.attempt, seen.key, pieces))
 
     def _is_looker(self, ranks: NodeRanks) -> bool:
-        if not self._looks or (self._is_shared_place and all(process.rank for process in ranks.processes)):
+        if not self._looks:
             return False
         if self._lock_fd is None and self._acquire():
             self._begin_watch(ranks.attempt)
@@ -270,11 +313,8 @@ class SaveScanner:
         """Note what is there; go on where an agent left off whose ranks of this attempt have ended before."""
 
         def begin() -> None:
-            with contextlib.suppress(OSError, codec.CodecError, ValueError, KeyError, TypeError):
-                self._watch.load(ownership.read_regular(self._job.root / LOCK_FILE))
-                if self._watch.attempt == attempt:
-                    return
-            self._watch.begin(attempt)
+            if not self._load() or any(watch.attempt != attempt for watch in self._places.watches):
+                self._places.begin(attempt)
 
         self._beginning = self._thread.submit(begin)
         self._wake_after(self._beginning)
@@ -293,12 +333,16 @@ class SaveScanner:
         if self._lock_fd is not None:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._lock_fd, 0)
-                os.pwrite(self._lock_fd, self._watch.dump(), 0)
+                os.pwrite(self._lock_fd, self._places.dump(), 0)
 
     def _release(self) -> None:
         if self._lock_fd is not None:
             os.close(self._lock_fd)
             self._lock_fd = None
+
+
+def _look(watches: Iterable[save_places.Written], clock: Clock) -> list[_Seen]:
+    return [(watch, change) for watch, written in watches for change in watch.look(clock, written)]
 
 
 def _bytes(seen: reports.SaveSeen) -> int:

@@ -1,4 +1,4 @@
-"""Watch over a checkpoint place during an attempt: which groups of files ranks have written, and when they are done.
+"""Watch over a folder in which ranks save during an attempt: which groups of files they have written, and when they are done.
 
 - What is there when the attempt begins, and does not change, belongs to earlier ones.
 - A group is reported when it is the same in two looks and every rank of this node has made an optimizer step after its
@@ -6,6 +6,7 @@
 - What was written before the first step (a vocabulary, a config) is no save, unless the script makes no steps at all: that
   is known when it writes a second save of the series, or ends.
 - When the ranks have ended, all that is new is reported, with how it is known that its writing was over, if it is.
+- The keys of groups begin with the watch's `prefix`, which tells equal names in several folders apart.
 - Of saves that are done at once, the newest of those with like names count: the others are said to be left out.
 
 Not thread-safe: one thread looks.
@@ -14,12 +15,12 @@ Not thread-safe: one thread looks.
 from __future__ import annotations
 
 import collections
-import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from orchestrator.agent.outputs.written_folders import WrittenFolders
 from orchestrator.agent.ranks.step_counter import MTIME_LAG_NS
 from orchestrator.core import codec
 from orchestrator.core.checkpoints import names, reading, tree
@@ -50,13 +51,15 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A group that was written in this attempt. `stale`: its files that are still those of the save before."""
+    """A group that was written in this attempt. `stale`: its files that are still those of the save before; `steps`: those that
+    the rank which wrote it had made, None where no hook has seen that."""
 
     group: names.Group
     pieces: tuple[Piece, ...]
     reading: GroupReading
     closed_by: Closing
     stale: tuple[str, ...]
+    steps: int | None = None
 
     @property
     def written_ns(self) -> int:
@@ -74,10 +77,14 @@ class _Done:
 
 @dataclass(slots=True)
 class SaveWatch:
-    """The files of one place as they were last seen."""
+    """The files of one folder as they were last seen. `folders`: how it is looked into if it holds much else; else files count
+    that fit `glob`. `leaves`: the glob of files that another watch has."""
 
     root: Path
     glob: str
+    prefix: str = ""
+    folders: WrittenFolders | None = None
+    leaves: str = ""
     attempt: int = 0
     baseline: dict[str, Stamp] = field(default_factory=dict)
     reported: dict[str, tuple[Piece, ...]] = field(default_factory=dict)
@@ -95,16 +102,17 @@ class SaveWatch:
 
     def begin(self, attempt: int) -> None:
         """Begin an attempt: what is there now belongs to earlier ones."""
-        found = tree.look(self.root, self.glob)
+        found = self.folders.begin() if self.folders is not None else tree.look(self.root, self.glob)
         self.attempt = attempt
         self.baseline = {name: _stamp(piece) for name, piece in found.files.items()}
         self.reported, self.before, self.seen, self.early = {}, {}, {}, {}
         self.is_unfinished = False
         self.first_ns = self.stepped_ns = 0
 
-    def look(self, clock: Clock) -> list[Change]:
-        """Return the groups whose writing seems to be over, those that were written first at the front."""
-        found = tree.look(self.root, self.glob)
+    def look(self, clock: Clock, written: Mapping[str, int] | None = None) -> list[Change]:
+        """Return the groups whose writing seems to be over, those that were written first at the front. `written`: the files
+        that hooks have seen ranks write, and at which step."""
+        found = self._found(written or {})
         self.first_ns, self.stepped_ns = clock.first_ns, clock.stepped_ns
         self.cut = found.cut or ", ".join(found.unreadable)
         groups = names.group(found.files)
@@ -132,15 +140,26 @@ class SaveWatch:
             self.cut = (
                 f"{left_out:,} of {len(done):,} saves that were written at once are left out, the oldest"
             )
-        return [self._change(one, found) for one in counted]
+        return [self._change(one, found, written or {}) for one in counted]
 
-    def _change(self, done: _Done, found: tree.Tree) -> Change:
+    def _found(self, written: Mapping[str, int]) -> tree.Tree:
+        """Return what is there; files that come into sight only now are old, unless a rank has written them."""
+        if self.folders is None:
+            return tree.look(self.root, self.glob)
+        found, shown = self.folders.look(written)
+        if self.leaves:
+            found.files = {name: one for name, one in found.files.items() if not tree.fits(name, self.leaves)}
+        self.baseline |= {name: _stamp(found.files[name]) for name in shown if name in found.files}
+        return found
+
+    def _change(self, done: _Done, found: tree.Tree, written: Mapping[str, int]) -> Change:
         group, pieces = done.group, done.pieces
         state = reading.read(self.root, group, found.files, found.pointed)
         stale = tuple(self._stale(group.key, pieces))
         if group.is_slot and not reading.fault(state, {piece.name: piece.size_bytes for piece in pieces}):
             self.before[group.key] = {piece.name: _stamp(piece) for piece in pieces}
-        return Change(group, pieces, state, done.closed_by, stale)
+        steps = [written[piece.name] for piece in pieces if piece.name in written]
+        return Change(group, pieces, state, done.closed_by, stale, max(steps, default=None))
 
     def _closing(self, group: names.Group, pieces: tuple[Piece, ...], clock: Clock) -> Closing | None:
         """Return how it is known that nothing more is written to a group, `NONE` if it is not; None for one that does
@@ -171,22 +190,20 @@ class SaveWatch:
             if before.get(piece.name, self.baseline.get(piece.name)) == _stamp(piece):
                 yield piece.name
 
-    def dump(self) -> bytes:
-        """Return what another agent needs to go on if this one dies."""
-        return json.dumps(
-            {
-                "attempt": self.attempt,
-                "first_ns": self.first_ns,
-                "stepped_ns": self.stepped_ns,
-                "baseline": self.baseline,
-                "reported": {key: codec.pack(pieces) for key, pieces in self.reported.items()},
-                "before": self.before,
-            }
-        ).encode()
+    def dump(self) -> codec.Json:
+        """Return what another agent needs to go on if this one dies, for JSON."""
+        return {
+            "root": str(self.root),
+            "attempt": self.attempt,
+            "first_ns": self.first_ns,
+            "stepped_ns": self.stepped_ns,
+            "baseline": self.baseline,
+            "reported": {key: codec.pack(pieces) for key, pieces in self.reported.items()},
+            "before": self.before,
+        }
 
-    def load(self, raw: bytes) -> None:
+    def load(self, data: codec.Json) -> None:
         """Go on where another agent left off. Raises CodecError, KeyError."""
-        data = codec.loads_plain(raw)
         self.attempt = int(data["attempt"])
         self.first_ns, self.stepped_ns = int(data["first_ns"]), int(data["stepped_ns"])
         self.baseline = codec.unpack(dict[str, tuple[int, int]], data["baseline"])

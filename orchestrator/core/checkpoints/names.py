@@ -146,6 +146,11 @@ def is_save_file(name: str) -> bool:
     return not is_text and _WORD_COUNT.search(path.name) is not None
 
 
+def is_counted(name: str) -> bool:
+    """Tell whether the name of a folder is that of one checkpoint of many, by a word and a number in it."""
+    return _WORD_COUNT.search(_PLACES.sub(" ", name)) is not None
+
+
 def role(name: str) -> Role:
     """Return what a file of a save is for. Arrays of NumPy are the state of a training only where their name says so."""
     stem = name.rpartition("/")[2].lower().partition(".")[0]

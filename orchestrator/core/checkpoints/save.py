@@ -13,6 +13,10 @@ import enum
 from dataclasses import dataclass
 
 
+START = "./"
+"""What the key of a save begins with that lies where the ranks start; of one elsewhere it is the path of its folder."""
+
+
 class SaveState(enum.Enum):
     """Life cycle of a save."""
 

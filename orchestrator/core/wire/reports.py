@@ -239,6 +239,18 @@ class SaveHashed(OfAttempt):
     pieces: tuple[Piece, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class CheckpointsRead(OfAttempt):
+    """The files that may be of checkpoints which the node's ranks had read when all of them had made a step: relative to the
+    checkpoints' folder, below `save.START` to where ranks start, or absolute; the last one read last.
+
+    `is_known`: a hook was at work in each process that makes their steps, so what is not named was not read.
+    """
+
+    names: tuple[str, ...]
+    is_known: bool
+
+
 ReliableReport: TypeAlias = (
     Prepared
     | PrepareFailed
@@ -250,6 +262,7 @@ ReliableReport: TypeAlias = (
     | Inspected
     | SaveSeen
     | SaveHashed
+    | CheckpointsRead
 )
 
 

@@ -252,7 +252,9 @@ def test_what_is_not_seen_whole_is_noted_once(tmp_path: Path, monkeypatch: pytes
             bench.save(f"samples/{number}.png", 20.0)
         await bench.look(4)
 
-    assert play(tmp_path, act).notes == ["the checkpoint folder is not seen whole: more than 10 entries"]
+    assert play(tmp_path, act).notes == [
+        f"not all checkpoints are seen: {tmp_path}/checkpoints: more than 10 entries"
+    ]
 
 
 def test_a_disk_that_does_not_answer_holds_up_neither_the_loop_nor_for_ever_the_end(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from dataclasses import dataclass
@@ -304,7 +305,7 @@ def test_another_agent_goes_on_where_one_left_off(tmp_path: Path) -> None:
     assert sorted(place.looks()) == ["latest/a.pt", "step_1.pt"]
     place.write("step_2.pt")
     other = Place(tmp_path, SaveWatch(tmp_path, "*"))
-    other.watch.load(place.watch.dump())
+    other.watch.load(json.loads(json.dumps(place.watch.dump())))
     assert (other.watch.attempt, other.watch.first_ns, other.watch.stepped_ns) == (1, 1, STEPPED_NS)
     assert other.looks() == ["step_2.pt"]
     assert (other.watch.before, other.watch.baseline) == (place.watch.before, place.watch.baseline)
@@ -341,7 +342,7 @@ def test_whatever_happens_the_last_version_of_all_that_is_new_is_reported_once(
             case "delete":
                 (root / name).unlink(missing_ok=True)
             case "reload":
-                place.watch.load(place.watch.dump())
+                place.watch.load(json.loads(json.dumps(place.watch.dump())))
             case _:
                 changes = place.look()
                 assert all(change.written_ns < place.stepped_ns for change in changes)

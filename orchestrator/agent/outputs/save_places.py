@@ -1,0 +1,99 @@
+"""The folders in which ranks save: where `checkpoint.path` says, where they start, and where their hooks have seen them save.
+
+The key of a save begins with `START` where ranks start, and with the folder's path elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import TypeAlias
+
+from orchestrator.agent.outputs.save_watch import SaveWatch
+from orchestrator.agent.outputs.written_folders import WrittenFolders
+from orchestrator.core import codec
+from orchestrator.core.checkpoints import names, tree
+from orchestrator.core.checkpoints.save import START
+from orchestrator.core.jobdir.layout import JobDir
+
+ELSEWHERE_MAX = 20
+"""How many folders outside of the job's are looked into."""
+
+FOLDERS_OF_SAVE_MAX = 3
+"""How many folders a file of a checkpoint may lie below the one that holds the checkpoints."""
+
+Written: TypeAlias = tuple[SaveWatch, dict[str, int]]
+
+
+class SavePlaces:
+    """The watches of these folders; the first one's is `checkpoint.path`."""
+
+    def __init__(self, job: JobDir, checkpoint_glob: str) -> None:
+        root, glob = tree.place_of(*job.checkpoint_place(checkpoint_glob))
+        leaves = glob if root == job.code else ""
+        start = SaveWatch(job.code, "*", START, WrittenFolders(job.code), leaves)
+        self.watches = [SaveWatch(root, glob), start]
+
+    def begin(self, attempt: int) -> None:
+        """Begin an attempt: what is there now belongs to earlier ones."""
+        del self.watches[2:]
+        for watch in self.watches:
+            watch.begin(attempt)
+
+    def written(self, paths: Mapping[str, int], attempt: int, *, finds_more: bool) -> list[Written]:
+        """Return each watch with the files that ranks have written in its folder, and at which step. `finds_more`: also those of
+        folders that are not watched yet."""
+        roots = [(f"{root}/", at) for at, watch in enumerate(self.watches) for root in _roots(watch)]
+        found: list[dict[str, int]] = [{} for _ in self.watches]
+        for path, step in paths.items():
+            inside = next(((root, at) for root, at in roots if path.startswith(root)), None)
+            if inside is None and finds_more and len(self.watches) < 2 + ELSEWHERE_MAX:
+                root = outer_folder(path)
+                new = SaveWatch(Path(root), "*", f"{root.rstrip('/')}/", WrittenFolders(Path(root), walks=False))
+                new.attempt = attempt
+                inside = f"{root.rstrip('/')}/", len(self.watches)
+                self.watches.append(new)
+                roots.append(inside)
+                found.append({})
+            if inside is not None:
+                found[inside[1]][path.removeprefix(inside[0])] = step
+        return list(zip(self.watches, found, strict=True))
+
+    def name_of(self, path: str) -> str:
+        """Return a file as the supervisor knows it: relative to the checkpoints' folder, or with `START` to where ranks start, or
+        absolute."""
+        for watch in self.watches[:2]:
+            for root in _roots(watch):
+                name = path.removeprefix(f"{root}/")
+                if name != path and (watch.prefix or tree.fits(name, watch.glob)):
+                    return f"{watch.prefix}{name}"
+        return path
+
+    def dump(self) -> bytes:
+        """Return what another agent needs to go on if this one dies."""
+        return json.dumps({"watches": [watch.dump() for watch in self.watches]}).encode()
+
+    def load(self, raw: bytes) -> None:
+        """Go on where another agent left off. Raises CodecError, KeyError, ValueError."""
+        data = codec.loads_plain(raw)["watches"]
+        del self.watches[2:]
+        for at, own in enumerate(data):
+            if at >= len(self.watches):
+                root = Path(own["root"])
+                self.watches.append(SaveWatch(root, "*", f"{root}/", WrittenFolders(root, walks=False)))
+            self.watches[at].load(own)
+
+
+def _roots(watch: SaveWatch) -> tuple[str, ...]:
+    """Return the names of a watch's folder: as the job has it, and as the kernel tells a rank that is in it."""
+    return tuple(dict.fromkeys((str(watch.root), os.path.realpath(watch.root))))
+
+
+def outer_folder(path: str) -> str:
+    """Return the folder that holds the checkpoint of which a file is: the one that the file is in, or the one around a folder
+    whose name counts, such as `checkpoint-500`."""
+    folders = PurePosixPath(path).parents
+    inner = [at for at, folder in enumerate(folders[:FOLDERS_OF_SAVE_MAX]) if names.is_counted(folder.name)]
+    return str(folders[max(inner) + 1] if inner else folders[0])

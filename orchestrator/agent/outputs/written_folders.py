@@ -1,0 +1,153 @@
+"""A folder in which ranks may save among much else, as a look sees it: where they start, or one that their hooks have seen.
+
+- A folder in which a rank has written is looked into as a whole, also behind a link.
+- Of a folder that was there when the attempt began, files count that may be checkpoints by their names. One with more than
+  `DATA_FILES_MIN` of them holds data, and is passed over.
+- A folder that ranks have made counts as a whole, but for one of more than `MADE_FILES_MAX` files without a checkpoint's mark.
+- A folder is listed again only when its own time has changed, so one with 200,000 files of data costs a call of the kernel.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+import time
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from orchestrator.core.checkpoints import names, tree
+
+DATA_FILES_MIN = 100
+MADE_FILES_MAX = 1_000
+
+PASSED_OVER = frozenset(("__pycache__", "node_modules", "site-packages", "wandb"))
+"""Folders of code and of trackers, in which no script saves its checkpoints; others with a `CACHEDIR.TAG` are caches."""
+
+CACHE_TAG = "CACHEDIR.TAG"
+"""The file by which a cache says that it is one, see https://bford.info/cachedir/."""
+
+
+class Use(enum.Enum):
+    """What is known of a folder."""
+
+    WRITTEN = enum.auto()  # a hook has seen a rank write in it
+    BROUGHT = enum.auto()  # it was there when the attempt began
+    MADE = enum.auto()  # by ranks, or programs of theirs
+
+
+@dataclass(slots=True)
+class _Listing:
+    """What counts of a folder, as it was when its time was `mtime_ns`; `is_settled`: it has been listed twice since."""
+
+    use: Use
+    mtime_ns: int
+    is_settled: bool
+    files: list[str] = field(default_factory=list)
+    folders: list[str] = field(default_factory=list)
+    links: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class WrittenFolders:
+    """All below `root`. `walks`: also where no rank was seen to write."""
+
+    root: Path
+    walks: bool = True
+    _listings: dict[str, _Listing] = field(default_factory=dict)
+    _brought: frozenset[str] = frozenset()
+    _written: frozenset[str] = frozenset()
+    _is_beginning: bool = False
+
+    def begin(self) -> tree.Tree:
+        """Return what is there when an attempt begins: nothing of it is the attempt's."""
+        self._brought = self._written = frozenset()
+        self._listings.clear()
+        self._is_beginning = True
+        found = self._look()
+        self._brought, self._is_beginning = frozenset(self._listings), False
+        return found
+
+    def look(self, written: Collection[str]) -> tuple[tree.Tree, set[str]]:
+        """Return what is there, and of that the files which come into sight only now, though they may be old. `written`: the
+        files that ranks have written in this attempt, relative to the root."""
+        folders = frozenset(name.rpartition("/")[0] for name in written)
+        new, self._written = folders - self._written, folders
+        found = self._look()
+        shown = {name for name in found.files if name.rpartition("/")[0] in new}
+        return found, shown.difference(written)
+
+    def _look(self) -> tree.Tree:
+        found = tree.Tree(self.root)
+        todo = [("", 0)] if self.walks else [(folder, 0) for folder in sorted(self._written, reverse=True)]
+        count, due_s = 0, time.monotonic() + tree.LOOK_S_MAX
+        while todo:
+            folder, depth = todo.pop()
+            try:
+                listing = self._listing(folder, found)
+            except OSError as err:
+                self._listings.pop(folder, None)
+                if not isinstance(err, FileNotFoundError):
+                    found.unreadable.append(f"{folder or self.root}: {err.strerror}")
+                continue
+            inner = [*listing.folders, *self._followed(listing.links)] if self.walks else []
+            count += len(listing.files) + len(inner)
+            if count > tree.ENTRIES_MAX or time.monotonic() > due_s:
+                found.cut = f"not all within {tree.LOOK_S_MAX:g} s and {tree.ENTRIES_MAX:,} entries"
+                return found
+            for name in (*listing.files, *listing.links):
+                with contextlib.suppress(OSError):
+                    tree.add(found, f"{self.root}/{name}", name, is_top=False)
+            if depth < tree.DEPTH_MAX:
+                todo += [(name, depth + 1) for name in reversed(inner)]
+        return found
+
+    def _use(self, folder: str) -> Use:
+        if folder in self._written:
+            return Use.WRITTEN
+        return Use.BROUGHT if self._is_beginning or folder in self._brought else Use.MADE
+
+    def _listing(self, folder: str, found: tree.Tree) -> _Listing:
+        """Return what counts of a folder. Raises OSError. A second change in the same tick of the clock leaves the folder's time as
+        it is, so only a second listing with the same time is relied on."""
+        path, use = f"{self.root}/{folder}" if folder else str(self.root), self._use(folder)
+        mtime_ns = os.stat(path).st_mtime_ns  # noqa: PTH116 -- a Path for each of many folders takes twice as long
+        known = self._listings.get(folder)
+        is_same = known is not None and (known.use, known.mtime_ns) == (use, mtime_ns)
+        if known is not None and is_same and known.is_settled:
+            return known
+        new = self._listings[folder] = _Listing(use, mtime_ns, is_same)
+        with os.scandir(path) as entries:
+            for entry in entries:
+                if entry.name.startswith(".") and entry.name != names.METADATA:
+                    continue
+                name = f"{folder}/{entry.name}" if folder else entry.name
+                if entry.is_symlink():
+                    new.links.append(name)
+                elif not entry.is_dir(follow_symlinks=False):
+                    new.files.append(name)
+                elif entry.name not in PASSED_OVER:
+                    new.folders.append(name)
+        _keep_what_counts(new, found, folder)
+        return new
+
+    def _followed(self, links: list[str]) -> Iterator[str]:
+        """Yield the links behind which a rank has written."""
+        for link in links:
+            if any(folder == link or folder.startswith(f"{link}/") for folder in self._written):
+                yield link
+
+
+def _keep_what_counts(listing: _Listing, found: tree.Tree, folder: str) -> None:
+    if any(name.rpartition("/")[2] == CACHE_TAG for name in listing.files):
+        listing.files, listing.folders, listing.links = [], [], []
+    elif listing.use is Use.BROUGHT:
+        saved = [name for name in listing.files if names.is_save_file(name)]
+        listing.files = saved if len(saved) <= DATA_FILES_MIN else []
+    elif listing.use is Use.MADE and len(listing.files) > MADE_FILES_MAX:
+        if not any(name.endswith((".distcp", names.METADATA)) for name in listing.files):
+            found.cut = f"{folder} has more than {MADE_FILES_MAX:,} files"
+            listing.files = []
+    for entries in (listing.files, listing.folders, listing.links):
+        entries.sort()
