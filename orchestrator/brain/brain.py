@@ -35,7 +35,7 @@ SLEPT_S = 10.0
 """A call of `decide` that comes this much later than it was asked for: the supervisor's machine slept."""
 
 
-OF_SAVES = (e.SaveChanged, e.SaveCompared, e.BeganElsewhere)
+OF_SAVES = (e.SaveChanged, e.SaveCompared, e.BeganElsewhere, e.CheckpointRead)
 """News that states its writer's steps itself: it folds to the same before and after the heartbeats."""
 
 COMPARE_S_MAX = 4 * 3_600.0

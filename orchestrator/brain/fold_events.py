@@ -385,6 +385,7 @@ _FOLDS: dict[type[Any], Any] = {
     e.SaveChanged: checkpoints.learn,
     e.SaveCompared: _save_compared,
     e.BeganElsewhere: checkpoints.began_elsewhere,
+    e.CheckpointRead: checkpoints.read,
     e.CancelRequested: _cancel_requested,
     e.RestartRequested: _restart_requested,
     e.ResumeRequested: _resume_requested,

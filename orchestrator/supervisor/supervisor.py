@@ -242,6 +242,9 @@ class Supervisor:
                 self._desk.seen(now_s, report.node, seen, save_gang(self._brain.facts))
             case reports.SaveHashed.__name__:
                 self._desk.hashed(now_s, report.node, translation.unpacked(reports.SaveHashed, report))
+            case reports.CheckpointsRead.__name__:
+                read = translation.unpacked(reports.CheckpointsRead, report)
+                self._desk.read(now_s, report.node, read, save_gang(self._brain.facts))
             case _:
                 events = [translation.event(self._plan, report, self._mask, now_s)]
         self._brain.learn_kept([*events, *self._desk.news(now_s)], report.incarnation, report.seq)

@@ -51,7 +51,9 @@ class SavePlaces:
             inside = next(((root, at) for root, at in roots if path.startswith(root)), None)
             if inside is None and finds_more and len(self.watches) < 2 + ELSEWHERE_MAX:
                 root = outer_folder(path)
-                new = SaveWatch(Path(root), "*", f"{root.rstrip('/')}/", WrittenFolders(Path(root), walks=False))
+                new = SaveWatch(
+                    Path(root), "*", f"{root.rstrip('/')}/", WrittenFolders(Path(root), walks=False)
+                )
                 new.attempt = attempt
                 inside = f"{root.rstrip('/')}/", len(self.watches)
                 self.watches.append(new)

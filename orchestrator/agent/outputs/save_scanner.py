@@ -267,6 +267,7 @@ class SaveScanner:
             change.reading,
             change.closed_by,
             change.stale,
+            self._files.made.issuperset(str(root / piece.name) for piece in change.pieces),
         )
         key, series = f"{watch.prefix}{group.key}", f"{watch.prefix}{group.series}"
         seen = reports.SaveSeen(watch.attempt, key, series, group.main, part)

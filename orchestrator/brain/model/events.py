@@ -173,6 +173,15 @@ class BeganElsewhere(_Stamped):
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointRead(_Stamped):
+    """The save that the ranks of an attempt had read when they made their first step. `save`: its number, 0: they had read
+    none."""
+
+    attempt: int
+    save: int
+
+
+@dataclass(frozen=True, slots=True)
 class AllocationBegan(_Stamped):
     """The queue system gave the job nodes; an allocation before it is over. `allocation`: Slurm's id of the job and
     how often it was requeued, `1234.0`."""
@@ -242,6 +251,7 @@ Event: TypeAlias = (
     | SaveChanged
     | SaveCompared
     | BeganElsewhere
+    | CheckpointRead
     | AllocationBegan
     | AllocationEnding
     | AllocationEnded

@@ -40,12 +40,13 @@ class JobGoal(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class OtherBeginning:
-    """A script did not begin from the save that it was given, but at step `step`, as a save shows that it wrote after
-    `steps` steps of its own."""
+    """A script did not begin from the save that it was given, but at step `step`: it had read the save `read` (0: none), or the
+    save `main` shows that, which it wrote after `steps` steps of its own."""
 
     step: int
-    main: str
-    steps: int
+    main: str = ""
+    steps: int = 0
+    read: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +101,8 @@ class AttemptFacts:
     allocation_loss: AllocationLoss | None = None
     allocation_lost_at: float | None = None
 
-    # Whether it wrote a newer save; whether steps that its saves state prove that it began from the one it was given, or
-    # where it began instead.
+    # Whether it wrote a newer save; whether it is known that it began from the one it was given, since its script has read
+    # that, or by steps that its saves state; or where it began instead.
     checkpointed: bool = False
     resumes: bool = False
     began: OtherBeginning | None = None

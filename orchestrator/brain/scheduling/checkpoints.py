@@ -63,6 +63,21 @@ def began_elsewhere(facts: Facts, news: e.BeganElsewhere) -> None:
         _note_progress(facts, attempt)
 
 
+def read(facts: Facts, news: e.CheckpointRead) -> None:
+    """Note from which save the ranks of the current attempt began, by what they had read."""
+    attempt = facts.attempt
+    if attempt is None or attempt.number != news.attempt:
+        return
+    given, save = attempt.resume.save if attempt.resume is not None else 0, facts.saves.get(news.save)
+    if news.save == given:
+        attempt.resumes = given > 0
+    else:
+        step = save.step if save is not None else None
+        attempt.began = OtherBeginning(step or 0, save.main if save is not None else "", read=news.save)
+        attempt.resumes = False
+    _note_progress(facts, attempt)
+
+
 def set_state(facts: Facts, number: int, state: SaveState, why: str) -> None:
     """Set the state of a save, if it is known."""
     if number in facts.saves:
@@ -151,6 +166,10 @@ def ignores_checkpoint(attempt: AttemptFacts) -> str:
     if attempt.began is None or attempt.resume is None:
         return ""
     began = attempt.began
+    if began.read:
+        return f"the script did not begin from {attempt.resume.path}, but chose {began.main}"
+    if began.read == 0:
+        return f"the script began anew: no rank had read {attempt.resume.path} before its first step ({QUESTION})"
     seen = f"{began.main}, written after {began.steps:,} steps of its own, shows that it began at step {began.step:,}"
     if began.step:
         return f"the script did not begin from {attempt.resume.path}, but chose by itself: {seen}"

@@ -2,6 +2,7 @@
 
 - Only whole saves count, and of those the kind of content that comes first in `Content` of all that the job has written:
   weights alone are not resumed from where there are saves with the whole state.
+- Those where `checkpoint.path` says count before those that a script has saved elsewhere.
 - The newest counts: the last of the latest attempt. If the last of an earlier attempt got further, as one did before a
   script began again, that counts.
 - Where a person has named one, that counts until an attempt after it has written another; what earlier attempts wrote
@@ -41,6 +42,10 @@ class Pin:
     save: int
     attempt: int
 
+    def allows(self, save: Save) -> bool:
+        """Tell whether a save is the named one, or written after that was named."""
+        return save.number == self.save or save.attempt > self.attempt
+
     def is_passed_by(self, save: Save | None) -> bool:
         """Tell whether a later attempt has written the save: what was written before the pin is left behind."""
         return save is not None and save.attempt > self.attempt
@@ -58,7 +63,8 @@ class Choice:
 
 def choose(saves: Iterable[Save], world_size: int, pin: Pin | None = None) -> Choice:
     """Return the save that ranks of this number begin from."""
-    known = sorted(saves, key=lambda save: (save.attempt, save.number), reverse=True)
+    in_order = sorted(saves, key=lambda save: (save.attempt, save.number), reverse=True)
+    known = _first_place([save for save in in_order if pin is None or pin.allows(save)], pin)
     usual = min(
         (save.content for save in known if save.is_candidate), key=list(Content).index, default=Content.STATE
     )
@@ -66,8 +72,6 @@ def choose(saves: Iterable[Save], world_size: int, pin: Pin | None = None) -> Ch
     lasts: set[int] = set()  # attempts whose last fit save was seen
     passed: list[Passed] = []
     for save in known:
-        if pin is not None and save.number != pin.save and save.attempt <= pin.attempt:
-            continue
         is_named = pin is not None and save.number == pin.save
         why = "" if is_named and save.state in NAMED else _unfit(save, usual)
         if why:
@@ -84,6 +88,17 @@ def choose(saves: Iterable[Save], world_size: int, pin: Pin | None = None) -> Ch
     if best is not None and not fits(best, world_size):
         return Choice(misfit=best, passed=tuple(passed[:PASSED_MAX]))
     return Choice(best, passed=tuple(passed[:PASSED_MAX]))
+
+
+def _first_place(saves: list[Save], pin: Pin | None) -> list[Save]:
+    """Return the saves where `checkpoint.path` says, if one of them could be begun from, and the one that a person has named; else
+    all."""
+    named = [save for save in saves if save.is_named or (pin is not None and save.number == pin.save)]
+    is_usable = any(
+        save.state in NAMED and save.is_candidate and (pin is None or save.number != pin.save)
+        for save in named
+    )
+    return named if is_usable else saves
 
 
 def expendable(saves: Iterable[Save], keep: int, every: int | None, newest: Save | None) -> list[Save]:

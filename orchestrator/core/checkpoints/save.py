@@ -12,7 +12,6 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-
 START = "./"
 """What the key of a save begins with that lies where the ranks start; of one elsewhere it is the path of its folder."""
 
@@ -146,6 +145,8 @@ class Part:
     reading: GroupReading
     closed_by: Closing
     stale: tuple[str, ...] = ()
+    # None of its names was there before its attempt, as a hook has seen
+    is_new: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +154,7 @@ class Save:
     """One save, as the ledger has it. `number` grows from 1 and is its identity."""
 
     number: int
-    # What its files have in common: a folder, or a folder with the numbers in their names
+    # What its files have in common: a folder, or a folder with the numbers in their names; see `START` for where it lies
     key: str
     # The key without its numbers
     series: str
@@ -186,6 +187,8 @@ class Save:
     compared: str = ""
     # It is on its way into the job folder
     is_coming: bool = False
+    # None of its names was there before its attempt
+    is_new: bool = False
     # While it is open
     parts: tuple[Part, ...] = ()
 
@@ -198,6 +201,19 @@ class Save:
     @property
     def size_bytes(self) -> int:
         return sum(piece.size_bytes for piece in self.pieces)
+
+    @property
+    def area(self) -> str:
+        """The folder that its names are relative to: empty where `checkpoint.path` says, `START` where ranks start, else its path."""
+        if self.is_named or self.key.startswith(START):
+            return "" if self.is_named else START
+        roots = [place.root for place in self.places] or [part.root for part in self.parts]
+        return roots[0] if roots else "/"
+
+    @property
+    def is_named(self) -> bool:
+        """Tell whether it lies where `checkpoint.path` says, or a person has adopted it."""
+        return not self.key.startswith((START, "/"))
 
     @property
     def is_slot(self) -> bool:

@@ -26,6 +26,9 @@ from orchestrator.core.jobdir.status_file import TransferStatus
 from orchestrator.core.wire import reports
 
 COMING = ".coming"
+FROM_START = ".start"
+"""What the names of folders in it end with in which saves gather that lie where the ranks start."""
+
 OLD = ".old"
 COMING_MAX = 100
 """The most saves on their way at once; past it more are written than the connection can take, and the oldest is given up."""
@@ -46,11 +49,11 @@ class SaveCopies:
     """The copies of one job."""
 
     def __init__(self, job: JobDir, copier: BulkCopier | None, root: Path, glob: str) -> None:
-        """`copier`: None where all hosts see the saves, and none is copied; `root`: the folder of the saves at home; `glob`:
-        `checkpoint.path`, which tells their folder on hosts."""
+        """`copier`: None where all hosts see the saves, and none is copied; `root`: the folder of `checkpoint.path` at home; `glob`:
+        `checkpoint.path`, which tells that folder on hosts."""
         self._copier = copier
         self._job = job
-        self._root = root
+        self._root = root if root.is_relative_to(job.root) else job.checkpoints
         self._folder = job.checkpoint_place(glob)[0].name
         self._fetches: dict[int, _Fetch] = {}
         self._sends: dict[str, tuple[Save, Copy]] = {}  # by node
@@ -61,9 +64,9 @@ class SaveCopies:
         self.has_moved = False
         if copier is None:
             return
-        for stage in (root / COMING).glob("*"):
-            _put_back(stage, root)
-        shutil.rmtree(root / COMING, ignore_errors=True)
+        for stage in (self._root / COMING).glob("*"):
+            _put_back(stage, job.code if stage.name.endswith(FROM_START) else self._root)
+        shutil.rmtree(self._root / COMING, ignore_errors=True)
 
     @property
     def are_needed(self) -> bool:
@@ -83,7 +86,7 @@ class SaveCopies:
             if place.host:
                 pieces = tuple(piece for piece in save.pieces if piece.name in place.names)
                 names, key = tuple(piece.name for piece in pieces), f"fetch {save.number} {place.host}"
-                stage = self._root / COMING / str(save.number)
+                stage = self._stage(save)
                 copy = Copy(key, place.host, Direction.FETCH, place.root, stage, names, pieces)
                 fetch.copies[key] = copy
                 self._copier.copy(copy)
@@ -125,7 +128,7 @@ class SaveCopies:
         if fetch.copies or is_sent:
             return
         try:
-            install(fetch.save, self._root)
+            install(fetch.save, self._home(fetch.save), self._stage(fetch.save))
         except OSError as err:
             self._give_up(number, f"{err.filename}: {err.strerror} on this machine")
             return
@@ -148,7 +151,19 @@ class SaveCopies:
         if fetch is not None and self._copier is not None:
             for key in fetch.copies:
                 self._copier.drop(key)
-        shutil.rmtree(self._root / COMING / str(number), ignore_errors=True)
+            shutil.rmtree(self._stage(fetch.save), ignore_errors=True)
+
+    def _home(self, save: Save) -> Path:
+        """Return the folder of the job in which a save lies at home."""
+        return self._root if save.is_named else self._job.code
+
+    def _stage(self, save: Save) -> Path:
+        """Return where a save gathers until all of it is there."""
+        return self._root / COMING / f"{save.number}{'' if save.is_named else FROM_START}"
+
+    def _on_host(self, save: Save, host_root: str) -> str:
+        """Return the folder in which a save lies on a host."""
+        return f"{host_root}/{self._folder if save.is_named else self._job.code.name}"
 
     # To hosts
 
@@ -165,7 +180,7 @@ class SaveCopies:
         self._count += 1
         names = tuple(piece.name for piece in save.pieces)
         there = next((place.names for place in save.places if place.host == node), ())
-        target = f"{host_root}/{self._folder}"
+        target = self._on_host(save, host_root)
         copy = Copy(
             f"send {self._count} {node}", node, Direction.SEND, target, root, names, save.pieces, there
         )
@@ -191,7 +206,7 @@ class SaveCopies:
         """Return a save of the job folder as it lies on a host to which it was sent."""
         if self._copier is None or not self._is_sent(Path(save.places[0].root)):
             return save
-        place = Place(node, f"{host_root}/{self._folder}", tuple(piece.name for piece in save.pieces))
+        place = Place(node, self._on_host(save, host_root), tuple(piece.name for piece in save.pieces))
         return dataclasses.replace(save, places=(place,))
 
     def discard(self, save: Save) -> None:
@@ -215,9 +230,8 @@ class SaveCopies:
         ]
 
 
-def install(save: Save, root: Path) -> None:
-    """Put a save that has gathered into its place, durably; what stood there goes. Raises OSError."""
-    stage = root / COMING / str(save.number)
+def install(save: Save, root: Path, stage: Path) -> None:
+    """Put a save that has gathered in `stage` into its place, durably; what stood there goes. Raises OSError."""
     old = stage / OLD
     names = [piece.name for piece in save.pieces if (stage / piece.name).exists()]
     is_folder = len(names) == len(save.pieces) and save.main != "." and (stage / save.main).is_dir()
@@ -243,8 +257,10 @@ def _put_back(stage: Path, root: Path) -> None:
 
 
 def has_same(save: Save, other: Save) -> bool:
-    """Tell whether two saves have a file of the same name."""
-    return not {piece.name for piece in save.pieces}.isdisjoint(piece.name for piece in other.pieces)
+    """Tell whether two saves have a file of the same name in one folder."""
+    return save.area == other.area and not {piece.name for piece in save.pieces}.isdisjoint(
+        piece.name for piece in other.pieces
+    )
 
 
 def late(number: int) -> str:

@@ -14,14 +14,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from pathlib import Path
 
 from orchestrator.backends.api import BulkCopier, Wake
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import Facts
 from orchestrator.brain.model.rank_facts import RankState
-from orchestrator.core.checkpoints import disk, steps, tree
+from orchestrator.core.checkpoints import disk, steps
 from orchestrator.core.checkpoints.choice import Pin, choose, expendable
 from orchestrator.core.checkpoints.ledger import Ledger
 from orchestrator.core.checkpoints.save import Closing, Content, Format, Place, Save, SaveState
@@ -30,6 +29,7 @@ from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.wire import reports
 from orchestrator.supervisor.transfers import closing, save_copies, save_disk
+from orchestrator.supervisor.transfers.beginnings import Beginnings
 
 UNSURE_S = 5.0
 """How often a file is tried again that the disk does not give."""
@@ -45,12 +45,12 @@ class SaveDesk:
         """`wake` is called, from any thread, when `news` has something. Raises OSError."""
         self._job = job
         self._keep, self._keep_every = plan.checkpoint_keep, plan.checkpoint_keep_every
-        self._root = tree.place_of(*plan.checkpoint_place(job))[0]
         self._ledger = Ledger(job.root, job.ledger)
         self._watches: dict[int, closing.Watch] = {}
         self.notes: list[str] = [*self._ledger.faults]
         self._thread = save_disk.DiskThread(wake)
-        self._keeper = save_disk.Keeper(self._root, job.checkpoints / disk.KEPT, self._thread, self.notes)
+        self._homes = save_disk.Homes(job, plan)
+        self._keeper = save_disk.Keeper(self._homes, job.checkpoints / disk.KEPT, self._thread, self.notes)
         self._stays: set[int] = set()
         # Nodes with a rank that will not go on, by attempt
         self._stuck: set[tuple[int, str]] = set()
@@ -63,10 +63,9 @@ class SaveDesk:
         self.deep = False
         # Tells whether a node does not see this disk
         self.ships: Callable[[str], bool] = lambda node: True
-        glob = plan.checkpoint_glob
-        self._is_hosts_place = plan.ssh is not None and Path(glob).is_absolute()
-        is_copied = plan.ssh is not None and not Path(glob).is_absolute()
-        self.copies = save_copies.SaveCopies(job, copier if is_copied else None, self._root, glob)
+        far = copier if plan.ssh is not None else None
+        self.copies = save_copies.SaveCopies(job, far, self._homes.named, plan.checkpoint_glob)
+        self._beginnings = Beginnings()
 
     @property
     def saves(self) -> dict[int, Save]:
@@ -93,7 +92,7 @@ class SaveDesk:
                 watch = self._watches[save.number] = closing.Watch()
                 if save.parts:
                     watch.changed(save, {})
-            if save.is_coming:
+            if save.is_coming and self._homes.are_copied(save):
                 self.copies.fetch(save)
 
     def seen(self, at: float, node: str, report: reports.SaveSeen, gang: closing.Gang) -> None:
@@ -107,12 +106,13 @@ class SaveDesk:
         self._give_up_rewritten(at, report)
         save = before = self._entry(report, gang)
         # Where nodes share this disk, an agent reports the files of all
-        others = closing.parts_of(save) if self._is_far(node) else ()
+        others = closing.parts_of(save) if self._is_far(save, node) else ()
         parts = (*(old for old in others if old.host != node), part)
         pieces = {name: piece for name, (_, piece) in closing.pieces_of(parts).items()}
         save = dataclasses.replace(
             save, state=SaveState.OPEN, closed_by=Closing.NONE, parts=parts, main=min(save.main, report.main),
             pieces=tuple(pieces.values()), steps=min(part.steps for part in parts), is_coming=False,
+            is_new=all(part.is_new for part in parts),
         )  # fmt: skip
         is_known = save.number in self.saves and (before.state, before.is_coming) == (SaveState.OPEN, False)
         if before.is_coming:
@@ -124,6 +124,13 @@ class SaveDesk:
             self._tell(at, save)
         for number in list(self._watches):  # also those that this one follows
             self._judge(at, number, gang)
+
+    def read(self, at: float, node: str, report: reports.CheckpointsRead, gang: closing.Gang) -> None:
+        """Take what the ranks of a node had read before their first steps, which may show from which save they began."""
+        if report.attempt == gang.attempt:
+            number = self._beginnings.learn(node, report, gang, self.saves.values(), self._newest())
+            if number is not None:
+                self._events.append(e.CheckpointRead(at, gang.attempt, number))
 
     def hashed(self, at: float, node: str, report: reports.SaveHashed) -> None:
         """Enter the sha256 of a save's files, where they are still those."""
@@ -180,11 +187,11 @@ class SaveDesk:
         self._fetch_unhashed(gang)
         self.deep = order.deep
         save = None if self.unseen(order.save) else self.saves.get(order.save)
-        is_ours = self._root.is_relative_to(self._job.root)
-        moves = save_disk.movable(self.saves.values(), order.attempt, self._root) if is_ours else []
-        kept = self._keeper.place(order.save)
+        known, kept, homes = list(self.saves.values()), self._keeper.place(order.save), self._homes
         self._thread.later(
-            lambda: save_disk.before_attempt(self._root, save, kept, moves, deep=order.deep),
+            lambda: save_disk.before_attempt(
+                homes, save, kept, save_disk.movable(known, order.attempt, homes), deep=order.deep
+            ),
             lambda at, ready: self._compared(at, order, ready),
         )
 
@@ -208,7 +215,7 @@ class SaveDesk:
     def unseen(self, number: int) -> Save | None:
         """Return a save if it lies on a disk that hosts see and this machine does not: a host has to compare it."""
         save = self.saves.get(number)
-        return save if save is not None and self._is_hosts_place and not self._root.exists() else None
+        return save if save is not None and self._homes.is_unseen(save) else None
 
     def torn_on(self, node: str, attempt: int) -> tuple[Save, ...]:
         """Return the torn saves of the attempt before this one, as they are on a host."""
@@ -247,8 +254,8 @@ class SaveDesk:
             if save.is_coming and save.attempt == gang.attempt:
                 self.copies.fetch(save)
 
-    def _is_far(self, node: str) -> bool:
-        return self.copies.are_needed and self.ships(node)
+    def _is_far(self, save: Save, node: str) -> bool:
+        return self._homes.are_copied(save) and self.ships(node)
 
     def _of(self, key: str, attempt: int) -> list[Save]:
         return [save for save in self.saves.values() if (save.key, save.attempt) == (key, attempt)]
@@ -276,7 +283,8 @@ class SaveDesk:
             save, state=found.state, closed_by=found.closed_by, why=found.why, format=state.format,
             content=state.content, fits_any_size=state.fits_any_size, stated=state.step, cites=state.cites,
             written_ns=max((piece.mtime_ns for _, piece in pieces.values()), default=0),
-            pieces=tuple(piece for _, piece in pieces.values()), places=closing.places(save.parts, self._root, self._is_far), parts=(),
+            pieces=tuple(piece for _, piece in pieces.values()), parts=(),
+            places=closing.places(save.parts, self._homes.of(save), functools.partial(self._is_far, save)),
         )  # fmt: skip
         save = self._with_step(at, save, gang)
         is_far = any(place.host for place in save.places)
@@ -311,7 +319,7 @@ class SaveDesk:
         for other in list(self.saves.values()):
             if other.number == save.number or not save_copies.has_same(save, other):
                 continue
-            if other.state is SaveState.WHOLE and save_disk.is_here(other, self._root):
+            if other.state is SaveState.WHOLE and self._homes.has(other):
                 why = f"was written over by save {save.number}"
             elif other.is_coming and other.number < save.number:
                 self.copies.forget(other.number)
@@ -339,10 +347,12 @@ class SaveDesk:
         if self._keep is None:
             return
         for save in expendable(self.saves.values(), self._keep, self._keep_every, self._newest()):
-            if save.number not in self._stays and save_disk.is_here(save, self._root):
+            is_own = save.is_named or self._homes.owns(save)
+            if save.number not in self._stays and is_own and self._homes.has(save):
                 self._stays.add(save.number)
                 self._thread.later(
-                    functools.partial(disk.delete, save, self._root), functools.partial(self._pruned, save)
+                    functools.partial(disk.delete, save, self._homes.of(save)),
+                    functools.partial(self._pruned, save),
                 )
 
     def _pruned(self, save: Save, at: float, why: str) -> None:
@@ -387,7 +397,7 @@ class SaveDesk:
             self.notes.append(f"checkpoint {save.main} of attempt {save.attempt} does not come home: {fault}")
             self._enter(at, dataclasses.replace(save, state=SaveState.GONE, why=fault, is_coming=False))
         else:
-            home = (Place("", str(self._root)), *(place for place in save.places if place.host))
+            home = (Place("", str(self._homes.of(save))), *(place for place in save.places if place.host))
             self._enter(at, dataclasses.replace(save, state=SaveState.WHOLE, places=home, is_coming=False))
 
 

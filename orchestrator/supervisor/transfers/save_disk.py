@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -11,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.backends.api import Wake
-from orchestrator.core.checkpoints import disk
-from orchestrator.core.checkpoints.save import Place, Save, SaveState
+from orchestrator.core.checkpoints import disk, ledger, tree
+from orchestrator.core.checkpoints.save import START, Place, Save, SaveState
 from orchestrator.core.jobdir import full_disk
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.jobdir.plan import Plan
 from orchestrator.supervisor.transfers.save_copies import has_same
 
 
@@ -26,14 +29,50 @@ class Ready:
     moved: dict[int, list[tuple[str, str]]]
 
 
-def before_attempt(root: Path, save: Save | None, kept: Path, torn: Iterable[Save], *, deep: bool) -> Ready:
+class Homes:
+    """The folders in which a job's saves lie: where `checkpoint.path` says, where its ranks start, and elsewhere."""
+
+    def __init__(self, job: JobDir, plan: Plan) -> None:
+        self.job = job
+        self.named = tree.place_of(*plan.checkpoint_place(job))[0]
+        self._is_ssh = plan.ssh is not None
+        self._is_named_by_hosts = Path(plan.checkpoint_glob).is_absolute()
+
+    def are_copied(self, save: Save) -> bool:
+        """Tell whether saves like this one come home from hosts that do not see the job folder; what lies at an absolute path
+        does not, since hosts are taken to share it."""
+        return self._is_ssh and (not self._is_named_by_hosts if save.is_named else save.area == START)
+
+    def is_unseen(self, save: Save) -> bool:
+        """Tell whether a save lies on a disk that hosts see and this machine does not."""
+        return self._is_ssh and not self.are_copied(save) and not self.of(save).exists()
+
+    def of(self, save: Save) -> Path:
+        """Return the folder that the names of a save are relative to."""
+        if save.is_named:
+            return self.named
+        return self.job.code if save.area == START else Path(save.area)
+
+    def has(self, save: Save) -> bool:
+        """Tell whether a save lies in its folder on this machine."""
+        return bool(save.places) and not save.places[0].host and save.places[0].root == str(self.of(save))
+
+    def owns(self, save: Save) -> bool:
+        """Tell whether a save lies in the job's own folder, also if links are followed."""
+        path = os.path.realpath(self.of(save) / save.main)
+        return Path(path).is_relative_to(os.path.realpath(self.job.root))
+
+
+def before_attempt(homes: Homes, save: Save | None, kept: Path, torn: Iterable[Save], *, deep: bool) -> Ready:
     """Move torn saves out of the way, but for files of a save that is as it was, and compare that; if it is not in its
     place, take what was kept of it, and put that back where its place is free."""
     comparison = disk.compare(save, deep=deep) if save is not None else None
     is_whole = comparison is not None and (not comparison.fault or comparison.is_unsure)
-    stays = save if save is not None and is_whole and is_here(save, root) else None
+    stays = save if save is not None and is_whole and homes.has(save) else None
     moved = {
-        one.number: disk.set_aside(root, one) for one in torn if stays is None or not has_same(stays, one)
+        one.number: disk.set_aside(homes.of(one), one)
+        for one in torn
+        if stays is None or not has_same(stays, one)
     }
     if save is None or comparison is None:
         return Ready(None, (), moved)
@@ -81,9 +120,9 @@ class DiskThread:
 class Keeper:
     """Keeps the last whole save against its script, in `folder/NUMBER`."""
 
-    def __init__(self, root: Path, folder: Path, thread: DiskThread, notes: list[str]) -> None:
+    def __init__(self, homes: Homes, folder: Path, thread: DiskThread, notes: list[str]) -> None:
         """`notes`: what people are to be told is appended there."""
-        self._root, self._folder, self._thread = root, folder, thread
+        self._homes, self._folder, self._thread = homes, folder, thread
         self._notes, self._is_noted = notes, False
         # Of the files of the last save, by key and attempt
         self._inodes: dict[tuple[str, int], dict[str, int]] = {}
@@ -93,11 +132,16 @@ class Keeper:
         return self._folder / str(number)
 
     def keep(self, save: Save) -> None:
-        """Keep a save; once it is kept, others are not any more."""
+        """Keep a save; once it is kept, others are not any more. One that is written once and lies on another disk is not copied."""
+        root = self._homes.of(save)
         try:
-            inodes = {piece.name: (self._root / piece.name).stat().st_ino for piece in save.pieces}
+            found = {piece.name: (root / piece.name).stat() for piece in save.pieces}
+            is_near = all(one.st_dev == self._folder.parent.stat().st_dev for one in found.values())
         except OSError:
             return
+        if not save.is_named and not save.is_slot and not is_near:
+            return
+        inodes = {name: one.st_ino for name, one in found.items()}
         # A script that renames new files into place leaves the old ones to their links; in an earlier attempt it was us.
         before = self._inodes.get((save.key, save.attempt), {})
         copies = save.is_slot and any(before.get(name, inode) == inode for name, inode in inodes.items())
@@ -143,18 +187,32 @@ class Keeper:
         return []
 
 
-def is_here(save: Save, root: Path) -> bool:
-    """Tell whether a save lies in the job's own place on this machine."""
-    return bool(save.places) and not save.places[0].host and save.places[0].root == str(root)
-
-
-def movable(saves: Iterable[Save], attempt: int, root: Path) -> list[Save]:
-    """Return the torn saves of an attempt that may be moved out of the way: not what a person has adopted since."""
+def movable(saves: Iterable[Save], attempt: int, homes: Homes) -> list[Save]:
+    """Return the torn saves of an attempt that may be moved out of the way. What a person has adopted since stays; so does what
+    lies outside of the job's folder, unless its names are new since that attempt and no other job saves there."""
     known = list(saves)
     proved = {piece.stamp for save in known if save.state is SaveState.WHOLE for piece in save.pieces}
     torn = [save for save in known if save.state is SaveState.TORN and save.attempt == attempt]
     return [
         save
         for save in torn
-        if is_here(save, root) and not proved.issuperset(piece.stamp for piece in save.pieces)
+        if homes.has(save)
+        and not proved.issuperset(piece.stamp for piece in save.pieces)
+        and (homes.owns(save) or (not save.is_named and save.is_new and not sharers(homes, save)))
     ]
+
+
+def sharers(homes: Homes, save: Save) -> list[str]:
+    """Return the jobs of this job home that are not over and save in the folder of a save, too."""
+    folder, found = os.path.realpath((homes.of(save) / save.main).parent), []
+    for root in sorted(homes.job.root.parent.glob("[!.]*")):
+        other = JobDir(root)
+        if root == homes.job.root or other.ended.exists():
+            continue
+        with contextlib.suppress(OSError):
+            saves, _ = ledger.read(root, other.ledger)
+            if any(
+                one.places and os.path.realpath(Path(one.path).parent) == folder for one in saves.values()
+            ):
+                found.append(other.id)
+    return found
