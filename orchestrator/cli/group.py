@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from orchestrator.client.remote_files import Account
     from orchestrator.core.jobdir.status_file import Status
-    from orchestrator.views import cells
+    from orchestrator.views.cells import Line
 
 JOB_FAILED = 1
 CLUSTER_CANNOT = 3
@@ -169,21 +170,19 @@ def follow_job(job: Job, *, as_json: bool = False) -> int:
         return INTERRUPTED
     if not as_json:
         reason = status_view.reason_lines(status.reason, status.dir)
-        notices = [*status_view.notices(status), *_unknown_saves(job, status)]
-        terminal.write([status_view.headline(status), *reason, *notices])
+        head = [status_view.headline(status), *reason, *status_view.notices(status)]
+        terminal.write([*head, *_where(job)])
     if status.state == "SUCCEEDED":
         return 0
     terminal.say(f"see why: orch why {job.called}", err=True)
     return JOB_FAILED
 
 
-def _unknown_saves(job: Job, status: Status) -> list[cells.Line]:
-    """Return that the job has written what looks like checkpoints, where orch knows of none."""
+def _where(job: Job) -> list[Line]:
+    """Return the line that says where an ended job's files are."""
     from orchestrator.client import saves
     from orchestrator.views import saves as saves_view
 
-    try:
-        found = [] if status.checkpoint else saves.offers(job.folder, job.plan())
-    except OrchError:  # the job has ended, whatever its folder is like
-        found = []
-    return saves_view.unknown([str(one.path) for one in found if not one.fault], status.dir, job.called)
+    with contextlib.suppress(OrchError):  # the job has ended, whatever its folder is like
+        return [saves_view.in_a_line(saves.folders(job.folder))]
+    return []

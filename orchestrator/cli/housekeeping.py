@@ -11,6 +11,7 @@ import click
 from orchestrator.cli import terminal
 from orchestrator.cli.group import (
     AS_JSON,
+    CLUSTER_CANNOT,
     JOB,
     all_statuses,
     apply_slurm_end,
@@ -23,6 +24,7 @@ from orchestrator.cli.params import Ago
 from orchestrator.core.errors import UserError
 from orchestrator.core.invisible_characters import harmless
 from orchestrator.core.jobdir import home, status_file
+from orchestrator.core.text import counted
 
 
 @click.command()
@@ -31,10 +33,11 @@ from orchestrator.core.jobdir import home, status_file
     "--to", "folder", type=click.Path(path_type=Path), help="Copy logs, checkpoints and evidence here."
 )
 @click.option("--no-checkpoints", is_flag=True, help="Leave the checkpoints out of the copy (--to).")
-def collect(job: str | None, folder: Path | None, no_checkpoints: bool) -> int:
-    """Bring a job's logs, checkpoints and evidence together.
+@click.option("--all", "everything", is_flag=True, help="Also more than 2 GB of what is no checkpoint.")
+def collect(job: str | None, folder: Path | None, no_checkpoints: bool, everything: bool) -> int:
+    """Bring a job's logs, checkpoints and evidence together, and what its ranks have written where they start.
 
-    Over SSH what an ended job's hosts still have is fetched first; a job that runs fetches it by itself.
+    Over SSH what an ended job's hosts still have is fetched first; a job that runs fetches its logs and checkpoints by itself.
     """
     from orchestrator.client import collect as collecting
     from orchestrator.client import remote_files
@@ -48,13 +51,21 @@ def collect(job: str | None, folder: Path | None, no_checkpoints: bool) -> int:
         collecting.await_last(handle)
     # Of another user's job, only what its folder has is copied.
     may_fetch = handle.folder.ended.exists() and home.is_ours(handle.folder)
-    account = remote_files.collect(handle) if may_fetch else remote_files.Account({}, {})
-    place = collecting.collect(handle, folder, checkpoints=not no_checkpoints)
+    account = remote_files.Account({}, {})
+    if may_fetch:
+        account = remote_files.collect(handle, everything=everything)
+    done = collecting.collect(handle, folder, checkpoints=not no_checkpoints, everything=everything)
     if fetched := remote_files.summary([account]):
         terminal.say(fetched)
-    what = "logs and evidence" if no_checkpoints else "logs, checkpoints and evidence"
-    terminal.say(f"{handle.id}: {what} are in {place}")
-    return report_unclean({handle.id: account})
+    saved = [] if no_checkpoints else [counted(done.checkpoints, "checkpoint")]
+    others = [f"{counted(done.others, 'other file')} that ranks have written"] if done.others else []
+    terminal.say(f"{handle.id}: logs, evidence, {' and '.join([*saved, *others])} are in {done.place}")
+    if done.elsewhere:
+        where = f"{done.elsewhere[-1]}{' and others' if len(done.elsewhere) > 1 else ''}"
+        terminal.say(f"  not     {counted(len(done.elsewhere), 'checkpoint')} outside of its folder: {where}")
+    for text in done.left:
+        terminal.complain(text)
+    return report_unclean({handle.id: account}) or (CLUSTER_CANNOT if done.left else 0)
 
 
 @click.command()
@@ -101,10 +112,11 @@ def nodes(host: str | None, free: bool, as_json: bool) -> int:
     "--older-than", type=Ago(), help="Delete jobs that ended longer ago than 12h or 30d, folder and all."
 )
 @click.option("--yes", is_flag=True, help="Do not ask before deleting.")
-def clean(job: str | None, older_than: float | None, yes: bool) -> int:
+@click.option("--discard", is_flag=True, help="Delete files on hosts, too, that could not be fetched.")
+def clean(job: str | None, older_than: float | None, yes: bool, discard: bool) -> int:
     """Remove what ended jobs, or JOB, left behind.
 
-    That is stray processes and run files, over SSH the job's folders on its hosts, once all their files are fetched; with --older-than whole jobs are deleted.
+    That is stray processes and run files, over SSH the job's folders on its hosts, once all that ranks wrote there is fetched; with --older-than whole jobs are deleted.
     """
     from orchestrator.client import cleanup
     from orchestrator.views import cells
@@ -116,7 +128,7 @@ def clean(job: str | None, older_than: float | None, yes: bool) -> int:
     if job is not None and not jobs[0].folder.ended.exists():
         raise UserError("the job is not over yet", jobs[0].id, "wait for its end, or orch cancel it")
     cleaned, unclean = cleanup.clean_local(jobs)
-    accounts = cleanup.clean_hosts(jobs)
+    accounts = cleanup.clean_hosts(jobs, discard=discard)
     unclean |= {job_id: account for job_id, account in accounts.items() if account.lines()}
     done = [text for text in (cleaned, cleanup.cleaned_text(accounts)) if text]
     if done or not unclean:

@@ -24,6 +24,7 @@ from orchestrator.cli.group import (
 from orchestrator.cli.params import complete_save
 from orchestrator.client.job import Job
 from orchestrator.core.errors import ClusterError, UserError
+from orchestrator.core.jobdir import start_folder
 from orchestrator.core.jobdir.plan import Plan
 
 CANCEL_S_MAX = 120.0
@@ -74,6 +75,9 @@ def report_submitted(job: Job, *, follow: bool, as_json: bool, is_new: bool = Tr
             terminal.say(f"  aside   {host}, which failed {why}; orch nodes --forget {host} to use it again")
         if job.source.slurm_id():
             _print_queue(job)
+    for name, to in start_folder.output_links(job.folder).items() if is_new and not as_json else ():
+        note = f"{name} is a link to {to}, since git ignores it: the jobs of this workdir share what is in it"
+        terminal.say(f"  note    {note}")
     for warning in refusals.warnings(job.plan()) if is_new else ():
         terminal.say(f"warning: {warning.what}\n  fix: {warning.fix}", err=True)
     if follow:

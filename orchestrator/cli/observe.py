@@ -261,27 +261,31 @@ def goodput(job: str | None, of_all: bool, since: float | None, by: str | None, 
 
 @click.command()
 @JOB
-@click.option("--verify", is_flag=True, help="Read every file, and compare it with the ledger.")
-@click.option(
-    "--adopt", metavar="PATH", help="Read a file or folder that the ledger does not know, and enter it."
-)
 @AS_JSON
-def checkpoints(job: str | None, verify: bool, adopt: str | None, as_json: bool) -> int:
-    """List a job's checkpoints, oldest first.
+def folder(job: str | None, as_json: bool) -> int:
+    """Print where a job's files are: its folder, where its ranks start, what they have written there, and its checkpoints."""
+    from orchestrator.client import saves
+    from orchestrator.views import saves as saves_view
 
-    The arrow marks the one that a restart would begin from. Below are files that look like checkpoints and are not in the ledger.
+    where = saves.folders(find_job(job).folder)
+    print_json(where) if as_json else terminal.write(saves_view.folders(where))
+    return 0
+
+
+@click.command()
+@JOB
+@click.option("--verify", is_flag=True, help="Read every file, and compare it with the ledger.")
+@AS_JSON
+def checkpoints(job: str | None, verify: bool, as_json: bool) -> int:
+    """List a job's checkpoints, wherever its script saves them, oldest first.
+
+    The arrow marks the one that a restart would begin from. Below are files that were put beside them, and that no rank of this
+    job has saved: `orch resume --from PATH` begins from one.
     """
     from orchestrator.client import saves
     from orchestrator.views import saves as saves_view
 
     found = find_job(job)
-    if adopt is not None:
-        before = saves.known(found.folder)
-        save = saves.find(found.folder, found.plan(), before, adopt)
-        what = f"save {save.number}, {save.main}"
-        done = "is in the ledger already" if save.number in before else "was read, and is in the ledger now"
-        terminal.say(f"{what}, {done}\n  go on   orch resume {found.called} --from {save.number}")
-        return 0
     listed = saves.listed(found.folder, found.plan(), verify=verify)
     for text in saves.damage(found.folder):
         terminal.complain(text)

@@ -34,7 +34,7 @@ GROUPS = {
         "mcp": "programs",
     },
     "End it, or let it go on": dict.fromkeys(("cancel", "restart", "resume"), "lifecycle"),
-    "Its files": {"checkpoints": "observe", "collect": "housekeeping", "clean": "housekeeping"},
+    "Its files": {"folder": "observe", "checkpoints": "observe", "collect": "housekeeping", "clean": "housekeeping"},
     "Before a start": {**dict.fromkeys(("check", "plan", "render", "init", "schema"), "job_file"), "nodes": "housekeeping"},
 }  # fmt: skip
 """The verbs as `orch --help` lists them, each with its module."""

@@ -1,4 +1,4 @@
-"""Files that look like saves and are not in the ledger: which there are, and how a person enters them.
+"""Files that look like saves and are not in the ledger: which there are, and how one is entered that a person has named.
 
 Nothing begins from a file that is only found. `adopt` reads all of its bytes, and writes their sha256 down.
 """
@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import re
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,25 +25,21 @@ from orchestrator.core.checkpoints.save import (
 )
 from orchestrator.core.errors import ClusterError, OrchError, UserError
 from orchestrator.core.jobdir import home, locks, status_file
-from orchestrator.core.jobdir.layout import IN_CODE, JobDir
+from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
 
 LIST = "orch checkpoints lists what there is"
-
-SETTLED_S = 60.0
-"""While a job runs, files that changed within this time are its supervisor's to enter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
     """A group of files that looks like a save and is not in the ledger. `root`: what the names of its pieces are relative
-    to; `glob`: a `checkpoint.path` that finds such files, empty if the job's own does."""
+    to."""
 
     root: Path
     group: names.Group
     pieces: tuple[Piece, ...]
     reading: GroupReading
-    glob: str = ""
 
     @property
     def path(self) -> Path:
@@ -62,22 +57,13 @@ class Offer:
 
 
 def offers(job: JobDir, plan: Plan, saves: Mapping[int, Save]) -> list[Offer]:
-    """Return what is in the job's checkpoint folder, and where its ranks start, that looks like a save and is not in the
-    ledger, the newest last."""
-    place, glob = tree.place_of(*plan.checkpoint_place(job))
-    is_in_code = place.is_relative_to(job.code)
-    found = list(_offered(job, place, glob, saves, plan.created_at if is_in_code else 0.0))
-    if not is_in_code:
-        outside = _offered(job, job.code, "*", saves, plan.created_at)
-        found += (dataclasses.replace(offer, glob=_glob(offer.group)) for offer in outside)
-    return sorted(found, key=lambda offer: offer.written_ns)
-
-
-def _offered(
-    job: JobDir, root: Path, glob: str, saves: Mapping[int, Save], since_s: float
-) -> Iterator[Offer]:
-    """Yield what is offered of a folder: written after a time, and if the job runs not just now."""
-    until_s = float("inf") if _is_over(job) else time.time() - SETTLED_S
+    """Return what is where `checkpoint.path` says, looks like a save and is not in the ledger, the newest last. While the job runs
+    there is none: what its ranks save its supervisor enters."""
+    if not _is_over(job):
+        return []
+    root, glob = tree.place_of(*plan.checkpoint_place(job))
+    if root.is_relative_to(job.code):
+        return []  # what the snapshot brought looks the same
     known = {
         f"{folder}/{piece.name}": piece.size_bytes
         for save in saves.values()
@@ -85,17 +71,16 @@ def _offered(
         for piece in save.pieces
     }
     told = {piece.name for save in saves.values() for piece in save.pieces}
-    found = tree.look(root, glob)
+    found, offered = tree.look(root, glob), []
     for group in names.group(found.files).values():
         own = {f"{root}/{name}": found.files[name].size_bytes for name in group.names}
-        written_s = max(found.files[name].mtime_ns for name in group.names) / 1e9
-        is_new = since_s < written_s < until_s and not own.items() <= known.items()
-        if not is_new or not any(map(names.is_save_file, group.names)):
+        if own.items() <= known.items() or not any(map(names.is_save_file, group.names)):
             continue
         offer = _offer(root, group, found.files, found.pointed)
         is_told = bool(offer.fault) and not told.isdisjoint(group.names)  # beside the save that it is
         if offer.reading.content not in (Content.PART, Content.OTHER) and not is_told:
-            yield offer
+            offered.append(offer)
+    return sorted(offered, key=lambda offer: offer.written_ns)
 
 
 def _is_over(job: JobDir) -> bool:
@@ -110,16 +95,6 @@ def _is_over(job: JobDir) -> bool:
 def _offer(root: Path, group: names.Group, files: Mapping[str, Piece], pointed: Collection[str]) -> Offer:
     pieces = tuple(files[name] for name in sorted(group.names))
     return Offer(root, group, pieces, reading.read(root, group, files, pointed))
-
-
-def _glob(group: names.Group) -> str:
-    """Return a `checkpoint.path` for what a script saves where its ranks start."""
-    first, _, below = group.main.partition("/")
-    series = re.sub(r"\d+", "*", first)
-    if below:
-        return f"{IN_CODE}{series}/*"
-    is_one = group.is_folder or len(group.names) == 1
-    return IN_CODE + (series if is_one else f"*{Path(first).suffix}")
 
 
 # Adoption
@@ -161,7 +136,7 @@ def unfit(where: str, why: str) -> UserError:
 
 
 def _at_work(job: JobDir) -> UserError:
-    return UserError("its supervisor is at work", job.id, "adopt a checkpoint when the job has ended")
+    return UserError("its supervisor is at work", job.id, "begin from it when the job has ended")
 
 
 def _damage(root: Path, piece: Piece) -> str:

@@ -138,14 +138,15 @@ def cleaned_text(accounts: Mapping[str, remote_files.Account]) -> str:
     return f"{text}; {fetched}" if fetched else text
 
 
-def clean_hosts(jobs: Sequence[Job]) -> dict[str, remote_files.Account]:
-    """Clean up the hosts of ended jobs; return the outcome for each job that had anything there."""
+def clean_hosts(jobs: Sequence[Job], *, discard: bool = False) -> dict[str, remote_files.Account]:
+    """Clean up the hosts of ended jobs; return the outcome for each job that had anything there. `discard`: also of files that
+    exist nowhere else."""
     accounts: dict[str, remote_files.Account] = {}
     for job in jobs:
         if not job.folder.ended.exists() or not job.folder.archive.exists():
             continue
         try:
-            account = remote_files.clean_hosts(job)
+            account = remote_files.clean_hosts(job, discard=discard)
         except OrchError as err:  # a damaged folder must not keep other jobs' hosts from their cleanup
             account = remote_files.Account({}, {"its hosts": LaunchError("folder", err.what, err.fix)})
         if account.fetched or account.failed:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fnmatch
 import json
 import os
 import shutil
@@ -23,27 +22,62 @@ from orchestrator.core.checkpoints.names import METADATA
 from orchestrator.core.checkpoints.save import Save, SaveState
 from orchestrator.core.codec import Json
 from orchestrator.core.errors import ClusterError, OrchError, UserError
-from orchestrator.core.jobdir import home, ownership
+from orchestrator.core.jobdir import home, ownership, start_folder
 from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.text import counted
 from orchestrator.supervisor.transfers.save_copies import COMING
+from orchestrator.supervisor.transfers.save_disk import Homes
 
 _TORN = ".torn-attempt-"
 """What is in the names of torn saves that were moved out of the sight of scripts."""
 
+OTHERS_BYTES_MAX = 2 * 10**9
+"""How much ranks may have written where they start that is of no checkpoint, and is copied without `--all`."""
+
+LEFT_SHOWN = 5
 VERSIONS_MAX = 100
 """How many versions of one file of a host may lie beside it."""
 
 
-def collect(job: Job, to: Path | None, *, checkpoints: bool = True) -> Path:
-    """Copy a job's logs, checkpoints (unless not wanted), evidence and post-mortem (`why.json`) to a folder; return where they
-    are.
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """What was brought together: where, and how many checkpoints and other files of ranks there are. `elsewhere`: the checkpoints
+    that lie outside of the job's folder; `left`: a text for what was too large."""
+
+    place: Path
+    checkpoints: int
+    others: int
+    elsewhere: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
+
+
+def collect(job: Job, to: Path | None, *, checkpoints: bool = True, everything: bool = False) -> Collected:
+    """Copy a job's logs, checkpoints (unless not wanted), evidence, post-mortem (`why.json`), and what its ranks have written where
+    they start to a folder. `everything`: also more than `OTHERS_BYTES_MAX` of that.
 
     Without `to` that is the job folder, into which `remote_files` has fetched what hosts had. Raises OrchError, and
     UserError for an unfit `to`.
     """
+    homes = Homes(job.folder, job.plan())
+    whole = [save for save in _saves(job).values() if save.state is SaveState.WHOLE and save.places]
+    inside = [save for save in whole if homes.owns(save)]
+    saved = {homes.of(save) / piece.name for save in inside for piece in save.pieces}
+    written = {job.folder.code / file.name: file.size_bytes for file in start_folder.written(job.folder)}
+    others = {path: size_bytes for path, size_bytes in written.items() if path not in saved}
+    elsewhere = tuple(save.path for save in whole if save not in inside)
     if to is None:
-        return job.folder.root
+        return Collected(job.folder.root, len(inside), len(others), elsewhere)
     _refuse_unfit(job, to)
+    too_large = sum(others.values()) > OTHERS_BYTES_MAX and not everything
+    left = {str(path.relative_to(job.folder.root)): others[path] for path in others} if too_large else {}
+    own = [path for path in saved if checkpoints and path.is_relative_to(job.folder.code)]
+    _copy_all(job, to, [*own, *([] if left else others)], checkpoints=checkpoints)
+    count = len(inside) if checkpoints else 0
+    return Collected(to, count, 0 if left else len(others), elsewhere, tuple(left_there(left)))
+
+
+def _copy_all(job: Job, to: Path, written: Sequence[Path], *, checkpoints: bool) -> None:
+    """Copy the parts of a job, and these files of its ranks; what was copied is deleted again if one fails. Raises ClusterError."""
     why = json.dumps(_why(job), indent=2)
     made = [path for path in (to, *to.parents) if not path.exists()]
     saved = (job.folder.checkpoints,) if checkpoints else ()
@@ -56,34 +90,18 @@ def collect(job: Job, to: Path | None, *, checkpoints: bool = True) -> Path:
         for part in parts:
             if part.exists() and (not part.is_symlink() or home.is_ours(job.folder)):
                 _copy_folder(part, to / part.name, without)
-        if checkpoints:
-            _copy_saved_elsewhere(job, to / job.folder.checkpoints.name)
-        for file in (*files, *_of_trackers(job)):
+        for file in dict.fromkeys((*files, *_of_trackers(job), *written)):
             if file.exists():
                 place = to / file.relative_to(job.folder.root)
                 place.parent.mkdir(parents=True, exist_ok=True)
                 _copy(file, place)
     except BaseException as err:
-        _take_back(
-            [to / "why.json", *(to / path.name for path in (*parts, *files, *trackers.places(job.folder)))],
-            made,
-        )
+        copied = [*(to / path.name for path in (*parts, *files, *trackers.places(job.folder))), to / "code"]
+        _take_back([to / "why.json", *copied], made)
         if isinstance(err, OSError):
             fix = "mend that, or free some space there, then collect again; nothing was left there"
             raise ClusterError(f"cannot be copied: {_reason(err)}", str(to), fix) from err
         raise
-    return to
-
-
-def _copy_saved_elsewhere(job: Job, to: Path) -> None:
-    """Copy the saves of a job that are in its working folder; those elsewhere stay where they are."""
-    if not home.is_ours(job.folder):
-        return
-    for save in _saves(job).values():
-        if save.state in NAMED and save.places and save.places[0].root == str(job.folder.code):
-            for piece in save.pieces:
-                (to / piece.name).parent.mkdir(parents=True, exist_ok=True)
-                _copy(job.folder.code / piece.name, to / piece.name)
 
 
 def _of_trackers(job: Job) -> list[Path]:
@@ -210,34 +228,19 @@ def await_last(job: Job) -> None:
 # Files of hosts
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointsThere:
-    """Where ranks save on a host: a folder in that of the job, and the glob of `checkpoint.path` in it."""
+def is_of_ranks(name: str) -> bool:
+    """Tell whether a file of a job, by its name in the job's folder, is one that ranks may have written."""
+    return name.startswith(("checkpoints/", "code/"))
 
-    folder: str
-    glob: str
 
-    def has(self, name: str) -> bool:
-        """Tell whether a file of the job, by its name on the host, belongs to a checkpoint."""
-        return name.startswith(("checkpoints/", f"{self.folder}/")) and self.may_have(name, is_file=True)
-
-    def may_have(self, name: str, *, is_file: bool) -> bool:
-        """Tell whether a file belongs to a checkpoint, or a folder may hold one; True in other folders of the job."""
-        folder, *parts = name.split("/")
-        wanted = self.glob.split("/")
-        if folder != self.folder or folder == "checkpoints" or _TORN in parts[0]:
-            return True
-        return (len(parts) >= len(wanted) or not is_file) and all(map(fnmatch.fnmatchcase, parts, wanted))
-
-    def hides(self, name: str) -> bool:
-        """Tell whether a name is that of an unfinished file, by the dot that it begins with."""
-        folder, *parts = name.split("/")
-        if parts[-1] in (".", ".."):
-            return True
-        if not parts[-1].startswith(".") or parts[-1] == METADATA or _TORN in name:
-            return False
-        wanted = self.glob.split("/")[len(parts) - 1 : len(parts)]
-        return folder != self.folder or not any(part.startswith(".") for part in wanted)
+def is_hidden(name: str) -> bool:
+    """Tell whether a file of a job on a host need not come: one that is unfinished, by the dot that its name begins with, or
+    compiled code."""
+    folder, *parts = name.split("/")
+    if parts[-1] in (".", "..", "__pycache__"):
+        return True
+    is_finished = folder == "code" or parts[-1] == METADATA or _TORN in name
+    return parts[-1].startswith(".") and not is_finished
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,9 +252,9 @@ class HostFile:
     mtime_s: int
 
     @property
-    def piece(self) -> str:
-        """Its name as the ledger has it, if it belongs to a checkpoint."""
-        return self.name.partition("/")[2]
+    def is_brought(self) -> bool:
+        """Tell whether it is of the snapshot: the archive in which that came gives its files no time."""
+        return self.name.startswith("code/") and self.mtime_s == 0
 
     def is_like(self, path: Path) -> bool:
         """Tell whether a file here has its size and time. Raises OSError."""
@@ -260,7 +263,7 @@ class HostFile:
 
 
 class Arrivals:
-    """Where the checkpoint files that an ended job's hosts still have come to in its folder, if they come at all.
+    """Where the files of ranks that an ended job's hosts still have come to in its folder, if they come at all.
 
     - A file that the folder lacks comes into its place. Another one of the same name comes beside it, into
       `from-hosts/HOST`; so does one that would get into the folder of a whole save that does not have it.
@@ -268,19 +271,19 @@ class Arrivals:
     - What the ledger calls pruned, or written over by a save that is home as it was recorded, does not come.
     """
 
-    def __init__(self, job: JobDir, saves: Mapping[int, Save]) -> None:
-        self._job = job
+    def __init__(self, job: JobDir, homes: Homes, saves: Mapping[int, Save]) -> None:
+        self._job, self._homes = job, homes
         # By name: the states of the saves that a file was of, with its size and time then
         self._states: dict[str, list[tuple[SaveState, int, int]]] = {}
         for save in saves.values():
             for piece in save.pieces:
                 about = save.state, piece.size_bytes, piece.mtime_ns // 10**9
-                self._states.setdefault(piece.name, []).append(about)
+                self._states.setdefault(str(homes.of(save) / piece.name), []).append(about)
         self._whole = [save for save in saves.values() if save.state is SaveState.WHOLE]
 
     def place(self, host: str, file: HostFile) -> Path | None:
         """Return where a file is to come; None if it need not. Raises OSError."""
-        own = self._job.checkpoints / file.piece
+        own = self._job.root / file.name
         if self._is_over(file):
             return None
         if not os.path.lexists(own):
@@ -296,13 +299,22 @@ class Arrivals:
                 return None
         raise OSError(errno.EMFILE, f"{VERSIONS_MAX - 1} versions of it lie in {self._job.from_hosts}")
 
+    def too_large(self, files: Sequence[HostFile], bytes_max: float) -> dict[str, int]:
+        """Return the files where ranks start that are of no checkpoint, with their sizes, if they are more than this together."""
+        others = {
+            file.name: file.size_bytes
+            for file in files
+            if file.name.startswith("code/") and str(self._job.root / file.name) not in self._states
+        }
+        return others if sum(others.values()) > bytes_max else {}
+
     def is_beside(self, path: Path) -> bool:
         """Tell whether a place is not that of its name."""
         return path.is_relative_to(self._job.from_hosts)
 
     def drop_copy(self, file: HostFile, path: Path) -> bool:
         """Delete what came beside a file with the same bytes; tell whether it did. Raises OSError."""
-        own = self._job.checkpoints / file.piece
+        own = self._job.root / file.name
         if (
             not own.is_file()
             or own.stat().st_size != path.stat().st_size
@@ -314,19 +326,36 @@ class Arrivals:
 
     def _is_over(self, file: HostFile) -> bool:
         """Tell whether `checkpoint.keep` deleted a file, or a save that is home has written it over."""
-        about = file.size_bytes, file.mtime_s
-        states = [state for state, *known in self._states.get(file.piece, ()) if tuple(known) == about]
+        about, own = (file.size_bytes, file.mtime_s), self._job.root / file.name
+        states = [state for state, *known in self._states.get(str(own), ()) if tuple(known) == about]
         if SaveState.WHOLE in states:
             return False
-        return SaveState.PRUNED in states or (SaveState.GONE in states and self._is_home(file.piece))
+        return SaveState.PRUNED in states or (SaveState.GONE in states and self._is_home(own))
 
-    def _is_home(self, name: str) -> bool:
-        pieces = (piece for save in self._whole for piece in save.pieces if piece.name == name)
-        return any(disk.is_as_recorded(self._job.checkpoints, piece) for piece in pieces)
+    def _is_home(self, own: Path) -> bool:
+        found = ((self._homes.of(save), piece) for save in self._whole for piece in save.pieces)
+        return any(
+            folder / piece.name == own and disk.is_as_recorded(folder, piece) for folder, piece in found
+        )
 
     def _is_alien(self, file: HostFile) -> bool:
         """Tell whether a file would get into the folder of a whole save that does not have it, or become the ledger."""
-        return file.piece == self._job.ledger.name or any(
-            file.piece.startswith(f"{save.main}/") and all(piece.name != file.piece for piece in save.pieces)
+        own = self._job.root / file.name
+        return own == self._job.ledger or any(
+            own.is_relative_to(self._homes.of(save) / save.main)
+            and all(self._homes.of(save) / piece.name != own for piece in save.pieces)
             for save in self._whole
+            if save.main != "."
         )
+
+
+def left_there(left: Mapping[str, int]) -> list[str]:
+    """Say which files where ranks start were too large to be copied, by their names and sizes; nothing for none."""
+    if not left:
+        return []
+    largest = sorted(left, key=lambda name: -left[name])[:LEFT_SHOWN]
+    size_gb = sum(left.values()) / 1e9
+    what = (
+        f"{counted(len(left), 'file')} where ranks start ({size_gb:.1f} GB, no checkpoints) were not copied"
+    )
+    return [f"{what}: {', '.join(largest)}{', …' if len(left) > LEFT_SHOWN else ''}; --all copies them"]

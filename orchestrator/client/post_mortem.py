@@ -108,6 +108,7 @@ def _attempt(
         "last_step": attempt.last_step,
         "resumed_from": begun.resume.path if begun.resume else None,
         "resumed_step": begun.resume.step if begun.resume else None,
+        "began_from": None,
         "passed": [
             {"save": loser.save, "path": loser.main, "step": loser.step, "why": loser.why}
             for loser in begun.passed

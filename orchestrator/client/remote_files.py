@@ -23,7 +23,14 @@ from orchestrator.backends.ssh import fanout
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.client import saves
-from orchestrator.client.collect import Arrivals, CheckpointsThere, HostFile
+from orchestrator.client.collect import (
+    OTHERS_BYTES_MAX,
+    Arrivals,
+    HostFile,
+    is_hidden,
+    is_of_ranks,
+    left_there,
+)
 from orchestrator.client.job import Job
 from orchestrator.core import codec
 from orchestrator.core.errors import ClusterError
@@ -36,6 +43,7 @@ from orchestrator.core.text import counted
 from orchestrator.core.wire import shipped_files
 from orchestrator.core.wire.tokens import is_token
 from orchestrator.journal import journal_file, lost_journal
+from orchestrator.supervisor.transfers.save_disk import Homes
 
 if TYPE_CHECKING:
     import paramiko
@@ -100,13 +108,15 @@ def _first(beside: list[str]) -> Iterator[str]:
         yield f"{len(beside) - BESIDE_SHOWN} more lie beside those"
 
 
-def collect(job: Job) -> Account:
-    """Fetch what an ended job's hosts still have. Raises ClusterError when the job's folder is damaged."""
-    return _visit_all(job, lambda _connection, _host: None)
+def collect(job: Job, *, everything: bool = False) -> Account:
+    """Fetch what an ended job's hosts still have; `everything`: however much it is. Raises ClusterError when the job's folder is
+    damaged."""
+    return _visit_all(job, lambda _connection, _host: None, everything=everything)
 
 
-def clean_hosts(job: Job) -> Account:
-    """Fetch everything, then end what an ended job left running on its hosts and remove its folders there.
+def clean_hosts(job: Job, *, discard: bool = False) -> Account:
+    """Fetch everything, then end what an ended job left running on its hosts and remove its folders there. A host with files that
+    could not be fetched keeps them, unless they are to be `discard`ed.
 
     Raises ClusterError when the job's folder is damaged.
     """
@@ -121,7 +131,7 @@ def clean_hosts(job: Job) -> Account:
             raise LaunchError("sweep", f"its folder was kept: {cleanup.kept}", "orch clean again later")
         _note_clean(job.folder, host)
 
-    return _visit_all(job, clean)
+    return _visit_all(job, clean, discard=discard)
 
 
 def remote_root(plan: Plan) -> str:
@@ -151,8 +161,10 @@ def hosts_used(job: Job) -> tuple[str, ...]:
 
 
 @ownership.closed_to_others()
-def _visit_all(job: Job, then: Callable[[Connection, str], None]) -> Account:
-    """Fetch what each host has, and do `then` there when nothing is missing.
+def _visit_all(
+    job: Job, then: Callable[[Connection, str], None], *, everything: bool = False, discard: bool = False
+) -> Account:
+    """Fetch what each host has, and do `then` there when nothing is missing, or what is may be discarded.
 
     Raises UserError for a job that is not this user's alone: its folder says which hosts to visit and what runs there.
     """
@@ -161,9 +173,12 @@ def _visit_all(job: Job, then: Callable[[Connection, str], None]) -> Account:
     if plan.ssh is None or not hosts:
         return Account({}, {})
     fetcher = _Fetcher(job.folder, plan, _RateLimit(plan.ssh.copy_mb_s))
+    fetcher.others_bytes_max = float("inf") if everything else OTHERS_BYTES_MAX
 
     def visit(connection: Connection, host: str) -> Fetched:
         fetched = fetcher.fetch(connection, host)
+        if discard:
+            fetched.missing.clear()
         if not fetched.missing:
             then(connection, host)
         return fetched
@@ -233,13 +248,8 @@ class _Fetcher:
     def __init__(self, job: JobDir, plan: Plan, rate_limit: _RateLimit) -> None:
         self._job = job
         self._root = _relative(remote_root(plan))
-        folder, glob = job.checkpoint_place(plan.checkpoint_glob)
-        self._saved = (
-            CheckpointsThere("checkpoints", "*")
-            if Path(glob).is_absolute()
-            else CheckpointsThere(folder.name, glob)
-        )
-        self._arrivals = Arrivals(job, saves.known(job))
+        self._arrivals = Arrivals(job, Homes(job, plan), saves.known(job))
+        self.others_bytes_max: float = OTHERS_BYTES_MAX
         self._rate_limit = rate_limit
         self._locks: dict[str, threading.Lock] = {}
         self._lock = threading.Lock()
@@ -251,10 +261,15 @@ class _Fetcher:
         try:
             if self._is_own(sftp):
                 return fetched
-            for file in _files(sftp, self._root, self._saved):
-                if shipped_files.may_send(host, file.name) or self._saved.has(file.name):
+            files = [file for file in _files(sftp, self._root) if not file.is_brought]
+            left = self._arrivals.too_large(files, self.others_bytes_max)
+            for file in files:
+                if file.name not in left and (
+                    shipped_files.may_send(host, file.name) or is_of_ranks(file.name)
+                ):
                     with self._file_lock(file.name):
                         self._fetch_file(_Visit(connection, sftp, host), file, fetched)
+            fetched.missing += left_there(left)
         finally:
             sftp.close()
         return fetched
@@ -269,7 +284,7 @@ class _Fetcher:
             return False
 
     def _fetch_file(self, visit: _Visit, file: HostFile, fetched: Fetched) -> None:
-        is_saved = self._saved.has(file.name)
+        is_saved = is_of_ranks(file.name)
         try:
             path = self._arrivals.place(visit.host, file) if is_saved else self._job.root / file.name
             if path is None:
@@ -340,10 +355,10 @@ def _relative(root: str) -> str:
     return root
 
 
-def _files(sftp: paramiko.SFTPClient, root: str, saved: CheckpointsThere) -> Iterator[HostFile]:
+def _files(sftp: paramiko.SFTPClient, root: str) -> Iterator[HostFile]:
     """Yield the files of a job on a host that may have to be fetched."""
     count = 0
-    todo = [(name, 1) for name in dict.fromkeys(("logs", "evidence", "nodes", "checkpoints", saved.folder))]
+    todo = [(name, 1) for name in ("logs", "evidence", "nodes", "checkpoints", "code")]
     while todo:
         folder, depth = todo.pop()
         try:
@@ -355,11 +370,7 @@ def _files(sftp: paramiko.SFTPClient, root: str, saved: CheckpointsThere) -> Ite
             raise LaunchError("folder", reason, "make it readable there", Retryable.PERMANENT) from err
         for entry in entries:
             name, mode = f"{folder}/{entry.filename}", entry.st_mode or 0
-            if (
-                "/" in entry.filename
-                or saved.hides(name)
-                or not saved.may_have(name, is_file=stat.S_ISREG(mode))
-            ):
+            if "/" in entry.filename or is_hidden(name):
                 continue  # an unfinished file, or one that a host may not send
             count += 1
             if count > FILES_MAX:

@@ -19,7 +19,7 @@ from orchestrator.core.checkpoints.ledger import ENDED
 from orchestrator.core.checkpoints.save import Place, Save, SaveState, StepSource
 from orchestrator.core.codec import Json
 from orchestrator.core.errors import ClusterError, OrchError, UserError
-from orchestrator.core.jobdir import status_file
+from orchestrator.core.jobdir import start_folder, status_file
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
 
@@ -272,7 +272,33 @@ def _offer_row(offer: Offer) -> Json:
         "complete": False,
         "whole": None,
         "resume": False,
-        "checkpoint_path": offer.glob,
+        "checkpoint_path": "",
+    }
+
+
+# Where files are
+
+
+def folders(job: JobDir) -> Json:
+    """Return where a job's files are, as `orch folder --json` prints it. Raises ClusterError."""
+    whole = [save for save in known(job).values() if save.state is SaveState.WHOLE and save.places]
+    by_folder: dict[str, int] = {}
+    for save in whole:
+        host = f"{save.places[0].host}:" if save.places[0].host else ""
+        folder = f"{host}{os.path.dirname(save.path)}"  # noqa: PTH120 -- a host's path, not one of this machine
+        by_folder[folder] = by_folder.get(folder, 0) + 1
+    try:
+        written, links = start_folder.written(job), start_folder.links(job)
+    except OSError as err:
+        raise ClusterError(f"cannot be read: {err.strerror}", str(job.code), "make it readable") from err
+    return {
+        "id": job.id,
+        "dir": str(job.root),
+        "start": str(job.code),
+        "written": len(written),
+        "links": [{"name": name, "to": to} for name, to in links.items()],
+        "checkpoints": [{"dir": folder, "whole": count} for folder, count in by_folder.items()],
+        "logs": str(job.logs),
     }
 
 
@@ -288,8 +314,11 @@ def explain(job: JobDir, plan: Plan, why: Json, record: Record) -> None:
         return
     for attempt, history in zip(why["attempts"], record.attempts, strict=False):
         resume = history.begun.resume
-        began = saves.get(resume.save) if resume else None
-        attempt["resumed_save"] = _proof(began) if began is not None else None
+        given = saves.get(resume.save) if resume else None
+        read = saves.get(history.read or 0)
+        attempt["began_from"] = _beginning(history.read, read, given)
+        proved = given if read is None else read
+        attempt["resumed_save"] = _proof(proved) if proved is not None and history.read != 0 else None
     if record.facts.end is None:
         return
     choice = _choice_now(job, plan, saves, plan.world_size, record.facts.pin)
@@ -304,9 +333,21 @@ def explain(job: JobDir, plan: Plan, why: Json, record: Record) -> None:
     ]
 
 
+def _beginning(number: int | None, read: Save | None, given: Save | None) -> Json | None:
+    """Return from which save an attempt began, as what its ranks had read shows; None where that is not known."""
+    if number is None or (number and read is None) or (not number and given is None):
+        return None
+    if read is None:
+        return {"save": None, "path": None, "step": None, "chosen_by": "script"}
+    is_own = not read.is_named or given is None or read.number != given.number
+    chosen_by = "script" if is_own else "orch"
+    return {"save": read.number, "path": read.path, "step": read.step, "chosen_by": chosen_by}
+
+
 def _proof(save: Save) -> Json:
     return {
         "save": save.number,
+        "step": save.step,
         "step_source": save.step_source.value,
         "closed_by": save.closed_by.value,
         "compared": save.compared,

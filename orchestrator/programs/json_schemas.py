@@ -24,6 +24,7 @@ OUTPUTS: dict[str, Any] = {
     "stacks": json_types.Stacks,
     "goodput": json_types.Goodput,
     "checkpoints": list[json_types.Save],
+    "folder": json_types.Folders,
     "plan": Outline,
     "check": list[json_types.Finding],
     "nodes": list[json_types.Host],

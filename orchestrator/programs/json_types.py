@@ -95,6 +95,7 @@ class Attempt(TypedDict):
     last_step: int | None
     resumed_from: str | None
     resumed_step: int | None
+    began_from: dict[str, Any] | None
     resumed_save: NotRequired[dict[str, Any] | None]
     passed: list[Passed]
     verdict: Verdict | None
@@ -289,6 +290,18 @@ class Save(TypedDict):
     whole: bool | None
     resume: bool
     checkpoint_path: str
+
+
+class Folders(TypedDict):
+    """Where a job's files are."""
+
+    id: str
+    dir: str
+    start: str
+    written: int
+    links: list[dict[str, str]]
+    checkpoints: list[dict[str, Any]]
+    logs: str
 
 
 class Finding(TypedDict):

@@ -17,7 +17,7 @@ from pathlib import Path
 from orchestrator.core import codec
 from orchestrator.core.errors import ClusterError, UserError
 from orchestrator.core.host import host_memory
-from orchestrator.core.jobdir import home, ownership, requests
+from orchestrator.core.jobdir import home, ownership, requests, start_folder
 from orchestrator.core.jobdir.durable import replace_bytes, replace_text
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
@@ -148,6 +148,7 @@ def _fill(
         draft.root.mkdir(parents=True)
         home.require_ours(draft)
         snapshot.copy_files(code, draft.code)
+        start_folder.note_brought(draft, code.copies)
         if plan.ssh is not None:
             snapshot.pack(code, draft.code, draft.archive)
             keep_hosts_file(draft, file)

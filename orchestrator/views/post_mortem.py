@@ -168,9 +168,16 @@ def _course(attempt: Json, state: str) -> str:
     return f"ended by {attempt['ended_why']}" if attempt["ending"] == "restart" else "ended without a fault"
 
 
+CHOSEN = " (the script's choice)"
+
+
 def _source(attempt: Json) -> str:
     """Say from where an attempt began; a script may have gone on by itself from what it had saved."""
-    given, first = attempt.get("resumed_step"), attempt["first_step"]
+    given, first, began = attempt.get("resumed_step"), attempt["first_step"], attempt.get("began_from")
+    if began is not None and began["path"] is None:
+        return f"from the beginning: no rank had read {attempt['resumed_from']} before its first step"
+    if began is not None:
+        return f"from {began['path']}{CHOSEN if began['chosen_by'] == 'script' else ''}"
     if given is not None and first is not None and first < given + 1:
         ignored = f"{attempt['resumed_from']} was given, but the script began at step {first:,}"
         return f"{ignored} (does it read ORCH_RESUME_FROM?)"
@@ -187,7 +194,7 @@ def _passed(attempt: Json) -> list[str]:
 def _began(attempt: Json) -> Iterator[Line]:
     """Yield how the save is proved that an attempt began from, and which newer ones it did not begin from."""
     if save := attempt.get("resumed_save"):
-        known = saves.step(attempt["resumed_step"], save["step_source"])
+        known = saves.step(save.get("step", attempt["resumed_step"]), save["step_source"])
         compared = f"; compared: {save['compared']}" if save["compared"] else ""
         yield line(Cell(f"{_PAD * 2}save {save['save']}, {known}{compared}", "dim"))
         yield from (line(Cell(f"{_PAD * 2}whole: {why}", "dim")) for why in filter(None, [save["closed_by"]]))

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from orchestrator.core.checkpoints.choice import Choice
 from orchestrator.core.checkpoints.save import Content, Save, SaveState, StepSource
 from orchestrator.core.codec import Json
-from orchestrator.core.text import ranks_text
+from orchestrator.core.text import counted, ranks_text
 from orchestrator.views.cells import Cell, Line, columns, line, or_dash, size
 
 PASSED_SHOWN = 5
@@ -41,11 +41,9 @@ def table(listed: Sequence[Json], job: str, folder: str) -> list[Line]:
     if shown and not any(save["state"] in may_count for save in saves):
         lines.append(line(Cell(f"{_PAD}a restart begins at the beginning", "yellow")))
     offered = [entry for entry in listed if entry["save"] is None]
-    for at_own_place in (True, False):
-        group = [offer for offer in offered if at_own_place != bool(offer["checkpoint_path"])]
-        if group:
-            lines += [() for _ in lines[:1]]
-            lines += _offers(group, job, folder)
+    if offered:
+        lines += [() for _ in lines[:1]]
+        lines += _offers(offered, job, folder)
     return lines or [line("no checkpoints yet")]
 
 
@@ -107,15 +105,9 @@ def _without(main: str, why: str) -> str:
 
 
 def _offers(offered: Sequence[Json], job: str, folder: str) -> Iterator[Line]:
-    """Yield what is offered of one place, the newest last, each with the line that adopts it."""
-    glob = offered[-1]["checkpoint_path"]
+    """Yield files that no rank of the job has saved, the newest last, each with the line that begins from it."""
     which = "it" if len(offered) == 1 else "one of them"
-    where = (
-        "saved where ranks start, where orch does not look"
-        if glob
-        else "not in the ledger, so nothing begins from it"
-    )
-    yield line(f"{where}; to adopt {which}:")
+    yield line(f"no rank of this job has saved these; to begin from {which}:")
     if (more := len(offered) - OFFERS_SHOWN) > 0:
         yield line(Cell(f"{_PAD}{more} older ones: --json has all", "dim"))
     for offer in offered[-OFFERS_SHOWN:]:
@@ -125,31 +117,34 @@ def _offers(offered: Sequence[Json], job: str, folder: str) -> Iterator[Line]:
         if offer["why"]:
             yield line(_PAD * 2, Cell(_without(offer["main"], offer["why"]), "red"))
         else:
-            yield line(_PAD * 2, Cell(f"orch checkpoints {job} --adopt {shlex.quote(path)}", "cyan"))
-    if glob:
-        whole = [offer for offer in offered if not offer["why"]]
-        begin = f" --from {shlex.quote(_short(whole[-1]['path'], folder))}" if whole else ""
-        yield line(f"{_PAD}to begin from it, and have orch find the next ones there by itself:")
-        option = shlex.quote(f"checkpoint.path={glob}")
-        yield line(_PAD * 2, Cell(f"orch resume {job}{begin} --set {option}", "cyan"))
-        yield line(f"{_PAD}or, in the job file, checkpoint: {{path: {_quoted(glob)}}}")
+            yield line(_PAD * 2, Cell(f"orch resume {job} --from {shlex.quote(path)}", "cyan"))
 
 
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
+# Where files are
 
 
-def unknown(paths: Sequence[str], folder: str, job: str) -> list[Line]:
-    """Return that files look like checkpoints that no attempt begins from, the newest last; nothing for none. `job`: the job in
-    commands."""
-    if not paths:
-        return []
-    more = f" and {len(paths) - 1} more look" if len(paths) > 1 else " looks"
-    said = f"{_short(paths[-1], folder)}{more} like a checkpoint, and no restart would begin from there"
-    return [
-        line("notice      ", Cell(said, "yellow")),
-        line(f"            fix: orch checkpoints {job} tells how one would"),
+def folders(where: Json) -> list[Line]:
+    """Return where a job's files are, a line for each place."""
+    start, folder = where["start"], where["dir"]
+    written = f"  {counted(where['written'], 'file')} written by ranks" if where["written"] else ""
+    lines = [_labelled("folder", folder), _labelled("start", f"{start}{written}")]
+    for link in where["links"]:
+        lines.append(_labelled("", f"{link['name']} -> {link['to']}, which jobs of this workdir share"))
+    for place in where["checkpoints"]:
+        lines.append(_labelled("saved", f"{place['dir']}  {counted(place['whole'], 'whole checkpoint')}"))
+    return [*lines, _labelled("logs", where["logs"])]
+
+
+def in_a_line(where: Json) -> Line:
+    """Return where a job's files are, and how many there are."""
+    saved = [
+        f"{counted(one['whole'], 'checkpoint')} in {_short(one['dir'], where['dir'])}"
+        for one in where["checkpoints"]
     ]
+    written = [f"{counted(where['written'], 'file')} written where ranks start"] if where["written"] else []
+    return line(
+        "folder      ", where["dir"], f": {', '.join([*saved, *written])}" if saved or written else ""
+    )
 
 
 # What a resume begins from

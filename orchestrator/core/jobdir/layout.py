@@ -83,6 +83,9 @@ class JobDir:
     code = _Inside("code")
     """The snapshot of the user's code, in which the ranks run."""
 
+    brought = _Inside("snapshot.json")
+    """The files of the snapshot, each with its size and time (`start_folder`)."""
+
     archive = _Inside("code.tar.gz")
     """The code for hosts that do not see this folder: the snapshot's copies, and what `ssh.sync` names."""
 

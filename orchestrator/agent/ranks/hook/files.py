@@ -65,6 +65,7 @@ REPLACED = (
 arguments. torch calls the first one before it saves."""
 
 NOT_SAVED = ("/dev/", "/proc/", "/sys/", sys.prefix + os.sep, sys.base_prefix + os.sep)
+"""Where no script saves; nor in the folder of the rank, which is orch's."""
 
 
 class Files:
@@ -74,7 +75,7 @@ class Files:
         self, folder: str, notes: "HookNotes", step: "Callable[[], int]", *, is_child: bool = False
     ) -> None:
         """`step`: tells how many steps of the script this process has made; `is_child`: as in `Steps`."""
-        self._file = os.path.join(folder, FILES_FILE)
+        self._file, self._own = os.path.join(folder, FILES_FILE), folder + os.sep
         self._notes = notes
         self._step = step
         self._reader_pid = 0 if is_child else os.getpid()
@@ -119,7 +120,7 @@ class Files:
         ):
             return
         whole = os.path.abspath(name)
-        if whole.startswith(NOT_SAVED) or "/site-packages/" in whole:
+        if whole.startswith((*NOT_SAVED, self._own)) or "/site-packages/" in whole:
             return
         if not writes:
             self._read.add(name)
