@@ -130,6 +130,9 @@ def clean(job: str | None, older_than: float | None, yes: bool, discard: bool) -
     cleaned, unclean = cleanup.clean_local(jobs)
     accounts = cleanup.clean_hosts(jobs, discard=discard)
     unclean |= {job_id: account for job_id, account in accounts.items() if account.lines()}
+    if any(fetched.missing for account in accounts.values() for fetched in account.fetched.values()):
+        fix = "bring home what is named below, then orch clean again; --discard deletes it there"
+        terminal.say(f"files that exist nowhere else keep hosts from being cleaned\n  fix: {fix}", err=True)
     done = [text for text in (cleaned, cleanup.cleaned_text(accounts)) if text]
     if done or not unclean:
         terminal.say("\n".join(done) or "ended jobs have left nothing behind")

@@ -5,65 +5,48 @@ from __future__ import annotations
 
 import json
 
+from tests.support.cluster import saves_in_out
 from tests.support.cluster.box import Box
-from tests.support.cluster.desk import FAKE_TORCH, TOGETHER, TRAINER, Desk
-from tests.support.torch_saves import STAND_IN
-
-SAVES_IN_OUT = (
-    TOGETHER
-    + """
-import torch
-
-Path("out").mkdir(exist_ok=True)
-found = sorted(Path("out").glob("net_*.pth"))
-start = torch.load(str(found[-1]))["step"] if found else 0
-print("begins from", found[-1] if found else None, flush=True)
-
-
-def save(step):
-    if rank == 0 and step % 20 == 1 and step > start + 1:
-        torch.save({"model": {"weight": array.array("d", range(64))}, "step": step - 1}, f"out/net_{step - 1:04d}.pth")
-        Path("out/metrics.json").write_text(str(step))
-    together(True)
-
-
-meet()
-run(10**9 if attempt == 1 else 200, each_s=0.05, at_step=save, start=start)
-"""
-).replace("import torch\n", "import array\nimport torch\n", 1)
+from tests.support.cluster.desk import Desk
+from tests.support.cluster.host import TRAINER
 
 
 def test_a_lost_host_costs_its_newest_save_and_the_next_finds_the_one_before_by_itself(
     desk: Desk, box: Box
 ) -> None:
-    job = desk.submit({**FAKE_TORCH, **STAND_IN, "train.py": SAVES_IN_OUT}, spares=1, ssh={"hosts": "node[1-3]"})
-    job.until(lambda seen: (seen["checkpoint"] or {"step": 0})["step"] >= 60, "step 60 at home")
+    job = desk.submit(saves_in_out.FILES, spares=1, ssh={"hosts": "node[1-3]"})
+    job.until(lambda seen: (seen.get("checkpoint") or {"step": 0})["step"] >= 60, "step 60 at home")
     box.power_off("node1")
     status = job.wait()
     assert (status["state"], job.kinds()) == ("SUCCEEDED", ["node_lost", None])
-    lost, last = job.why()
-    said = next(line for line in job.log(0, 2).splitlines() if line.startswith("begins from out/net_"))
-    assert last["began_from"]["path"].endswith(said.removeprefix("begins from "))
-    assert last["began_from"]["chosen_by"] == "script" and last["began_from"]["step"] >= 60
-    assert last["first_step"] == last["began_from"]["step"] + 1
+    saves_in_out.assert_began_by_its_own_choice(job, job.why()[1])
+    assert job.why()[1]["began_from"]["step"] >= 60
     assert status["step"] == 200
 
 
 def test_what_ranks_wrote_is_collected_and_no_host_is_cleaned_of_a_file_that_is_nowhere_else(
     desk: Desk, box: Box
 ) -> None:
-    script = SAVES_IN_OUT.replace("10**9 if attempt == 1 else 200", "60") + (
+    script = saves_in_out.SAVES_IN_OUT.replace("10**9 if attempt == 1 else 200", "60") + (
         "if rank == 0:\n    Path('out/a name\\nwith lines').write_text('x')\n    os.mkfifo('out/pipe')\n"
         "    Path('runs/deep').mkdir(parents=True)\n    Path('runs/deep/.hydra').write_text('y')\n"
         "    Path('train.log').write_text('z')\n    Path('out/locked').write_text('z')\n    Path('out/locked').chmod(0)\n"
     )
-    job = desk.submit({**FAKE_TORCH, **STAND_IN, "train.py": script}, nodes=1, procs_per_node=1, ssh={"hosts": "node2"})
+    job = desk.submit(
+        {**saves_in_out.FILES, "train.py": script}, nodes=1, procs_per_node=1, ssh={"hosts": "node2"}
+    )
     assert job.wait()["state"] == "SUCCEEDED"
     done = desk.orch("collect", job.id, "--to", f"{TRAINER.home}/copy-{job.id}", check=False)
     assert done.returncode == 3 and "code/out/locked could not be fetched" in done.stderr
     copy = box.login.path(f"{TRAINER.home}/copy-{job.id}/code")
     copied = {str(path.relative_to(copy)) for path in copy.rglob("*") if path.is_file()}
-    assert copied >= {"out/net_0040.pth", "out/metrics.json", "out/a name\nwith lines", "runs/deep/.hydra", "train.log"}
+    assert copied >= {
+        "out/net_0040.pth",
+        "out/metrics.json",
+        "out/a name\nwith lines",
+        "runs/deep/.hydra",
+        "train.log",
+    }
     assert "train.py" not in copied
     kept = desk.orch("clean", job.id, check=False)
     assert kept.returncode == 3 and "code/out/locked could not be fetched" in kept.stderr

@@ -71,12 +71,13 @@ def _assert_begun(job: Sight, attempt: dict[str, object], habit: Habit, number: 
     said = log.split("begins from ")[1].split("\n")[0]
     began = attempt["began_from"]
     assert isinstance(began, dict), (number, log)
-    died, kind = DEATHS[number - 1]
+    died, _ = DEATHS[number - 1]
     step = (died - 1) // EVERY * EVERY
     assert (began["step"], began["chosen_by"]) == (step, "script"), (number, began)
-    assert Path(said).is_relative_to(Path(began["path"]).resolve()) or Path(said).resolve() == Path(
-        began["path"]
-    ).resolve(), (said, began)
+    assert (
+        Path(said).is_relative_to(Path(began["path"]).resolve())
+        or Path(said).resolve() == Path(began["path"]).resolve()
+    ), (said, began)
     assert attempt["first_step"] == step + 1
     place = habit.place.replace("SCRATCH", str(scratch))
     name = str(Path(began["path"])).removeprefix(f"{job.root}/code/")
