@@ -48,6 +48,7 @@ class Boss:
         self.wake_s = float("-inf")  # not looked yet
         self.points_left: int | None = None
         self.fetching: list[int] = []  # saves, by number
+        self.told: set[int] = set()  # attempts of which it is known what their script had read
         self._write_beats()
         world.journal.check_record(self.record)
 
@@ -127,6 +128,18 @@ class Boss:
         self.world.ledger.desyncs.heard(beat)
         self.world.ledger.notices.heard(beat)
         self.look()
+        self._tell_beginning(beat)
+
+    def _tell_beginning(self, beat: e.Heartbeat) -> None:
+        """Learn once in an attempt, after its first step, which save its script had read; none where there is none to read."""
+        attempt = self.brain.facts.attempt
+        is_due = self.world.night.tells_reads and attempt is not None and attempt.number not in self.told
+        if not is_due or attempt is None or beat.attempt != attempt.number or not any(rank.steps for rank in beat.ranks):
+            return
+        self.told.add(attempt.number)
+        if attempt.resume is not None:
+            save = 0 if self.world.night.begins_anew else attempt.resume.save
+            self.hear(e.CheckpointRead(0.0, attempt.number, save))
 
     def receive(self, line: Line, sequence: int, report: e.Event | Saved) -> None:
         """Take a report in, once; acknowledge it when it is in the journal."""

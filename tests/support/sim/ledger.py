@@ -171,6 +171,8 @@ class Ledger:
                 self._save_changed(news.save)
             case e.BeganElsewhere():
                 self._began_elsewhere(news)
+            case e.CheckpointRead(save=save):
+                self._read(save)
             case e.Prepared() | e.Exited() | e.LaunchEnded():
                 self._report(news)
             case _ if isinstance(news, d.Decision):
@@ -216,6 +218,12 @@ class Ledger:
         if self.saves.bears_its_step:
             return self.world.files.step(self.world.save_desk.versions[save.number]) or save.step or 0
         return attempt.base + save.steps
+
+    def _read(self, save: int) -> None:
+        """From then on an attempt counts from the save that its script had read, from 0 where it had read none."""
+        attempt = self.tries[-1]
+        if attempt.begun.resume is not None and save != attempt.begun.resume.save:
+            attempt.anew, attempt.base = True, self.world.gangs[attempt.number].base
 
     def _began_elsewhere(self, news: e.BeganElsewhere) -> None:
         """A script that is said not to begin from its save does not, and begins where it is said to."""

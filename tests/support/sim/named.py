@@ -158,6 +158,9 @@ NAMED = {
     "script-ignores-the-one-checkpoint-that-it-overwrites": _night(
         naming=Naming.LAST, begins_anew=True, crash_step=14, crash_rank=1
     ),
+    "script-reads-no-checkpoint": _night(
+        Fault(Harm.SIGNAL, 30.0, rank=1), naming=Naming.LAST, begins_anew=True, tells_reads=True
+    ),
     "syntax-error": _night(syntax_error=True),
     "budget-spent": _night(*(Fault(Harm.SIGNAL, at_s, rank=1) for at_s in range(5, 90, 5)), limits=limits_of(restarts_max=2)),
     "restart-asked-for": _night(

@@ -125,6 +125,7 @@ class Night:
     naming: Naming = Naming.ITS_OWN
     prints: bool = False  # ranks make no steps: they print at each
     begins_anew: bool = False  # the script does not read where it is to resume from
+    tells_reads: bool = False  # hooks tell which save ranks had read when they made their first step
     stays_rank: int = -1  # this rank says its last word in the first attempt and never leaves
     late_rank: int = -1  # this rank does not come to the rendezvous in the first attempt
     hidden_rank: int = -1  # looks bring no stack of this rank before `hidden_s`
@@ -251,7 +252,12 @@ def random_night(seed: int, *, queues: bool = True) -> Night:
     )  # fmt: skip
     night = _restarted(_without_steps(_out_of_step(_judged_by_looks(_on_hosts(_named_otherwise(night))))))
     night = _with_bad_saves(_where_locks_tell(_partitioned(_in_queue(night) if queues else night)))
-    return _with_scripts(night)
+    return _with_hooks(_with_scripts(night))
+
+
+def _with_hooks(night: Night) -> Night:
+    """Let hooks tell in half of the nights which save was read. Drawn from a chance of its own, too."""
+    return dataclasses.replace(night, tells_reads=random.Random(night.seed ^ 0x3EAD5).random() < 0.5)
 
 
 def _with_scripts(night: Night) -> Night:
