@@ -16,7 +16,7 @@ from orchestrator.client.adoption import LIST, Offer, unfit
 from orchestrator.core.checkpoints import disk, ledger, tree
 from orchestrator.core.checkpoints.choice import NAMED, Choice, Pin, choose, fits
 from orchestrator.core.checkpoints.ledger import ENDED
-from orchestrator.core.checkpoints.save import Place, Save, SaveState, StepSource
+from orchestrator.core.checkpoints.save import START, Place, Save, SaveState, StepSource
 from orchestrator.core.codec import Json
 from orchestrator.core.errors import ClusterError, OrchError, UserError
 from orchestrator.core.jobdir import start_folder, status_file
@@ -24,6 +24,7 @@ from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
 
 if TYPE_CHECKING:
+    from orchestrator.brain.model.events import CheckpointRead
     from orchestrator.journal.job_record import Record
 
 NAMED_MAX = 5
@@ -315,10 +316,11 @@ def explain(job: JobDir, plan: Plan, why: Json, record: Record) -> None:
     for attempt, history in zip(why["attempts"], record.attempts, strict=False):
         resume = history.begun.resume
         given = saves.get(resume.save) if resume else None
-        read = saves.get(history.read or 0)
+        read = saves.get(history.read.save) if history.read is not None else None
         attempt["began_from"] = _beginning(history.read, read, given)
         proved = given if read is None else read
-        attempt["resumed_save"] = _proof(proved) if proved is not None and history.read != 0 else None
+        is_anew = history.read is not None and not history.read.save
+        attempt["resumed_save"] = _proof(proved) if proved is not None and not is_anew else None
     if record.facts.end is None:
         return
     choice = _choice_now(job, plan, saves, plan.world_size, record.facts.pin)
@@ -333,12 +335,13 @@ def explain(job: JobDir, plan: Plan, why: Json, record: Record) -> None:
     ]
 
 
-def _beginning(number: int | None, read: Save | None, given: Save | None) -> Json | None:
+def _beginning(event: CheckpointRead | None, read: Save | None, given: Save | None) -> Json | None:
     """Return from which save an attempt began, as what its ranks had read shows; None where that is not known."""
-    if number is None or (number and read is None) or (not number and given is None):
+    if event is None or (event.save and read is None):
         return None
     if read is None:
-        return {"save": None, "path": None, "step": None, "chosen_by": "script"}
+        path = event.other.removeprefix(START) or None
+        return {"save": None, "path": path, "step": None, "chosen_by": "script"} if path or given else None
     is_own = not read.is_named or given is None or read.number != given.number
     chosen_by = "script" if is_own else "orch"
     return {"save": read.number, "path": read.path, "step": read.step, "chosen_by": chosen_by}

@@ -56,8 +56,8 @@ class AttemptHistory:
     ranks: int = 0
     # Less than the step of the checkpoint once its script is seen to begin at another one
     base_step: int = 0
-    # The save that its ranks had read at their first step, 0: none; None: not known
-    read: int | None = None
+    # What its ranks had read at their first step; None: not known
+    read: e.CheckpointRead | None = None
     ended_wall_s: float | None = None
     first_step_at: float | None = None
     running_at: float | None = None
@@ -216,8 +216,8 @@ def _add(attempt: AttemptHistory, entry: Entry) -> None:
             attempt.finished = finished
         case d.EndJob() as ended:
             attempt.job_ended = ended
-        case e.CheckpointRead(attempt=number, save=save) if number == attempt.begun.attempt:
-            attempt.read = save
+        case e.CheckpointRead(attempt=number) as read if number == attempt.begun.attempt:
+            attempt.read = read
         case e.Started(how=how, are_forks=are_forks) if how:
             attempt.starts[how] = are_forks
         case e.Exited(ordered=True) as exited if exited.code and exited.attempt == attempt.begun.attempt:

@@ -176,6 +176,8 @@ def _source(attempt: Json) -> str:
     given, first, began = attempt.get("resumed_step"), attempt["first_step"], attempt.get("began_from")
     if began is not None and began["path"] is None:
         return f"from the beginning: no rank had read {attempt['resumed_from']} before its first step"
+    if began is not None and began["save"] is None:
+        return f"from the beginning, or from {began['path']}, which this job has not saved and its script had read"
     if began is not None:
         return f"from {began['path']}{CHOSEN if began['chosen_by'] == 'script' else ''}"
     if given is not None and first is not None and first < given + 1:

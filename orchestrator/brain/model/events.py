@@ -174,11 +174,12 @@ class BeganElsewhere(_Stamped):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRead(_Stamped):
-    """The save that the ranks of an attempt had read when they made their first step. `save`: its number, 0: they had read
-    none."""
+    """The save that the ranks of an attempt had read when they made their first step. `save`: its number, 0: they had read none, but
+    perhaps the file `other`, which no rank of this job had saved."""
 
     attempt: int
     save: int
+    other: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 
 from orchestrator.core.checkpoints.choice import NAMED
 from orchestrator.core.checkpoints.save import START, Format, Save
 from orchestrator.core.wire import reports
 from orchestrator.supervisor.transfers.closing import Gang
 
+STATES = frozenset((".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".distcp"))
+"""Endings of files that hold the state of a model."""
+
 UNSEEN_FORMATS = (Format.UNKNOWN, Format.SAFETENSORS)
 """What a script may read by a library that opens files itself, so that no hook sees it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """Where an attempt began: from the save of this number; 0: from none, but its ranks may have read the file `other`."""
+
+    save: int
+    other: str = ""
 
 
 @dataclass(slots=True)
@@ -27,28 +39,38 @@ class Beginnings:
         gang: Gang,
         saves: Collection[Save],
         newest: Save | None,
-    ) -> int | None:
-        """Return the number of the save that the attempt began from, 0 for none of them; None while that is not known.
+    ) -> Beginning | None:
+        """Return where the attempt began; None while that is not known.
 
         The node of rank 0 is believed before others, since rank 0 may read for all. That nothing was read all nodes have to
-        say, and that only counts where the `newest` save is of a format whose reading a hook sees.
+        say, and that only counts where the `newest` save is of a format whose reading a hook sees, and no file beside a save
+        was read that is none of them.
         """
         known = {name: one for name, one in self._reports.items() if one.attempt == gang.attempt}
         self._reports = {**known, node: report}
         heard = [self._reports[name] for name in gang.nodes if name in self._reports]
-        found = [save for one in heard if (save := _last_read(one, saves)) is not None]
+        owners = _owners(saves, gang.attempt)
+        found = [owners[name] for one in heard for name in reversed(one.names) if name in owners]
         have_all = len(heard) == len(gang.nodes)
         if found:
-            return found[0].number if have_all or node == gang.nodes[0] else None
-        is_seen = newest is not None and newest.format not in UNSEEN_FORMATS
-        return 0 if have_all and is_seen and all(one.is_known for one in heard) else None
+            return Beginning(found[0].number) if have_all or node == gang.nodes[0] else None
+        if not have_all or not all(one.is_known for one in heard):
+            return None
+        others = [name for one in heard for name in one.names if PurePosixPath(name).suffix in STATES]
+        if newest is None:
+            return Beginning(0, others[-1]) if others else None
+        folders = {PurePosixPath(name).parent for name in owners}
+        is_seen = newest.format not in UNSEEN_FORMATS
+        is_unsure = any(PurePosixPath(name).parent in folders for name in others)
+        return Beginning(0) if is_seen and not is_unsure else None
 
 
-def _last_read(report: reports.CheckpointsRead, saves: Collection[Save]) -> Save | None:
-    """Return the save that was read last, of those that a training can be resumed from."""
+def _owners(saves: Collection[Save], attempt: int) -> dict[str, Save]:
+    """Return the newest save of earlier attempts that each file is of, of those that a training can be resumed from, by the names
+    that agents give files."""
     owners: dict[str, Save] = {}
     for save in sorted(saves, key=lambda save: save.number):
-        if save.attempt < report.attempt and save.state in NAMED and save.is_candidate:
+        if save.attempt < attempt and save.state in NAMED and save.is_candidate:
             prefix = "" if save.is_named else save.area if save.area == START else f"{save.area}/"
             owners |= {f"{prefix}{piece.name}": save for piece in save.pieces}
-    return next((owners[name] for name in reversed(report.names) if name in owners), None)
+    return owners

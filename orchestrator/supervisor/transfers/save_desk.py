@@ -128,9 +128,9 @@ class SaveDesk:
     def read(self, at: float, node: str, report: reports.CheckpointsRead, gang: closing.Gang) -> None:
         """Take what the ranks of a node had read before their first steps, which may show from which save they began."""
         if report.attempt == gang.attempt:
-            number = self._beginnings.learn(node, report, gang, self.saves.values(), self._newest())
-            if number is not None:
-                self._events.append(e.CheckpointRead(at, gang.attempt, number))
+            began = self._beginnings.learn(node, report, gang, self.saves.values(), self._newest())
+            if began is not None:
+                self._events.append(e.CheckpointRead(at, gang.attempt, began.save, began.other))
 
     def hashed(self, at: float, node: str, report: reports.SaveHashed) -> None:
         """Enter the sha256 of a save's files, where they are still those."""

@@ -134,7 +134,12 @@ class Boss:
         """Learn once in an attempt, after its first step, which save its script had read; none where there is none to read."""
         attempt = self.brain.facts.attempt
         is_due = self.world.night.tells_reads and attempt is not None and attempt.number not in self.told
-        if not is_due or attempt is None or beat.attempt != attempt.number or not any(rank.steps for rank in beat.ranks):
+        if (
+            not is_due
+            or attempt is None
+            or beat.attempt != attempt.number
+            or not any(rank.steps for rank in beat.ranks)
+        ):
             return
         self.told.add(attempt.number)
         if attempt.resume is not None:
