@@ -38,6 +38,8 @@ class Bench:
     notes: list[str] = field(default_factory=list)
     now_s: float = 1000.0
     made: dict[int, int] = field(default_factory=dict)
+    # It has made a step since the last save, and makes another one between two looks
+    goes_on: bool = True
     # When the attempt began: files are written and steps are made in seconds after it.
     began_ns: int = field(default_factory=lambda: time.time_ns() - 60 * S)
 
@@ -46,6 +48,7 @@ class Bench:
 
     def step(self, count: int, at_s: float) -> None:
         """Let the rank have made so many steps, the last one at that second."""
+        self.goes_on = True
         self.made[count] = self.at(at_s)
         words = [0] * RING_STEPS
         for step, time_ns in self.made.items():
@@ -55,11 +58,14 @@ class Bench:
             file.write(struct.pack(f"<{RING_WORD + RING_STEPS}Q", *head, *[0] * (RING_WORD - 4), *words))
 
     def save(self, name: str, at_s: float, size_bytes: int = 100) -> None:
+        self.goes_on = False
         write(self.root / name, torch_save({"step": 1}, data=os.urandom(size_bytes)), self.at(at_s))
 
     async def look(self, count: int = 1) -> None:
         """Let the scanner look so many times, and hash all that it has found."""
-        for _ in range(count):
+        for number in range(count):
+            if number and self.goes_on and self.made:
+                self.step(max(self.made) + 1, 1000.0)
             self.now_s += 1000.0
             before = self.scanner.looks_done
             while True:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import functools
 import os
 import threading
 import time
@@ -20,9 +21,9 @@ from typing import Any, TypeAlias
 from orchestrator.agent.outputs import save_places
 from orchestrator.agent.outputs.rank_files import RankFiles
 from orchestrator.agent.outputs.save_places import SavePlaces
-from orchestrator.agent.outputs.save_watch import Change, Clock, SaveWatch
+from orchestrator.agent.outputs.save_watch import Change, Moment, SaveWatch
+from orchestrator.agent.ranks import step_counter
 from orchestrator.agent.ranks.processes import NodeRanks
-from orchestrator.agent.ranks.step_counter import MTIME_LAG_NS
 from orchestrator.core import codec
 from orchestrator.core.checkpoints import disk
 from orchestrator.core.checkpoints.save import Part, Save
@@ -137,16 +138,20 @@ class SaveScanner:
         looking = asyncio.wrap_future(self._thread.submit(self._left_behind))
         with contextlib.suppress(asyncio.TimeoutError):
             for watch, change in await asyncio.wait_for(looking, LAST_SCAN_S_MAX):
-                self._report_change(watch, change, 0)
+                self._report_change(watch, change)
         self._release()
 
     def _left_behind(self) -> list[_Seen]:
         if not self._load():
             return []
-        now_ns, found = time.time_ns(), list[_Seen]()
+        found = list[_Seen]()
         for watch in self._places.watches:
-            clock = Clock(now_ns, watch.stepped_ns, watch.first_ns, ended=True)
-            found += [(watch, change) for change in watch.look(clock)]
+            moment = Moment(
+                time.monotonic(),
+                functools.partial(step_counter.left_behind, self._job, watch.attempt),
+                ended=True,
+            )
+            found += [(watch, change) for change in watch.look(moment)]
         return found
 
     def _load(self) -> bool:
@@ -224,16 +229,14 @@ class SaveScanner:
         self._report(reports.CheckpointsRead(ranks.attempt, names, is_known))
 
     def _begin_look(self, ranks: NodeRanks, now_s: float, *, ended: bool) -> None:
-        clock = Clock(
-            time.time_ns(), ranks.all_stepped_ns(), ranks.first_step_ns(), ended, ranks.all_ended_well
-        )
+        moment = Moment(time.monotonic(), ranks.steps, ended, ranks.all_ended_well)
         self._is_last, self._began_s = ended, now_s
         self._files.follow(ranks.processes)
         has_first = any(process.rank == 0 for process in ranks.processes)
         watches = self._places.written(self._files.written, ranks.attempt, finds_more=has_first)
         if self._is_shared_place and not has_first:
             watches = [(watch, own) for watch, own in watches if watch.prefix]
-        self._looking = self._thread.submit(_look, watches, clock)
+        self._looking = self._thread.submit(_look, watches, moment)
         self._wake_after(self._looking)
 
     def _end_look(self, ranks: NodeRanks, now_s: float) -> None:
@@ -244,11 +247,8 @@ class SaveScanner:
         self._due_s = now_s + max(SCAN_S, (now_s - self._began_s) / SCAN_SHARE_MAX)
         self.looks_done += 1
         for watch, change in seen:
-            steps = change.steps
-            self._report_change(
-                watch, change, ranks.step_at(change.written_ns + MTIME_LAG_NS) if steps is None else steps
-            )
-        if seen:
+            self._report_change(watch, change)
+        if seen or any(watch.has_changed for watch in self._places.watches):
             self._saving = self._thread.submit(self._save_watch)
             self._wake_after(self._saving)
         cuts = [f"{watch.root}: {watch.cut}" for watch in self._places.watches if watch.cut]
@@ -257,12 +257,12 @@ class SaveScanner:
             self._note(fault)
         self._noted = fault
 
-    def _report_change(self, watch: SaveWatch, change: Change, steps: int) -> None:
+    def _report_change(self, watch: SaveWatch, change: Change) -> None:
         group, root = change.group, watch.root
         part = Part(
             self._node,
             str(root),
-            steps,
+            change.steps,
             change.pieces,
             change.reading,
             change.closed_by,
@@ -342,8 +342,8 @@ class SaveScanner:
             self._lock_fd = None
 
 
-def _look(watches: Iterable[save_places.Written], clock: Clock) -> list[_Seen]:
-    return [(watch, change) for watch, written in watches for change in watch.look(clock, written)]
+def _look(watches: Iterable[save_places.Written], moment: Moment) -> list[_Seen]:
+    return [(watch, change) for watch, written in watches for change in watch.look(moment, written)]
 
 
 def _bytes(seen: reports.SaveSeen) -> int:

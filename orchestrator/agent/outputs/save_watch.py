@@ -1,11 +1,12 @@
 """Watch over a folder in which ranks save during an attempt: which groups of files they have written, and when they are done.
 
 - What is there when the attempt begins, and does not change, belongs to earlier ones.
-- A group is reported when it is the same in two looks and every rank of this node has made an optimizer step after its
-  last byte. A script without steps has only the clock: nothing may have been written for `SILENT_S`.
+- A group is reported when it has stayed the same since a look, and every rank of this node has made an optimizer step since that
+  look ended. A script without steps has only the clock of this process: nothing may have been written for `SILENT_S`.
 - What was written before the first step (a vocabulary, a config) is no save, unless the script makes no steps at all: that
   is known when it writes a second save of the series, or ends.
 - When the ranks have ended, all that is new is reported, with how it is known that its writing was over, if it is.
+- Times of files only tell whether a file is as it was: a file server has another clock.
 - The keys of groups begin with the watch's `prefix`, which tells equal names in several folders apart.
 - Of saves that are done at once, the newest of those with like names count: the others are said to be left out.
 
@@ -16,12 +17,12 @@ from __future__ import annotations
 
 import collections
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 from orchestrator.agent.outputs.written_folders import WrittenFolders
-from orchestrator.agent.ranks.step_counter import MTIME_LAG_NS
 from orchestrator.core import codec
 from orchestrator.core.checkpoints import names, reading, tree
 from orchestrator.core.checkpoints.save import Closing, GroupReading, Piece
@@ -35,35 +36,44 @@ DONE_MAX = 1_000
 """How many saves whose names differ only in numbers, and how many in all, one look reports."""
 
 Stamp = tuple[int, int]
+Steps: TypeAlias = Mapping[int, int]
+"""By rank of this node: how many steps it has made."""
 
 
 @dataclass(frozen=True, slots=True)
-class Clock:
-    """The steps of this node's ranks when a look begins, by its wall clock, in ns. `stepped_ns`: since when every rank
-    that makes steps has made one, 0 without steps; `first_ns`: when the first step of any rank was made, 0: none."""
+class Moment:
+    """When a look is made: by the monotonic clock, and what the ranks here have done. `steps`: asks for their steps, from any
+    thread."""
 
-    now_ns: int
-    stepped_ns: int = 0
-    first_ns: int = 0
+    now_s: float
+    steps: Callable[[], Steps]
     ended: bool = False
     ended_well: bool = False
 
 
 @dataclass(frozen=True, slots=True)
+class Seen:
+    """A group as it has been since a look. `order`: of that look; `steps`: those of the ranks when it ended; `is_early`: whether it
+    was written before the first step, None where that was made between that look and the one before."""
+
+    pieces: tuple[Piece, ...]
+    since_s: float
+    order: int
+    steps: dict[int, int]
+    is_early: bool | None
+
+
+@dataclass(frozen=True, slots=True)
 class Change:
     """A group that was written in this attempt. `stale`: its files that are still those of the save before; `steps`: those that
-    the rank which wrote it had made, None where no hook has seen that."""
+    the rank which wrote it had made, as its hook tells, or at the end of the look that saw it first."""
 
     group: names.Group
     pieces: tuple[Piece, ...]
     reading: GroupReading
     closed_by: Closing
     stale: tuple[str, ...]
-    steps: int | None = None
-
-    @property
-    def written_ns(self) -> int:
-        return max(piece.mtime_ns for piece in self.pieces)
+    steps: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +81,20 @@ class _Done:
     """A group that is to be reported."""
 
     group: names.Group
-    pieces: tuple[Piece, ...]
+    seen: Seen
     closed_by: Closing
+    # At which it was written, as hooks tell; -1: not known
+    step: int = -1
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        return self.seen.pieces
+
+    @property
+    def order(self) -> tuple[int, int, list[int], str]:
+        """Its place among others, those that were written first at the front."""
+        numbers = [int(digits) for digits in re.findall(r"[0-9]{1,15}", self.group.main)]
+        return self.seen.order, self.step, numbers, self.group.main
 
 
 @dataclass(slots=True)
@@ -91,14 +113,15 @@ class SaveWatch:
     # Of names that are written again and again: their files when they were reported last without a fault
     before: dict[str, dict[str, Stamp]] = field(default_factory=dict)
     # Of the last look: groups by key, and what it could not see
-    seen: dict[str, tuple[Piece, ...]] = field(default_factory=dict)
+    seen: dict[str, Seen] = field(default_factory=dict)
     cut: str = ""
     is_unfinished: bool = False
     # Groups of a script that makes no steps, by series
     early: dict[str, set[tuple[Piece, ...]]] = field(default_factory=dict)
-    # When the first step was made, and since when all ranks have made one, at the last look
-    first_ns: int = 0
-    stepped_ns: int = 0
+    looks: int = 0
+    # A group has changed in the last look, which another agent would have to know; a step had been made when it ended
+    has_changed: bool = False
+    _stepped: bool = False
 
     def begin(self, attempt: int) -> None:
         """Begin an attempt: what is there now belongs to earlier ones."""
@@ -106,41 +129,46 @@ class SaveWatch:
         self.attempt = attempt
         self.baseline = {name: _stamp(piece) for name, piece in found.files.items()}
         self.reported, self.before, self.seen, self.early = {}, {}, {}, {}
-        self.is_unfinished = False
-        self.first_ns = self.stepped_ns = 0
+        self.is_unfinished = self._stepped = False
 
-    def look(self, clock: Clock, written: Mapping[str, int] | None = None) -> list[Change]:
+    def look(self, moment: Moment, written: Mapping[str, int] | None = None) -> list[Change]:
         """Return the groups whose writing seems to be over, those that were written first at the front. `written`: the files
         that hooks have seen ranks write, and at which step."""
-        found = self._found(written or {})
-        self.first_ns, self.stepped_ns = clock.first_ns, clock.stepped_ns
+        written, begun = written or {}, moment.steps()
+        found = self._found(written)
+        after = dict(moment.steps())
         self.cut = found.cut or ", ".join(found.unreadable)
-        groups = names.group(found.files)
-        done, unfinished = list[_Done](), False
-        for key, group in groups.items():
+        self.looks += 1
+        done, unfinished, self.has_changed = list[_Done](), False, False
+        for key, group in names.group(found.files).items():
             pieces = tuple(found.files[name] for name in sorted(group.names))
             if all(self.baseline.get(piece.name) == _stamp(piece) for piece in pieces):
                 continue
             if not any(map(names.is_save_file, group.names)) and self.glob == "*":
                 continue
-            is_still, self.seen[key] = self.seen.get(key) == pieces, pieces
+            seen = self.seen.get(key)
+            is_still = seen is not None and seen.pieces == pieces
+            if seen is None or not is_still:
+                is_early = None if any(after.values()) and not self._stepped else not any(after.values())
+                seen = self.seen[key] = Seen(pieces, moment.now_s, self.looks, after, is_early)
+                self.has_changed = True
             if self.reported.get(key) == pieces:
                 continue
-            closed_by = self._closing(group, pieces, clock) if is_still or clock.ended else None
-            if closed_by is None or (closed_by is Closing.NONE and not clock.ended):
-                age_ns = clock.now_ns - max(piece.mtime_ns for piece in pieces)
-                unfinished = unfinished or (closed_by is not None and age_ns < UNFINISHED_S_MAX * 1e9)
-                unfinished = unfinished or not is_still
+            step = max((written[piece.name] for piece in pieces if piece.name in written), default=-1)
+            closed_by = self._closing(group, seen, step, begun, moment) if is_still or moment.ended else None
+            if closed_by is None or (closed_by is Closing.NONE and not moment.ended):
+                is_fresh = moment.now_s - seen.since_s < UNFINISHED_S_MAX
+                unfinished = unfinished or not is_still or (closed_by is not None and is_fresh)
                 continue
-            done.append(_Done(group, pieces, closed_by))
+            done.append(_Done(group, seen, closed_by, step))
             self.reported[key] = pieces
-        self.is_unfinished = unfinished
+        self.is_unfinished, self._stepped = unfinished, any(after.values())
         counted = _newest(done)
         if left_out := len(done) - len(counted):
             self.cut = (
                 f"{left_out:,} of {len(done):,} saves that were written at once are left out, the oldest"
             )
-        return [self._change(one, found, written or {}) for one in counted]
+        return [self._change(one, found) for one in counted]
 
     def _found(self, written: Mapping[str, int]) -> tree.Tree:
         """Return what is there; files that come into sight only now are old, unless a rank has written them."""
@@ -152,31 +180,34 @@ class SaveWatch:
         self.baseline |= {name: _stamp(found.files[name]) for name in shown if name in found.files}
         return found
 
-    def _change(self, done: _Done, found: tree.Tree, written: Mapping[str, int]) -> Change:
+    def _change(self, done: _Done, found: tree.Tree) -> Change:
         group, pieces = done.group, done.pieces
         state = reading.read(self.root, group, found.files, found.pointed)
         stale = tuple(self._stale(group.key, pieces))
         if group.is_slot and not reading.fault(state, {piece.name: piece.size_bytes for piece in pieces}):
             self.before[group.key] = {piece.name: _stamp(piece) for piece in pieces}
-        steps = [written[piece.name] for piece in pieces if piece.name in written]
-        return Change(group, pieces, state, done.closed_by, stale, max(steps, default=None))
+        steps = done.step if done.step >= 0 else max(done.seen.steps.values(), default=0)
+        return Change(group, pieces, state, done.closed_by, stale, steps)
 
-    def _closing(self, group: names.Group, pieces: tuple[Piece, ...], clock: Clock) -> Closing | None:
-        """Return how it is known that nothing more is written to a group, `NONE` if it is not; None for one that does
-        not count."""
-        written_ns = max(piece.mtime_ns for piece in pieces)
-        if clock.first_ns and written_ns + MTIME_LAG_NS < clock.first_ns:
+    def _closing(
+        self, group: names.Group, seen: Seen, step: int, begun: Steps, moment: Moment
+    ) -> Closing | None:
+        """Return how it is known that nothing more is written to a group, `NONE` if it is not; None for one that does not count.
+        `begun`: the steps when this look began; ranks that make none do not count."""
+        stepping = {rank: count for rank, count in begun.items() if count}
+        is_early = seen.is_early if seen.is_early is not None else step == 0
+        if stepping and is_early:
             return None
-        if clock.stepped_ns > written_ns + MTIME_LAG_NS:
+        if stepping and all(count > seen.steps.get(rank, 0) for rank, count in stepping.items()):
             return Closing.STEPS
-        if clock.ended_well:
+        if moment.ended_well:
             return Closing.END
-        if clock.first_ns:
+        if stepping:
             return Closing.NONE
         versions = self.early.setdefault(group.series, set())
-        versions.add(pieces)
-        is_silent = written_ns + SILENT_S * 1e9 < clock.now_ns
-        if clock.ended or (is_silent and len(versions) > 1):
+        versions.add(seen.pieces)
+        is_silent = moment.now_s - seen.since_s >= SILENT_S
+        if moment.ended or (is_silent and len(versions) > 1):
             return Closing.SILENCE if is_silent else Closing.NONE
         return None
 
@@ -195,8 +226,7 @@ class SaveWatch:
         return {
             "root": str(self.root),
             "attempt": self.attempt,
-            "first_ns": self.first_ns,
-            "stepped_ns": self.stepped_ns,
+            "seen": codec.pack(self.seen),
             "baseline": self.baseline,
             "reported": {key: codec.pack(pieces) for key, pieces in self.reported.items()},
             "before": self.before,
@@ -205,7 +235,7 @@ class SaveWatch:
     def load(self, data: codec.Json) -> None:
         """Go on where another agent left off. Raises CodecError, KeyError."""
         self.attempt = int(data["attempt"])
-        self.first_ns, self.stepped_ns = int(data["first_ns"]), int(data["stepped_ns"])
+        self.seen = codec.unpack(dict[str, Seen], data["seen"])
         self.baseline = codec.unpack(dict[str, tuple[int, int]], data["baseline"])
         self.reported = codec.unpack(dict[str, tuple[Piece, ...]], data["reported"])
         self.before = codec.unpack(dict[str, dict[str, tuple[int, int]]], data["before"])
@@ -214,8 +244,7 @@ class SaveWatch:
 def _newest(done: list[_Done]) -> list[_Done]:
     """Return the newest of those with like names, as many as are reported, those that were written first at the front."""
     kept, counts = list[_Done](), collections.Counter[str]()
-    done.sort(key=lambda one: max(piece.mtime_ns for piece in one.pieces))
-    for one in reversed(done):
+    for one in sorted(done, key=lambda one: one.order, reverse=True):
         name = re.sub(r"\d+", "#", one.group.main)
         counts[name] += 1
         if counts[name] <= ALIKE_DONE_MAX and len(kept) < DONE_MAX:

@@ -5,6 +5,7 @@ Times are this host's monotonic seconds. Nothing here blocks: the agent calls `p
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import os
 import signal
@@ -106,7 +107,6 @@ class NodeRanks:
     progress_at: float = 0.0
     oom_kills: int = 0
     stepped: bool = False
-    first_ns: int = 0
     # The process groups that have until `kill_at`, and which processes were told to end.
     graced: frozenset[int] = frozenset()
     told: set[int] = field(default_factory=set)
@@ -145,7 +145,7 @@ class NodeRanks:
             if stat is not None and stat.session in sessions:
                 _signal(pid, signal.SIGKILL)
         self.close()
-        self.processes, self.stepped, self.first_ns, self.call = [], False, 0, call
+        self.processes, self.stepped, self.call = [], False, call
 
     def start(self, starts: Iterable[RankStart]) -> None:
         """Start ranks. Raises OSError when a program cannot be executed, or the disk is full."""
@@ -284,30 +284,22 @@ class NodeRanks:
         self.stepped = True
         return True
 
-    def first_step_ns(self) -> int:
-        """Return when the first step of any rank here was made (wall clock), as far as it is remembered; 0 before it."""
-        times = [first for process in self.processes if (first := process.counter.first_ns())]
-        self.first_ns = min([*times, *([self.first_ns] if self.first_ns else [])], default=0)
-        return self.first_ns
-
     def last_step_ns(self) -> int:
         """Return the time of the latest optimizer step of any rank here (wall clock), 0 before the first."""
         return max((process.counter.read().time_ns for process in self.processes), default=0)
 
-    def all_stepped_ns(self) -> int:
-        """Return a moment (wall clock) since which every rank here that makes steps has made one; 0 without steps."""
-        latest = (process.counter.read().time_ns for process in self.processes)
-        return min((time_ns for time_ns in latest if time_ns), default=0)
+    def steps(self) -> dict[int, int]:
+        """Return how many steps each rank here has made; those whose files are closed by then are left out."""
+        found = {}
+        for process in self.processes:
+            with contextlib.suppress(ValueError):
+                found[process.rank] = process.counter.read().step
+        return found
 
     @property
     def all_ended_well(self) -> bool:
         """Tell whether every rank ended with code 0, and so had finished what it was writing."""
         return all(process.exit_code == 0 for process in self.processes)
-
-    def step_at(self, time_ns: int) -> int:
-        """Return the number of steps made by a moment of this host's wall clock; 0 when it is not known."""
-        steps = (process.counter.step_at(time_ns) for process in self.processes)
-        return max((step for step in steps if step is not None), default=0)
 
     def close(self) -> None:
         """Close the files, and delete the error files of the ranks."""

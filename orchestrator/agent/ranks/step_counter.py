@@ -11,6 +11,7 @@ the time of a step and its counts are in the ring before the step is counted, so
 from __future__ import annotations
 
 import bisect
+import contextlib
 import itertools
 import mmap
 import struct
@@ -34,6 +35,7 @@ from orchestrator.agent.ranks.hook.layout import (
     RING_WORD,
     ROW_WORDS,
     SCRIPT_STEP_COLUMN,
+    STEP_FILE,
     STEP_FILE_BYTES,
     STEP_FILE_MAGIC,
     STEP_FILE_VERSION,
@@ -42,6 +44,7 @@ from orchestrator.agent.ranks.hook.layout import (
 )
 from orchestrator.core import codec, observations
 from orchestrator.core.jobdir import ownership
+from orchestrator.core.jobdir.layout import JobDir, attempt_name
 
 RATE_STEPS_MAX = 32
 RATE_WINDOW_NS = 10_000_000_000
@@ -53,10 +56,6 @@ optimizers step one after the other, the median is that of the time between two 
 
 COUNTS_MAX = 4
 HISTORY_COUNTS_MAX = 64
-MTIME_LAG_NS = 10_000_000
-"""A file's mtime comes from the kernel's coarse clock, up to one tick (10 ms at 100 Hz) behind the clock of a step.
-Add it to an mtime before asking `step_at`."""
-
 _HEADER = struct.Struct("<8Q")
 _RING = struct.Struct(f"<{RING_STEPS}Q")
 _ROW = struct.Struct(f"<{ROW_WORDS}Q")
@@ -115,6 +114,17 @@ def create(path: Path) -> None:
     path.write_bytes(bytes(STEP_FILE_BYTES))
 
 
+def left_behind(job: JobDir, attempt: int) -> dict[int, int]:
+    """Return how many steps each rank of an attempt had made, as their files still say."""
+    found = {}
+    for path in job.root.glob(f"nodes/*/{attempt_name(attempt)}/rank-*/{STEP_FILE}"):
+        with contextlib.suppress(OSError, ValueError):
+            counter = StepCounter(path)
+            found[int(path.parent.name.removeprefix("rank-"))] = counter.read().step
+            counter.close()
+    return found
+
+
 class StepCounter:
     """One rank's step file, mapped for reading. Raises OSError or ValueError when it is missing or too short."""
 
@@ -135,12 +145,6 @@ class StepCounter:
         # From the ring, not from the header: the header's time may already be that of the next step.
         (time_ns,) = struct.unpack_from("<Q", self._map, 8 * (RING_WORD + row % RING_STEPS))
         return LastStep(self._step_of(row), time_ns, words[PID_WORD], words[THREAD_WORD], row)
-
-    def first_ns(self) -> int:
-        """Return when the oldest step in the ring was made (wall clock), 0 before the first."""
-        last = self.read().rows
-        times_ns = self._times_ns(max(1, last - RING_STEPS + 2), last)
-        return next((time_ns for time_ns in times_ns if time_ns), 0)
 
     def alone_with(self) -> observations.Framework | None:
         """Return what is to form the rank's process group, where it trains and has formed none; None where it has, or
@@ -178,18 +182,6 @@ class StepCounter:
         short_ns = SHORT_SHARE * durations_ns[len(durations_ns) * 9 // 10]
         long_ns = durations_ns[bisect.bisect_left(durations_ns, short_ns) :]
         return long_ns[len(long_ns) // 2] / 1e9
-
-    def step_at(self, time_ns: int) -> int | None:
-        """Return the last step finished by that moment of the node's wall clock.
-
-        None before the first step, and for a moment older than the ring of 1,024 steps.
-        """
-        last = self.read().rows
-        ring = _RING.unpack_from(self._map, 8 * RING_WORD)
-        for row in range(last, max(0, last - RING_STEPS), -1):
-            if 0 < ring[row % RING_STEPS] <= time_ns:
-                return self._step_of(row)
-        return None
 
     def groups(self) -> tuple[Group, ...]:
         """Return the rank's groups that are counted; none while they change, or before the first step."""

@@ -126,7 +126,9 @@ class Files:
             self._read.add(name)
             self._add(f"read {step} 0 {whole!a}\n")
             return
-        count, last = self._written.get(whole, (0, -1))
+        if self._reader_pid != os.getpid():
+            step = -1  # the steps are those of another process
+        count, last = self._written.get(whole, (0, -2))
         if last != step and count < LINES_OF_FILE_MAX:
             self._written[whole] = [count + 1, step]
             is_new = not count and not os.path.lexists(whole)

@@ -13,7 +13,7 @@ STACKS_MEMFD = "stacks-{}"  # of a forked child, listed under /proc/<pid>/fd
 ERROR_FILE = "error-{}.json"
 NOTES_FILE = "hook-notes.txt"
 # A line for each file that may belong to a checkpoint: `pid NUMBER 0 ''` for a process whose reading is noted, else `read` or
-# `written`, the step that the process had made, 1 if no file of the name was there, and the path as a Python text in ASCII.
+# `written`, the step that the process had made (-1: another process makes the steps), 1 if no file of the name was there, and the path as a Python text in ASCII.
 FILES_FILE = "files.txt"
 GROUPS_FILE = "groups.json"
 SOCKET_FILE = "torch-{}.socket"

@@ -105,7 +105,6 @@ def test_an_attempt_is_over_once_all_that_its_last_look_found_is_reported(tmp_pa
 def test_what_a_killed_rank_was_writing_is_reported_without_an_end(tmp_path: Path) -> None:
     async def act(bench: Bench) -> None:
         await bench.look()
-        bench.save("step_1.pt", 0.5)
         bench.save("step_5.pt", 20.0)
         (bench.root / "step_6.pt").write_bytes(b"PK\x03\x04")
         bench.ranks.processes[0].exit_code = -9
@@ -341,8 +340,9 @@ def test_a_file_that_is_written_again_while_it_is_hashed_has_no_digest(tmp_path:
         bench.step(2, 30.0)
         gate = threading.Event()
         bench.scanner._hasher.run(lambda _: gate.wait(WAIT_S_MAX))
-        for _ in range(2):
+        for count in range(3, 5):
             bench.now_s += 1000.0
+            bench.step(count, 30.0)
             while bench.scanner.looks_done < 3 and not bench.reports:
                 bench.wake.clear()
                 bench.scanner.scan(bench.ranks, bench.now_s)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -13,32 +14,31 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.agent.outputs import save_watch
-from orchestrator.agent.outputs.save_watch import SILENT_S, UNFINISHED_S_MAX, Change, Clock, SaveWatch
-from orchestrator.agent.ranks.step_counter import MTIME_LAG_NS
+from orchestrator.agent.outputs.save_watch import UNFINISHED_S_MAX, Change, Moment, SaveWatch
 from orchestrator.core.checkpoints.save import Closing, Piece
 from tests.support.saved_files import SAVED_NS, Model, S, adam, distributed, torch_save, write, write_all
 from tests.support.unprivileged import unprivileged
 
-STEPPED_NS = SAVED_NS + MTIME_LAG_NS + 1
-"""The first moment of a step that counts as after what was written at SAVED_NS."""
-
 
 @dataclass(slots=True)
 class Place:
-    """A place with its watch, and the clock of the ranks' steps."""
+    """A place with its watch, and a rank that makes a step before each look while it `steps`."""
 
     root: Path
     watch: SaveWatch
-    stepped_ns: int = STEPPED_NS
-    first_ns: int = 1
-    now_ns: int = SAVED_NS + S
+    made: int = 1
+    steps: bool = True
+    now_s: float = 1000.0
+    written: dict[str, int] = field(default_factory=dict)
 
     def write(self, *names: str, at_ns: int = SAVED_NS, data: bytes = torch_save({"step": 5})) -> None:
         for name in names:
             write(self.root / name, data, at_ns)
 
-    def look(self) -> list[Change]:
-        return self.watch.look(Clock(self.now_ns, self.stepped_ns, self.first_ns))
+    def look(self, **moment: bool) -> list[Change]:
+        self.made += self.steps
+        self.now_s += 1.0
+        return self.watch.look(Moment(self.now_s, lambda: {0: self.made}, **moment), self.written)
 
     def looks(self, count: int = 2) -> list[str]:
         """Look so many times; return what was reported."""
@@ -46,10 +46,7 @@ class Place:
 
     def end(self, *, well: bool = False) -> dict[str, Closing]:
         """Look a last time."""
-        found = self.watch.look(
-            Clock(self.now_ns, self.stepped_ns, self.first_ns, ended=True, ended_well=well)
-        )
-        return {change.group.main: change.closed_by for change in found}
+        return {change.group.main: change.closed_by for change in self.look(ended=True, ended_well=well)}
 
 
 def begun(root: Path, glob: str = "*") -> Place:
@@ -63,16 +60,38 @@ def place(tmp_path: Path) -> Place:
     return begun(tmp_path)
 
 
-def test_a_save_counts_once_every_rank_has_made_a_step_after_its_last_byte(place: Place) -> None:
+def test_a_save_counts_once_every_rank_has_made_a_step_since_a_look_saw_it(place: Place) -> None:
     place.write("step_10/a.pt", "step_10/b.pt")
-    place.stepped_ns = STEPPED_NS - 1
+    place.steps = False
     assert place.looks(3) == [] and place.watch.is_unfinished
-    place.stepped_ns = STEPPED_NS
+    place.made += 1
     (change,) = place.look()
     assert (change.group.main, change.closed_by, change.stale) == ("step_10", Closing.STEPS, ())
     assert [piece.name for piece in change.pieces] == ["step_10/a.pt", "step_10/b.pt"]
-    assert (change.written_ns, change.reading.step) == (SAVED_NS, 10)
+    assert (change.steps, change.reading.step) == (1, 10)
     assert place.looks(2) == [] and not place.watch.is_unfinished
+
+
+@pytest.mark.parametrize("late_s", [-3600, -2, -0.2, 0.2, 2, 3600])
+def test_the_clock_of_the_file_server_does_not_matter(place: Place, late_s: float) -> None:
+    now_ns = time.time_ns() + int(late_s * S)
+    place.write("snap_a_20.pt", at_ns=now_ns)
+    assert place.looks(2) == ["snap_a_20.pt"]
+    place.steps = False
+    place.write("snap_a_40.pt", at_ns=now_ns)
+    assert place.looks(3) == [], "no step since"
+    place.write("snap_b_40.pt", at_ns=now_ns - 9 * S)
+    place.steps = True
+    (change,) = [*place.look(), *place.look()]
+    assert [piece.name for piece in change.pieces] == ["snap_a_40.pt", "snap_b_40.pt"]
+
+
+def test_a_hook_says_at_which_step_a_file_was_written(place: Place) -> None:
+    place.made = 90
+    place.write("net.pt")
+    place.written = {"net.pt": 42}
+    (change,) = [*place.look(), *place.look()]
+    assert change.steps == 42
 
 
 def test_what_changes_between_two_looks_does_not_count_yet(place: Place) -> None:
@@ -89,78 +108,84 @@ def test_what_earlier_attempts_left_is_theirs_until_it_is_written_again(tmp_path
     place = begun(tmp_path)
     assert place.looks() == [] and place.end(well=True) == {} and not place.watch.is_unfinished
     place.write("last/model.pt", at_ns=SAVED_NS + S)
-    place.stepped_ns += S
     (change,) = [*place.look(), *place.look()]
     assert (change.group.main, change.stale) == ("last/model.pt", ("last/optimizer.pt",))
 
 
 def test_what_was_written_before_the_first_step_is_no_save_however_the_attempt_ends(place: Place) -> None:
     place.write("vocab.pt", "tokenizer.model", "model_000000.pt")
-    place.first_ns = SAVED_NS + MTIME_LAG_NS + 1
+    place.made, place.steps = 0, False
+    assert place.looks(2) == []
+    place.steps = True
     assert place.looks(3) == [] and not place.watch.is_unfinished
     assert place.end(well=True) == {}
     place.write("model_000000.pt", at_ns=SAVED_NS + 1)
-    place.stepped_ns = SAVED_NS + S
     assert place.looks() == ["model_000000.pt"]
 
 
+@pytest.mark.parametrize(("step", "mains"), [(0, []), (1, ["model_1.pt"]), (-1, ["model_1.pt"])])
+def test_of_a_file_beside_the_first_step_the_hook_knows_whether_it_came_before(
+    place: Place, step: int, mains: list[str]
+) -> None:
+    place.made, place.steps = 0, False
+    assert place.looks(1) == []
+    place.write("model_1.pt")
+    place.written, place.steps = {"model_1.pt": step}, True
+    assert place.looks(3) == mains
+
+
 def test_without_steps_a_second_one_of_a_series_shows_that_they_are_saves(place: Place) -> None:
-    place.stepped_ns = place.first_ns = 0
-    place.now_ns = SAVED_NS + int(SILENT_S * S) + 1
+    place.made, place.steps = 0, False
     place.write("vocab.pt", "step_1.pt")
-    assert place.looks(3) == [] and not place.watch.is_unfinished
+    assert place.looks(4) == [] and not place.watch.is_unfinished
     place.write("step_2.pt", at_ns=SAVED_NS + S)
-    assert place.looks(3) == ["step_1.pt"], "the second may still be written"
-    place.now_ns += S
-    (change,) = place.look()
-    assert (change.group.main, change.closed_by) == ("step_2.pt", Closing.SILENCE)
+    assert place.looks(2) == [], "the second may still be written"
+    first, second = place.look()
+    assert (first.group.main, second.group.main) == ("step_1.pt", "step_2.pt")
+    assert second.closed_by is Closing.SILENCE
     assert place.end(well=True) == {"vocab.pt": Closing.END}
 
 
 def test_without_steps_a_name_that_is_written_again_is_a_save(place: Place) -> None:
-    place.stepped_ns = place.first_ns = 0
+    place.made, place.steps = 0, False
     place.write("ckpt.pt")
-    place.now_ns = SAVED_NS + 3 * S
-    assert place.looks(3) == []
+    assert place.looks(4) == []
     place.write("ckpt.pt", at_ns=SAVED_NS + 4 * S)
-    place.now_ns = SAVED_NS + 8 * S
-    assert place.looks(2) == ["ckpt.pt"]
-
-
-def test_the_first_step_makes_of_what_came_before_what_it_is(place: Place) -> None:
-    place.stepped_ns = place.first_ns = 0
-    place.write("vocab.pt")
-    assert place.looks() == []
-    place.first_ns, place.stepped_ns = SAVED_NS + S, SAVED_NS + 2 * S
-    assert place.looks() == [] and place.end() == {}
+    assert place.looks(3) == ["ckpt.pt"]
 
 
 @pytest.mark.parametrize(
-    ("stepped_ns", "first_ns", "now_ns", "well", "closed_by"),
+    ("made", "steps", "looks", "well", "closed_by"),
     [
-        (STEPPED_NS, 1, SAVED_NS + S, False, Closing.STEPS),
-        (SAVED_NS, 1, SAVED_NS + S, True, Closing.END),
-        (SAVED_NS, 1, SAVED_NS + 99 * S, False, Closing.NONE),
-        (0, 0, SAVED_NS + S, True, Closing.END),
-        (0, 0, SAVED_NS + S, False, Closing.NONE),
-        (0, 0, SAVED_NS + 3 * S, False, Closing.SILENCE),
+        (1, True, 1, False, Closing.STEPS),
+        (1, False, 1, True, Closing.END),
+        (1, False, 99, False, Closing.NONE),
+        (0, False, 0, True, Closing.END),
+        (0, False, 1, False, Closing.NONE),
+        (0, False, 3, False, Closing.SILENCE),
     ],
 )
 def test_at_the_end_all_that_is_new_is_reported_with_what_is_known_of_it(
-    place: Place, stepped_ns: int, first_ns: int, now_ns: int, well: bool, closed_by: Closing
+    place: Place, made: int, steps: bool, looks: int, well: bool, closed_by: Closing
 ) -> None:
-    place.stepped_ns, place.first_ns, place.now_ns = stepped_ns, first_ns, now_ns
+    place.made, place.steps = made, steps
     place.write("ckpt.pt")
+    place.looks(looks)
     assert place.end(well=well) == {"ckpt.pt": closed_by}
     assert place.end(well=well) == {}
 
 
 def test_those_that_were_written_first_come_first(place: Place) -> None:
-    place.write("b.pt", at_ns=SAVED_NS - 2)
-    place.write("a.pt", at_ns=SAVED_NS - 1)
-    place.write("ckpt_10.pt")
-    place.write("ckpt_9.pt", at_ns=SAVED_NS - 3)
-    assert place.looks() == ["ckpt_9.pt", "b.pt", "a.pt", "ckpt_10.pt"]
+    place.steps = False
+    for name in ("ckpt_9.pt", "b.pt", "a.pt", "ckpt_10.pt"):
+        place.write(name)
+        assert place.looks(1) == []
+    place.made += 1
+    assert place.looks(1) == ["ckpt_9.pt", "b.pt", "a.pt", "ckpt_10.pt"]
+    place.write("step-110.pt", "step-99.pt", "x.pt")
+    place.written = {"x.pt": 3, "step-99.pt": 4, "step-110.pt": 4}
+    place.steps = True
+    assert place.looks() == ["x.pt", "step-99.pt", "step-110.pt"], "seen at once: as hooks and numbers say"
 
 
 # Written in the background, and written again
@@ -171,15 +196,15 @@ def test_a_save_in_the_background_keeps_the_supervisor_waiting_for_a_while_and_i
 ) -> None:
     files = distributed("step_10")
     write_all(place.root, dict(list(files.items())[:2]))
-    place.stepped_ns += S
     assert place.looks(1) == [] and place.watch.is_unfinished
     (first,) = place.look()
     assert place.watch.is_unfinished is False and first.reading.needs[0].name == "step_10/.metadata"
     place.write("step_10/.metadata", data=files["step_10/.metadata"], at_ns=SAVED_NS + 5 * S)
+    place.steps = False
     assert place.looks(2) == [] and place.watch.is_unfinished
-    place.now_ns = SAVED_NS + 5 * S + int(UNFINISHED_S_MAX * S) + 1
+    place.now_s += UNFINISHED_S_MAX
     assert place.looks(1) == [] and not place.watch.is_unfinished, "whatever it is, nobody waits for it"
-    place.stepped_ns = SAVED_NS + 6 * S
+    place.made += 1
     (change,) = place.look()
     assert len(change.pieces) == 3 and change.reading.is_proved
 
@@ -192,7 +217,6 @@ def test_its_first_files_are_not_taken_for_those_of_another_save(tmp_path: Path,
     place = begun(tmp_path)
     for count, at_ns in ((1, 0), (2, S), (3, 2 * S)):
         write_all(tmp_path, dict(newer[:count][-1:]), SAVED_NS + at_ns)
-        place.stepped_ns = STEPPED_NS + at_ns
         (change,) = [*place.look(), *place.look()]
         assert bool(change.reading.faults) == (name == "latest" and count < 3)
     assert change.stale == ()
@@ -203,7 +227,6 @@ def test_files_of_a_slot_that_were_not_written_again_are_those_of_the_save_befor
         (("model.pt", "optimizer.pt"), ("model.pt",), ("model.pt", "optimizer.pt"))
     ):
         place.write(*names, at_ns=SAVED_NS + number * S)
-        place.stepped_ns = STEPPED_NS + number * S
         (change,) = [*place.look(), *place.look()]
         assert change.stale == (("optimizer.pt",) if number == 1 else ())
 
@@ -215,9 +238,9 @@ def test_a_numbered_save_that_an_attempt_before_has_written_is_stale_where_it_is
         write(tmp_path / name, torch_save(adam()))
     place = begun(tmp_path)
     place.write("step_10/model.pt", at_ns=SAVED_NS + S)
-    place.stepped_ns = STEPPED_NS
+    place.steps = False
     assert place.looks(3) == []
-    assert place.watch.look(Clock(SAVED_NS + S, STEPPED_NS, 1, ended=True))[0].stale == ("step_10/optim.pt",)
+    assert place.look(ended=True)[0].stale == ("step_10/optim.pt",)
 
 
 # What counts
@@ -256,10 +279,8 @@ def test_of_many_saves_at_once_the_newest_of_like_names_count_and_the_others_are
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(save_watch, "ALIKE_DONE_MAX", 2)
-    place.write("model_7.ckpt", at_ns=SAVED_NS - 9)
-    for number in range(1, 6):
-        place.write(f"step_{number}.pt", at_ns=SAVED_NS - 8 + number)
-    assert place.looks() == ["model_7.ckpt", "step_4.pt", "step_5.pt"]
+    place.write("model_7.ckpt", *(f"step_{number}.pt" for number in range(1, 6)))
+    assert place.looks() == ["step_4.pt", "step_5.pt", "model_7.ckpt"]
     assert place.watch.cut == "3 of 6 saves that were written at once are left out, the oldest"
     assert place.looks() == [], "for good"
 
@@ -306,7 +327,8 @@ def test_another_agent_goes_on_where_one_left_off(tmp_path: Path) -> None:
     place.write("step_2.pt")
     other = Place(tmp_path, SaveWatch(tmp_path, "*"))
     other.watch.load(json.loads(json.dumps(place.watch.dump())))
-    assert (other.watch.attempt, other.watch.first_ns, other.watch.stepped_ns) == (1, 1, STEPPED_NS)
+    assert (other.watch.attempt, other.watch.seen) == (1, place.watch.seen)
+    other.made = place.made
     assert other.looks() == ["step_2.pt"]
     assert (other.watch.before, other.watch.baseline) == (place.watch.before, place.watch.baseline)
 
@@ -326,6 +348,7 @@ def test_whatever_happens_the_last_version_of_all_that_is_new_is_reported_once(
     root = tmp_path_factory.mktemp("place")
     write(root / "old.pt", at_ns=SAVED_NS)
     place, at_ns, reported = begun(root), SAVED_NS, dict[str, tuple[Piece, ...]]()
+    place.steps = False
 
     def take(changes: list[Change]) -> None:
         for change in changes:
@@ -338,16 +361,14 @@ def test_whatever_happens_the_last_version_of_all_that_is_new_is_reported_once(
             case "write":
                 place.write(name, at_ns=at_ns, data=torch_save(Model()))
             case "step":
-                place.stepped_ns = at_ns
+                place.made += 1
             case "delete":
                 (root / name).unlink(missing_ok=True)
             case "reload":
                 place.watch.load(json.loads(json.dumps(place.watch.dump())))
             case _:
-                changes = place.look()
-                assert all(change.written_ns < place.stepped_ns for change in changes)
-                take(changes)
-    take(place.watch.look(Clock(at_ns, place.stepped_ns, 1, ended=True)))
+                take(place.look())
+    take(place.look(ended=True))
     last = {piece.name: piece.mtime_ns for pieces in reported.values() for piece in pieces}
     now = {str(path.relative_to(root)): path.stat().st_mtime_ns for path in root.rglob("*.pt")}
     if now.get("old.pt") == SAVED_NS:
