@@ -62,6 +62,11 @@ def undismissed_hosts(facts: Facts, now_s: float) -> tuple[str, ...]:
     )
 
 
+def rank_gang(facts: Facts) -> planned.Gang:
+    """Return the nodes of the current attempt, each with its ranks."""
+    return tuple((node.name, node.ranks) for node in facts.gang)
+
+
 def save_gang(facts: Facts) -> Gang:
     """Return what the closing of saves needs of the current attempt."""
     attempt, limits = facts.attempt, facts.limits

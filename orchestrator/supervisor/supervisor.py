@@ -41,7 +41,7 @@ from orchestrator.supervisor.agent_connections import (
     Wake,
 )
 from orchestrator.supervisor.allocation_claim import SlurmStay
-from orchestrator.supervisor.executor import Executor, may_shut_down, save_gang, undismissed_hosts
+from orchestrator.supervisor.executor import Executor, may_shut_down, rank_gang, save_gang, undismissed_hosts
 from orchestrator.supervisor.heartbeat_tracker import HeartbeatTracker, WorkShare
 from orchestrator.supervisor.host_queue import HostQueue
 from orchestrator.supervisor.notifications import Notifier
@@ -259,9 +259,6 @@ class Supervisor:
         self._desk.over(now_s, save_gang(self._brain.facts))
         self._learn(self._desk.news(now_s))
 
-    def _gang(self) -> Gang:
-        return tuple((node.name, node.ranks) for node in self._brain.facts.gang)
-
     def _receive_unreliable(self, report: reports.Envelope, now_s: float) -> None:
         """Learn from a heartbeat, a piece of a file, or a hint, which come once or not at all. Raises CodecError."""
         match report.data.get("kind"):
@@ -293,7 +290,7 @@ class Supervisor:
             decisions, self._wake_s = self._brain.decide()
             if not decisions:
                 break
-            gang = self._gang()
+            gang = rank_gang(self._brain.facts)
             for decision in decisions:
                 self._do(decision, gang)
         else:
@@ -345,7 +342,7 @@ class Supervisor:
         for note in (*self._desk.notes, *self._notifier.faults()):
             print(f"{status_object.iso(time.time())} {note}", flush=True)
         self._desk.notes.clear()
-        self._learn(self._executor.end_sends(self._gang(), now_s))
+        self._learn(self._executor.end_sends(rank_gang(self._brain.facts), now_s))
         if self._desk.copies.has_moved:
             self._moved_s, self._desk.copies.has_moved = now_s, False
         for node in self._heartbeats.mute(self._brain.facts, now_s):

@@ -101,8 +101,7 @@ class AttemptFacts:
     allocation_loss: AllocationLoss | None = None
     allocation_lost_at: float | None = None
 
-    # Whether it wrote a newer save; whether it is known that it began from the one it was given, since its script has read
-    # that, or by steps that its saves state; or where it began instead.
+    # Whether it wrote a newer save, and began from the one it was given, by what it read or its saves state; or where else.
     checkpointed: bool = False
     resumes: bool = False
     began: OtherBeginning | None = None

@@ -14,7 +14,17 @@ from functools import reduce
 from pathlib import Path
 
 from orchestrator.core.checkpoints import names, reading
-from orchestrator.core.checkpoints.save import Closing, GroupReading, Part, Piece, Place, Save, SaveState
+from orchestrator.core.checkpoints.save import (
+    Closing,
+    Content,
+    Format,
+    GroupReading,
+    Part,
+    Piece,
+    Place,
+    Save,
+    SaveState,
+)
 from orchestrator.core.wire import reports
 
 SCANS_MIN = 2
@@ -134,6 +144,19 @@ class Watch:
         """Return how many steps a rank must have made for its heartbeat to be from after the change, and not to have been
         late on its way: one whose count is another than those of the ranks that saved tells nothing of that."""
         return self.steps if rank.steps >= SAME_COUNT_SHARE * self.steps else 0
+
+
+def opened(number: int, report: reports.SaveSeen, world_size: int) -> Save:
+    """Return a new save of which nothing is known yet but what it is called."""
+    return Save(
+        number, report.key, report.series, report.main, report.attempt, world_size, 0, Format.UNKNOWN, Content.OTHER,
+        True, SaveState.OPEN,
+    )  # fmt: skip
+
+
+def brief(save: Save) -> Save:
+    """Return what the brain is told of a save: all but its files."""
+    return replace(save, pieces=(), parts=(), cites=())
 
 
 def merged(save: Save) -> GroupReading:

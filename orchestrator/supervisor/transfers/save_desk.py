@@ -23,7 +23,7 @@ from orchestrator.brain.model.rank_facts import RankState
 from orchestrator.core.checkpoints import disk, steps
 from orchestrator.core.checkpoints.choice import Pin, choose, expendable
 from orchestrator.core.checkpoints.ledger import Ledger
-from orchestrator.core.checkpoints.save import Closing, Content, Format, Place, Save, SaveState
+from orchestrator.core.checkpoints.save import Closing, Place, Save, SaveState
 from orchestrator.core.jobdir import full_disk
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
@@ -86,8 +86,8 @@ class SaveDesk:
                 self._events.append(e.SaveChanged(at, gone))
         self.mirror(facts)
         for save in sorted(self.saves.values(), key=lambda save: save.number)[-SYNCED_MAX:]:
-            if facts.saves.get(save.number) != _brief(save):
-                self._events.append(e.SaveChanged(at, _brief(save)))
+            if facts.saves.get(save.number) != closing.brief(save):
+                self._events.append(e.SaveChanged(at, closing.brief(save)))
             if save.state is SaveState.OPEN:
                 watch = self._watches[save.number] = closing.Watch()
                 if save.parts:
@@ -235,10 +235,7 @@ class SaveDesk:
         is_open = last is not None and last.state is SaveState.OPEN and not last.is_coming
         if last is not None and (is_open or report.key != report.series):
             return last
-        return Save(
-            self._ledger.next_number, report.key, report.series, report.main, report.attempt, gang.world_size, 0,
-            Format.UNKNOWN, Content.OTHER, True, SaveState.OPEN,
-        )  # fmt: skip
+        return closing.opened(self._ledger.next_number, report, gang.world_size)
 
     def _give_up_rewritten(self, at: float, report: reports.SaveSeen) -> None:
         """Give up what a host has written over before it was hashed: it cannot come any more."""
@@ -336,7 +333,7 @@ class SaveDesk:
         self._prune()
 
     def _tell(self, at: float, save: Save) -> None:
-        self._events.append(e.SaveChanged(at, _brief(save)))
+        self._events.append(e.SaveChanged(at, closing.brief(save)))
 
     def _newest(self) -> Save | None:
         return choose(self.saves.values(), self._gang.world_size, self._pin).save
@@ -383,7 +380,7 @@ class SaveDesk:
             else:
                 pieces, by = ready.comparison.pieces, ready.comparison.by
                 save = dataclasses.replace(save, pieces=pieces, compared=by, places=ready.places)
-            if _brief(save) != _brief(self.saves[order.save]):
+            if closing.brief(save) != closing.brief(self.saves[order.save]):
                 self._tell(at, save)
             self._ledger.put(save)
         self._events.append(e.SaveCompared(at, order.attempt, order.save, fault))
@@ -399,7 +396,3 @@ class SaveDesk:
         else:
             home = (Place("", str(self._homes.of(save))), *(place for place in save.places if place.host))
             self._enter(at, dataclasses.replace(save, state=SaveState.WHOLE, places=home, is_coming=False))
-
-
-def _brief(save: Save) -> Save:
-    return dataclasses.replace(save, pieces=(), parts=(), cites=())
