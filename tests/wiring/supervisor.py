@@ -41,7 +41,7 @@ MUTATIONS = (
         "tests/unit/supervisor/transfers/test_closing.py::test_a_save_is_open_until_the_last_node_has_gone_on_and_then_whole"),
     Mutation("a save with a fault is whole", "orchestrator/supervisor/transfers/closing.py", "fault = reading.fault(state, sizes) or _stale_need(save, state) or _mixed(save, pieces)", "fault = ''",
         "tests/unit/supervisor/transfers/test_closing.py::test_a_fault_on_any_host_keeps_it_from_being_whole"),
-    Mutation("what was written over stays whole", "orchestrator/supervisor/transfers/save_desk.py", "            if other.state is SaveState.WHOLE and save_disk.is_here(other, self._root):\n", "            if False:\n",
+    Mutation("what was written over stays whole", "orchestrator/supervisor/transfers/save_desk.py", "            if other.state is SaveState.WHOLE and self._homes.has(other):\n", "            if False:\n",
         "tests/unit/supervisor/transfers/test_save_desk.py::test_a_name_that_is_written_over_is_a_new_save_and_the_one_before_is_gone"),
     Mutation("a save counts before it is home", "orchestrator/supervisor/transfers/save_desk.py", "if found.state is SaveState.WHOLE and is_far:", "if False:",
         "tests/unit/supervisor/transfers/test_save_desk_hosts.py::test_a_save_is_on_its_way_once_it_is_closed_and_hashed_and_whole_when_it_is_at_home"),

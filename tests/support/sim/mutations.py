@@ -248,7 +248,7 @@ MUTATIONS = (
     Mutation("the save that a person has named is ignored", "fold_events._resume_requested", "facts.pins += (Pin(news.save, facts.resumed_after),) if news.save else ()", "pass"),
     Mutation("a pin outlives a resume", "fold_decisions._end_job", "facts.pins = facts.pins[:-1]", "break"),
     Mutation("what a person has left behind is resumed from", "choice.Pin.is_passed_by", "save is not None and save.attempt > self.attempt", "False"),
-    Mutation("a pin outlives what later attempts write", "choice.choose", " and save.attempt <= pin.attempt", ""),
+    Mutation("a pin outlives what later attempts write", "choice.Pin.allows", " or save.attempt > self.attempt", ""),
     Mutation("a named save is the newest if it has more steps", "choice.choose", "not is_named and _got_further", "_got_further"),
     Mutation("where a named save is gone the job begins anew", "checkpoints.why_none", "if facts.pin is not None and choice.save is None and choice.misfit is None:", "if False:"),
     Mutation("a save that cannot be loaded is never given up", "brain._follow", "if unloadable is not None:", "if False:"),
