@@ -283,7 +283,7 @@ class Arrivals:
 
     def place(self, host: str, file: HostFile) -> Path | None:
         """Return where a file is to come; None if it need not. Raises OSError."""
-        own = self._job.root / file.name
+        own = self._homes.of_host(file.name)
         if self._is_over(file):
             return None
         if not os.path.lexists(own):
@@ -304,7 +304,7 @@ class Arrivals:
         others = {
             file.name: file.size_bytes
             for file in files
-            if file.name.startswith("code/") and str(self._job.root / file.name) not in self._states
+            if file.name.startswith("code/") and str(self._homes.of_host(file.name)) not in self._states
         }
         return others if sum(others.values()) > bytes_max else {}
 
@@ -314,7 +314,7 @@ class Arrivals:
 
     def drop_copy(self, file: HostFile, path: Path) -> bool:
         """Delete what came beside a file with the same bytes; tell whether it did. Raises OSError."""
-        own = self._job.root / file.name
+        own = self._homes.of_host(file.name)
         if (
             not own.is_file()
             or own.stat().st_size != path.stat().st_size
@@ -326,7 +326,7 @@ class Arrivals:
 
     def _is_over(self, file: HostFile) -> bool:
         """Tell whether `checkpoint.keep` deleted a file, or a save that is home has written it over."""
-        about, own = (file.size_bytes, file.mtime_s), self._job.root / file.name
+        about, own = (file.size_bytes, file.mtime_s), self._homes.of_host(file.name)
         states = [state for state, *known in self._states.get(str(own), ()) if tuple(known) == about]
         if SaveState.WHOLE in states:
             return False
@@ -340,7 +340,7 @@ class Arrivals:
 
     def _is_alien(self, file: HostFile) -> bool:
         """Tell whether a file would get into the folder of a whole save that does not have it, or become the ledger."""
-        own = self._job.root / file.name
+        own = self._homes.of_host(file.name)
         return own == self._job.ledger or any(
             own.is_relative_to(self._homes.of(save) / save.main)
             and all(self._homes.of(save) / piece.name != own for piece in save.pieces)

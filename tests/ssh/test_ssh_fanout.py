@@ -255,22 +255,57 @@ def test_another_checkpoint_comes_beside_the_one_at_home_older_or_newer_and_meta
     assert (job.folder.checkpoints / "step-2/.metadata").exists()
 
 
-def test_checkpoints_of_the_working_folder_come_home_and_nothing_else_of_it(
-    desk: Desk, tmp_path: Path
+def _write_code(there: Path, *written: str) -> None:
+    """Write files where ranks start on a host, beside what the snapshot brought there."""
+    for name in (*written, "data/x.pt", "train.py"):
+        (there / "code" / name).parent.mkdir(parents=True, exist_ok=True)
+        (there / "code" / name).write_text(name)
+    for name in ("data/x.pt", "train.py"):
+        os.utime(there / "code" / name, (0, 0))
+
+
+@pytest.mark.parametrize("path", ["*", "{job_dir}/code/out/*"])
+def test_what_ranks_wrote_where_they_start_comes_home_and_what_was_brought_does_not(
+    desk: Desk, tmp_path: Path, path: str
 ) -> None:
     server = _start(desk)
     _configure(desk, one=server, two=server)
     job, there = _ended(desk, tmp_path)
-    plan = dataclasses.replace(job.plan(), checkpoint_glob="{job_dir}/code/out/*")
-    job.folder.plan.write_text(codec.dumps(plan))
-    for name in ("out/s.pt", "out/step-1/a.pt", "data/x.pt", "train.py"):
-        (there / "code" / name).parent.mkdir(parents=True, exist_ok=True)
-        (there / "code" / name).write_text(name)
+    job.folder.plan.write_text(codec.dumps(dataclasses.replace(job.plan(), checkpoint_glob=path)))
+    _write_code(there, "out/s.pt", "out/step-1/a.pt", "metrics.csv", ".hydra/config.yaml")
     remote_files.collect(job)
-    came = sorted(
-        str(path.relative_to(job.folder.checkpoints)) for path in job.folder.checkpoints.rglob("*.pt")
-    )
-    assert came == ["out/s.pt", "out/step-1/a.pt", "step-1.pt", "step-2/rank-0.pt"]
+    files = [file.relative_to(job.folder.root) for file in job.folder.root.rglob("*") if file.is_file()]
+    came = {str(file) for file in files if file.parts[0] in ("code", "checkpoints")}
+    saved = "code" if path == "*" else "checkpoints"
+    assert came == {
+        f"{saved}/out/s.pt", f"{saved}/out/step-1/a.pt", "code/metrics.csv", "code/.hydra/config.yaml",
+        "checkpoints/step-1.pt", "checkpoints/step-2/rank-0.pt",
+    }  # fmt: skip
+
+
+def test_too_much_that_is_no_checkpoint_keeps_a_host_from_its_cleanup(
+    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _configure(desk, one=_start(desk))
+    job, there = _ended(desk, tmp_path, launched=["one"])
+    _write_code(there, "metrics.csv")
+    monkeypatch.setattr(remote_files, "OTHERS_BYTES_MAX", 3)
+    (line,) = remote_files.clean_hosts(job).fetched["one"].missing
+    assert line.endswith("were not copied: code/metrics.csv; --all copies them") and there.exists()
+    account = remote_files.clean_hosts(job, discard=True)
+    assert account.clean == ("one",) and not there.exists()
+    assert not (job.folder.code / "metrics.csv").exists()
+
+
+def test_all_that_ranks_wrote_on_a_host_comes_if_that_is_wanted(
+    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _configure(desk, one=_start(desk))
+    job, there = _ended(desk, tmp_path, launched=["one"])
+    _write_code(there, "metrics.csv")
+    monkeypatch.setattr(remote_files, "OTHERS_BYTES_MAX", 3)
+    assert remote_files.collect(job, everything=True).is_whole
+    assert (job.folder.code / "metrics.csv").read_text() == "metrics.csv"
 
 
 def test_a_host_out_of_reach_is_named_and_the_others_are_collected(desk: Desk, tmp_path: Path) -> None:

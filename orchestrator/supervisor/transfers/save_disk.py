@@ -35,6 +35,7 @@ class Homes:
     def __init__(self, job: JobDir, plan: Plan) -> None:
         self.job = job
         self.named = tree.place_of(*plan.checkpoint_place(job))[0]
+        self._there, self._glob = job.checkpoint_place(plan.checkpoint_glob)
         self._is_ssh = plan.ssh is not None
         self._is_named_by_hosts = Path(plan.checkpoint_glob).is_absolute()
 
@@ -52,6 +53,13 @@ class Homes:
         if save.is_named:
             return self.named
         return self.job.code if save.area == START else Path(save.area)
+
+    def of_host(self, name: str) -> Path:
+        """Return where a file of the job's folder on a host belongs at home: what fits `checkpoint.path` comes into one folder,
+        wherever ranks have it."""
+        path = self.job.root / name
+        own = str(path.relative_to(self._there)) if path.is_relative_to(self._there) else None
+        return path if own is None or not tree.fits(own, self._glob) else self.named / own
 
     def has(self, save: Save) -> bool:
         """Tell whether a save lies in its folder on this machine."""

@@ -10,7 +10,7 @@ from orchestrator.client.job import Job
 from orchestrator.core import codec
 from orchestrator.core.checkpoints import disk
 from orchestrator.core.checkpoints.ledger import Ledger
-from orchestrator.core.checkpoints.save import Piece, Place, Save, StepSource
+from orchestrator.core.checkpoints.save import START, Piece, Place, Save, StepSource
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
 from tests.support import folders, jobs, saved_files
@@ -43,18 +43,18 @@ class Shelf:
         self.job.plan.write_text(codec.dumps(dataclasses.replace(self.plan, **fields)))
 
     def add(self, step: int, files: dict[str, bytes] | None = None, **fields: Any) -> Save:
-        """Write the files of a save, and enter it; `fields` are those that differ."""
+        """Write the files of a save, and enter it; `fields` are those that differ. `prefix`: what its key begins with."""
         number = self._book.next_number
         files = files or {f"step-{step}.pt": state(step)}
-        root = Path(fields.pop("root", self.folder))
+        root, prefix = Path(fields.pop("root", self.folder)), fields.pop("prefix", "")
         pieces = []
         for name, data in files.items():
             path = write(root / name, data, NOW_NS + number * S)
             pieces.append(Piece(name, len(data), NOW_NS + number * S, disk.sha256(path)))
         main = fields.pop("main", next(iter(files)))
         known = {
-            "key": main,
-            "series": main,
+            "key": prefix + main,
+            "series": prefix + main,
             "steps": step,
             "step": step,
             "stated": step,
@@ -65,6 +65,10 @@ class Shelf:
         save = saved_files.saved(number, **{"main": main, "world_size": 4, **known, **more, **fields})
         self.change(save)
         return save
+
+    def add_at_start(self, step: int, files: dict[str, bytes], **fields: Any) -> Save:
+        """Write and enter a save where the ranks start."""
+        return self.add(step, files, root=self.job.code, prefix=START, **fields)
 
     def change(self, save: Save) -> None:
         """Enter what has changed of a save."""

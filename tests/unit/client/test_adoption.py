@@ -13,7 +13,7 @@ from orchestrator.core.errors import UserError
 from orchestrator.core.jobdir import locks
 from orchestrator.core.jobdir.plan import PlannedSsh
 from tests.support.saved_files import Model, adam, distributed, safetensors, torch_save, write, write_all
-from tests.unit.client.shelf import NOW_NS, S, Shelf, flip, state
+from tests.unit.client.shelf import Shelf, flip, state
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def test_nothing_is_adopted_while_a_supervisor_writes_the_ledger(shelf: Shelf) -
     ):
         assert is_mine
         _adopt(shelf, "foreign.pt")
-    assert refused.value.fix == "adopt a checkpoint when the job has ended"
+    assert refused.value.fix == "begin from it when the job has ended"
     assert list(saves.known(shelf.job)) == [1]
 
 
@@ -163,34 +163,18 @@ def test_a_save_that_was_damaged_is_told_beside_its_row_and_not_offered_again(sh
     assert _offered(shelf) == {"checkpoints/step-10.pt": ""}
 
 
-@pytest.mark.parametrize(
-    ("names", "glob"),
-    [
-        (("snap.pt",), "{job_dir}/code/snap.pt"), (("ckpt_100.pt",), "{job_dir}/code/ckpt_*.pt"),
-        (("model.pt", "optimizer.pt"), "{job_dir}/code/*.pt"), (("out/ckpt.pt",), "{job_dir}/code/out/*"),
-        (("run7/checkpoint-500/model.pt",), "{job_dir}/code/run*/*"), (("step_5/model.pt",), "{job_dir}/code/step_*"),
-        (("logs/version_0/checkpoints/epoch=0-step=10.ckpt",), "{job_dir}/code/logs/*"),
-    ],
-)  # fmt: skip
-def test_what_a_script_saved_where_it_starts_is_offered_with_the_path_that_finds_it(
-    shelf: Shelf, names: tuple[str, ...], glob: str
-) -> None:
-    write(shelf.job.code / "pretrained.pt", state(1), NOW_NS - 3600 * S)  # it came with the code
-    for name in names:
-        write(shelf.job.code / name, state(5), NOW_NS)
-    (offer,) = saves.offers(shelf.job, shelf.plan)
-    assert offer.glob == glob
+@pytest.mark.parametrize("glob", ["*", "{job_dir}/code/out/*"])
+def test_nothing_where_ranks_start_is_offered(shelf: Shelf, glob: str) -> None:
+    """The snapshot may have brought it."""
     shelf.replan(checkpoint_glob=glob)
-    (own,) = saves.offers(shelf.job, shelf.plan)
-    assert (own.path, own.pieces, own.glob) == (offer.path, offer.pieces, ""), "and with it, it is found"
+    write(shelf.job.code / "out" / "pretrained.pt", state(1))
+    assert _offered(shelf) == {}
 
 
-def test_while_a_job_runs_what_was_just_written_is_its_supervisors_to_enter(shelf: Shelf) -> None:
+def test_while_a_job_runs_nothing_is_offered(shelf: Shelf) -> None:
     shelf.job.ended.unlink()
     shelf.job.state.write_text(shelf.job.state.read_text().replace("FAILED", "RUNNING"))
-    fresh = write(shelf.folder / "step-20.pt", state(20))
-    assert _offered(shelf) == {"checkpoints/step-20.pt": ""}, "it is a minute old"
-    fresh.touch()
-    assert _offered(shelf) == {}
+    write(shelf.folder / "step-20.pt", state(20))
+    assert _offered(shelf) == {}, "its supervisor enters it"
     shelf.job.state.write_text(shelf.job.state.read_text().replace("RUNNING", "FAILED"))
     assert _offered(shelf) == {"checkpoints/step-20.pt": ""}, "its supervisor is only leaving"

@@ -1,28 +1,24 @@
-"""What a job left: copied to one place, brought from its hosts, cleared away; and nothing else."""
+"""What a job left: copied to one place, and brought from its hosts."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
-import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
-from orchestrator.agent.process import keeper
-from orchestrator.client import cleanup, collect, saves
-from orchestrator.client.collect import HostFile
+from orchestrator.client import collect, saves
+from orchestrator.client.collect import Arrivals, Collected, HostFile
 from orchestrator.client.job import Job
 from orchestrator.core.checkpoints.save import Save, SaveState
 from orchestrator.core.errors import ClusterError, UserError
-from orchestrator.core.host import process_tags
-from orchestrator.core.jobdir import home, locks
+from orchestrator.core.jobdir import start_folder
+from orchestrator.core.jobdir.plan import PlannedSsh
+from orchestrator.supervisor.transfers.save_disk import Homes
 from tests.support import folders, jobs
 from tests.support.saved_files import write
-from tests.support.unprivileged import unprivileged
 from tests.unit.client.shelf import S, Shelf, state
 
 
@@ -43,7 +39,7 @@ def test_collect_copies_logs_checkpoints_and_the_post_mortem_but_no_secrets(
     assert [(run["kind"], run["path"].removeprefix(f"{job.code}/")) for run in runs] == [
         ("tensorboard", "lightning_logs/version_0"), ("wandb", "wandb/offline-run-7"),
     ]  # fmt: skip
-    to = collect.collect(Job(job), tmp_path / "to" / "new")
+    to = collect.collect(Job(job), tmp_path / "to" / "new").place
     names = sorted(str(path.relative_to(to)) for path in to.rglob("*") if path.is_file())
     assert names == [
         "checkpoints/step-5.pt", "code/lightning_logs/version_0/events.out.tfevents.7.node",
@@ -53,23 +49,67 @@ def test_collect_copies_logs_checkpoints_and_the_post_mortem_but_no_secrets(
     assert json.loads((to / "why.json").read_text())["attempts"][0]["verdict"]["kind"] == "crash"
 
 
-def _collected(shelf: Shelf, tmp_path: Path) -> list[str]:
-    """Return what is copied of a job's checkpoints."""
-    to = collect.collect(Job(shelf.job), tmp_path / "to")
-    return sorted(str(path.relative_to(to)) for path in to.glob("checkpoints/**/*") if path.is_file())
+def _collected(shelf: Shelf, tmp_path: Path, **how: bool) -> list[str]:
+    """Return what is copied of a job's checkpoints, and of what lies where its ranks start."""
+    to = collect.collect(Job(shelf.job), tmp_path / "to", **how).place
+    files = [path.relative_to(to) for path in to.rglob("*") if path.is_file()]
+    return sorted(map(str, (file for file in files if file.parts[0] in ("checkpoints", "code"))))
 
 
-def test_saves_in_the_working_folder_are_copied_too_and_nothing_else_of_it(tmp_path: Path) -> None:
+@pytest.fixture
+def started(tmp_path: Path) -> Shelf:
+    """Return a job whose ranks have saved and written where they start, beside what its snapshot brought."""
     shelf = Shelf(tmp_path)
-    shelf.add(10, {"out/s.pt": state(10)}, root=shelf.job.code)
-    shelf.add(
-        20, {"out/step-1/a.pt": state(20)}, root=shelf.job.code, state=SaveState.DISTRUSTED, main="out/step-1"
+    write(shelf.job.code / "data" / "brought.pt", state(1))
+    start_folder.note_brought(shelf.job, [Path("train.py"), Path("data/brought.pt")])
+    shelf.add_at_start(10, {"out/s.pt": state(10)})
+    shelf.add_at_start(
+        20,
+        {"out/step-1/a.pt": state(20)},
+        main="out/step-1",
+        state=SaveState.DISTRUSTED,
+        why="no rank loads it",
     )
-    assert _collected(shelf, tmp_path) == [
-        "checkpoints/ledger.jsonl",
-        "checkpoints/out/s.pt",
-        "checkpoints/out/step-1/a.pt",
-    ]
+    write(shelf.job.code / "out" / "metrics.csv", b"loss")
+    return shelf
+
+
+def test_what_ranks_wrote_where_they_start_is_copied_and_what_was_brought_is_not(
+    started: Shelf, tmp_path: Path
+) -> None:
+    assert _collected(started, tmp_path) == [
+        "checkpoints/ledger.jsonl", "code/out/metrics.csv", "code/out/s.pt", "code/out/step-1/a.pt",
+    ]  # fmt: skip
+
+
+def test_what_was_brought_together_is_counted(started: Shelf, tmp_path: Path) -> None:
+    done = collect.collect(Job(started.job), tmp_path / "to")
+    assert (done.place, done.checkpoints, done.elsewhere, done.left) == (tmp_path / "to", 1, (), ())
+    assert done.others == 2, "one that may not be begun from is no checkpoint here"
+    without = collect.collect(Job(started.job), tmp_path / "without", checkpoints=False)
+    assert without.checkpoints == 0 and not (tmp_path / "without" / "code" / "out" / "s.pt").exists()
+
+
+def test_too_much_that_is_no_checkpoint_is_named_and_left_unless_all_is_wanted(
+    started: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collect, "OTHERS_BYTES_MAX", 3)
+    done = collect.collect(Job(started.job), tmp_path / "some")
+    (text,) = done.left
+    assert text.startswith(
+        "2 files where ranks start (0.0 GB, no checkpoints) were not copied: code/out/step-1/a.pt"
+    )
+    assert done.others == 0 and not (tmp_path / "some" / "code" / "out" / "metrics.csv").exists()
+    assert (tmp_path / "some" / "code" / "out" / "s.pt").exists(), "a checkpoint comes whatever its size"
+    assert "code/out/metrics.csv" in _collected(started, tmp_path / "all", everything=True)
+
+
+def test_a_checkpoint_outside_of_the_job_s_folder_is_named_and_not_copied(tmp_path: Path) -> None:
+    shelf, scratch = Shelf(tmp_path), tmp_path / "scratch"
+    shelf.add(10, {"last.pt": state(10)}, root=scratch, prefix=f"{scratch}/")
+    done = collect.collect(Job(shelf.job), tmp_path / "to")
+    assert (done.checkpoints, done.elsewhere) == (0, (str(scratch / "last.pt"),))
+    assert not list((tmp_path / "to").rglob("last.pt"))
 
 
 def test_a_save_that_is_whole_only_as_orch_has_kept_it_is_copied_so(tmp_path: Path) -> None:
@@ -109,7 +149,7 @@ def test_what_vanishes_while_a_running_job_is_copied_is_left_out(
         return copy(source, target, **more)
 
     monkeypatch.setattr(shutil, "copyfile", copy_and_prune)
-    to = collect.collect(Job(job), tmp_path / "to")
+    to = collect.collect(Job(job), tmp_path / "to").place
     assert (to / "checkpoints/step-1.pt").read_text() == "x"
 
 
@@ -130,7 +170,7 @@ def test_what_is_collected_lends_nobodys_rights_and_others_cannot_write_to_it(tm
 
 def test_collect_without_a_folder_says_where_everything_is(tmp_path: Path) -> None:
     job = folders.failed(tmp_path)
-    assert collect.collect(Job(job), None) == job.root
+    assert collect.collect(Job(job), None) == Collected(job.root, 0, 0)
 
 
 @pytest.mark.parametrize("to", ["full", "file", "inside", "circle", "x" * 5000])
@@ -168,107 +208,11 @@ def test_a_copy_whose_folder_cannot_be_made_leaves_none_of_those_around_it(tmp_p
     assert not (tmp_path / "new").exists()
 
 
-def test_tidy_clears_run_files_of_ended_jobs_and_old_drafts_only(tmp_path: Path) -> None:
-    ended = folders.failed(tmp_path)
-    running = folders.make(tmp_path, [*jobs.submitted(), *jobs.running(1, 1.0, 7)])
-    for job in (ended, running):
-        (job.root / "nodes" / "node-0").mkdir(parents=True)
-    old, new = (tmp_path / "jobs" / f".{home.new_id('gpt', at_s)}" for at_s in (1e9, 1e9 + 1))
-    own = tmp_path / "jobs/.archive"  # which a person keeps there
-    for folder in (old, new, own):
-        folder.mkdir()
-    for folder in (old, own):
-        os.utime(folder, (1e9, 1e9))
-    said = cleanup.clean_local([Job(ended), Job(running)])
-    assert said == (f"cleaned up 1 ended job ({ended.id}), removed 1 cut off submit ({old.name})", {})
-    assert not (ended.root / "nodes").exists() and (running.root / "nodes").exists()
-    assert not old.exists() and new.exists() and own.exists() and ended.rank_log(1, 1).exists()
-
-
-def test_tidy_says_what_is_left_and_why(tmp_path: Path) -> None:
-    job = folders.failed(tmp_path)
-    (job.root / "nodes" / "node-0").mkdir(parents=True)
-    with unprivileged(tmp_path):
-        job.root.chmod(0o555)
-        said, left = cleanup.clean_local([Job(job)])
-        deleted, undeleted = cleanup.delete([Job(job)])
-        job.root.chmod(0o755)
-    assert (said, deleted) == ("", "")
-    assert (
-        left[job.id]
-        .lines()[0]
-        .startswith(f"this machine: clean: cannot be deleted: {job.root / 'nodes'}: Perm")
-    )
-    assert list(undeleted) == [job.id] and "\n  fix: " in undeleted[job.id].lines()[0]
-
-
-def test_a_process_that_cannot_be_ended_keeps_its_run_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job = folders.failed(tmp_path)
-    (job.root / "nodes" / "node-0").mkdir(parents=True)
-    monkeypatch.setattr(keeper, "clean_up_processes", lambda tag: [4711])
-    said, left = cleanup.clean_local([Job(job)])
-    assert said == "" and "process 4711" in left[job.id].lines()[0]
-    assert (job.root / "nodes" / "node-0").exists()
-
-
-@pytest.mark.slow
-def test_a_cleanup_ends_what_the_job_left_and_nothing_else_that_it_has_started(tmp_path: Path) -> None:
-    job = folders.failed(tmp_path)
-    (job.root / "nodes" / "node-0").mkdir(parents=True)
-    left = {**os.environ, process_tags.NAME: process_tags.of(job.root, "node-0")}
-    with (
-        subprocess.Popen(["sleep", "60"]) as other,  # such as the supervisor of another job, revived just now
-        subprocess.Popen(["sleep", "60"], env=left) as its_own,
-    ):
-        said, _ = cleanup.clean_local([Job(job)])
-        ended = its_own.wait(10.0), other.poll()
-        other.kill()
-    assert said.startswith("cleaned up 1 ended job") and ended == (-9, None)
-
-
-def test_tidy_does_not_need_a_plan(tmp_path: Path) -> None:
-    job = folders.failed(tmp_path)
-    (job.root / "nodes" / "node-0").mkdir(parents=True)
-    job.plan.write_text("{")
-    assert cleanup.clean_local([Job(job)])[0].startswith("cleaned up 1 ended job")
-
-
-def test_a_job_that_could_be_deleted_only_in_part_can_be_deleted_later(tmp_path: Path) -> None:
-    job = Shelf(tmp_path).job
-    (job.checkpoints / "step-1.pt").touch()
-    with unprivileged(tmp_path):
-        job.checkpoints.chmod(0o555)
-        assert cleanup.delete([Job(job)])[0] == ""
-        job.checkpoints.chmod(0o755)
-    assert job.plan.exists() and job.ended.exists() and list(job.checkpoints.iterdir())
-    assert cleanup.delete([Job(job)])[1] == {} and not job.root.exists()
-
-
-@pytest.mark.parametrize("when", ["before", "meanwhile"])
-def test_a_job_that_is_resumed_while_clean_asks_is_not_deleted(tmp_path: Path, when: str) -> None:
-    job = folders.failed(tmp_path)
-    with locks.resuming(job) if when == "meanwhile" else contextlib.nullcontext():
-        if when == "before":
-            job.ended.unlink()
-        before = sorted(job.root.iterdir())
-        said, left = cleanup.delete([Job(job)])
-    assert said == "" and "was resumed, so it is not over" in left[job.id].lines()[0]
-    assert set(before) <= set(job.root.iterdir())
-
-
-def test_only_jobs_that_ended_long_enough_ago_are_deleted(tmp_path: Path) -> None:
-    old, new = folders.failed(tmp_path, "old"), folders.failed(tmp_path, "new")
-    running = folders.make(tmp_path, jobs.submitted(), "running")
-    os.utime(old.ended, (time.time() - 7200,) * 2)
-    chosen = cleanup.older_than([Job(old), Job(new), Job(running)], 3600.0)
-    assert [job.id for job in chosen] == [old.id]
-    assert cleanup.delete(chosen) == ("deleted 1 job (old)", {})
-    assert not old.root.exists() and new.root.exists()
-
-
 # What hosts still have
+
+
+def _arrivals(shelf: Shelf) -> Arrivals:
+    return Arrivals(shelf.job, Homes(shelf.job, shelf.plan), saves.known(shelf.job))
 
 
 def _there(save: Save, **fields: int) -> HostFile:
@@ -279,7 +223,7 @@ def _there(save: Save, **fields: int) -> HostFile:
 
 
 def _place(shelf: Shelf, file: HostFile) -> str | None:
-    path = collect.Arrivals(shelf.job, saves.known(shelf.job)).place("one", file)
+    path = _arrivals(shelf).place("one", file)
     return None if path is None else str(path.relative_to(shelf.job.root))
 
 
@@ -344,20 +288,66 @@ def test_no_file_of_a_host_gets_into_a_whole_save_or_becomes_the_ledger(tmp_path
 
 def test_what_came_beside_a_file_and_has_its_bytes_is_dropped(tmp_path: Path) -> None:
     shelf = Shelf(tmp_path)
-    file, arrivals = _there(shelf.add(10), mtime_s=5), collect.Arrivals(shelf.job, {})
+    file, arrivals = _there(shelf.add(10), mtime_s=5), _arrivals(shelf)
     other = write(shelf.job.from_hosts / "one" / file.name, state(11))
     assert not arrivals.drop_copy(file, other) and other.exists()
     same = write(shelf.job.from_hosts / "one" / file.name, state(10))
     assert arrivals.drop_copy(file, same) and not same.exists()
 
 
+def test_what_ranks_wrote_where_they_start_on_a_host_comes_into_its_place(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path)
+    assert _place(shelf, HostFile("code/out/metrics.csv", 5, 5)) == "code/out/metrics.csv"
+    own = shelf.add_at_start(10, {"out/s.pt": state(10)})
+    there = HostFile("code/out/s.pt", own.pieces[0].size_bytes, own.pieces[0].mtime_ns // S)
+    assert _place(shelf, there) is None
+    over = shelf.add_at_start(20, {"last.pt": state(20)}, state=SaveState.PRUNED)
+    assert _place(shelf, HostFile("code/last.pt", over.size_bytes, over.pieces[0].mtime_ns // S)) is None
+
+
+def test_what_fits_checkpoint_path_where_ranks_start_comes_to_the_checkpoints(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path)
+    shelf.replan(
+        checkpoint_glob="{job_dir}/code/out/*", ssh=PlannedSsh(None, None, "known", "~/.orch", (), None)
+    )
+    assert _place(shelf, HostFile("code/out/s.pt", 5, 5)) == "checkpoints/out/s.pt"
+    assert _place(shelf, HostFile("code/s.pt", 5, 5)) == "code/s.pt"
+    save = shelf.add(10, {"out/s.pt": state(10)})
+    there = HostFile("code/out/s.pt", save.size_bytes, save.written_ns // S)
+    assert _place(shelf, there) is None, "it came home while the job ran"
+    assert _arrivals(shelf).too_large([there], 1) == {}
+
+
+def test_too_much_on_a_host_is_named_but_for_what_saves_have(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path)
+    shelf.add_at_start(10, {"s.pt": state(10)})
+    files = [
+        HostFile("code/s.pt", 500, 5),
+        HostFile("code/big.bin", 70, 5),
+        HostFile("checkpoints/x.pt", 900, 5),
+    ]
+    assert _arrivals(shelf).too_large(files, 70) == {}
+    assert _arrivals(shelf).too_large(files, 69) == {"code/big.bin": 70}
+
+
 @pytest.mark.parametrize(
-    ("name", "glob", "hidden"),
+    ("name", "hidden"),
     [
-        ("checkpoints/.x.part", "*", True), ("checkpoints/..", ".*", True), ("checkpoints/.step-1.torn-attempt-2/..", "*", True),
-        ("checkpoints/step-1/.metadata", "*", False), ("checkpoints/.step-1.pt.torn-attempt-2", "*", False),
-        ("checkpoints/.mine", ".mine/*", False), ("logs/.x", ".*", True),
+        ("checkpoints/.x.part", True), ("checkpoints/..", True), ("checkpoints/.step-1.torn-attempt-2/..", True),
+        ("checkpoints/step-1/.metadata", False), ("checkpoints/.step-1.pt.torn-attempt-2", False), ("checkpoints/step-1.pt", False),
+        ("logs/.x", True), ("code/.hydra", False), ("code/out/..", True), ("code/models/__pycache__", True),
     ],
 )  # fmt: skip
-def test_unfinished_files_stay_on_a_host_and_torn_saves_do_not(name: str, glob: str, hidden: bool) -> None:
-    assert collect.CheckpointsThere("checkpoints", glob).hides(name) == hidden
+def test_unfinished_files_stay_on_a_host_and_torn_saves_do_not(name: str, hidden: bool) -> None:
+    assert collect.is_hidden(name) == hidden
+
+
+def test_ranks_write_checkpoints_and_where_they_start() -> None:
+    names = ("checkpoints/a.pt", "code/a.pt", "logs/a.log", "evidence/a", "codes/a")
+    assert [collect.is_of_ranks(name) for name in names] == [True, True, False, False, False]
+    brought = [
+        HostFile("code/train.py", 5, 0),
+        HostFile("code/train.py", 5, 7),
+        HostFile("checkpoints/a.pt", 5, 0),
+    ]
+    assert [file.is_brought for file in brought] == [True, False, False]
