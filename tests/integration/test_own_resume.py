@@ -103,7 +103,7 @@ def test_nano_gpt_goes_on_from_the_checkpoint_that_it_writes_in_place(desk: Desk
 
 
 @pytest.mark.parametrize("path", ["*", pytest.param("{job_dir}/code/snapshot.pt", marks=pytest.mark.soak)])
-def test_what_a_script_saves_in_its_working_folder_is_offered_and_resumed_from_when_path_names_it(
+def test_what_a_script_saves_where_it_starts_is_known_and_what_it_goes_on_from_too(
     desk: Desk, path: str
 ) -> None:
     job = desk.submit(
@@ -113,11 +113,12 @@ def test_what_a_script_saves_in_its_working_folder_is_offered_and_resumed_from_w
     assert status["state"] == "SUCCEEDED", job.job.why()
     assert "Resuming training from snapshot at Epoch 4" in job.log(0, 2)
     snapshot = job.job.folder.code / "snapshot.pt"
-    if path == "*":
-        assert [offer.path for offer in saves.offers(job.job.folder, job.job.plan())] == [snapshot]
-        assert job.attempts()[1]["resumed_from"] is None, "orch starts from nothing by a guess"
-        assert re.search(r"loss in the log of rank 0: from 4 to 1; in attempt 1 from 8 to [34]\b", why(job))
-    else:
-        assert job.attempts()[1]["resumed_from"] == str(snapshot)
-        assert "  from snapshot.pt, " in why(job)
-        assert job.attempts()[1]["first_step"] == 51
+    second = job.job.why()["attempts"][1]
+    assert second["resumed_from"] == second["began_from"]["path"] == str(snapshot)
+    assert second["began_from"]["chosen_by"] == ("script" if path == "*" else "orch")
+    assert second["first_step"] == 51
+    assert saves.offers(job.job.folder, job.job.plan()) == []
+    (last,) = [one for one in saves.listed(job.job.folder, job.job.plan(), verify=True) if one["resume"]]
+    assert (last["path"], last["whole"]) == (str(snapshot), True)
+    assert "snapshot.pt" in why(job)
+    assert re.search(r"loss in the log of rank 0: from 4 to 1; in attempt 1 from 8 to [34]\b", why(job))

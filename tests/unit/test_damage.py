@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 
 from orchestrator.core.checkpoints.ledger import Ledger
 from orchestrator.core.checkpoints.save import (
+    START,
     Closing,
     Content,
     Format,
@@ -33,7 +34,7 @@ from orchestrator.core.checkpoints.save import (
     Place,
     SaveState,
 )
-from orchestrator.core.jobdir import home
+from orchestrator.core.jobdir import home, start_folder
 from orchestrator.core.jobdir.layout import JobDir
 from tests.support import fake_slurm, folders, jobs, verbs
 from tests.support.fake_slurm import FakeSlurm
@@ -45,7 +46,7 @@ PENDING = "7|PENDING|2026-11-21T06:26:01|2||Resources"
 VERBS = (
     "status JOB", "status JOB --json", "status --all", "status --all --json", "logs JOB", "logs JOB --tail 2", "logs JOB --since 1h",
     "logs JOB --rank 1 --attempt 1", "logs JOB --node node-0", "why JOB", "why JOB --json", "checkpoints JOB --verify",
-    "checkpoints JOB --verify --json", "checkpoints JOB --adopt step-9", "collect JOB --to COPY", "stacks JOB", "restart JOB", "cancel JOB --no-wait", "resume JOB --from nonsense",
+    "checkpoints JOB --verify --json", "folder JOB", "folder JOB --json", "collect JOB --to COPY", "stacks JOB", "restart JOB", "cancel JOB --no-wait", "resume JOB --from nonsense",
     "resume JOB --set restart.max=1 --from nonsense", "clean JOB",
 )  # fmt: skip
 
@@ -161,12 +162,13 @@ def _furnished(job: JobDir) -> JobDir:
         job.requests / "000001.json": '{"ask": "cancel"}', job.node("node-0") / "agent.json": '{"pid": 1, "gpus": []}',
         job.rank_log(1, 1): "RuntimeError: loss is NaN\n", job.node_log(1, "node-0"): "setup\n",
         job.rank_index(1, 1): "0123456789abcdef" * 4, job.evidence(1) / "rank-00001-stacks.txt": "File \"train.py\", line 1\n",
-        job.checkpoints / "step-5.pt": "PK", job.checkpoints / "step-9" / ".metadata": "\x80",
+        job.checkpoints / "step-5.pt": "PK", job.code / "train.py": "print()\n", job.code / "out" / "last.pt": "PK", job.checkpoints / "step-9" / ".metadata": "\x80",
         job.checkpoints / "step-9" / "model.safetensors.index.json": '{"weight_map": {"a": "b.safetensors"}}',
         job.secrets / "token": "0" * 64, job.secrets / "environment.json": "{}", job.secrets / "secrets.json": "{}",
     }.items():  # fmt: skip
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
+    start_folder.note_brought(job, [Path("train.py")])
     _enter_saves(job)
     os.utime(job.plan, (jobs.BEGAN_S, jobs.BEGAN_S))  # its submit is long over
     return job
@@ -180,10 +182,18 @@ def _enter_saves(job: JobDir) -> None:
         Format.DCP, Content.STATE, True, ("step-9/.metadata is cut off",), needs=(Need("step-9/a", 5, "b"),)
     )
     part = Part("node-0", str(job.checkpoints), 9, (Piece("step-9/.metadata", 1, 1),), state, Closing.STEPS)
+    there = Piece("out/last.pt", 2, (job.code / "out" / "last.pt").stat().st_mtime_ns)
     book = Ledger(job.root, job.ledger)
     for save in (
         saved(1, main="step-5.pt", pieces=(piece,), places=(place,), step=5),
         saved(2, main="step-8", state=SaveState.TORN, why="step-8/a.pt is cut off", places=(place,)),
+        saved(
+            4,
+            main="out/last.pt",
+            key=f"{START}out/last.pt",
+            pieces=(there,),
+            places=(Place("", str(job.code)),),
+        ),
         saved(3, main="step-9", state=SaveState.OPEN, step=None, parts=(part,)),
     ):
         book.put(save)

@@ -290,7 +290,7 @@ def test_a_damaged_job_folder_is_told_about_and_never_a_traceback(
     DAMAGES[damage](_broken(home))
     for words in (
         "status broken", "logs broken", "why broken", "goodput broken", "checkpoints broken", "collect broken --to ../c", "clean",
-        "checkpoints broken --adopt 1", "cancel broken", "resume broken --set restart.max=1 --from nonsense",
+        "folder broken", "cancel broken", "resume broken --set restart.max=1 --from nonsense",
     ):  # fmt: skip
         said = orch(*words.split())
         assert said.code in (0, 2, 3) and "Traceback" not in said.err, words
@@ -315,7 +315,7 @@ def test_a_home_that_is_none_is_told_about(
         assert "Traceback" not in said.err
 
 
-VOCABULARY = ["run", "submit", "status", "logs", "why", "goodput", "--by", "cause", "cancel", "resume", "checkpoints", "collect", "check", "render", "init", "schema", "clean", "nodes", "--from-command", "--from-command", "--json", "--all", "--watch", "--ranks", "--rank", "--node", "--attempt", "--tail", "--since", "--grep", "--follow", "-f", "--set", "--backend", "--from", "--to", "--wait", "--no-wait", "--verify", "--adopt", "--older-than", "--yes", "--help", "-h", "--", "-", "=", "0", "1", "-1", "99999999999999999999", "1e9", "nan", "10m", "node-0", "done", "broken", "good.yaml", "bad.yaml", "train.py", "nodes=2", "nodes=0", "name=x", "a=b", "..", ".", "/", "~", "*", "(", "[", "é", "\x1b[2J", "\n", "None", "local", "ssh", "slurm", "/dev/null", "/no/such"]  # fmt: skip
+VOCABULARY = ["run", "submit", "status", "logs", "why", "goodput", "--by", "cause", "cancel", "resume", "folder", "checkpoints", "collect", "check", "render", "init", "schema", "clean", "nodes", "--from-command", "--from-command", "--json", "--all", "--watch", "--ranks", "--rank", "--node", "--attempt", "--tail", "--since", "--grep", "--follow", "-f", "--set", "--backend", "--from", "--to", "--wait", "--no-wait", "--verify", "--discard", "--older-than", "--yes", "--help", "-h", "--", "-", "=", "0", "1", "-1", "99999999999999999999", "1e9", "nan", "10m", "node-0", "done", "broken", "good.yaml", "bad.yaml", "train.py", "nodes=2", "nodes=0", "name=x", "a=b", "..", ".", "/", "~", "*", "(", "[", "é", "\x1b[2J", "\n", "None", "local", "ssh", "slurm", "/dev/null", "/no/such"]  # fmt: skip
 
 
 @pytest.mark.slow

@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 from orchestrator.cli import app
+from orchestrator.client import saves
+from orchestrator.client.job import Job
+from orchestrator.core.jobdir import start_folder
 from orchestrator.core.jobdir.layout import JobDir
 from tests.support import folders, saved_files
 from tests.support.unprivileged import unprivileged
@@ -22,17 +25,36 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobDir:
     return job
 
 
-def test_a_checkpoint_is_adopted_once_and_has_a_number_to_begin_from(
+def _adopt(job: JobDir) -> None:
+    saves.find(job, Job(job).plan(), {}, "mine.pt")
+
+
+def test_a_file_of_no_rank_is_offered_with_the_line_that_begins_from_it(
     job: JobDir, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert app.run(["checkpoints"]) == 0
-    assert "      orch checkpoints gpt --adopt mine.pt\n" in capsys.readouterr().out
-    for done in ("was read, and is in the ledger now", "is in the ledger already"):
-        assert app.run(["checkpoints", "--adopt", "mine.pt"]) == 0
-        said = capsys.readouterr().out
-        assert said == f"save 1, mine.pt, {done}\n  go on   orch resume gpt --from 1\n"
+    assert "      orch resume gpt --from mine.pt\n" in capsys.readouterr().out
+    _adopt(job)
     assert app.run(["checkpoints"]) == 0
-    assert "→  1   7" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "→  1   7" in said and "orch resume" not in said
+
+
+def test_folder_says_where_all_of_a_job_lies(job: JobDir, capsys: pytest.CaptureFixture[str]) -> None:
+    (job.code / "results").symlink_to(job.root.parents[1])
+    start_folder.note_brought(job, [Path("train.py")])
+    saved_files.write(job.code / "out" / "metrics.csv", b"loss")
+    _adopt(job)
+    assert app.run(["folder"]) == 0
+    assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
+        ["folder", str(job.root)],
+        ["start", str(job.code), "1", "file", "written", "by", "ranks"],
+        f"results -> {job.root.parents[1]}, which jobs of this workdir share".split(),
+        ["saved", str(job.checkpoints), "1", "whole", "checkpoint"],
+        ["logs", str(job.logs)],
+    ]
+    assert app.run(["folder", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == saves.folders(job)
 
 
 def test_a_damaged_line_of_the_ledger_is_told_beside_the_table(
@@ -50,7 +72,7 @@ def test_why_says_what_a_resume_would_begin_from_as_files_are_now(
 ) -> None:
     assert app.run(["why"]) == 0
     assert "orch checkpoints shows 1 file that it could begin from\n" in capsys.readouterr().out
-    app.run(["checkpoints", "--adopt", "mine.pt"])
+    _adopt(job)
     assert app.run(["why"]) == 0
     assert "orch resume would begin at step 7 (mine.pt)" in capsys.readouterr().out
     (job.checkpoints / "mine.pt").unlink()

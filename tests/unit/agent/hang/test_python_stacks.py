@@ -122,7 +122,7 @@ def test_forked_children_answer_each_for_itself(tmp_path: Path) -> None:
         parent, child = take_until(process, rank, "in wait\n", "in work\n")
         assert "in work\n" not in parent.text
         assert "in wait\n" not in child.text
-        assert rank.files() == [f"stacks-{process.pid}.txt", "steps"]
+        assert rank.files() == ["files.txt", f"stacks-{process.pid}.txt", "steps"]
 
 
 def test_a_process_without_a_handler_is_described_and_not_killed(tmp_path: Path) -> None:
