@@ -274,9 +274,53 @@ def test_a_post_mortem_of_an_ended_job_says_what_a_resume_would_begin_from_now(s
     assert why["checkpoint"] is None and why["offered"] == [str(shelf.folder / "renamed.pt")]
 
 
+@pytest.mark.parametrize(
+    ("given", "read", "told"),
+    [
+        (1, 1, (1, "orch")), (1, 2, (2, "script")), (None, 3, (3, "script")),
+        (1, 0, (None, "script")), (None, 0, None), (1, None, None),
+    ],
+)  # fmt: skip
+def test_an_attempt_began_from_what_its_script_had_read(
+    shelf: Shelf, given: int | None, read: int | None, told: tuple[int | None, str] | None
+) -> None:
+    shelf.add_at_start(30, {"out/s.pt": state(30)})
+    known = saves.known(shelf.job)
+    resume = d.Checkpoint(known[given].path, known[given].step, given) if given else None
+    news = [*jobs.submitted(), jobs.again(2, 7.0, resume)]
+    seen = [e.CheckpointRead(8.0, 2, read)] if read is not None else []
+    began = Job(shelf.job).why(jobs.record(jobs.entries([*news, *seen])))["attempts"][1]["began_from"]
+    save = known.get((told or (None, ""))[0] or 0)
+    wanted = {"save": None, "path": None, "step": None} if save is None else {
+        "save": save.number, "path": save.path, "step": save.step,
+    }  # fmt: skip
+    assert began == (None if told is None else {**wanted, "chosen_by": told[1]})
+
+
 def test_a_post_mortem_without_a_ledger_that_can_be_read_says_nothing_of_saves(shelf: Shelf) -> None:
     shelf.job.ledger.unlink()
     shelf.job.ledger.mkdir()
     record = facts_file.record(shelf.job)
     why, plain = Job(shelf.job).why(record), post_mortem.why(shelf.plan, record)
     assert why == {**plain, "suspicion": None, "dir": str(shelf.job.root)}
+
+
+# Where files are
+
+
+def test_the_reference_names_every_key_of_the_places_of_a_job(shelf: Shelf) -> None:
+    (shelf.job.code / "runs").symlink_to(shelf.job.root.parent)
+    where = saves.folders(shelf.job)
+    page = (ROOT / "docs" / "reference.md").read_text().partition("### Where files are")[2]
+    keys = [*where, *where["links"][0], *where["checkpoints"][0]]
+    assert [key for key in keys if f"`{key}`" not in page.partition("\n### ")[0]] == []
+
+
+def test_whole_checkpoints_are_counted_by_the_folder_they_lie_in(shelf: Shelf, tmp_path: Path) -> None:
+    shelf.add_at_start(30, {"out/ckpt.pt": state(30)})
+    shelf.add(40, {"run/a.pt": state(40)}, root=tmp_path / "scratch", prefix=f"{tmp_path}/scratch/")
+    shelf.add(50, state=SaveState.TORN)
+    shelf.add(60, places=(Place("gpu3", "/there"),))
+    assert {one["dir"]: one["whole"] for one in saves.folders(shelf.job)["checkpoints"]} == {
+        str(shelf.folder): 2, f"{shelf.job.code}/out": 1, f"{tmp_path}/scratch/run": 1, "gpu3:/there": 1,
+    }  # fmt: skip

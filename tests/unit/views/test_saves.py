@@ -57,14 +57,15 @@ TABLES: dict[str, list[Json]] = {
         _save(3, whole=True, compared="sha256", resume=True),
         _save(4, whole=True, compared="size and time, its format has no check sum", main="a.pkl"),
     ],
-    "not in the ledger": [
+    "of no rank": [
         _save(1, resume=True),
         _offer("my model.pt"),
         _offer("torn.pt", format="unknown", step=None, why="torn.pt is cut off: its zip has no end"),
     ],
-    "saved where ranks start": [
-        _offer(f"out/{number}.pt", path=f"{jobs.ROOT}/code/out/{number}.pt", checkpoint_path="{job_dir}/code/out/*")
-        for number in range(7)
+    "many of no rank": [_offer(f"old/{number}.pt") for number in range(7)],
+    "where ranks start, and elsewhere": [
+        _save(1, main="out/ckpt_10.pt", path=f"{jobs.ROOT}/code/out/ckpt_10.pt", places=[{"host": "", "path": f"{jobs.ROOT}/code"}]),
+        _save(2, main="run/step-20.pt", path="/scratch/run/step-20.pt", places=[{"host": "", "path": "/scratch"}], resume=True),
     ],
     "nothing yet": [],
 }  # fmt: skip
@@ -108,3 +109,25 @@ def test_a_resume_says_what_it_begins_from_as_it_was_looked_at() -> None:
     }
     text = "".join(f"# {name}\n{cells.plain(saves.start(one, jobs.ROOT))}\n" for name, one in choices.items())
     golden.check("resume.txt", text)
+
+
+WHERE: Json = {
+    "id": jobs.ID, "dir": jobs.ROOT, "start": f"{jobs.ROOT}/code", "written": 3, "links": [{"name": "runs", "to": "/home/me/runs"}],
+    "checkpoints": [{"dir": f"{jobs.ROOT}/code/out", "whole": 2}, {"dir": "/scratch/run", "whole": 1}], "logs": f"{jobs.ROOT}/logs",
+}  # fmt: skip
+
+
+def test_the_places_of_a_job_are_told_line_by_line_and_in_one() -> None:
+    assert cells.plain(saves.folders(WHERE)).splitlines() == [
+        f"  folder  {jobs.ROOT}",
+        f"  start   {jobs.ROOT}/code  3 files written by ranks",
+        "          runs -> /home/me/runs, which jobs of this workdir share",
+        f"  saved   {jobs.ROOT}/code/out  2 whole checkpoints",
+        "  saved   /scratch/run  1 whole checkpoint",
+        f"  logs    {jobs.ROOT}/logs",
+    ]
+    assert cells.plain([saves.in_a_line(WHERE)]) == (
+        f"folder      {jobs.ROOT}: 2 checkpoints in code/out, 1 checkpoint in /scratch/run, 3 files written where ranks start\n"
+    )
+    empty = {**WHERE, "written": 0, "links": [], "checkpoints": []}
+    assert cells.plain([saves.in_a_line(empty)]) == f"folder      {jobs.ROOT}\n"
