@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.core.checkpoints.choice import NAMED, PASSED_MAX, Choice, Pin, choose, expendable, fits
-from orchestrator.core.checkpoints.save import Content, Save, SaveState
+from orchestrator.core.checkpoints.save import START, Content, Save, SaveState
 from tests.support.saved_files import saved
 
 QUICK = settings(database=None, max_examples=100)
@@ -86,6 +86,32 @@ def test_what_a_person_has_named_counts_until_a_later_attempt_has_written_anothe
     )
     assert chosen([adopted, saved(4, attempt=3, step=20)]) == 4
     assert chosen([adopted, saved(4, attempt=3, step=20)], Pin(5, 3)) == 5
+
+
+def elsewhere(number: int, **fields: Any) -> Save:
+    """Return a save that a script has written where it starts."""
+    return saved(number, **{"key": f"{START}#{number}", **fields})
+
+
+def test_what_lies_at_checkpoint_path_counts_before_newer_ones_elsewhere() -> None:
+    assert chosen([saved(1), elsewhere(2), elsewhere(3, key="/scratch/#3")]) == 1
+    assert chosen([saved(1, state=SaveState.DISTRUSTED), elsewhere(2)]) == 0, (
+        "it is given up for no other place"
+    )
+
+
+def test_where_none_at_checkpoint_path_can_be_begun_from_others_count() -> None:
+    for fields in ({"state": SaveState.TORN}, {"state": SaveState.GONE}, {"content": Content.PART}):
+        assert chosen([elsewhere(1), saved(2, **fields)]) == 1
+    assert chosen([elsewhere(1), elsewhere(2, key="/scratch/#2")]) == 2
+
+
+def test_a_named_one_counts_wherever_it_lies_until_a_later_attempt_has_written() -> None:
+    saves = [saved(1), elsewhere(2)]
+    assert chosen(saves, Pin(2, 1)) == 2
+    assert chosen([*saves, elsewhere(3, attempt=2)], Pin(2, 1)) == 3
+    assert chosen([*saves, elsewhere(3, attempt=2)], Pin(1, 1)) == 3
+    assert chosen([*saves, elsewhere(3, attempt=2), saved(4, attempt=2)], Pin(2, 1)) == 4
 
 
 def test_one_that_does_not_fit_the_number_of_ranks_is_named_and_nothing_is_taken_in_its_place() -> None:

@@ -1,0 +1,89 @@
+"""What the hooks of ranks note of the files that they open, as the agent takes it up."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from orchestrator.agent.outputs import rank_files
+from orchestrator.agent.outputs.rank_files import RankFiles
+from orchestrator.agent.ranks.hook.layout import FILES_FILE
+from tests.support.save_bench import Bench, bench
+
+
+@pytest.fixture
+def ranks(tmp_path: Path) -> Bench:
+    """Return a rank that has made a step."""
+    made = bench(tmp_path)
+    made.step(1, 1.0)
+    return made
+
+
+def _followed(ranks: Bench, files: RankFiles, *notes: str) -> RankFiles:
+    """Let the hook note this, and the agent follow."""
+    with (ranks.ranks.processes[0].folder / FILES_FILE).open("a") as file:
+        file.write("".join(notes))
+    files.follow(ranks.ranks.processes)
+    return files
+
+
+def test_a_rank_that_has_noted_nothing_has_no_files(ranks: Bench) -> None:
+    files = RankFiles()
+    files.follow(ranks.ranks.processes)
+    assert (files.written, files.made, files.read, files.know_beginning(ranks.ranks.processes)) == (
+        {},
+        set(),
+        {},
+        False,
+    )
+
+
+def test_a_file_has_the_step_at_which_it_was_written_last(ranks: Bench) -> None:
+    files = _followed(ranks, RankFiles(), "written 3 1 '/out/a.pt'\n", "written 3 0 '/out/b.pt'\n")
+    _followed(ranks, files, "written 8 0 '/out/a.pt'\n")
+    assert (files.written, files.made) == ({"/out/a.pt": 8, "/out/b.pt": 3}, {"/out/a.pt"})
+
+
+def test_what_was_read_is_in_the_order_of_its_last_reading(ranks: Bench) -> None:
+    files = _followed(ranks, RankFiles(), "read 0 0 '/a.pt'\n", "read 0 0 '/b.pt'\n", "read 0 0 '/a.pt'\n")
+    assert list(files.read) == ["/b.pt", "/a.pt"]
+
+
+def test_half_a_line_is_taken_up_once_it_is_whole(ranks: Bench) -> None:
+    files = _followed(ranks, RankFiles(), "written 3 1 '/a.pt'\nwritten 4 1 '/b")
+    assert list(files.written) == ["/a.pt"]
+    assert list(_followed(ranks, files, ".pt'\n").written) == ["/a.pt", "/b.pt"]
+
+
+def test_a_line_that_cannot_be_read_hides_no_other(ranks: Bench) -> None:
+    odd = (
+        "\n",
+        "written\n",
+        "written x 1 '/a.pt'\n",
+        "written 3 1 /a.pt\n",
+        "written 3 1 '/a.pt\n",
+        "\x80\n",
+    )
+    assert list(_followed(ranks, RankFiles(), *odd, "written 3 1 '/b.pt'\n").written) == ["/b.pt"]
+
+
+@pytest.mark.parametrize("name", ["/a b/c d.pt", "/a\nb.pt", "/é/✓.pt", "/'\".pt", "/\udcff.pt"])
+def test_any_name_comes_through(ranks: Bench, name: str) -> None:
+    assert list(_followed(ranks, RankFiles(), f"written 3 1 {name!a}\n").written) == [name]
+
+
+def test_a_long_file_is_read_piece_by_piece(ranks: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_files, "BLOCK_BYTES_MAX", 50)
+    files = _followed(ranks, RankFiles(), *(f"written {number} 1 '/{number}.pt'\n" for number in range(9)))
+    assert len(files.written) == 2
+    for _ in range(4):
+        files.follow(ranks.ranks.processes)
+    assert files.written == {f"/{number}.pt": number for number in range(9)}
+
+
+def test_the_beginning_is_known_once_the_process_that_steps_notes_its_reading(ranks: Bench) -> None:
+    files = _followed(ranks, RankFiles(), "pid 1 0 ''\n")
+    assert not files.know_beginning(ranks.ranks.processes), "another process steps"
+    assert _followed(ranks, files, f"pid {os.getpid()} 0 ''\n").know_beginning(ranks.ranks.processes)

@@ -1,0 +1,190 @@
+"""A folder with much else in it: which files count as checkpoints of this attempt, and what a look at it costs."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.agent.outputs import written_folders
+from orchestrator.agent.outputs.save_watch import Clock, SaveWatch
+from orchestrator.agent.outputs.written_folders import DATA_FILES_MIN, WrittenFolders
+from orchestrator.agent.ranks.step_counter import MTIME_LAG_NS
+from tests.support.saved_files import SAVED_NS, S, torch_save, write
+
+
+class Place:
+    """A folder in which files are written at chosen moments, a second each: so a look sees each change of a folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.folders = WrittenFolders(root)
+        self._at_ns = SAVED_NS
+
+    def write(self, *names: str, data: bytes = b"x") -> None:
+        for name in names:
+            self._at_ns += S
+            is_new = not (self.root / name).exists()
+            path = write(self.root / name, data, self._at_ns)
+            for folder in path.parents if is_new else ():
+                if folder.is_relative_to(self.root):
+                    os.utime(folder, ns=(self._at_ns, self._at_ns))
+
+    def look(self, *written: str) -> list[str]:
+        """Return the files that count."""
+        return sorted(self.folders.look(written)[0].files)
+
+    def shown(self, *written: str) -> list[str]:
+        """Return those that come into sight only now."""
+        return sorted(self.folders.look(written)[1])
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    (tmp_path / "start").mkdir()
+    return Place(tmp_path / "start")
+
+
+def test_of_what_was_brought_only_what_may_be_a_checkpoint_counts(place: Place) -> None:
+    place.write("train.py", "pretrained.pt", "data/x.jpg", "conf/a.yaml")
+    assert sorted(place.folders.begin().files) == ["pretrained.pt"]
+    place.write("ckpt.pt", "notes.txt")
+    assert place.look() == ["ckpt.pt", "pretrained.pt"]
+
+
+def test_a_folder_that_ranks_have_made_counts_as_a_whole(place: Place) -> None:
+    place.folders.begin()
+    place.write("out/step_5/a.pt", "out/step_5/config.json")
+    assert place.look() == ["out/step_5/a.pt", "out/step_5/config.json"]
+
+
+def test_a_brought_folder_of_data_is_passed_over_until_a_rank_writes_in_it(place: Place) -> None:
+    data = [f"data/{number}.npy" for number in range(DATA_FILES_MIN + 1)]
+    place.write(*data)
+    assert place.folders.begin().files == {} and place.look() == []
+    place.write("data/new.pt")
+    assert place.look() == []
+    assert place.look("data/new.pt") == sorted([*data, "data/new.pt"])
+
+
+def test_what_comes_into_sight_with_the_first_writing_there_is_old(place: Place) -> None:
+    data = [f"data/{number}.npy" for number in range(DATA_FILES_MIN + 1)]
+    place.write(*data)
+    place.folders.begin()
+    place.write("data/new.pt")
+    assert place.shown("data/new.pt") == sorted(data)
+    assert place.shown("data/new.pt") == [], "it is told once"
+
+
+def test_a_linked_folder_counts_once_a_rank_wrote_behind_it(place: Place, tmp_path: Path) -> None:
+    (place.root / "results").symlink_to(tmp_path / "results")
+    write(tmp_path / "results" / "old.pt")
+    assert place.folders.begin().files == {} and place.look() == []
+    write(tmp_path / "results" / "new.pt")
+    found, shown = place.folders.look(["results/new.pt"])
+    assert (sorted(found.files), shown) == (["results/new.pt", "results/old.pt"], {"results/old.pt"})
+
+
+def test_what_was_behind_a_link_before_is_not_the_attempts(place: Place, tmp_path: Path) -> None:
+    (place.root / "results").symlink_to(tmp_path / "results")
+    write(tmp_path / "results" / "old_1.pt", torch_save({"step": 1}))
+    watch = SaveWatch(place.root, "*", folders=place.folders)
+    watch.begin(1)
+    write(tmp_path / "results" / "new_2.pt", torch_save({"step": 2}))
+    clock = Clock(SAVED_NS + S, SAVED_NS + MTIME_LAG_NS + 1, 1)
+    changes = [change for _ in range(3) for change in watch.look(clock, {"results/new_2.pt": 7})]
+    assert [(change.group.main, change.steps) for change in changes] == [("results/new_2.pt", 7)]
+
+
+@pytest.mark.parametrize("written", [(), ("cache/a.pt",)])
+def test_a_cache_by_its_tag_never_counts(place: Place, written: tuple[str, ...]) -> None:
+    place.folders.begin()
+    place.write("cache/CACHEDIR.TAG", "cache/a.pt", "cache/models/b.pt")
+    assert place.look(*written) == []
+
+
+@pytest.mark.parametrize("name", ["__pycache__", "node_modules", "site-packages", "wandb", ".cache"])
+def test_folders_of_code_and_trackers_never_count(place: Place, name: str) -> None:
+    place.folders.begin()
+    place.write(f"{name}/a.pt", f"out/{name}/b.pt")
+    assert place.look() == []
+
+
+def test_a_file_that_is_overwritten_in_place_is_seen(place: Place) -> None:
+    place.write("out/last.pt")
+    place.folders.begin()
+    assert [place.look() for _ in range(3)] == [["out/last.pt"]] * 3
+    before = place.folders.look(())[0].files["out/last.pt"]
+    place.write("out/last.pt", data=b"longer")
+    after = place.folders.look(())[0].files["out/last.pt"]
+    assert (before.size_bytes, after.size_bytes) == (1, 6) and after.mtime_ns > before.mtime_ns
+
+
+def test_what_is_deleted_is_gone(place: Place) -> None:
+    place.folders.begin()
+    place.write("out/step_1/a.pt", "out/step_2/a.pt")
+    assert len(place.look()) == 2
+    (place.root / "out/step_1/a.pt").unlink()
+    assert place.look() == ["out/step_2/a.pt"]
+    (place.root / "out/step_2/a.pt").unlink()
+    (place.root / "out/step_2").rmdir()
+    assert place.look() == []
+
+
+def test_too_many_files_that_a_rank_made_are_said_to_be_left_out(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(written_folders, "MADE_FILES_MAX", 3)
+    place.folders.begin()
+    place.write(
+        *(f"samples/{number}.bin" for number in range(4)),
+        *(f"dcp/__{number}_0.distcp" for number in range(4)),
+    )
+    found, _ = place.folders.look(())
+    assert (len(found.files), found.cut) == (4, "samples has more than 3 files")
+    assert all(name.startswith("dcp/") for name in found.files), "a sharded checkpoint may have many"
+
+
+def test_where_it_does_not_walk_only_written_folders_count(place: Place) -> None:
+    place.folders.walks = False
+    place.write("other/a.pt", "run/deep/b.pt", "run/c.pt")
+    assert place.look() == []
+    assert place.look("run/c.pt") == ["run/c.pt"]
+
+
+def _counted(monkeypatch: pytest.MonkeyPatch, name: str) -> Counter[str]:
+    """Count the calls of a function of `os` by their paths."""
+    calls, plain = Counter[str](), getattr(os, name)
+
+    def counted(path: Any, *args: Any, **options: Any) -> Any:
+        calls[str(path)] += 1
+        return plain(path, *args, **options)
+
+    monkeypatch.setattr(os, name, counted)
+    return calls
+
+
+def _filled(folder: Path, count: int, name: Callable[[int], str]) -> None:
+    folder.mkdir(parents=True)
+    for number in range(count):
+        os.close(os.open(folder / name(number), os.O_CREAT))
+
+
+@pytest.mark.parametrize("ending", ["jpg", "npy"])
+def test_brought_data_cost_neither_a_stat_each_nor_a_listing_at_each_look(
+    place: Place, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    _filled(place.root / "data", 20_000, lambda number: f"{number}.{ending}")
+    place.write("last.pt")
+    stats, listings = _counted(monkeypatch, "stat"), _counted(monkeypatch, "scandir")
+    assert sorted(place.folders.begin().files) == ["last.pt"]
+    place.look()  # a second listing shows that nothing was added in the same tick of the clock
+    assert listings == {str(place.root): 2, f"{place.root}/data": 2}
+    stats.clear()
+    assert [place.look() for _ in range(2)] == [["last.pt"]] * 2
+    assert listings.total() == 4, "nothing is listed again"
+    assert stats == {str(place.root): 2, f"{place.root}/data": 2, f"{place.root}/last.pt": 2}

@@ -1,0 +1,23 @@
+"""Which files the hook takes for ones of a checkpoint, by their names."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.agent.ranks.hook.files import ENDINGS, may_be_saved
+from orchestrator.core.checkpoints import names
+
+
+def test_the_hook_knows_every_ending_of_checkpoints() -> None:
+    assert {suffix.removeprefix(".") for suffix in names.SUFFIXES} <= ENDINGS
+
+
+@pytest.mark.parametrize(
+    ("name", "may_be"),
+    [
+        ("a.pt", True), ("/x/A.PT", True), ("out/ckpt_0.50", True), ("checkpoint-500", True), ("snapshot", True), (".metadata", True),
+        ("train.py", False), ("epoch.json", False), ("loss.csv", False), ("README", False), ("step_5/log.txt", False),
+    ],
+)  # fmt: skip
+def test_a_file_is_noted_by_its_ending_or_by_a_word_in_its_name(name: str, may_be: bool) -> None:
+    assert may_be_saved(name) == may_be
