@@ -230,6 +230,7 @@ class SaveWatch:
             "baseline": self.baseline,
             "reported": {key: codec.pack(pieces) for key, pieces in self.reported.items()},
             "before": self.before,
+            "folders": None if self.folders is None else self.folders.dump(),
         }
 
     def load(self, data: codec.Json) -> None:
@@ -239,6 +240,8 @@ class SaveWatch:
         self.baseline = codec.unpack(dict[str, tuple[int, int]], data["baseline"])
         self.reported = codec.unpack(dict[str, tuple[Piece, ...]], data["reported"])
         self.before = codec.unpack(dict[str, dict[str, tuple[int, int]]], data["before"])
+        if self.folders is not None:
+            self.folders.load(data["folders"])
 
 
 def _newest(done: list[_Done]) -> list[_Done]:

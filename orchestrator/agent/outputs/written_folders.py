@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from orchestrator.core import codec
 from orchestrator.core.checkpoints import names, tree
 
 DATA_FILES_MIN = 100
@@ -72,11 +73,20 @@ class WrittenFolders:
     def look(self, written: Collection[str]) -> tuple[tree.Tree, set[str]]:
         """Return what is there, and of that the files which come into sight only now, though they may be old. `written`: the
         files that ranks have written in this attempt, relative to the root."""
-        folders = frozenset(name.rpartition("/")[0] for name in written)
-        new, self._written = folders - self._written, folders
+        new = frozenset(name.rpartition("/")[0] for name in written) - self._written
+        self._written |= new
         found = self._look()
         shown = {name for name in found.files if name.rpartition("/")[0] in new}
         return found, shown.difference(written)
+
+    def dump(self) -> codec.Json:
+        """Return what another agent needs to go on, for JSON: which folders were brought, and in which ranks have written."""
+        return {"brought": sorted(self._brought), "written": sorted(self._written)}
+
+    def load(self, data: codec.Json) -> None:
+        """Go on where another agent left off. Raises CodecError, KeyError."""
+        self._brought = frozenset(codec.unpack(tuple[str, ...], data["brought"]))
+        self._written = frozenset(codec.unpack(tuple[str, ...], data["written"]))
 
     def _look(self) -> tree.Tree:
         found = tree.Tree(self.root)

@@ -11,8 +11,9 @@ import pytest
 from orchestrator.agent.outputs import save_places
 from orchestrator.agent.outputs.save_places import SavePlaces, outer_folder
 from orchestrator.agent.ranks.hook.layout import FILES_FILE
+from orchestrator.core.checkpoints.save import Closing
 from orchestrator.core.jobdir.layout import JobDir
-from tests.support.save_bench import Bench, play
+from tests.support.save_bench import Bench, bench, play
 from tests.support.saved_files import torch_save, write
 
 
@@ -152,3 +153,21 @@ def test_ranks_that_end_without_a_step_tell_what_they_had_read(tmp_path: Path) -
 
     (told,) = play(tmp_path, act).beginnings
     assert (told.names, told.is_known) == ((), False), "no hook was at work"
+
+
+def test_what_a_dead_agent_had_seen_elsewhere_is_reported_by_the_next(tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+
+    async def act(dead: Bench) -> None:
+        _note(dead, _written(5, scratch / "step_5.pt"), _written(9, scratch / "step_9.pt"))
+        await _save(dead, scratch / "step_5.pt")
+        write(scratch / "step_9.pt", torch_save({"step": 9}), dead.at(20.0))
+        dead.scanner._release()  # as the kernel does
+        later = bench(tmp_path)
+        await later.scanner.recover()
+        later.scanner.close()
+        assert [(one.attempt, one.key, one.part.closed_by) for one in later.seen] == [
+            (1, f"{scratch}/#9", Closing.NONE)
+        ]
+
+    play(tmp_path, act)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections import Counter
 from collections.abc import Callable
@@ -98,6 +99,19 @@ def test_what_was_behind_a_link_before_is_not_the_attempts(place: Place, tmp_pat
     clock = Clock(SAVED_NS + S, SAVED_NS + MTIME_LAG_NS + 1, 1)
     changes = [change for _ in range(3) for change in watch.look(clock, {"results/new_2.pt": 7})]
     assert [(change.group.main, change.steps) for change in changes] == [("results/new_2.pt", 7)]
+
+
+def test_another_agent_takes_nothing_that_was_brought_for_the_attempts(place: Place, tmp_path: Path) -> None:
+    place.write(*(f"data/{number}.npy" for number in range(DATA_FILES_MIN + 1)))
+    (place.root / "results").symlink_to(tmp_path / "results")
+    write(tmp_path / "results" / "old_1.pt", torch_save({"step": 1}))
+    first, second = (SaveWatch(place.root, "*", folders=WrittenFolders(place.root)) for _ in range(2))
+    first.begin(1)
+    write(tmp_path / "results" / "new_2.pt", torch_save({"step": 2}))
+    running, over = Clock(SAVED_NS), Clock(SAVED_NS + 60 * S, ended=True)
+    assert first.look(running, {"results/new_2.pt": 7}) == []
+    second.load(json.loads(json.dumps(first.dump())))
+    assert [change.group.main for change in second.look(over)] == ["results/new_2.pt"]
 
 
 @pytest.mark.parametrize("written", [(), ("cache/a.pt",)])
