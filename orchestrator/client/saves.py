@@ -171,8 +171,10 @@ def _now(job: JobDir, plan: Plan, save: Save, *, deep: bool) -> tuple[Save, str]
 
 def _is_unseen(plan: Plan, save: Save) -> bool:
     """Tell whether a save lies on a host, or may lie on a disk that only hosts have."""
-    is_theirs = plan.ssh is not None and Path(plan.checkpoint_glob).is_absolute()
-    return bool(save.places[0].host) or (is_theirs and not os.path.lexists(save.path))
+    is_theirs = Path(plan.checkpoint_glob).is_absolute() if save.is_named else save.area != START
+    return bool(save.places[0].host) or (
+        plan.ssh is not None and is_theirs and not os.path.lexists(save.path)
+    )
 
 
 # The list
@@ -195,7 +197,13 @@ def listed(job: JobDir, plan: Plan, *, verify: bool) -> list[Json]:
     if choice.misfit is not None:
         notes[choice.misfit.number] = misfit(choice.misfit, plan.world_size)
     rows = [
-        _row(save, by if verify else "", notes.get(save.number, ""), root, is_start=save.number == start)
+        _row(
+            save,
+            by if verify else "",
+            notes.get(save.number, ""),
+            job.code if save.area == START else root,
+            is_start=save.number == start,
+        )
         for save, by in seen.values()
     ]
     return [*rows, *map(_offer_row, adoption.offers(job, plan, saves))]

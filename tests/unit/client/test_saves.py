@@ -242,6 +242,17 @@ def test_files_on_a_disk_that_only_hosts_have_are_taken_as_they_were_recorded(
     ssh.replan(ssh=over_ssh, checkpoint_glob="/no/such/disk/*")
     assert _rows(ssh)["step-10.pt"] == ("whole", None, True)
     assert _rows(ssh, verify=True)["step-10.pt"] == ("whole", None, True), "and nothing of it was compared"
+    ssh.change(dataclasses.replace(saves.known(ssh.job)[1], key="/no/such/disk/step-10.pt"))
+    ssh.replan(checkpoint_glob="*")
+    assert _rows(ssh)["step-10.pt"] == ("whole", None, True), "also where no setting names it"
+
+
+def test_what_was_moved_is_told_by_the_place_where_it_was(shelf: Shelf) -> None:
+    shelf.add_at_start(30, {"out/s.pt": state(30)}, state=SaveState.TORN, places=())
+    shelf.add(40, state=SaveState.TORN, places=())
+    listed = saves.listed(shelf.job, shelf.plan, verify=False)
+    paths = [one["path"] for one in listed if one["save"]]
+    assert paths[2:] == [f"{shelf.job.code}/out/s.pt", f"{shelf.folder}/step-40.pt"]
 
 
 def test_the_reference_names_every_key_of_a_save(shelf: Shelf) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -170,35 +172,48 @@ def test_where_it_does_not_walk_only_written_folders_count(place: Place) -> None
     assert place.look("run/c.pt") == ["run/c.pt"]
 
 
-def _counted(monkeypatch: pytest.MonkeyPatch, name: str) -> Counter[str]:
-    """Count the calls of a function of `os` by their paths."""
-    calls, plain = Counter[str](), getattr(os, name)
+def _counted(monkeypatch: pytest.MonkeyPatch, name: str, function: Callable[..., Any]) -> Counter[str]:
+    """Put a function in place of one of `os`, and count its calls by their paths."""
+    calls = Counter[str]()
 
     def counted(path: Any, *args: Any, **options: Any) -> Any:
         calls[str(path)] += 1
-        return plain(path, *args, **options)
+        return function(path, *args, **options)
 
     monkeypatch.setattr(os, name, counted)
     return calls
 
 
-def _filled(folder: Path, count: int, name: Callable[[int], str]) -> None:
-    folder.mkdir(parents=True)
-    for number in range(count):
-        os.close(os.open(folder / name(number), os.O_CREAT))
+@dataclass(frozen=True, slots=True)
+class _DataFile:
+    """An entry of a folder, as `os.scandir` gives it."""
+
+    name: str
+
+    def is_symlink(self) -> bool:
+        return False
+
+    def is_dir(self, *, follow_symlinks: bool) -> bool:
+        return follow_symlinks and self.is_symlink()
 
 
 @pytest.mark.parametrize("ending", ["jpg", "npy"])
 def test_brought_data_cost_neither_a_stat_each_nor_a_listing_at_each_look(
     place: Place, monkeypatch: pytest.MonkeyPatch, ending: str
 ) -> None:
-    _filled(place.root / "data", 20_000, lambda number: f"{number}.{ending}")
-    place.write("last.pt")
-    stats, listings = _counted(monkeypatch, "stat"), _counted(monkeypatch, "scandir")
+    place.write("last.pt", f"data/0.{ending}")
+    data, plain = f"{place.root}/data", os.scandir
+
+    def listed(path: str) -> Any:
+        if path != data:
+            return plain(path)
+        return contextlib.nullcontext([_DataFile(f"{number}.{ending}") for number in range(20_000)])
+
+    stats, listings = _counted(monkeypatch, "stat", os.stat), _counted(monkeypatch, "scandir", listed)
     assert sorted(place.folders.begin().files) == ["last.pt"]
     place.look()  # a second listing shows that nothing was added in the same tick of the clock
-    assert listings == {str(place.root): 2, f"{place.root}/data": 2}
+    assert listings == {str(place.root): 2, data: 2}
     stats.clear()
     assert [place.look() for _ in range(2)] == [["last.pt"]] * 2
     assert listings.total() == 4, "nothing is listed again"
-    assert stats == {str(place.root): 2, f"{place.root}/data": 2, f"{place.root}/last.pt": 2}
+    assert stats == {str(place.root): 2, data: 2, f"{place.root}/last.pt": 2}
