@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 
 from orchestrator.agent.outputs import written_folders
-from orchestrator.agent.outputs.save_watch import Clock, SaveWatch
+from orchestrator.agent.outputs.save_watch import Moment, SaveWatch
 from orchestrator.agent.outputs.written_folders import DATA_FILES_MIN, WrittenFolders
-from orchestrator.agent.ranks.step_counter import MTIME_LAG_NS
 from tests.support.saved_files import SAVED_NS, S, torch_save, write
 
 
@@ -98,8 +97,8 @@ def test_what_was_behind_a_link_before_is_not_the_attempts(place: Place, tmp_pat
     watch = SaveWatch(place.root, "*", folders=place.folders)
     watch.begin(1)
     write(tmp_path / "results" / "new_2.pt", torch_save({"step": 2}))
-    clock = Clock(SAVED_NS + S, SAVED_NS + MTIME_LAG_NS + 1, 1)
-    changes = [change for _ in range(3) for change in watch.look(clock, {"results/new_2.pt": 7})]
+    looks = [watch.look(Moment(steps, {0: steps}.copy), {"results/new_2.pt": 7}) for steps in (8, 9, 10)]
+    changes = [change for look in looks for change in look]
     assert [(change.group.main, change.steps) for change in changes] == [("results/new_2.pt", 7)]
 
 
@@ -110,7 +109,7 @@ def test_another_agent_takes_nothing_that_was_brought_for_the_attempts(place: Pl
     first, second = (SaveWatch(place.root, "*", folders=WrittenFolders(place.root)) for _ in range(2))
     first.begin(1)
     write(tmp_path / "results" / "new_2.pt", torch_save({"step": 2}))
-    running, over = Clock(SAVED_NS), Clock(SAVED_NS + 60 * S, ended=True)
+    running, over = Moment(1.0, lambda: {0: 9}), Moment(60.0, lambda: {0: 9}, ended=True)
     assert first.look(running, {"results/new_2.pt": 7}) == []
     second.load(json.loads(json.dumps(first.dump())))
     assert [change.group.main for change in second.look(over)] == ["results/new_2.pt"]

@@ -1,4 +1,4 @@
-"""The step file as its reader sees it: steps and their times, collectives, counts at steps in common."""
+"""The step file as its reader sees it: steps, speed, collectives, counts at steps in common."""
 
 from __future__ import annotations
 
@@ -37,26 +37,15 @@ def test_before_the_first_step_nothing_is_known(tmp_path: Path) -> None:
     reader = StepCounter(tmp_path / "steps")
     assert reader.read() == NO_STEP
     assert reader.rate_per_s() is None
-    assert reader.step_at(1 << 62) is None
 
 
-def test_a_moment_tells_its_step(tmp_path: Path) -> None:
-    reader = written(tmp_path / "steps", seconds(100, 101, 103))
-    asked = seconds(99.9, 100, 102, 103, 1000)
-    assert [reader.step_at(time_ns) for time_ns in asked] == [None, 1, 2, 3, 3]
-
-
-def test_what_the_ring_has_forgotten_is_unknown(tmp_path: Path) -> None:
+def test_what_the_ring_has_overwritten_leaves_the_last_step(tmp_path: Path) -> None:
     reader = written(tmp_path / "steps", seconds(*range(1, 2001)))
-    oldest = 2000 - layout.RING_STEPS + 1
     assert reader.read() == LastStep(step=2000, time_ns=2000 * 10**9, pid=7, rows=2000)
-    assert reader.step_at(oldest * 10**9) == oldest
-    assert reader.step_at(oldest * 10**9 - 1) is None
 
 
 def test_a_counter_that_took_over_late_knows_only_its_own_steps(tmp_path: Path) -> None:
     reader = written(tmp_path / "steps", seconds(100, 101), first_step=500)
-    assert reader.step_at(99 * 10**9) is None
     assert reader.rate_per_s() == pytest.approx(1.0)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from orchestrator.core.checkpoints.save import START, Content, Format, Piece, Place, Save, SaveState
 from orchestrator.core.wire.reports import CheckpointsRead
-from orchestrator.supervisor.transfers.beginnings import Beginnings
+from orchestrator.supervisor.transfers.beginnings import Beginning, Beginnings
 from orchestrator.supervisor.transfers.closing import Gang
 from tests.support.saved_files import saved
 
@@ -29,12 +29,18 @@ def _read(*names: str, attempt: int = 2, is_known: bool = True) -> CheckpointsRe
 
 def _began(*names: str, saves: list[Save] = SAVES) -> int | None:
     """Return what one node had read that is alone."""
-    return Beginnings().learn("n0", _read(*names), ALONE, saves, saves[0])
+    began = Beginnings().learn("n0", _read(*names), ALONE, saves, saves[0])
+    return None if began is None else began.save
 
 
 def test_a_save_is_known_by_the_place_of_its_files() -> None:
     assert [_began(name) for name in ("step_1.pt", "./out/s.pt", "/scratch/run/s.pt")] == [1, 2, 3]
-    assert [_began(name) for name in ("out/s.pt", "./step_1.pt", "run/s.pt", "/scratch/x.pt")] == [0] * 4
+    assert [_began(name) for name in ("out/s.pt", "./step_1.pt", "run/s.pt", "/scratch/x.pt")] == [
+        None,
+        None,
+        0,
+        0,
+    ]
 
 
 def test_the_last_one_that_was_read_counts() -> None:
@@ -48,27 +54,27 @@ def test_of_one_name_the_newest_save_counts() -> None:
     assert _began("step_1.pt", saves=[*SAVES, again, gone]) == 4
 
 
-def test_what_no_training_can_be_resumed_from_is_no_beginning() -> None:
+def test_what_no_training_can_be_resumed_from_leaves_the_beginning_unknown() -> None:
     part = _save(6, "optimizer.pt", content=Content.PART)
     torn = _save(7, "step_7.pt", state=SaveState.TORN)
     own = _save(8, "step_8.pt", attempt=2)
-    assert [_began(save.main, saves=[SAVES[0], save]) for save in (part, torn, own)] == [0, 0, 0]
+    assert [_began(save.main, saves=[SAVES[0], save]) for save in (part, torn, own)] == [None] * 3
 
 
 def test_rank_0_s_node_is_believed_before_others() -> None:
     beginnings = Beginnings()
     assert beginnings.learn("n1", _read("./out/s.pt"), GANG, SAVES, SAVES[0]) is None
-    assert beginnings.learn("n0", _read("step_1.pt"), GANG, SAVES, SAVES[0]) == 1
+    assert beginnings.learn("n0", _read("step_1.pt"), GANG, SAVES, SAVES[0]) == Beginning(1)
 
 
 def test_another_node_is_believed_once_rank_0_s_has_read_nothing() -> None:
     beginnings = Beginnings()
     assert beginnings.learn("n0", _read(), GANG, SAVES, SAVES[0]) is None
-    assert beginnings.learn("n1", _read("./out/s.pt"), GANG, SAVES, SAVES[0]) == 2
+    assert beginnings.learn("n1", _read("./out/s.pt"), GANG, SAVES, SAVES[0]) == Beginning(2)
 
 
 def test_nothing_was_read_only_if_all_nodes_know_that() -> None:
-    for is_known, wanted in ((True, 0), (False, None)):
+    for is_known, wanted in ((True, Beginning(0)), (False, None)):
         beginnings = Beginnings()
         assert beginnings.learn("n1", _read(is_known=is_known), GANG, SAVES, SAVES[0]) is None
         assert beginnings.learn("n0", _read(), GANG, SAVES, SAVES[0]) == wanted
@@ -77,6 +83,12 @@ def test_nothing_was_read_only_if_all_nodes_know_that() -> None:
 def test_what_no_hook_sees_read_may_have_been_read() -> None:
     for newest in (None, _save(1, "a", format=Format.SAFETENSORS), _save(1, "a", format=Format.UNKNOWN)):
         assert Beginnings().learn("n0", _read(), ALONE, SAVES, newest) is None
+
+
+def test_a_job_without_a_checkpoint_may_have_read_a_file_that_is_none_of_its_own() -> None:
+    read = _read("conf.yaml", "/elsewhere/last.ckpt")
+    assert Beginnings().learn("n0", read, ALONE, [], None) == Beginning(0, "/elsewhere/last.ckpt")
+    assert Beginnings().learn("n0", _read("conf.yaml"), ALONE, [], None) is None
 
 
 def test_what_an_earlier_attempt_had_read_is_forgotten() -> None:
