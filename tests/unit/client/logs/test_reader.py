@@ -382,11 +382,11 @@ def test_a_follower_never_loses_or_doubles_or_reorders_a_line(job: Job, seed: in
 def test_a_thousand_ranks_are_read_and_followed_with_few_open_files(job: Job) -> None:
     for rank in range(1_000):
         append(job.dir.rank_log(1, rank), f"hello from {rank}\n")
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(list(Path("/proc/self/fd").iterdir()))
     follower = job.follow(LogQuery(tail=0))
     found = read(job.dir, LogQuery(), NOW_NS)
     next(found)
-    assert len(os.listdir("/proc/self/fd")) - before < 80
+    assert len(list(Path("/proc/self/fd").iterdir())) - before < 80
     assert len(list(found)) == 999
     for rank in range(1_000):
         append(job.dir.rank_log(1, rank), "more\n")
