@@ -18,7 +18,6 @@ from orchestrator.client.job import POLL_S, Job
 from orchestrator.client.logs import trackers
 from orchestrator.core.checkpoints import disk
 from orchestrator.core.checkpoints.choice import NAMED
-from orchestrator.core.checkpoints.names import METADATA
 from orchestrator.core.checkpoints.save import Save, SaveState
 from orchestrator.core.codec import Json
 from orchestrator.core.errors import ClusterError, OrchError, UserError
@@ -27,9 +26,6 @@ from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.text import counted
 from orchestrator.supervisor.transfers.save_copies import COMING
 from orchestrator.supervisor.transfers.save_disk import Homes
-
-_TORN = ".torn-attempt-"
-"""What is in the names of torn saves that were moved out of the sight of scripts."""
 
 OTHERS_BYTES_MAX = 2 * 10**9
 """How much ranks may have written where they start that is of no checkpoint, and is copied without `--all`."""
@@ -234,13 +230,14 @@ def is_of_ranks(name: str) -> bool:
 
 
 def is_hidden(name: str) -> bool:
-    """Tell whether a file of a job on a host need not come: one that is unfinished, by the dot that its name begins with, or
-    compiled code."""
+    """Tell whether a file of a job on a host need not come: compiled code, what orch itself has not finished, or a file outside of
+    the folders of ranks whose name begins with a dot."""
     folder, *parts = name.split("/")
     if parts[-1] in (".", "..", "__pycache__"):
         return True
-    is_finished = folder == "code" or parts[-1] == METADATA or _TORN in name
-    return parts[-1].startswith(".") and not is_finished
+    if folder == "checkpoints":
+        return parts[0] in (COMING, disk.KEPT)
+    return parts[-1].startswith(".") and folder != "code"
 
 
 @dataclass(frozen=True, slots=True)

@@ -213,7 +213,8 @@ def _ended(
     (there.checkpoints / "step-1.pt").write_text("other")
     (job.checkpoints / "step-1.pt").write_text("at home")
     (there.checkpoints / "step-2" / "rank-0.pt").write_bytes(os.urandom(3_000_000))
-    (there.checkpoints / ".tmp").write_text("half")
+    (there.checkpoints / ".coming").mkdir()
+    (there.checkpoints / ".coming" / "half").write_text("half")
     (there.root / "stranger").write_text("?")
     return Job(job), there.root
 
@@ -234,7 +235,7 @@ def test_collect_brings_what_is_missing_once_and_overwrites_nothing(desk: Desk, 
     came = home.checkpoints / "step-2" / "rank-0.pt"
     assert came.read_bytes() == (there / "checkpoints/step-2/rank-0.pt").read_bytes()
     assert abs(came.stat().st_mtime - (there / "checkpoints/step-2/rank-0.pt").stat().st_mtime) < 1
-    assert not (home.root / "stranger").exists() and not (home.checkpoints / ".tmp").exists()
+    assert not (home.root / "stranger").exists() and not (home.checkpoints / ".coming").exists()
     assert remote_files.summary([remote_files.collect(job)]) == "", "nothing comes twice"
 
 

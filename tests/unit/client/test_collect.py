@@ -333,12 +333,14 @@ def test_too_much_on_a_host_is_named_but_for_what_saves_have(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("name", "hidden"),
     [
-        ("checkpoints/.x.part", True), ("checkpoints/..", True), ("checkpoints/.step-1.torn-attempt-2/..", True),
+        ("checkpoints/.coming", True), ("checkpoints/.kept", True), ("checkpoints/.mine", False), ("checkpoints/..", True), ("checkpoints/.step-1.torn-attempt-2/..", True),
         ("checkpoints/step-1/.metadata", False), ("checkpoints/.step-1.pt.torn-attempt-2", False), ("checkpoints/step-1.pt", False),
         ("logs/.x", True), ("code/.hydra", False), ("code/out/..", True), ("code/models/__pycache__", True),
     ],
 )  # fmt: skip
-def test_unfinished_files_stay_on_a_host_and_torn_saves_do_not(name: str, hidden: bool) -> None:
+def test_what_orch_has_not_finished_stays_on_a_host_and_what_ranks_wrote_does_not(
+    name: str, hidden: bool
+) -> None:
     assert collect.is_hidden(name) == hidden
 
 
