@@ -355,4 +355,6 @@ def left_there(left: Mapping[str, int]) -> list[str]:
     what = (
         f"{counted(len(left), 'file')} where ranks start ({size_gb:.1f} GB, no checkpoints) were not copied"
     )
-    return [f"{what}: {', '.join(largest)}{', …' if len(left) > LEFT_SHOWN else ''}; --all copies them"]
+    return [
+        f"{what}: {', '.join(largest)}{', …' if len(left) > LEFT_SHOWN else ''}; orch collect --all brings them"
+    ]

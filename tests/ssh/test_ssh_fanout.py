@@ -292,7 +292,9 @@ def test_too_much_that_is_no_checkpoint_keeps_a_host_from_its_cleanup(
     _write_code(there, "metrics.csv")
     monkeypatch.setattr(remote_files, "OTHERS_BYTES_MAX", 3)
     (line,) = remote_files.clean_hosts(job).fetched["one"].missing
-    assert line.endswith("were not copied: code/metrics.csv; --all copies them") and there.exists()
+    assert (
+        line.endswith("were not copied: code/metrics.csv; orch collect --all brings them") and there.exists()
+    )
     account = remote_files.clean_hosts(job, discard=True)
     assert account.clean == ("one",) and not there.exists()
     assert not (job.folder.code / "metrics.csv").exists()
