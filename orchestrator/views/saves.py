@@ -141,7 +141,7 @@ def in_a_line(where: Json) -> Line:
         f"{counted(one['whole'], 'checkpoint')} in {_short(one['dir'], where['dir'])}"
         for one in where["checkpoints"]
     ]
-    written = [f"{counted(where['written'], 'file')} written where ranks start"] if where["written"] else []
+    written = [f"{counted(where['written'], 'file')} in all written in code"] if where["written"] else []
     return line(
         "folder      ", where["dir"], f": {', '.join([*saved, *written])}" if saved or written else ""
     )

@@ -127,7 +127,7 @@ def test_the_places_of_a_job_are_told_line_by_line_and_in_one() -> None:
         f"  logs    {jobs.ROOT}/logs",
     ]
     assert cells.plain([saves.in_a_line(WHERE)]) == (
-        f"folder      {jobs.ROOT}: 2 checkpoints in code/out, 1 checkpoint in /scratch/run, 3 files written where ranks start\n"
+        f"folder      {jobs.ROOT}: 2 checkpoints in code/out, 1 checkpoint in /scratch/run, 3 files in all written in code\n"
     )
     empty = {**WHERE, "written": 0, "links": [], "checkpoints": []}
     assert cells.plain([saves.in_a_line(empty)]) == f"folder      {jobs.ROOT}\n"
