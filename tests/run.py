@@ -96,6 +96,9 @@ FIRST_LOCAL = "test_local_a or test_local_c or test_local_e"
 OF_TORCH = "test_hook_ or test_saves_ or test_flight_ or _torch.py"
 """What shows that the hook, saves and stacks fit the real torch, by the names of the files."""
 
+LAUNCHERS_OF_TORCH = "every_way_to_call_a_launcher or words_that_reach_a_rank"
+"""Tests of whole jobs that call torch's own launcher."""
+
 UNIT_BELOW = "tests/unit/core tests/unit/agent"
 UNIT_ABOVE = "tests/unit/brain tests/unit/client tests/unit/cli tests/unit/journal"
 UNIT_OTHERS = f"tests/unit {ignored(UNIT_BELOW, UNIT_ABOVE)}"
@@ -124,7 +127,11 @@ SUITES: dict[str, tuple[Group, ...]] = {
         tests("unit, others", UNIT_OTHERS, QUICK),
         tests("sim", "tests/sim tests/wiring", QUICK),
         tests("bundle", "tests/unit/submission/test_bundle.py"),
-        tests("jobs", "tests/integration/test_pythons.py tests/integration/test_local_launch.py"),
+        tests(
+            "jobs",
+            "tests/integration/test_pythons.py tests/integration/test_local_launch.py"
+            f" -k 'not ({LAUNCHERS_OF_TORCH})'",
+        ),
     ),
     "test": (
         *RUFF,
