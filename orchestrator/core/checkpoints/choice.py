@@ -9,6 +9,7 @@
   does not count any more then. If the named one cannot be used, nothing takes its place, not even the beginning: see
   `Choice.save`.
 - A save whose files belong to ranks fits that number of ranks only.
+- One of a format that proves nothing, and far smaller than all before it in its series, comes after all others.
 """
 
 from __future__ import annotations
@@ -16,10 +17,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from orchestrator.core.checkpoints.save import Content, Save, SaveState
+from orchestrator.core.checkpoints.save import Content, Format, Save, SaveState
 
 NAMED = (SaveState.WHOLE, SaveState.DISTRUSTED)
 """The states of a save that a person may name."""
+
+SMALL_SHARE = 0.75
+SMALL_THAN_MIN = 2
+"""A save is far smaller with less than this part of the bytes of each save before it, of at least so many."""
 
 PASSED_MAX = 20
 """How many passed saves are named."""
@@ -68,12 +73,15 @@ def choose(saves: Iterable[Save], world_size: int, pin: Pin | None = None) -> Ch
     usual = min(
         (save.content for save in known if save.is_candidate), key=list(Content).index, default=Content.STATE
     )
+    small = _far_smaller(known)
+    if not any(save.number not in small and not _unfit(save, usual) for save in known):
+        small = {}
     best: Save | None = None
     lasts: set[int] = set()  # attempts whose last fit save was seen
     passed: list[Passed] = []
     for save in known:
         is_named = pin is not None and save.number == pin.save
-        why = "" if is_named and save.state in NAMED else _unfit(save, usual)
+        why = "" if is_named and save.state in NAMED else _unfit(save, usual) or small.get(save.number)
         if why:
             if best is None:
                 passed.append(_passed(save, why))
@@ -139,6 +147,23 @@ def _unfit(save: Save, usual: Content) -> str:
     if save.state is not SaveState.WHOLE:
         return f"{save.state.value}: {save.why}" if save.why else save.state.value
     return "" if save.content is usual else save.content.value
+
+
+def _far_smaller(saves: list[Save]) -> dict[int, str]:
+    """Return, by number, why whole saves may be cut off that no format proves to be whole."""
+    by_series: dict[str, list[Save]] = {}
+    for save in sorted(saves, key=lambda save: save.number):
+        if save.state is SaveState.WHOLE and save.format is Format.UNKNOWN:
+            by_series.setdefault(save.series, []).append(save)
+    found = {}
+    for series in by_series.values():
+        least = float("inf")
+        for count, save in enumerate(series):
+            if count >= SMALL_THAN_MIN and save.size_bytes < SMALL_SHARE * least:
+                found[save.number] = f"has {save.size_bytes:,} bytes, those before it at least {least:,}"
+            else:
+                least = min(least, save.size_bytes)
+    return found
 
 
 def _got_further(older: Save, newer: Save) -> bool:

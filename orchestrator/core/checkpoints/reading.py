@@ -40,6 +40,8 @@ def read(
     faults = [f"{name} {reading.fault}" for name, reading in found.items() if reading.fault]
     faults += [group.mark] if group.mark else []
     faults += _late_pieces(group, files, found)
+    if not faults and not any(files[name].size_bytes for name in group.names):
+        faults.append(f"{group.names[0]} is empty")
     format_ = _format(group, found)
     main = found.get(group.main, formats.NOTHING)
     needs = {need for name, reading in found.items() for need in (*reading.needs, *formats.parts_named(name))}

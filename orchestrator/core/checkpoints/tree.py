@@ -24,6 +24,8 @@ FOLDER_ENTRIES_MAX = 20_000
 DEPTH_MAX = 16
 LOOK_S_MAX = 60.0
 POINTER_BYTES_MAX = 4_096
+OWN = frozenset(("ledger.jsonl", ".kept", ".coming"))
+"""What orch itself has among the checkpoints of a job."""
 
 
 @dataclass(slots=True)
@@ -49,17 +51,17 @@ def place_of(folder: Path, glob: str) -> tuple[Path, str]:
 
 
 def look(root: Path, glob: str = "*") -> Tree:
-    """Return what is below `root` and fits `glob`; all below what fits belongs to it."""
-    tree = Tree(root)
-    wanted = [part for part in glob.split("/") if part not in ("", ".")]
-    todo: list[tuple[str, int]] = [("", 0)]
+    """Return what is below `root` and fits `glob`, see `fits`."""
+    tree, wanted = Tree(root), _parts(glob)
+    todo = [("", 0, _open(frozenset({0}), wanted))]
     count, due_s = 0, time.monotonic() + LOOK_S_MAX
     while todo:
-        folder, depth = todo.pop()
+        folder, depth, places = todo.pop()
         try:
             with os.scandir(root / folder) as entries:
-                fits = (entry for entry in entries if _fits(entry.name, depth, wanted))
-                found = sorted(itertools.islice(fits, ENTRIES_MAX + 1), key=lambda entry: entry.name)
+                fit = ((entry, _after(entry.name, places, wanted)) for entry in entries)
+                shown = ((entry, at) for entry, at in fit if at and (folder or entry.name not in OWN))
+                found = sorted(itertools.islice(shown, ENTRIES_MAX + 1), key=lambda pair: pair[0].name)
         except FileNotFoundError:
             continue
         except OSError as err:
@@ -68,7 +70,7 @@ def look(root: Path, glob: str = "*") -> Tree:
         if folder and len(found) > FOLDER_ENTRIES_MAX:
             tree.cut = f"{folder} has more than {FOLDER_ENTRIES_MAX:,} entries"
             continue
-        for entry in found:
+        for entry, at in found:
             name = f"{folder}/{entry.name}" if folder else entry.name
             count += 1
             if count > ENTRIES_MAX or time.monotonic() > due_s:
@@ -82,21 +84,43 @@ def look(root: Path, glob: str = "*") -> Tree:
                     if depth >= DEPTH_MAX:
                         tree.cut = f"more than {DEPTH_MAX} folders deep"
                     else:
-                        todo.append((name, depth + 1))
+                        todo.append((name, depth + 1, at))
+                elif len(wanted) not in at:
+                    tree.files.pop(name, None)
     return tree
 
 
 def fits(name: str, glob: str) -> bool:
-    """Tell whether a file, or a folder that it is in, fits a glob: as many parts as the glob has."""
-    wanted, parts = glob.split("/"), name.split("/")
-    return len(parts) >= len(wanted) and all(map(fnmatch.fnmatchcase, parts, wanted))
+    """Tell whether a file, or a folder that it is in, fits a glob: a part of it for each part of the name, `**` for any number."""
+    wanted = _parts(glob)
+    places = _open(frozenset({0}), wanted)
+    for part in name.split("/"):
+        places = _after(part, places, wanted)
+    return len(wanted) in places
 
 
-def _fits(name: str, depth: int, wanted: list[str]) -> bool:
-    hidden = name.startswith(".") and name != names.METADATA
-    if hidden and not (depth < len(wanted) and wanted[depth].startswith(".")):
-        return False
-    return depth >= len(wanted) or fnmatch.fnmatchcase(name, wanted[depth])
+def _parts(glob: str) -> list[str]:
+    return [part for part in glob.split("/") if part not in ("", ".")]
+
+
+def _open(places: frozenset[int], wanted: list[str]) -> frozenset[int]:
+    """Return places in a glob with those behind each `**`, which may stand for nothing."""
+    while more := {at + 1 for at in places if at < len(wanted) and wanted[at] == "**"} - places:
+        places |= more
+    return places
+
+
+def _after(part: str, places: frozenset[int], wanted: list[str]) -> frozenset[int]:
+    """Return the places in a glob that follow a part of a name; its end stays, since all below what fits belongs to it."""
+    is_hidden = part.startswith(".") and part != names.METADATA
+    if len(wanted) in places:
+        return frozenset() if is_hidden else frozenset({len(wanted)})
+    fit = {
+        at if wanted[at] == "**" else at + 1
+        for at in places
+        if fnmatch.fnmatchcase(part, wanted[at]) and (not is_hidden or wanted[at].startswith("."))
+    }
+    return _open(frozenset(fit), wanted)
 
 
 def add(tree: Tree, path: str, name: str, *, is_top: bool) -> bool:

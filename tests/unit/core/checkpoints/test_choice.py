@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.core.checkpoints.choice import NAMED, PASSED_MAX, Choice, Pin, choose, expendable, fits
-from orchestrator.core.checkpoints.save import START, Content, Save, SaveState
+from orchestrator.core.checkpoints.save import START, Content, Format, Piece, Save, SaveState
 from tests.support.saved_files import saved
 
 QUICK = settings(database=None, max_examples=100)
@@ -54,6 +55,24 @@ def test_of_the_contents_the_best_that_the_job_has_ever_written_counts() -> None
     assert chosen([best, part]) == 4
     assert chosen([part, saved(6, content=Content.OTHER)]) == 0
     assert reasons(choose([saved(1), weights], 2)) == [(3, "weights alone")]
+
+
+def test_one_far_smaller_than_all_before_it_comes_last_where_no_format_proves_it_whole() -> None:
+    def of(number: int, size_bytes: int, **fields: Any) -> Save:
+        pieces = (Piece("x.dat", size_bytes, 1),)
+        return saved(number, series="x", pieces=pieces, **{"format": Format.UNKNOWN, **fields})
+
+    sizes = [of(1, 700_000), of(2, 690_000), of(3, 507_904)]
+    assert chosen(sizes) == 2
+    assert reasons(choose(sizes, 2)) == [(3, "has 507,904 bytes, those before it at least 690,000")]
+    assert chosen([*sizes[:2], of(3, 10), of(4, 10)]) == 2
+    assert chosen([*sizes[:2], of(3, 520_000)]) == 3, "an epoch with a smaller buffer"
+    assert chosen([*sizes[:2], of(3, 507_904, format=Format.TORCH)]) == 3
+    assert chosen([*sizes[:1], of(3, 507_904)]) == 3, "one before it is no custom"
+    assert chosen([replace(sizes[0], state=SaveState.GONE), *sizes[1:]]) == 3
+    assert chosen(sizes, Pin(3, 1)) == 3
+    gone = [replace(save, state=SaveState.PRUNED) for save in sizes[:2]]
+    assert chosen([*gone, sizes[2]]) == 3
 
 
 def test_of_each_attempt_its_last_one_counts_whatever_steps_the_script_states() -> None:

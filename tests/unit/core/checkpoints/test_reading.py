@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.core.checkpoints import reading
+from orchestrator.core.checkpoints import names, reading, tree
 from orchestrator.core.checkpoints.choice import choose
 from orchestrator.core.checkpoints.save import Content, Format, GroupReading, Need
 from tests.support.file_layouts import Layout, Saved
@@ -349,6 +349,17 @@ def test_readings_of_hosts_that_share_no_disk_are_joined() -> None:
         assert not worse.is_proved and worse.faults == ("x is empty",) and not worse.fits_any_size
     assert reading.fault(first, {"s/.metadata": 9}).startswith("s/__1_0.distcp is missing")
     assert reading.fault(first, {"s/.metadata": 9, "s/__1_0.distcp": 400}) == ""
+
+
+@pytest.mark.parametrize(
+    "files", [["step-059.json"], ["a_7.gz", "a_7_rank1.gz"], ["step_7/x.db", "step_7/y.db"]]
+)
+def test_a_save_without_a_byte_is_no_save_whatever_its_names(tmp_path: Path, files: list[str]) -> None:
+    for name in files:
+        write(tmp_path / name, b"")
+    found = tree.look(tmp_path).files
+    states = [reading.read(tmp_path, group, found) for group in names.group(found).values()]
+    assert [state.faults for state in states] == [(f"{files[0]} is empty",)]
 
 
 def test_files_that_vanish_while_they_are_read_are_faults(tmp_path: Path) -> None:

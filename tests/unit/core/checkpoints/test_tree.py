@@ -27,15 +27,23 @@ def seen(root: Path, glob: str = "*") -> list[str]:
         ("run-[12]//ckpt.*", ["run-1/ckpt.pt", "run-2/ckpt.pt"]),
         (".hidden/*", [".hidden/x.pt"]),
         ("none-*", []),
+        ("*/ckpt.pt", ["run-1/ckpt.pt", "run-2/ckpt.pt"]),
+        ("**/x.pt", ["run-1/deep/er/x.pt"]),
+        ("**/*.pt", ["a.pt", "run-1/ckpt.pt", "run-1/deep/er/x.pt", "run-2/ckpt.pt"]),
+        ("run-1/**/er", ["run-1/deep/er/x.pt"]),
+        ("run-1/**", ["run-1/ckpt.pt", "run-1/deep/er/x.pt"]),
+        ("*.jsonl", []),
+        ("**/*.jsonl", []),
     ],
 )
 def test_what_fits_the_glob_is_seen_with_all_below_it(tmp_path: Path, glob: str, files: list[str]) -> None:
     for name in (
         "a.pt", "run-1/ckpt.pt", "run-1/deep/er/x.pt", "run-1/.tmp/x.pt", "run-2/ckpt.pt", "step-1/.metadata", ".hidden/x.pt",
-        ".step-9.torn-attempt-1",
+        ".step-9.torn-attempt-1", "ledger.jsonl",
     ):  # fmt: skip
         write(tmp_path / name)
     assert seen(tmp_path, glob) == files
+    assert [name for name in files if not tree.fits(name, glob)] == []
 
 
 def test_a_file_has_its_size_and_time(tmp_path: Path) -> None:
