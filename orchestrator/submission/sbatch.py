@@ -1,4 +1,4 @@
-"""Submission to Slurm's queue: sbatch is given the rendered batch script, and submitit reads its answer.
+"""Submission to Slurm's queue: sbatch is given the rendered batch script, and answers with the id of the job.
 
 Rules: sbatch has a bounded time, and is tried again only while the controller does not answer; a refusal of sbatch is the
 user's error, in sbatch's own words.
@@ -41,6 +41,12 @@ _FIXES = {
 Where = Callable[[str], str]
 """From a key of the job file to its place, such as `job.yaml:7: slurm.partition`."""
 
+_ID = re.compile(r"(?:Submitted batch job )?([0-9]+)(?:;\S+| on cluster \S+)?")
+"""The line in which sbatch has the id, with `--parsable` and without; a site's plugins and wrappers may print others."""
+
+_OWN = re.compile(r"(Batch job submission failed|allocation failure): .+")
+"""The line of sbatch that says why a job was not taken; around it are the site's own words."""
+
 _BROKEN = re.compile(
     r"authentication|credential|munge|configuration source|plugin|slurm\.conf|security violation|protocol version",
     re.IGNORECASE,
@@ -61,18 +67,14 @@ def require_commands(environ: Mapping[str, str], where: str) -> None:
 def submit(job: JobDir, environ: Mapping[str, str], where: Where) -> str:
     """Hand the job's batch script to sbatch; return Slurm's id. Raises UserError when sbatch refuses it, else
     ClusterError."""
-    from submitit.core.utils import FailedSubmissionError  # slow to import, and most verbs do not need it
-    from submitit.slurm.slurm import SlurmExecutor
-
-    done = _tried(("sbatch", str(job.scripts / "slurm.sh")), environ)
+    done = _tried(("sbatch", "--parsable", str(job.scripts / "slurm.sh")), environ)
     if done.code:
         raise _refused(done, where)
-    try:
-        return SlurmExecutor._get_job_id_from_submission_command(done.out)
-    except FailedSubmissionError as err:
-        raise ClusterError(
-            str(err).splitlines()[0], "sbatch", "see with squeue whether the job is there"
-        ) from err
+    ids = [found[1] for line in done.out.splitlines() if (found := _ID.fullmatch(line.strip()))]
+    if not ids:
+        what = f"it has told no id of a job: {_words(done)}"
+        raise ClusterError(what, "sbatch", "see with squeue whether the job is there")
+    return ids[-1]
 
 
 def test(script: str, environ: Mapping[str, str], where: Where) -> str:
@@ -91,7 +93,7 @@ def _tried(argv: Sequence[str], environ: Mapping[str, str], text: str = "") -> C
     """
     for tries in range(1, TRIES_MAX + 1):
         done = _run(argv, environ, text)
-        if not done.code or not NO_ANSWER.search(_words(done)):
+        if not done.code or not NO_ANSWER.search(_reason(done)):
             return done
         if tries < TRIES_MAX:
             time.sleep(PAUSE_S * tries)
@@ -114,16 +116,22 @@ def _words(done: CommandResult) -> str:
     """Return the output of a command in one line, without its own name."""
     lines = [
         re.sub(r"^sbatch: (error: |fatal: )?", "", line).strip()
-        for line in (done.err or done.out).splitlines()
+        for line in (done.err.strip() or done.out).splitlines()
     ]
     words = "; ".join(dict.fromkeys(line for line in lines if line))
     return words[:WORDS_CHARS_MAX] or f"it ended with code {done.code}"
 
 
+def _reason(done: CommandResult) -> str:
+    """Return the words in which the class of a refusal is looked for: sbatch's own line, or all where there is none."""
+    words = _words(done)
+    return found[0] if (found := _OWN.search(words)) else words
+
+
 def _refused(done: CommandResult, where: Where) -> OrchError:
     """Return the error for a script that sbatch did not take."""
     words = _words(done)
-    if _BROKEN.search(words):
+    if _BROKEN.search(_reason(done)):
         fix = "this is between this machine and its Slurm; ask who looks after it"
         return ClusterError(f"sbatch cannot reach Slurm: {words}", "", fix)
     return UserError(f"sbatch refuses the job: {words}", where("slurm"), _FIX)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,7 +33,7 @@ class FakeSbatch:
     def answer(self, out: str = "Submitted batch job 7", err: str = "", code: int = 0, call: int = 0) -> None:
         """Let sbatch answer this, always or at its `call`-th call."""
         name = f"say.{call}" if call else "say"
-        text = f"printf '%s\\n' {json.dumps(out)}; printf '%s\\n' {json.dumps(err)} >&2; exit {code}\n"
+        text = f"printf '%s\\n' {shlex.quote(out)}; printf '%s\\n' {shlex.quote(err)} >&2; exit {code}\n"
         (self.folder / name).write_text(text)
 
     def seen(self, what: str) -> list[str]:

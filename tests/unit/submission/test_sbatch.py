@@ -58,7 +58,7 @@ def test_a_submit_hands_the_rendered_script_to_sbatch_and_keeps_the_id(
 ) -> None:
     job = _submit(tmp_path, slurm)
     assert json.loads(job.slurm.read_text()) == ["7"]
-    assert slurm.seen("argv") == [str(job.scripts / "slurm.sh")]
+    assert slurm.seen("argv") == ["--parsable", str(job.scripts / "slurm.sh")]
     assert sorted(path.name for path in job.scripts.iterdir()) == ["agent.sh", "slurm.sh"]
     assert not job.supervisor_log.exists() and not job.endpoint.exists()
 
@@ -82,7 +82,7 @@ def test_what_sbatch_refuses_is_the_users_error_in_its_own_words(tmp_path: Path,
 def test_a_job_whose_id_cannot_be_written_is_taken_out_of_the_queue_again(
     tmp_path: Path, slurm: FakeSbatch
 ) -> None:
-    (slurm.folder / "say").write_text("mkdir ${1%/scripts/*}/slurm.json; echo Submitted batch job 7\n")
+    (slurm.folder / "say").write_text("mkdir ${2%/scripts/*}/slurm.json; echo Submitted batch job 7\n")
     with pytest.raises(ClusterError, match="cannot be written"):
         _submit(tmp_path, slurm)
     assert slurm.seen("scancel.told") == ["7"]
@@ -91,6 +91,28 @@ def test_a_job_whose_id_cannot_be_written_is_taken_out_of_the_queue_again(
 
 def test_a_slurm_that_trusts_nobody_is_the_clusters_error(tmp_path: Path, slurm: FakeSbatch) -> None:
     assert isinstance(_refusal(tmp_path, slurm, "Invalid authentication credential"), ClusterError)
+
+
+@pytest.mark.parametrize(
+    "answer", ["12", "12;east", "Submitted batch job 12", "Submitted batch job 12 on cluster east"]
+)
+def test_the_id_is_in_a_line_of_sbatchs_own(tmp_path: Path, slurm: FakeSbatch, answer: str) -> None:
+    slurm.answer(f"Hint: your job 7 of yesterday used little of its memory\n{answer}\njob 3 may be next")
+    assert json.loads(_submit(tmp_path, slurm).slurm.read_text()) == ["12"]
+
+
+@pytest.mark.parametrize(
+    "words", ["job_submit plugin", "ask for your credential", "the scheduler timed out on such jobs"]
+)
+def test_the_words_of_a_site_do_not_tell_what_kind_of_refusal_it_is(
+    tmp_path: Path, slurm: FakeSbatch, words: str
+) -> None:
+    err = _refusal(
+        tmp_path,
+        slurm,
+        f"{words}: every job here must name its --time\nsbatch: error: Batch job submission failed: Unspecified error",
+    )
+    assert isinstance(err, UserError) and words in err.what and slurm.calls == 1
 
 
 def test_a_controller_that_is_away_for_a_moment_is_asked_again(tmp_path: Path, slurm: FakeSbatch) -> None:
@@ -117,7 +139,7 @@ def test_an_sbatch_that_hangs_is_given_up(
 
 def test_an_sbatch_without_an_id_is_the_clusters_error(tmp_path: Path, slurm: FakeSbatch) -> None:
     slurm.answer("thanks")
-    with pytest.raises(ClusterError, match="Could not make sense of sbatch output"):
+    with pytest.raises(ClusterError, match="told no id of a job: thanks"):
         _submit(tmp_path, slurm)
 
 
