@@ -89,7 +89,7 @@ MUTATIONS = (
         "tests/unit/agent/process/test_keeper.py::test_a_keeper_whose_launcher_vanishes_ends_at_once"),
     Mutation("a keeper leases nothing", "orchestrator/agent/process/keeper.py", "leases.acquire(config.needs,", "leases.acquire(dataclasses.replace(config.needs, gpus=0, slots=0),",
         "tests/unit/agent/bootstrap/test_entry.py::test_a_host_with_too_few_gpus_is_no_use_and_one_without_any_neither"),
-    Mutation("steps after the last byte of a save are not asked for", "orchestrator/agent/outputs/save_watch.py", "if stepping and all(count > seen.steps.get(rank, 0) for rank, count in stepping.items()):", "if stepping:",
+    Mutation("steps after the last byte of a save are not asked for", "orchestrator/agent/outputs/save_watch.py", "count > (since if since >= 0 else seen.steps.get(rank, 0)) for rank", "True for rank",
         "tests/unit/agent/outputs/test_save_watch.py::test_a_save_counts_once_every_rank_has_made_a_step_since_a_look_saw_it"),
     Mutation("what changes between two looks counts", "orchestrator/agent/outputs/save_watch.py", "is_still = seen is not None and seen.pieces == pieces", "is_still = seen is not None",
         "tests/unit/agent/outputs/test_save_watch.py::test_what_changes_between_two_looks_does_not_count_yet"),

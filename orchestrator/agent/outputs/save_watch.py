@@ -2,7 +2,7 @@
 
 - What is there when the attempt begins, and does not change, belongs to earlier ones.
 - A group is reported when it has stayed the same since a look, and every rank of this node has made an optimizer step since that
-  look ended. A script without steps has only the clock of this process: nothing may have been written for `SILENT_S`.
+  look ended, or since its files were opened, where hooks have seen that of all of them. A script without steps has only the clock of this process: nothing may have been written for `SILENT_S`.
 - What was written before the first step (a vocabulary, a config) is no save, unless the script makes no steps at all: that
   is known when it writes a second save of the series, or ends.
 - When the ranks have ended, all that is new is reported, with how it is known that its writing was over, if it is.
@@ -155,7 +155,11 @@ class SaveWatch:
             if self.reported.get(key) == pieces:
                 continue
             step = max((written[piece.name] for piece in pieces if piece.name in written), default=-1)
-            closed_by = self._closing(group, seen, step, begun, moment) if is_still or moment.ended else None
+            is_noted = all(name in written for name in filter(names.is_save_file, group.names))
+            since = step if is_noted else -1
+            closed_by = (
+                self._closing(group, seen, step, since, begun, moment) if is_still or moment.ended else None
+            )
             if closed_by is None or (closed_by is Closing.NONE and not moment.ended):
                 is_fresh = moment.now_s - seen.since_s < UNFINISHED_S_MAX
                 unfinished = unfinished or not is_still or (closed_by is not None and is_fresh)
@@ -190,15 +194,18 @@ class SaveWatch:
         return Change(group, pieces, state, done.closed_by, stale, steps)
 
     def _closing(
-        self, group: names.Group, seen: Seen, step: int, begun: Steps, moment: Moment
+        self, group: names.Group, seen: Seen, step: int, since: int, begun: Steps, moment: Moment
     ) -> Closing | None:
         """Return how it is known that nothing more is written to a group, `NONE` if it is not; None for one that does not count.
-        `begun`: the steps when this look began; ranks that make none do not count."""
+        `step`: at which a file of it was opened, `since`: the last of them, -1: not known; `begun`: the steps when this look began;
+        ranks that make none do not count."""
         stepping = {rank: count for rank, count in begun.items() if count}
         is_early = seen.is_early if seen.is_early is not None else step == 0
         if stepping and is_early:
             return None
-        if stepping and all(count > seen.steps.get(rank, 0) for rank, count in stepping.items()):
+        if stepping and all(
+            count > (since if since >= 0 else seen.steps.get(rank, 0)) for rank, count in stepping.items()
+        ):
             return Closing.STEPS
         if moment.ended_well:
             return Closing.END

@@ -94,6 +94,18 @@ def test_a_hook_says_at_which_step_a_file_was_written(place: Place) -> None:
     assert change.steps == 42
 
 
+def test_what_hooks_saw_opened_counts_after_the_next_step_also_in_a_last_look(tmp_path: Path) -> None:
+    for noted, closing in ({"a_7.pt": 7}, Closing.STEPS), ({"a_7.pt": 9}, Closing.NONE), ({}, Closing.NONE):
+        place = begun(tmp_path / str(len(noted) + max(noted.values(), default=0)))
+        place.made, place.written = 8, noted
+        place.write("a_7.pt")
+        assert place.end() == {"a_7.pt": closing}
+    place = begun(tmp_path / "two")
+    place.made, place.written = 8, {"step_7/a.pt": 7}
+    place.write("step_7/a.pt", "step_7/b.pt")
+    assert place.end() == {"step_7": Closing.NONE}, "nobody has seen the other one opened"
+
+
 def test_what_changes_between_two_looks_does_not_count_yet(place: Place) -> None:
     for size in (1, 2, 3):
         place.write("ckpt.pt", data=b"x" * size)
