@@ -91,7 +91,9 @@ def test_every_step_of_every_rank_is_counted(torch_forge: Forge, tmp_path: Path,
         assert code == 0, log.decode()
         assert f"done {number}".encode() in log
     assert [rank.last_step().step for rank in ranks] == [STEPS] * WORLD_SIZE
-    assert [rank.files() for rank in ranks] == [["groups.json", "steps", "steps-claim-0"]] * WORLD_SIZE
+    assert [rank.files() for rank in ranks] == [
+        ["files.txt", "groups.json", "steps", "steps-claim-0"]
+    ] * WORLD_SIZE
     readers = [rank.reader() for rank in ranks]
     assert all(reader.exiting_pid() == reader.read().pid for reader in readers)
     counts = [[(end.step, end.total) for end in reader.step_ends(STEPS)] for reader in readers]
@@ -117,7 +119,7 @@ def test_dataloader_workers_stay_silent(torch_forge: Forge, tmp_path: Path, meth
     )
     assert torch_forge.run([rank], script) == [(0, b"6\n")]
     assert rank.last_step() == NO_STEP
-    assert rank.files() == ["steps"]
+    assert rank.files() == ["files.txt", "steps"]
 
 
 def test_an_error_is_noted_under_torchs_hooks_and_the_log_is_theirs(
