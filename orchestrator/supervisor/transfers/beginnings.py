@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 from orchestrator.core.checkpoints.choice import NAMED
-from orchestrator.core.checkpoints.save import START, Format, Save
+from orchestrator.core.checkpoints.save import START, Format, Save, SaveState
 from orchestrator.core.wire import reports
 from orchestrator.supervisor.transfers.closing import Gang
 
@@ -66,11 +66,12 @@ class Beginnings:
 
 
 def _owners(saves: Collection[Save], attempt: int) -> dict[str, Save]:
-    """Return the newest save of earlier attempts that each file is of, of those that a training can be resumed from, by the names
+    """Return the newest save of earlier attempts that each file is of, of those that a training may be resumed from, by the names
     that agents give files."""
     owners: dict[str, Save] = {}
     for save in sorted(saves, key=lambda save: save.number):
-        if save.attempt < attempt and save.state in NAMED and save.is_candidate:
+        may_be_whole = save.state in NAMED or (save.state is SaveState.TORN and not save.is_damaged)
+        if save.attempt < attempt and may_be_whole and save.is_candidate:
             prefix = "" if save.is_named else save.area if save.area == START else f"{save.area}/"
             owners |= {f"{prefix}{piece.name}": save for piece in save.pieces}
     return owners

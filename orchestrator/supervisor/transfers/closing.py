@@ -61,11 +61,12 @@ class Gang:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What is found about a save: its state, how its writing was over, and why it is not whole."""
+    """What is found about a save: its state, how its writing was over, why it is not whole, and whether its files show that."""
 
     state: SaveState
     closed_by: Closing
     why: str
+    is_damaged: bool = False
 
 
 @dataclass(slots=True)
@@ -223,8 +224,8 @@ def judge(save: Save, watch: Watch, gang: Gang, before: Save | None, *, is_follo
     state = merged(save)
     pieces = pieces_of(save.parts)
     sizes = {name: piece.size_bytes for name, (_, piece) in pieces.items()}
-    fault = reading.fault(state, sizes) or _stale_need(save, state) or _mixed(save, pieces)
-    fault = fault or _lacks_rank(save, sizes, before)
+    damage = reading.fault(state, sizes) or _stale_need(save, state)
+    fault = damage or _mixed(save, pieces) or _lacks_rank(save, sizes, before)
     closed_by = next((part.closed_by for part in save.parts if part.closed_by in GONE_ON), Closing.STEPS)
     is_written = closed_by is not Closing.SILENCE or is_followed or gang.have_gone_on(())
     have_gone_on = gang.have_gone_on(watch.gone_on)
@@ -235,7 +236,8 @@ def judge(save: Save, watch: Watch, gang: Gang, before: Save | None, *, is_follo
     if not gang.is_over:
         return Found(SaveState.OPEN, Closing.NONE, fault)
     if fault:
-        return Found(SaveState.GONE if state.is_unsure else SaveState.TORN, Closing.NONE, fault)
+        torn = SaveState.GONE if state.is_unsure else SaveState.TORN
+        return Found(torn, Closing.NONE, fault, is_damaged=bool(damage))
     stale = [name for part in save.parts for name in part.stale if names.is_save_file(name)]
     if stale:
         why = f"the attempt ended while it was written: {stale[0]} is still that of the save before"

@@ -220,6 +220,7 @@ class SaveDesk:
     def torn_on(self, node: str, attempt: int) -> tuple[Save, ...]:
         """Return the torn saves of the attempt before this one, as they are on a host."""
         torn = [s for s in self.saves.values() if s.state is SaveState.TORN and s.attempt == attempt - 1]
+        torn = [save for save in torn if save.is_named or save.is_damaged]
         return tuple(own for save in torn if (own := save_copies.on_host(save, node)) is not None)
 
     def close(self) -> None:
@@ -277,7 +278,7 @@ class SaveDesk:
     def _close(self, at: float, save: Save, found: closing.Found, gang: closing.Gang) -> None:
         state, pieces = closing.merged(save), closing.pieces_of(save.parts)
         save = dataclasses.replace(
-            save, state=found.state, closed_by=found.closed_by, why=found.why, format=state.format,
+            save, state=found.state, closed_by=found.closed_by, why=found.why, is_damaged=found.is_damaged, format=state.format,
             content=state.content, fits_any_size=state.fits_any_size, stated=state.step, cites=state.cites,
             written_ns=max((piece.mtime_ns for _, piece in pieces.values()), default=0),
             pieces=tuple(piece for _, piece in pieces.values()), parts=(),

@@ -197,7 +197,8 @@ class Keeper:
 
 def movable(saves: Iterable[Save], attempt: int, homes: Homes) -> list[Save]:
     """Return the torn saves of an attempt that may be moved out of the way. What a person has adopted since stays; so does what
-    lies outside of the job's folder, unless its names are new since that attempt and no other job saves there."""
+    a script saved where it chose, unless its files show that they are not whole, and outside of the job's folder their names
+    are new since that attempt, and no other job saves there."""
     known = list(saves)
     proved = {piece.stamp for save in known if save.state is SaveState.WHOLE for piece in save.pieces}
     torn = [save for save in known if save.state is SaveState.TORN and save.attempt == attempt]
@@ -205,6 +206,7 @@ def movable(saves: Iterable[Save], attempt: int, homes: Homes) -> list[Save]:
         save
         for save in torn
         if homes.has(save)
+        and (save.is_named or save.is_damaged)
         and not proved.issuperset(piece.stamp for piece in save.pieces)
         and (homes.owns(save) or (not save.is_named and save.is_new and not sharers(homes, save)))
     ]
