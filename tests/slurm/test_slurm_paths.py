@@ -12,7 +12,7 @@ def test_the_working_folder_of_all_nodes_is_one(desk: Desk) -> None:
     assert status["state"] == "SUCCEEDED", job.story()
     assert "/checkpoints'" in job.log()
     assert "begins at 20 with" in job.log(1, 2)
-    assert job.why()[1]["resumed_from"] is None
+    assert job.why()[1]["began_from"]["path"].endswith("snapshot.pt")
 
 
 def test_a_named_file_of_the_working_folder_is_gone_on_from(desk: Desk) -> None:

@@ -56,9 +56,13 @@ def test_of_one_name_the_newest_save_counts() -> None:
 
 def test_what_no_training_can_be_resumed_from_leaves_the_beginning_unknown() -> None:
     part = _save(6, "optimizer.pt", content=Content.PART)
-    torn = _save(7, "step_7.pt", state=SaveState.TORN)
+    torn = _save(7, "step_7.pt", state=SaveState.TORN, is_damaged=True)
     own = _save(8, "step_8.pt", attempt=2)
     assert [_began(save.main, saves=[SAVES[0], save]) for save in (part, torn, own)] == [None] * 3
+
+
+def test_a_torn_save_that_may_be_whole_is_a_beginning_for_a_script_that_read_it() -> None:
+    assert _began("step_7.pt", saves=[SAVES[0], _save(7, "step_7.pt", state=SaveState.TORN)]) == 7
 
 
 def test_rank_0_s_node_is_believed_before_others() -> None:
