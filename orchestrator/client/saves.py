@@ -5,6 +5,7 @@ What is known of a save is in the ledger. Here its files are compared with that,
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from collections.abc import Mapping, Set
@@ -22,6 +23,7 @@ from orchestrator.core.errors import ClusterError, OrchError, UserError
 from orchestrator.core.jobdir import start_folder, status_file
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
+from orchestrator.core.text import counted
 
 if TYPE_CHECKING:
     from orchestrator.brain.model.events import CheckpointRead
@@ -63,6 +65,8 @@ class Start:
             save = find(job, plan, self._saves, wanted)
             self._saves[save.number] = save  # it may have been adopted
             self.number = save.number
+        else:
+            _require_ledger(job, self._saves)
         self.choice = Choice()
 
     def fit(self, world_size: int) -> None:
@@ -80,6 +84,21 @@ class Start:
             fix = f"go on with {save.world_size} ranks"
             fix += f"; for {world_size} there are, by --from: {others}" if others else ""
             raise UserError(misfit(save, world_size), save.main, fix)
+
+
+def _require_ledger(job: JobDir, saves: Mapping[int, Save]) -> None:
+    """Raise ClusterError where the ledger lacks whole saves that the journal has: the job would begin before them, and write them
+    over."""
+    from orchestrator.journal import facts_file
+    from orchestrator.journal.lost_journal import JournalError
+
+    with contextlib.suppress(JournalError):
+        written = [one for one in facts_file.read(job).facts.saves.values() if one.state is SaveState.WHOLE]
+        lost = [save for save in written if save.number not in saves]
+        if lost:
+            what = f"lacks {counted(len(lost), 'checkpoint')} that the job has written: {', '.join(save.main for save in lost[-NAMED_MAX:])}"
+            fix = "begin from a file with --from PATH, or anew, in a folder of its own, with orch submit"
+            raise ClusterError(what, str(job.ledger), fix)
 
 
 def misfit(save: Save, world_size: int) -> str:

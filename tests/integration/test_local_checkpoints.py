@@ -6,7 +6,7 @@ import pytest
 
 from orchestrator.brain.model import events as e
 from orchestrator.core.checkpoints.save import SaveState
-from orchestrator.core.errors import UserError
+from orchestrator.core.errors import ClusterError, UserError
 from tests.support.local import FAKE_TORCH, STEPPER, Desk, Sight, kill, wait_until
 
 SAVER = (
@@ -267,3 +267,37 @@ run(1000000 if attempt == 1 else 30, start=10)
     assert (status["state"], status["attempt"], status["step"]) == ("SUCCEEDED", 2, 30)
     assert _resumed_from(job) == "step-10.pt"
     assert job.kinds() == [None, None]
+
+
+@pytest.mark.parametrize("damage", ["gone", "empty", "of a later version"])
+def test_a_resume_without_the_ledger_does_not_begin_from_nothing(desk: Desk, damage: str) -> None:
+    body = """
+for step in (10, 20, 30):
+    run(step, start=step - 10)
+    save(f"step-{step}.pt", step)
+    while step == 20 and attempt == 1 and not known():
+        run(1)
+die()
+"""
+    job = desk.submit(
+        {**FAKE_TORCH, "train.py": SAVER + body}, procs_per_node=1, entrypoint="train.py",
+        checkpoint={"path": "step-*"}, restart={"max": 0},
+    )  # fmt: skip
+    assert job.wait()["state"] == "FAILED"
+    ledger = job.job.folder.ledger
+    lines = ledger.read_text()
+    match damage:
+        case "gone":
+            ledger.unlink()
+        case "empty":
+            ledger.write_text("")
+        case _:
+            ledger.write_text(lines.replace('"number": 1, ', '"number": "1", "later": true, '))
+    with pytest.raises(ClusterError, match=r"lacks .*step-10\.pt") as told:
+        job.job.resume()
+    assert "--from PATH" in told.value.fix and "orch submit" in told.value.fix
+    assert job.job.status()["state"] == "FAILED"
+    ledger.write_text(lines)
+    choice = job.job.resume()
+    assert choice.save is not None
+    job.wait()
