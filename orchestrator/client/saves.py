@@ -88,10 +88,12 @@ class Start:
 
 def _require_ledger(job: JobDir, saves: Mapping[int, Save]) -> None:
     """Raise ClusterError where the ledger lacks whole saves that the journal has: the job would begin before them, and write them
-    over."""
+    over. So where it is a link, which a supervisor does not write through."""
     from orchestrator.journal import facts_file
     from orchestrator.journal.lost_journal import JournalError
 
+    if job.ledger.is_symlink():
+        raise ClusterError("is a link", str(job.ledger), "put the file itself in its place")
     with contextlib.suppress(JournalError):
         written = [one for one in facts_file.read(job).facts.saves.values() if one.state is SaveState.WHOLE]
         lost = [save for save in written if save.number not in saves]

@@ -297,7 +297,37 @@ die()
         job.job.resume()
     assert "--from PATH" in told.value.fix and "orch submit" in told.value.fix
     assert job.job.status()["state"] == "FAILED"
+    ledger.unlink(missing_ok=True)
+    ledger.with_name("elsewhere").write_text(lines)
+    ledger.symlink_to("elsewhere")
+    with pytest.raises(ClusterError, match="is a link"):
+        job.job.resume()
+    ledger.unlink()
     ledger.write_text(lines)
     choice = job.job.resume()
     assert choice.save is not None
     job.wait()
+
+
+def test_a_ledger_that_cannot_be_written_leaves_the_job_running_and_cancel_ends_it(desk: Desk) -> None:
+    body = """
+run(10)
+save("step-10.pt", 10)
+while not known():
+    run(1)
+(folder / "ledger.jsonl").rename(folder / "elsewhere")
+(folder / "ledger.jsonl").symlink_to("elsewhere")
+save("step-20.pt", 20)
+run(100_000, each_s=0.05)
+"""
+    job = desk.submit(
+        {**FAKE_TORCH, "train.py": SAVER + body}, procs_per_node=1, entrypoint="train.py",
+        checkpoint={"path": "step-*"},
+    )  # fmt: skip
+    log = job.job.folder.supervisor_log
+    wait_until(lambda: "ledger.jsonl cannot be written" in log.read_text(), "the word on the ledger")
+    text = log.read_text()
+    assert "Traceback" not in text and job.job.status()["state"] == "RUNNING"
+    job.job.cancel()
+    assert job.wait()["state"] == "CANCELLED"
+    assert log.read_text().count("cannot be written") == 1

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from orchestrator.core import codec
 from orchestrator.core.checkpoints.save import Place, Save, SaveState
-from orchestrator.core.jobdir import ownership
+from orchestrator.core.jobdir import full_disk, ownership
 from orchestrator.core.jobdir.durable import replace_text, sync_folder
 
 COMPACT_BYTES = 8 << 20
@@ -83,6 +83,7 @@ class Ledger:
             number: self._packed(save) for number, save in self.saves.items()
         }
         self._dirty: dict[int, None] = {}
+        self._told = ""
         if file.exists() and file.stat().st_size > COMPACT_BYTES:
             with contextlib.suppress(OSError):  # it can wait: the disk may be full
                 self._compact()
@@ -111,6 +112,19 @@ class Ledger:
         for number, packed, _ in changes:
             self._written[number] = packed
         self._dirty.clear()
+
+    def keep_up(self) -> list[str]:
+        """Write down what has changed, at a later call where the file refuses it now; return why, once. Raises OSError where the
+        disk is full."""
+        try:
+            self.flush()
+            self._told, before = "", ""
+        except OSError as err:
+            if full_disk.is_full(err):
+                raise
+            what = "no checkpoint from now on is resumed from until it can be"
+            self._told, before = f"{self._file} cannot be written: {err.strerror}; {what}", self._told
+        return [self._told] if self._told != before else []
 
     def _append(self, data: bytes) -> None:
         self._file.parent.mkdir(exist_ok=True)

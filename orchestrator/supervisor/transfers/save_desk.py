@@ -208,7 +208,7 @@ class SaveDesk:
         self._thread.finish(at)
         for number, fault in self.copies.fetched():
             self._fetched(at, number, fault)
-        full_disk.wait_for(self._ledger.flush)
+        self.notes += full_disk.wait_for(self._ledger.keep_up)
         events, self._events = self._events, []
         return events
 
