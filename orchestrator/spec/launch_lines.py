@@ -93,6 +93,9 @@ def _sort(document: Document, key: str, folder: Path) -> None:
         commands, text = launchers.commands_of(value), value.strip()
     else:
         return
+    if not is_command and commands[:1] and commands[0][:1] == ["-m"]:  # what Python itself is given
+        commands[0].insert(0, "python")
+        text = f"python {text}"
     starts = [launchers.start_of(words).starter for words in commands]
     if Starter.LAUNCHER in starts or (Starter.SHELL in starts[:1] and not is_command):
         _put_launch(document, key, launchers.runnable(text))

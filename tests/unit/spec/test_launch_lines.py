@@ -36,6 +36,8 @@ def fault(folder: Path, text: str, *overrides: str) -> str:
         ("entrypoint: torchrun --nnodes 2 --nproc-per-node 4 t.py '{checkpoint_dir}'", None),
         ("entrypoint: [torchrun, --nnodes, 2, --nproc-per-node, 4, t.py, a b]", "torchrun --nnodes 2 --nproc-per-node 4 t.py 'a b'"),
         ("entrypoint: cd src && A=$B torchrun --nnodes 2 --nproc-per-node 4 t.py | tee log", None),
+        ("entrypoint: -m torch.distributed.run --nnodes 2 --nproc-per-node 4 t.py",
+         "python -m torch.distributed.run --nnodes 2 --nproc-per-node 4 t.py"),
         ("entrypoint: {command: python -m torch.distributed.run --nnodes 2 --nproc-per-node 4 t.py}",
          "python -m torch.distributed.run --nnodes 2 --nproc-per-node 4 t.py"),
         ("command: true; uv run accelerate launch --num_machines 2 --num_processes 8 t.py", None),
