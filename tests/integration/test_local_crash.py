@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 
 import pytest
 
@@ -214,3 +215,22 @@ def test_victims_of_a_crash_are_stopped_and_their_ends_are_on_record(desk: Desk)
     assert (exits[1].signal, exits[1].ordered) == (9, False)
     assert all(exits[rank].ordered and exits[rank].signal == 15 for rank in (0, 2, 3))
     assert len(job.news(d.Judge)) == 1
+
+
+def test_a_job_folder_that_is_away_for_a_moment_is_waited_for(desk: Desk) -> None:
+    script = STEPPER + "run(10_000 if attempt == 1 else 20, each_s=0.05)\n"
+    job = desk.submit(
+        {**FAKE_TORCH, "train.py": script}, procs_per_node=1, entrypoint="train.py", restart={"max": 1}
+    )
+    job.wait_for_step(5)
+    rank = job.rank_procs()[0]
+    root = job.job.folder.root
+    away = root.with_name("away")
+    root.rename(away)
+    try:
+        kill(rank)
+        time.sleep(2.0)
+    finally:
+        away.rename(root)
+    assert job.wait()["state"] == "SUCCEEDED", job.job.why()
+    assert job.job.status()["attempt"] == 2

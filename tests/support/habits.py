@@ -171,3 +171,6 @@ train(load(found[-1]) if found else 0, lambda step: save(state(step), f"results/
 train(0, lambda step: None)
 """, ""),
 )  # fmt: skip
+
+BELOW_START = [habit for habit in HABITS if habit.name not in ("scratch", "variable", "link", "nothing")]
+"""Those that save below the folder where they start."""

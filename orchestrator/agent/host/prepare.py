@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import socket
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,9 @@ from orchestrator.core.settings.rank_env import NodePlan
 from orchestrator.core.settings.rank_settings import Layers, Setting, settings
 from orchestrator.core.wire import orders, reports
 from orchestrator.core.wire.agent_config import AgentConfig
+
+AWAY_S_MAX = 600.0
+"""How long the job's folder may be away before an attempt: an automounter or a file server takes its time to bring it back."""
 
 _GPUS = "CUDA_VISIBLE_DEVICES"
 
@@ -67,6 +71,8 @@ class Preparation:
         self._probing: set[asyncio.Task[None]] = set()
         self._program = ""
         self.starter = warm.Starter()
+        # The job's folder was not there: the order, and how long that is waited for
+        self._away: tuple[orders.Prepare, float] | None = None
         # All is ready but the template: the order, and the port that is held for it
         self._held: tuple[orders.Prepare, socket.socket | None] | None = None
         self.layers = Layers({}, {}, {})
@@ -115,12 +121,14 @@ class Preparation:
             return  # the same order again, while the checkpoint is verified
         if self._held is not None and self._held[0] == order:
             return  # the same, while the template imports
+        if self._away is not None and self._away[0] == order and not self._job.root.exists():
+            return  # the same, while the job's folder is away
         self.let_go()
         self._order, self._call = order, 0
+        self._away = None
         if not self._job.root.exists():
-            self._report(
-                reports.PrepareFailed(order.attempt, f"{self._job.root} does not exist any more", "")
-            )
+            self._note(f"{self._job.root} is away: waits for it, up to {AWAY_S_MAX:g} s")
+            self._away = order, time.monotonic() + AWAY_S_MAX
             return
         if self._setup is not None:
             return  # setup lines of an earlier order still run: their end continues with this order
@@ -144,7 +152,8 @@ class Preparation:
         self._report(reports.Probed(order.attempt, reached, missed))
 
     def let_go(self) -> None:
-        """Release the held port, and stop verifying the checkpoint; what is ready stays ready."""
+        """Release the held port, and wait for nothing any more; what is ready stays ready."""
+        self._away = None
         if self._listener is not None:
             self._listener.close()
             self._listener = None
@@ -157,8 +166,16 @@ class Preparation:
             self._held = None
 
     def poll(self) -> None:
-        """Go on once the template has imported, or it is not to be waited for any longer."""
+        """Go on once the job's folder is there, and the template has imported, or neither is to be waited for any longer."""
         self.starter.poll()
+        if self._away is not None:
+            order, due_s = self._away
+            if self._job.root.exists():
+                self.begin(order)
+            elif time.monotonic() > due_s:
+                self._away = None
+                what = f"{self._job.root} does not exist any more"
+                self._report(reports.PrepareFailed(order.attempt, what, ""))
         if self._held is not None and not self.starter.is_importing:
             (order, held), self._held = self._held, None
             self._finish(order, held)
