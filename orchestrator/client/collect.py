@@ -8,6 +8,7 @@ import errno
 import json
 import os
 import shutil
+import stat
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -67,13 +68,17 @@ def collect(job: Job, to: Path | None, *, checkpoints: bool = True, everything: 
     too_large = sum(others.values()) > OTHERS_BYTES_MAX and not everything
     left = {str(path.relative_to(job.folder.root)): others[path] for path in others} if too_large else {}
     own = [path for path in saved if checkpoints and path.is_relative_to(job.folder.code)]
-    _copy_all(job, to, [*own, *([] if left else others)], checkpoints=checkpoints)
+    odd = _copy_all(job, to, [*own, *([] if left else others)], checkpoints=checkpoints)
+    texts = [f"{path} is no file, and was not copied" for path in odd[:LEFT_SHOWN]]
+    texts += [f"{len(odd) - LEFT_SHOWN:,} more are no files"] if len(odd) > LEFT_SHOWN else []
     count = len(inside) if checkpoints else 0
-    return Collected(to, count, 0 if left else len(others), elsewhere, tuple(left_there(left)))
+    return Collected(to, count, 0 if left else len(others), elsewhere, (*left_there(left), *texts))
 
 
-def _copy_all(job: Job, to: Path, written: Sequence[Path], *, checkpoints: bool) -> None:
-    """Copy the parts of a job, and these files of its ranks; what was copied is deleted again if one fails. Raises ClusterError."""
+def _copy_all(job: Job, to: Path, written: Sequence[Path], *, checkpoints: bool) -> list[Path]:
+    """Copy the parts of a job, and these files of its ranks; what was copied is deleted again if one fails. Return what is no file
+    that can be copied, such as a pipe. Raises ClusterError."""
+    odd = list[Path]()
     why = json.dumps(_why(job), indent=2)
     made = [path for path in (to, *to.parents) if not path.exists()]
     saved = (job.folder.checkpoints,) if checkpoints else ()
@@ -85,7 +90,7 @@ def _copy_all(job: Job, to: Path, written: Sequence[Path], *, checkpoints: bool)
         (to / "why.json").write_text(why)
         for part in parts:
             if part.exists() and (not part.is_symlink() or home.is_ours(job.folder)):
-                _copy_folder(part, to / part.name, without)
+                odd += _copy_folder(part, to / part.name, without)
         for file in dict.fromkeys((*files, *_of_trackers(job), *written)):
             if file.exists():
                 place = to / file.relative_to(job.folder.root)
@@ -98,6 +103,7 @@ def _copy_all(job: Job, to: Path, written: Sequence[Path], *, checkpoints: bool)
             fix = "mend that, or free some space there, then collect again; nothing was left there"
             raise ClusterError(f"cannot be copied: {_reason(err)}", str(to), fix) from err
         raise
+    return odd
 
 
 def _of_trackers(job: Job) -> list[Path]:
@@ -131,11 +137,13 @@ def _twice(job: Job) -> tuple[Path, ...]:
     return (checkpoints / COMING, *(in_place if own else [kept]))
 
 
-def _copy_folder(source: Path, target: Path, without: Collection[Path] = ()) -> None:
-    """Copy a folder, see `_copy`."""
+def _copy_folder(source: Path, target: Path, without: Collection[Path] = ()) -> list[Path]:
+    """Copy a folder, see `_copy`; return what in it is neither a file nor a folder nor a link."""
+    odd = list[Path]()
 
     def left_out(folder: str, names: list[str]) -> list[str]:
-        return [name for name in names if Path(folder, name) in without]
+        odd.extend(path for name in names if _is_odd(path := Path(folder, name)))
+        return [name for name in names if (path := Path(folder, name)) in without or path in odd]
 
     try:
         shutil.copytree(source, target, symlinks=True, copy_function=_copy, ignore=left_out)
@@ -147,6 +155,15 @@ def _copy_folder(source: Path, target: Path, without: Collection[Path] = ()) -> 
         target
     ):  # they have the modes of their sources: take others' right to write from them
         Path(folder).chmod(ownership.mode_of_copy(Path(folder).stat().st_mode))
+    return odd
+
+
+def _is_odd(path: Path) -> bool:
+    """Tell whether what lies at a path is a pipe, a socket or a device."""
+    with contextlib.suppress(OSError):
+        mode = path.lstat().st_mode
+        return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode))
+    return False
 
 
 def _copy(source: str | Path, target: str | Path) -> None:

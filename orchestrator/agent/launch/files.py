@@ -43,6 +43,11 @@ fi
 echo "orch: there is no Slurm here: scontrol $*: the nodes are in SLURM_JOB_NODELIST, divided by commas" >&2
 exit 1
 """
+_COMMAND = """\
+command() {{ case "${{1-}} ${{2-}}" in {names}) builtin type -P "$2" ;; *) builtin command "$@" ;; esac; }}
+"""
+"""Scripts ask `command -v python` for a path; of a function bash would tell the name alone."""
+
 _SQUEUE = """\
 #!/bin/sh
 echo "orch: there is no Slurm here: squeue $*: use orch status" >&2
@@ -61,7 +66,8 @@ def write(folder: Path, address: str, hook: str, bundle: Path, *, stands_in_slur
         _replace(folder / name, program, 0o700)
     functions = [f'{name}() {{ {shlex.quote(str(folder / name))} "$@"; }}\n' for name in NAMES]
     path = f"PYTHONPATH={shlex.quote(hook)}${{PYTHONPATH:+:$PYTHONPATH}}"
-    functions += [f'{name}() {{ {path} command {name} "$@"; }}\n' for name in PYTHONS]
+    functions += [f'{name}() {{ {path} builtin command {name} "$@"; }}\n' for name in PYTHONS]
+    functions.append(_COMMAND.format(names=" | ".join(f'"-v {name}"' for name in (*NAMES, *PYTHONS))))
     users = f'[ -z "${{{USERS_BASH_ENV}-}}" ] || . "${USERS_BASH_ENV}"\n'
     _replace(folder / BASH_FILE, users + "".join(functions))
     _replace(folder / ADDRESS_FILE, address)

@@ -370,6 +370,8 @@ def _mpirun(words: Sequence[str], ranks: int) -> Call | Once | ToReal:
     given = _Given("mpirun", words, _MPIRUN)
     if not given.runs:
         return ToReal()
+    if ":" in given.rest:
+        raise Refused("mpirun … : … starts several programs, and all ranks of a job run the same one")
     total, each = given.number("-n"), given.number("--npernode")
     pairs = [value for name, value in given.all if name in ("-x", "-genv") and "=" in value]
     cwd = given.values.get("--wdir", "")

@@ -192,14 +192,32 @@ def test_a_copy_that_fails_is_the_clusters_fault(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("to", ["there", "new/one"])
-def test_a_copy_that_fails_half_way_leaves_nothing(tmp_path: Path, to: str) -> None:
+def test_a_copy_that_fails_half_way_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str
+) -> None:
     job = folders.failed(tmp_path / "home")
-    os.mkfifo(job.checkpoints / "pipe")
+    (job.checkpoints / "zz_bad").touch()
     (tmp_path / "there").mkdir()
-    before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(ClusterError, match=r"cannot be copied: .*pipe.* is a named pipe"):
+    before, copyfile = sorted(tmp_path.rglob("*")), shutil.copyfile
+
+    def copied(source: str, target: str, **more: bool) -> str:
+        if source.endswith("zz_bad"):
+            raise OSError(5, "Input/output error", source)
+        return copyfile(source, target, **more)
+
+    monkeypatch.setattr(shutil, "copyfile", copied)
+    with pytest.raises(ClusterError, match=r"cannot be copied: .*Input/output error"):
         collect.collect(Job(job), tmp_path / to)
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_what_is_no_file_is_named_and_the_rest_copied(tmp_path: Path) -> None:
+    job = folders.failed(tmp_path / "home")
+    os.mkfifo(job.checkpoints / "pipe")
+    (job.checkpoints / "own").write_text("x")
+    found = collect.collect(Job(job), tmp_path / "to")
+    assert found.left == (f"{job.checkpoints / 'pipe'} is no file, and was not copied",)
+    assert (tmp_path / "to/checkpoints/own").exists() and not (tmp_path / "to/checkpoints/pipe").exists()
 
 
 def test_a_copy_whose_folder_cannot_be_made_leaves_none_of_those_around_it(tmp_path: Path) -> None:

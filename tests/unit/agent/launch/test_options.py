@@ -93,6 +93,7 @@ REFUSED = {
     "srun -n 6 python train.py": "-n 6 asks for 6 ranks, and the job has 4; write gpus_per_node: 3",
     "srun --container-image=x torchrun train.py": "--container-image=x: for ranks in a container write",
     "srun -lN2 python train.py": "has no option -lN2",
+    "mpirun -n 2 python r.py a : -n 2 python r.py b": "starts several programs",
     "torchrun --nnodes=x train.py": "must be a whole number",
     "torchrun --node-ranks 1 train.py": "has no option --node-ranks",
     "torchrun --nnodes 2": "names no program",
