@@ -9,6 +9,8 @@ import pytest
 
 from orchestrator.agent.launch import files
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("line", "said"),
