@@ -25,7 +25,10 @@ _FOLDER = re.compile(r"\|((?:/.*|\(null\))?)$")
 SACCT_FORMAT = "JobID,State,ExitCode,NodeList"
 
 NO_LOG_EXIT = "0:53"
-"""The exit code that slurmd gives a batch job whose output file it cannot open; no script ends with it."""
+"""The exit code that slurmd (22.05) gives a batch job whose output file it cannot open; no script ends with it."""
+
+NO_BUNDLE_EXIT = "66:0"
+"""That of orch's batch script where it cannot read the job's folder: later versions make the folder of the output file."""
 
 _UNSTARTED = (errno.E2BIG, errno.EAGAIN, errno.ENOMEM, errno.EACCES)
 """The exit codes that slurmstepd (22.05) gives to a program that it could not execute: the error's number."""
@@ -229,10 +232,10 @@ def ended(job: QueueJob) -> Fault:
     """Describe in one line how a job that is over has ended, with the fix where there is one."""
     name = f"Slurm job {job.id}"
     code, _, number = job.exit.partition(":")
-    if job.state == "FAILED" and job.exit == NO_LOG_EXIT:
+    if job.state == "FAILED" and job.exit in (NO_LOG_EXIT, NO_BUNDLE_EXIT):
         fix = "submit it again with ORCH_HOME set to a folder that all nodes see and this user can write to"
-        what = f"{name} could not begin: its first node could not open the log in the job's folder"
-        return Fault("", what, fix)
+        how = "open the log in" if job.exit == NO_LOG_EXIT else "read"
+        return Fault("", f"{name} could not begin: its first node could not {how} the job's folder", fix)
     why = unstarted(code) if job.state == "FAILED" and number in ("", "0") else ""
     if why:
         return Fault(

@@ -171,8 +171,9 @@ def test_a_job_that_an_administrator_holds_is_not_the_users_to_release() -> None
 
 
 def test_a_job_whose_folder_no_node_sees_is_told_what_to_do() -> None:
-    said = command_output.ended(QueueJob("7", "FAILED", exit="0:53"))
-    assert said.what.endswith("could not open the log in the job's folder")
+    for code, how in (("0:53", "open the log in"), ("66:0", "read")):
+        said = command_output.ended(QueueJob("7", "FAILED", exit=code))
+        assert said.what.endswith(f"could not {how} the job's folder") and "ORCH_HOME" in said.fix
     assert said.fix.startswith("submit it again with ORCH_HOME")
 
 
