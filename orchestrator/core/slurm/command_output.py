@@ -234,8 +234,10 @@ def ended(job: QueueJob) -> Fault:
     code, _, number = job.exit.partition(":")
     if job.state == "FAILED" and job.exit in (NO_LOG_EXIT, NO_BUNDLE_EXIT):
         fix = "submit it again with ORCH_HOME set to a folder that all nodes see and this user can write to"
-        how = "open the log in" if job.exit == NO_LOG_EXIT else "read"
-        return Fault("", f"{name} could not begin: its first node could not {how} the job's folder", fix)
+        what = f"{name} could not begin: its first node could not open the log in the job's folder"
+        if job.exit == NO_BUNDLE_EXIT:
+            what = f"{name} could not begin: its first node could not read the job's folder"
+        return Fault("", what, fix)
     why = unstarted(code) if job.state == "FAILED" and number in ("", "0") else ""
     if why:
         return Fault(
