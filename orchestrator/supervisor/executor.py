@@ -14,6 +14,7 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import Facts
 from orchestrator.brain.model.node_facts import AgentState
+from orchestrator.brain.model.rank_facts import RankState
 from orchestrator.core import planned
 from orchestrator.core.checkpoints.save import Save
 from orchestrator.core.jobdir import full_disk
@@ -86,6 +87,11 @@ def save_gang(facts: Facts) -> Gang:
         frozenset(node.name for node in nodes if node.is_clear(attempt.number)),
         frozenset(node.name for node in nodes if node.lost is not None or node.name == silent),
         frozenset(node.name for node in nodes if all(facts.ranks[rank].ended_well for rank in node.ranks)),
+        {
+            node.name: min((facts.ranks[rank].steps for rank in node.ranks), default=0)
+            for node in nodes
+            if all(facts.ranks[rank].rank_state is RankState.EXITED for rank in node.ranks)
+        },
     )
 
 

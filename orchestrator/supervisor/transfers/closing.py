@@ -2,8 +2,8 @@
 
 A node has gone on when its agent says so of its own ranks, or when heartbeats show that every rank there has made a step
 since, and that its agent has looked twice after that and seen nothing that it has not reported: heartbeats from before
-the last change count where ranks count the same steps as those that saved. A node whose ranks have all ended with code 0 has gone on when it has stopped the attempt. A rank that
-ended with another code than 0 never goes on.
+the last change count where ranks count the same steps as those that saved. A node whose ranks have all ended has gone on when it has
+stopped the attempt, and so has looked a last time: with code 0, or each with more steps than were made when the save was written.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ GONE_ON = (Closing.STEPS, Closing.END, Closing.SILENCE)
 @dataclass(frozen=True, slots=True)
 class Gang:
     """The nodes of an attempt, those that have stopped it, those that were lost with it, and those whose ranks have all
-    ended with code 0."""
+    ended with code 0. `made`: the fewest steps of a rank, of each node whose ranks have all ended."""
 
     attempt: int
     base_step: int
@@ -48,11 +48,18 @@ class Gang:
     stopped: frozenset[str] = frozenset()
     lost: frozenset[str] = frozenset()
     done: frozenset[str] = frozenset()
+    made: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def is_over(self) -> bool:
         """Tell whether nothing more will be reported of the attempt."""
         return set(self.nodes) <= self.stopped | self.lost
+
+    def ended_behind(self, save: Save) -> set[str]:
+        """Return the nodes whose ranks ended behind the step at which a save was written."""
+        steps = max((part.steps for part in save.parts), default=0)
+        open_ = {part.host for part in save.parts if part.closed_by not in GONE_ON}
+        return {node for node in self.stopped - open_ if self.made.get(node, 0) > steps > 0}
 
     def have_gone_on(self, gone_on: Collection[str]) -> bool:
         """Tell whether all nodes have gone on. Without nodes nothing is known."""
@@ -228,7 +235,7 @@ def judge(save: Save, watch: Watch, gang: Gang, before: Save | None, *, is_follo
     fault = damage or _mixed(save, pieces) or _lacks_rank(save, sizes, before)
     closed_by = next((part.closed_by for part in save.parts if part.closed_by in GONE_ON), Closing.STEPS)
     is_written = closed_by is not Closing.SILENCE or is_followed or gang.have_gone_on(())
-    have_gone_on = gang.have_gone_on(watch.gone_on)
+    have_gone_on = gang.have_gone_on(watch.gone_on | gang.ended_behind(save))
     if not (is_written and have_gone_on):
         fault = fault or _lacks(save, sizes, before)
     if have_gone_on and not fault:

@@ -364,8 +364,15 @@ def test_a_single_file_that_every_host_writes_comes_from_one_and_is_not_mixed() 
 # The gang
 
 
+def test_ranks_that_were_killed_steps_behind_a_save_have_written_it() -> None:
+    over, here = gang(stopped=NODES), Watch(gone_on={"n0"})
+    for made, by, state in ((11, Closing.STEPS, WHOLE), (10, Closing.STEPS, TORN), (11, Closing.NONE, TORN)):
+        watch, ended = here if by is Closing.STEPS else Watch(), dataclasses.replace(over, made={"n1": made})
+        assert closing.judge(save(part("n0", "model.pt", by=by)), watch, ended, None).state is state
+
+
 def test_what_closing_needs_of_the_attempt_comes_from_the_facts() -> None:
-    ended = {"rank_state": RankState.EXITED, "code": 0}
+    ended = {"rank_state": RankState.EXITED, "code": 0, "steps": 7}
     facts = Facts(jobs.plan().limits)
     facts.attempt = AttemptFacts(2, 0.0, 0.0, d.Checkpoint("/job/checkpoints/last.pt", 40, 1))
     facts.nodes = {
@@ -379,7 +386,7 @@ def test_what_closing_needs_of_the_attempt_comes_from_the_facts() -> None:
         for rank in range(6)
     }
     assert save_gang(facts) == Gang(
-        2, 40, 6, ("n0", "n1", "n2"), frozenset({"n1"}), frozenset({"n2"}), frozenset({"n1"})
+        2, 40, 6, ("n0", "n1", "n2"), frozenset({"n1"}), frozenset({"n2"}), frozenset({"n1"}), {"n1": 7}
     )
     facts.ranks[3].ordered = True
     assert save_gang(facts).done == frozenset(), "a rank that was stopped has not ended its work"

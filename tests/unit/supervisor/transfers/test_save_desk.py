@@ -563,7 +563,7 @@ def test_while_the_disk_is_full_all_waits_so_that_nothing_is_acknowledged_that_t
     assert ledger.read(world.job.root, world.job.ledger)[0] == world.saves != {}
 
 
-def test_a_ledger_that_cannot_be_written_for_another_reason_ends_the_supervisor(
+def test_a_ledger_that_cannot_be_written_for_another_reason_is_written_later(
     world: DeskWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(fd: int) -> None:
@@ -571,10 +571,16 @@ def test_a_ledger_that_cannot_be_written_for_another_reason_ends_the_supervisor(
 
     world.write(one(10))
     seen = world.seen("step_10.pt")
-    monkeypatch.setattr(os, "fsync", refuse)
-    world.desk.seen(world.at, "n0", seen, world.gang)
-    with pytest.raises(OSError, match="Input/output"):
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "fsync", refuse)
+        world.desk.seen(world.at, "n0", seen, world.gang)
         world.learn()
+        world.learn()
+        (note,) = world.notes
+        assert "ledger.jsonl cannot be written: Input/output error" in note
+        assert ledger.read(world.job.root, world.job.ledger)[0] == {}
+    world.learn()
+    assert ledger.read(world.job.root, world.job.ledger)[0] == world.saves != {}
 
 
 def test_lines_of_the_ledger_that_cannot_be_read_are_noted(world: DeskWorld) -> None:
