@@ -218,9 +218,10 @@ class SaveDesk:
         return save if save is not None and self._homes.is_unseen(save) else None
 
     def torn_on(self, node: str, attempt: int) -> tuple[Save, ...]:
-        """Return the torn saves of the attempt before this one, as they are on a host."""
+        """Return the torn saves of the attempt before this one, as they are on a host: hosts that each have their own disk are to
+        find the same."""
         torn = [s for s in self.saves.values() if s.state is SaveState.TORN and s.attempt == attempt - 1]
-        torn = [save for save in torn if save.is_named or save.is_damaged]
+        torn = [one for one in torn if one.is_named or one.is_damaged or len(self._gang.nodes) > 1]
         return tuple(own for save in torn if (own := save_copies.on_host(save, node)) is not None)
 
     def close(self) -> None:
