@@ -21,6 +21,7 @@ HOOK_FILES = (
             "groups",
             "launch",
             "layout",
+            "own_code",
             "stacks",
             "steps",
             "worker_server",

@@ -19,10 +19,11 @@ from orchestrator.agent.host import rendezvous, setup_script
 from orchestrator.agent.outputs.save_scanner import GivenUp, Hasher
 from orchestrator.agent.ranks import warm
 from orchestrator.agent.ranks.rank_start import NodeEnvironment, RankCall
-from orchestrator.core import observations
+from orchestrator.core import codec, observations
 from orchestrator.core.checkpoints import disk
 from orchestrator.core.checkpoints.save import Save
 from orchestrator.core.host import hardware, interfaces, process_tags, procfs
+from orchestrator.core.jobdir import ownership
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.settings import rank_env
 from orchestrator.core.settings.rank_env import NodePlan
@@ -98,7 +99,21 @@ class Preparation:
         """Return the environment of the ranks of an order, from what the host has now and from what else is set."""
         at = self._at(order)
         decided = settings(hardware.gather(self.layers.given), at, self.layers, interface, evidence)
-        return NodeEnvironment(at, self.layers, (*decided, *more), self._program, self._config.tag)
+        return NodeEnvironment(
+            at, self.layers, (*decided, *more), self._program, self._config.tag, self._submitted_from()
+        )
+
+    def _submitted_from(self) -> str:
+        """Return the folder that the job was submitted from, where this node has it; empty where it has not, or that is not known."""
+        with contextlib.suppress(OSError, codec.CodecError, KeyError):
+            path = Path(
+                codec.unpack(
+                    str, codec.loads_plain(ownership.read_regular(self._job.provenance))["submitted_from"]
+                )
+            )
+            if path.is_dir() and path.resolve() != self._job.code.resolve():
+                return str(path)
+        return ""
 
     def _at(self, order: orders.Prepare | orders.Start) -> NodePlan:
         prepared = self._order

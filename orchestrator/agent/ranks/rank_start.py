@@ -10,7 +10,12 @@ from pathlib import Path
 from string import Template
 
 from orchestrator.agent.ranks import spawn
-from orchestrator.agent.ranks.hook.layout import RANK_DIR_ENV, SOCKET_ENV, STACK_SIGNAL_ENV
+from orchestrator.agent.ranks.hook.layout import (
+    RANK_DIR_ENV,
+    SOCKET_ENV,
+    STACK_SIGNAL_ENV,
+    SUBMITTED_FROM_ENV,
+)
 from orchestrator.core.host import process_tags
 from orchestrator.core.settings import rank_env
 from orchestrator.core.settings.rank_env import NodePlan
@@ -111,6 +116,8 @@ class NodeEnvironment:
     program: str
     # By which the job's processes are known on the node
     tag: str
+    # The folder whose copy ranks run, where this node has it
+    submitted_from: str = ""
 
     def of_a_rank(self, own: Mapping[str, str], rank: int = 0) -> dict[str, str]:
         """Return the environment of a rank: of two layers that set a variable the later one wins. Without variables of its
@@ -131,6 +138,7 @@ class NodeEnvironment:
             **step_env.share(self.layers.given, own),
             **own,
             STACK_SIGNAL_ENV: str(int(STACK_SIGNAL)),
+            **({SUBMITTED_FROM_ENV: self.submitted_from} if self.submitted_from else {}),
         }
         path = (str(self.at.job.node(self.at.node) / "hook"), env.get("PYTHONPATH", ""))
         return {**env, "PYTHONPATH": os.pathsep.join(part for part in path if part)}

@@ -14,7 +14,8 @@ import sys
 
 from .errors import Errors, HookNotes
 from .files import Files
-from .layout import RANK_DIR_ENV, SOCKET_ENV, SOCKET_FILE, STACK_SIGNAL_ENV
+from .layout import RANK_DIR_ENV, SOCKET_ENV, SOCKET_FILE, STACK_SIGNAL_ENV, SUBMITTED_FROM_ENV
+from .own_code import follow
 from .stacks import Stacks
 from .steps import Steps
 
@@ -76,6 +77,8 @@ class Hook:
         folder = self._folder = environ[RANK_DIR_ENV]
         self._pid = os.getpid()
         self._notes = HookNotes(folder)
+        if SUBMITTED_FROM_ENV in environ:
+            self._notes.guard("own code", lambda: follow(environ[SUBMITTED_FROM_ENV], folder))
         if only_counts:
             self._steps = Steps(folder, self._notes, lambda: None, is_child=True)
             self._watch_files(is_child=True)

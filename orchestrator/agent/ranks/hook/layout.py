@@ -2,6 +2,7 @@
 
 # The environment that the agent sets for a rank.
 RANK_DIR_ENV = "ORCH_RANK_DIR"
+SUBMITTED_FROM_ENV = "ORCH_SUBMITTED_FROM"
 STACK_SIGNAL_ENV = "ORCH_STACK_SIGNAL"  # of two stack signals; the other is the next one, see `Stacks`
 SOCKET_ENV = "ORCH_SOCKET"  # not empty: start torch's worker server; the user may set it empty
 

@@ -1,0 +1,69 @@
+"""Imports of the code that was copied at submit: what leads to the folder that a job was submitted from leads to the copy.
+
+Editable installs, absolute entries of PYTHONPATH and `sys.path.insert` name that folder, where people go on editing. What the copy
+does not have, such as a compiled extension, is imported from there all the same; so is what another loader than Python's own finds.
+"""
+
+# No pathlib: it would cost every interpreter start 5 ms.
+# ruff: noqa: PTH110, PTH118, PTH120
+
+import os
+import sys
+
+TYPE_CHECKING = False  # typing's own costs 3 ms
+if TYPE_CHECKING:
+    from typing import Any
+
+_PLAIN = ("SourceFileLoader", "SourcelessFileLoader", "ExtensionFileLoader")
+
+
+class OwnCode:
+    """A finder on `sys.meta_path` that asks those behind it, and answers with the copy of what they have found."""
+
+    def __init__(self, submitted_from: str, code: str) -> None:
+        self._roots = sorted({submitted_from, os.path.realpath(submitted_from)})
+        self._code, self._real = code, os.path.realpath(code)
+        sys.path[:] = [place for entry in sys.path for place in self._places(entry)]
+        sys.meta_path.insert(0, self)
+
+    def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
+        """Return the spec of a module, of its copy where there is one."""
+        finders = sys.meta_path
+        for finder in finders[finders.index(self) + 1 :] if self in finders else ():
+            spec = finder.find_spec(name, path, target) if hasattr(finder, "find_spec") else None
+            if spec is not None:
+                return self._of_copy(spec)
+        return None
+
+    def _of_copy(self, spec: "Any") -> "Any":
+        twin = self._twin(spec.origin) if spec.has_location and type(spec.loader).__name__ in _PLAIN else ""
+        if not twin:
+            return spec
+        from importlib.util import spec_from_file_location
+
+        inner = spec.submodule_search_locations
+        places = None if inner is None else [place for entry in inner for place in self._places(entry)]
+        return spec_from_file_location(spec.name, twin, submodule_search_locations=places) or spec
+
+    def _places(self, entry: str) -> "list[str]":
+        """Return the copy of a folder, and the folder."""
+        twin = self._twin(entry)
+        return [twin, entry] if twin else [entry]
+
+    def _twin(self, path: "Any") -> str:
+        """Return the copy of a file or folder, empty where there is none of its own: links may lead back."""
+        for root in self._roots:
+            if isinstance(path, str) and (path == root or path.startswith(f"{root}/")):
+                twin = self._code + path[len(root) :]
+                real = os.path.realpath(twin)
+                is_own = real == self._real or real.startswith(f"{self._real}/")
+                return twin if is_own and os.path.exists(twin) else ""
+        return ""
+
+
+def follow(submitted_from: str, rank_dir: str) -> None:
+    """Let imports lead to the copy, `code` in the job's folder, of which `rank_dir` is `nodes/NODE/ATTEMPT/RANK`."""
+    job = rank_dir
+    for _ in range(4):
+        job = os.path.dirname(job)
+    OwnCode(submitted_from, os.path.join(job, "code"))
