@@ -63,7 +63,7 @@ def collect(job: str | None, folder: Path | None, no_checkpoints: bool, everythi
     if done.elsewhere:
         where = f"{done.elsewhere[-1]}{' and others' if len(done.elsewhere) > 1 else ''}"
         terminal.say(f"  not     {counted(len(done.elsewhere), 'checkpoint')} outside of its folder: {where}")
-    for text in done.left:
+    for text in (*done.left, *done.odd):
         terminal.complain(text)
     return report_unclean({handle.id: account}) or (CLUSTER_CANNOT if done.left else 0)
 

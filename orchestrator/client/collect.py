@@ -39,13 +39,14 @@ VERSIONS_MAX = 100
 @dataclass(frozen=True, slots=True)
 class Collected:
     """What was brought together: where, and how many checkpoints and other files of ranks there are. `elsewhere`: the checkpoints
-    that lie outside of the job's folder; `left`: a text for what was too large."""
+    that lie outside of the job's folder; `left`: a text for what was too large, `odd`: texts for pipes and the like."""
 
     place: Path
     checkpoints: int
     others: int
     elsewhere: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
+    odd: tuple[str, ...] = ()
 
 
 def collect(job: Job, to: Path | None, *, checkpoints: bool = True, everything: bool = False) -> Collected:
@@ -72,7 +73,7 @@ def collect(job: Job, to: Path | None, *, checkpoints: bool = True, everything: 
     texts = [f"{path} is no file, and was not copied" for path in odd[:LEFT_SHOWN]]
     texts += [f"{len(odd) - LEFT_SHOWN:,} more are no files"] if len(odd) > LEFT_SHOWN else []
     count = len(inside) if checkpoints else 0
-    return Collected(to, count, 0 if left else len(others), elsewhere, (*left_there(left), *texts))
+    return Collected(to, count, 0 if left else len(others), elsewhere, tuple(left_there(left)), tuple(texts))
 
 
 def _copy_all(job: Job, to: Path, written: Sequence[Path], *, checkpoints: bool) -> list[Path]:

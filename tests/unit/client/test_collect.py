@@ -216,7 +216,7 @@ def test_what_is_no_file_is_named_and_the_rest_copied(tmp_path: Path) -> None:
     os.mkfifo(job.checkpoints / "pipe")
     (job.checkpoints / "own").write_text("x")
     found = collect.collect(Job(job), tmp_path / "to")
-    assert found.left == (f"{job.checkpoints / 'pipe'} is no file, and was not copied",)
+    assert found.odd == (f"{job.checkpoints / 'pipe'} is no file, and was not copied",)
     assert (tmp_path / "to/checkpoints/own").exists() and not (tmp_path / "to/checkpoints/pipe").exists()
 
 
