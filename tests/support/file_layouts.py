@@ -119,7 +119,7 @@ def _fairseq(shards: int) -> Layout:
         }  # fmt: skip
         ends = [f"-shard{shard}" for shard in range(shards)] if shards > 1 else [""]
         files = {f"checkpoints/{name}{end}.pt": torch_save(state) for end in ends}
-        return Saved(next(iter(files)), files, content=content, fits_any_size=shards == 1)
+        return Saved(next(iter(files)), files, updates, content=content, fits_any_size=shards == 1)
 
     saves = (
         save("checkpoint_1_500", 500), save("checkpoint1", 800), save("checkpoint_2_1000", 1000),

@@ -3,6 +3,7 @@
 - What is there when the attempt begins, and does not change, belongs to earlier ones.
 - A group is reported when it has stayed the same since a look, and every rank of this node has made an optimizer step since that
   look ended, or since its files were opened, where hooks have seen that of all of them. A script without steps has only the clock of this process: nothing may have been written for `SILENT_S`.
+- A name that is written over again and again may never settle. Its format can show that it is whole: then it is reported as that.
 - What was written before the first step (a vocabulary, a config) is no save, unless the script makes no steps at all: that
   is known when it writes a second save of the series, or ends.
 - When the ranks have ended, all that is new is reported, with how it is known that its writing was over, if it is.
@@ -28,6 +29,10 @@ from orchestrator.core.checkpoints import names, reading, tree
 from orchestrator.core.checkpoints.save import Closing, GroupReading, Piece
 
 SILENT_S = 2.0
+REWRITTEN_S, REWRITTEN_BYTES_PER_S = 5.0, 50e6
+"""A file that is written over before the ranks' next step shows that it is whole is reported by its format alone: so seldom, and so
+many bytes in a second at most, since each is copied."""
+
 UNFINISHED_S_MAX = 60.0
 """A group that does not settle, and has not changed for this time, keeps nobody waiting."""
 
@@ -122,6 +127,8 @@ class SaveWatch:
     # A group has changed in the last look, which another agent would have to know; a step had been made when it ended
     has_changed: bool = False
     _stepped: bool = False
+    # Of names that are written over and do not settle: when their format is asked next
+    _due_s: dict[str, float] = field(default_factory=dict)
 
     def begin(self, attempt: int) -> None:
         """Begin an attempt: what is there now belongs to earlier ones."""
@@ -130,6 +137,7 @@ class SaveWatch:
         self.baseline = {name: _stamp(piece) for name, piece in found.files.items()}
         self.reported, self.before, self.seen, self.early = {}, {}, {}, {}
         self.is_unfinished = self._stepped = False
+        self._due_s = {}
 
     def look(self, moment: Moment, written: Mapping[str, int] | None = None) -> list[Change]:
         """Return the groups whose writing seems to be over, those that were written first at the front. `written`: the files
@@ -160,6 +168,8 @@ class SaveWatch:
             closed_by = (
                 self._closing(group, seen, step, since, begun, moment) if is_still or moment.ended else None
             )
+            if group.is_slot and self._is_rewritten(group, seen, found, closed_by, moment):
+                closed_by = Closing.LAST_WORD
             if closed_by is None or (closed_by is Closing.NONE and not moment.ended):
                 is_fresh = moment.now_s - seen.since_s < UNFINISHED_S_MAX
                 unfinished = unfinished or not is_still or (closed_by is not None and is_fresh)
@@ -173,6 +183,27 @@ class SaveWatch:
                 f"{left_out:,} of {len(done):,} saves that were written at once are left out, the oldest"
             )
         return [self._change(one, found) for one in counted]
+
+    def _is_rewritten(
+        self,
+        group: names.Group,
+        seen: Seen,
+        found: tree.Tree,
+        closed_by: Closing | None,
+        moment: Moment,
+    ) -> bool:
+        """Tell whether a name that is written over and does not settle is to be reported now, since its format shows that it is
+        whole."""
+        if moment.ended or closed_by not in (None, Closing.NONE) or seen.is_early is not False:
+            self._due_s.pop(group.key, None)
+            return False
+        if moment.now_s < self._due_s.setdefault(group.key, moment.now_s + REWRITTEN_S):
+            return False
+        state = reading.read(self.root, group, found.files, found.pointed)
+        sizes = {piece.name: piece.size_bytes for piece in seen.pieces}
+        rest_s = sum(sizes.values()) / REWRITTEN_BYTES_PER_S
+        self._due_s[group.key] = moment.now_s + max(REWRITTEN_S, rest_s)
+        return not reading.fault(state, sizes) and reading.has_last_word(state, sizes, 1)
 
     def _found(self, written: Mapping[str, int]) -> tree.Tree:
         """Return what is there; files that come into sight only now are old, unless a rank has written them."""

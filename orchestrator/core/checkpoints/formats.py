@@ -44,6 +44,8 @@ CITES_MAX = 64
 ZIP_START, ZIP_END, PICKLE_START = b"PK\x03\x04", b"PK\x05\x06", b"\x80"
 
 STEP_MAX = 10**15 - 1
+STEP_DEPTH_MAX = 2
+"""How many containers deep a step is looked for: in a state, and in a dict or an object of one."""
 
 _ZIP_ERRORS = (
     OSError,
@@ -60,6 +62,9 @@ _ZIP_ERRORS = (
 
 _STEP_KEYS = ("global_step", "step", "iter_num", "iteration", "iter", "num_updates", "it", "global_steps")
 """Keys of a state whose number is the step, the surest first."""
+
+_SETTINGS = re.compile(r"arg|conf|cfg|param|option|setting|data|sampler|loader", re.IGNORECASE)
+"""Keys of a state below which a number is a setting, or counts batches."""
 
 _OF = re.compile(r"(\d+)([-_]of[-_])(\d+)", re.IGNORECASE)
 _CHECKPOINT_NAME = re.compile(r"\.(ckpt|pt|pth|bin|safetensors|tar|zip)$|checkpoint-\d+$")
@@ -243,17 +248,20 @@ def _state(data: bytes, *, is_whole: bool) -> FileReading:
     steps: dict[str, tuple[int, int]] = {}  # by key: how deep it lies, the number
     texts: set[str] = set()
     cites: dict[str, None] = {}
-    is_weights = False
+    is_weights, part = False, ""
     for (_, key), (depth, value) in _pairs(data):
         if isinstance(value, str):
             texts.add(value)
+            part = value if depth <= 1 else part
             is_weights = is_weights or (depth <= 1 and value.endswith(".weight"))
             if _CHECKPOINT_NAME.search(value) and len(cites) < CITES_MAX:
                 cites[PurePosixPath(value).name] = None
-        elif key in _STEP_KEYS and 0 <= value <= STEP_MAX and depth <= steps.get(str(key), (99, 0))[0]:
-            steps[str(key)] = (depth, value)
+        elif key in _STEP_KEYS and 0 <= value <= STEP_MAX:
+            is_setting = depth > 1 and _SETTINGS.search(part)
+            if not is_setting and depth <= steps.get(str(key), (STEP_DEPTH_MAX, 0))[0]:
+                steps[str(key)] = (depth, value)
     top = min((depth for depth, _ in steps.values()), default=0)
-    found = [steps[key][1] for key in _STEP_KEYS if key in steps and steps[key][0] == top and top <= 1]
+    found = [steps[key][1] for key in _STEP_KEYS if key in steps and steps[key][0] == top]
     return FileReading(
         is_proved=is_whole, step=found[0] if found else None, has_optimizer="param_groups" in texts, is_weights=is_weights,
         is_lightning="pytorch-lightning_version" in texts, is_torch=True, cites=tuple(cites),

@@ -189,7 +189,8 @@ class Save:
     is_coming: bool = False
     # None of its names was there before its attempt
     is_new: bool = False
-    # Its files show that they are not whole: a torn one without that may have been written to its end
+    # It is put out of the way of scripts: its files, or those of the saves before it, show that it is not whole; a torn one
+    # without that may have been written to its end
     is_damaged: bool = False
     # While it is open
     parts: tuple[Part, ...] = ()
@@ -199,6 +200,11 @@ class Save:
         """Where it is resumed from: its main file or folder in the first of its places."""
         root = self.places[0].root if self.places else ""
         return root if self.main == "." else f"{root}/{self.main}"
+
+    @property
+    def stamps(self) -> frozenset[tuple[str, int, int]]:
+        """What tells its files from all that were written under their names."""
+        return frozenset(piece.stamp for piece in self.pieces)
 
     @property
     def size_bytes(self) -> int:

@@ -20,13 +20,22 @@ NEAR_STEPS = 2
 FAR_STEPS = 3 * NEAR_STEPS
 """How far off a sum of three such counts may be."""
 
+CONSTANT_MIN = 3
+"""In how many saves of an attempt a number that stays shows that it is no step, but a setting."""
+
 
 def is_misstated(saves: Iterable[Save]) -> bool:
-    """Tell whether what saves state of their step goes back while an attempt makes steps."""
+    """Tell whether what saves state of their step goes back, or stays in all of them, while an attempt makes steps."""
+    stating = _stating(saves)
     return any(
         (later.stated or 0) < (earlier.stated or 0) and later.steps >= earlier.steps
-        for own in _stating(saves).values()
+        for own in stating.values()
         for earlier, later in pairwise(own)
+    ) or any(
+        len(own) >= CONSTANT_MIN
+        and own[0].stated == own[-1].stated
+        and own[-1].steps > own[0].steps + FAR_STEPS
+        for own in stating.values()
     )
 
 

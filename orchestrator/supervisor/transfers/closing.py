@@ -8,7 +8,7 @@ stopped the attempt, and so has looked a last time: with code 0, or each with mo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
@@ -32,6 +32,9 @@ SCANS_KEPT = 32
 
 SAME_COUNT_SHARE = 0.9
 """Ranks whose steps are at least this share of another's count the same steps."""
+
+PATTERN_MIN = 2
+"""How many saves that all have a file show that the next one needs it."""
 
 GONE_ON = (Closing.STEPS, Closing.END, Closing.SILENCE)
 
@@ -68,7 +71,7 @@ class Gang:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What is found about a save: its state, how its writing was over, why it is not whole, and whether its files show that."""
+    """What is found about a save: its state, how its writing was over, why it is not whole, and whether it is put out of the way."""
 
     state: SaveState
     closed_by: Closing
@@ -221,44 +224,51 @@ def parts_of(save: Save) -> tuple[Part, ...]:
     )
 
 
-def judge(save: Save, watch: Watch, gang: Gang, before: Save | None, *, is_followed: bool = False) -> Found:
-    """Return what an open save is by now. `before`: the whole save of its series before it; `is_followed`: its attempt has
-    begun another one of the series.
+def judge(save: Save, watch: Watch, gang: Gang, saves: Iterable[Save] = ()) -> Found:
+    """Return what an open save is by now. `saves`: the others of the job, among which those of its series count.
 
-    A file that only the save before has is missed while no step and no end shows that all is written. After that it is
-    not: a script may write it now and then, or no more since a resume.
+    A file that all earlier saves have is missed while no step and no end shows that all is written. After that, a thread may
+    still write it: it is missed until the next save is begun where `PATTERN_MIN` saves of this attempt have it. What fewer have
+    is a reason to doubt, and none to put the save out of the way.
     """
+    series = [one for one in saves if one.series == save.series]
+    closed = [one for one in series if one.pieces and one.state not in (SaveState.OPEN, SaveState.TORN)]
+    earlier = [one for one in closed if one.number < save.number]
+    is_followed = any(one.number > save.number and one.attempt == save.attempt for one in series)
+    before = earlier[-1] if earlier else None
     state = merged(save)
     pieces = pieces_of(save.parts)
     sizes = {name: piece.size_bytes for name, (_, piece) in pieces.items()}
     damage = reading.fault(state, sizes) or _stale_need(save, state)
     fault = damage or _mixed(save, pieces) or _lacks_rank(save, sizes, before)
+    lack = _lacks(save, sizes, earlier)
+    own = [one for one in earlier if one.attempt == save.attempt]
+    is_slow = len(own) >= PATTERN_MIN and not is_followed and not gang.have_gone_on(())
     closed_by = next((part.closed_by for part in save.parts if part.closed_by in GONE_ON), Closing.STEPS)
     is_written = closed_by is not Closing.SILENCE or is_followed or gang.have_gone_on(())
     have_gone_on = gang.have_gone_on(watch.gone_on | gang.ended_behind(save))
-    if not (is_written and have_gone_on):
-        fault = fault or _lacks(save, sizes, before)
+    if not fault and (is_slow or not (is_written and have_gone_on)):
+        fault = lack
     if have_gone_on and not fault:
         return Found(SaveState.WHOLE, closed_by, "")
     if not gang.is_over:
         return Found(SaveState.OPEN, Closing.NONE, fault)
     if fault:
         torn = SaveState.GONE if state.is_unsure else SaveState.TORN
-        return Found(torn, Closing.NONE, fault, is_damaged=bool(damage))
+        is_certain = len(earlier) >= PATTERN_MIN if fault is lack else save.is_named
+        return Found(torn, Closing.NONE, fault, is_damaged=bool(damage) or is_certain)
     stale = [name for part in save.parts for name in part.stale if names.is_save_file(name)]
     if stale:
         why = f"the attempt ended while it was written: {stale[0]} is still that of the save before"
-        return Found(SaveState.TORN, Closing.NONE, why)
+        return Found(SaveState.TORN, Closing.NONE, why, is_damaged=save.is_named)
     if reading.has_last_word(state, sizes, gang.world_size):
         return Found(SaveState.WHOLE, Closing.LAST_WORD, "")
     if before is not None and state.is_proved and _shape(sizes) == _shape(p.name for p in before.pieces):
         return Found(SaveState.WHOLE, Closing.LIKENESS, "")
     lost = sorted(gang.lost & set(gang.nodes) - watch.gone_on)
-    if lost:
-        return Found(
-            SaveState.TORN, Closing.NONE, f"{lost[0]} was lost before it had told whether it has a part in it"
-        )
-    return Found(SaveState.TORN, Closing.NONE, "the attempt ended while it was written")
+    why = "the attempt ended while it was written"
+    why = f"{lost[0]} was lost before it had told whether it has a part in it" if lost else why
+    return Found(SaveState.TORN, Closing.NONE, why, is_damaged=save.is_named)
 
 
 def _stale_need(save: Save, state: GroupReading) -> str:
@@ -279,14 +289,12 @@ def _mixed(save: Save, pieces: dict[str, tuple[str, Piece]]) -> str:
     return "its parts were written at different steps"
 
 
-def _lacks(save: Save, sizes: Collection[str], before: Save | None) -> str:
-    """Return the fault of a save that has no file like one that the save before it has, of as many ranks."""
-    if before is None or before.world_size != save.world_size:
-        return ""
-    own = _shape(sizes)
-    lost = next(
-        (p.name for p in before.pieces if names.is_save_file(p.name) and not _shape([p.name]) <= own), None
-    )
+def _lacks(save: Save, sizes: Collection[str], earlier: Sequence[Save]) -> str:
+    """Return the fault of a save that has no file like one that each earlier save of as many ranks has."""
+    shapes = [_shape(p.name for p in one.pieces) for one in earlier if one.world_size == save.world_size]
+    missed = set.intersection(*shapes) - _shape(sizes) if shapes else set[str]()
+    saved = (piece.name for one in earlier[-1:] for piece in one.pieces if names.is_save_file(piece.name))
+    lost = next((name for name in saved if _shape([name]) <= missed), "")
     return f"it has no file like {lost} of the save before" if lost else ""
 
 

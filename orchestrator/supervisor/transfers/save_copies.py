@@ -15,11 +15,12 @@ import contextlib
 import dataclasses
 import os
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from orchestrator.backends.api import BulkCopier, Copied, Copy, Direction
-from orchestrator.core.checkpoints.save import Place, Save
+from orchestrator.core.checkpoints.save import Part, Place, Save
 from orchestrator.core.jobdir.durable import sync_folder
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.status_file import TransferStatus
@@ -73,10 +74,6 @@ class SaveCopies:
         """Tell whether hosts do not see the saves at home."""
         return self._copier is not None
 
-    def is_fetching(self, number: int) -> bool:
-        """Tell whether a save is on its way."""
-        return number in self._fetches
-
     def fetch(self, save: Save) -> None:
         """Begin to fetch a save, unless it is on its way, or none is copied: a resume may have changed `checkpoint.path`."""
         if self._copier is None or save.number in self._fetches:
@@ -92,6 +89,18 @@ class SaveCopies:
                 self._copier.copy(copy)
         if len(self._fetches) > COMING_MAX:
             self._give_up(min(self._fetches), f"more than {COMING_MAX} are on their way at once")
+
+    def fetch_unhashed(self, saves: Iterable[Save], attempt: int) -> None:
+        """Fetch what will not be hashed any more, since its attempt is over; its format proves it."""
+        for save in saves:
+            if save.is_coming and save.attempt == attempt:
+                self.fetch(save)
+
+    def is_lost(self, save: Save, part: Part) -> bool:
+        """Tell whether a save that waits to be hashed cannot come any more, since its host has written it again."""
+        names = {piece.name for piece in part.pieces}
+        is_waiting = save.is_coming and save.number not in self._fetches
+        return is_waiting and not names.isdisjoint(piece.name for piece in save.pieces)
 
     def fetched(self) -> list[tuple[int, str]]:
         """Return the saves that have come home since the last call, or cannot, with the reason."""

@@ -52,8 +52,8 @@ class SaveDesk:
         self._homes = save_disk.Homes(job, plan)
         self._keeper = save_disk.Keeper(self._homes, job.checkpoints / disk.KEPT, self._thread, self.notes)
         self._stays: set[int] = set()
-        # Nodes with a rank that will not go on, by attempt
-        self._stuck: set[tuple[int, str]] = set()
+        self._copied = frozenset[tuple[str, int, int]]()  # the files that were copied last of an open save
+        self._stuck: set[tuple[int, str]] = set()  # nodes with a rank that will not go on, by attempt
         self._beats: dict[str, closing.Beats] = {}
         self._gang = closing.Gang(0, 0, 0, ())
         self._pin: Pin | None = None
@@ -166,7 +166,7 @@ class SaveDesk:
         for number in list(self._watches):
             self._judge(at, number, gang)
         if gang.is_over:
-            self._fetch_unhashed(gang)
+            self.copies.fetch_unhashed(self.saves.values(), gang.attempt)
 
     def mirror(self, facts: Facts) -> None:
         """Enter what the brain has decided of saves."""
@@ -184,7 +184,7 @@ class SaveDesk:
         gang = dataclasses.replace(self._gang, lost=frozenset(self._gang.nodes))
         for number in list(self._watches):
             self._judge(at, number, gang)
-        self._fetch_unhashed(gang)
+        self.copies.fetch_unhashed(self.saves.values(), gang.attempt)
         self.deep = order.deep
         save = None if self.unseen(order.save) else self.saves.get(order.save)
         known, kept, homes = list(self.saves.values()), self._keeper.place(order.save), self._homes
@@ -221,14 +221,12 @@ class SaveDesk:
         """Return the torn saves of the attempt before this one, as they are on a host: hosts that each have their own disk are to
         find the same."""
         torn = [s for s in self.saves.values() if s.state is SaveState.TORN and s.attempt == attempt - 1]
-        torn = [one for one in torn if one.is_named or one.is_damaged or len(self._gang.nodes) > 1]
+        torn = [one for one in torn if one.is_damaged or len(self._gang.nodes) > 1]
         return tuple(own for save in torn if (own := save_copies.on_host(save, node)) is not None)
 
     def close(self) -> None:
         """End the thread, once what it has begun is done."""
         self._thread.close()
-
-    # Entries
 
     def _entry(self, report: reports.SaveSeen, gang: closing.Gang) -> Save:
         """Return the save that a report is about: one that is open, or a new one."""
@@ -242,16 +240,8 @@ class SaveDesk:
     def _give_up_rewritten(self, at: float, report: reports.SaveSeen) -> None:
         """Give up what a host has written over before it was hashed: it cannot come any more."""
         for save in self._of(report.key, report.attempt) if report.key == report.series else ():
-            names = {piece.name for piece in report.part.pieces}
-            is_waiting = save.is_coming and not self.copies.is_fetching(save.number)
-            if is_waiting and not names.isdisjoint(piece.name for piece in save.pieces):
+            if self.copies.is_lost(save, report.part):
                 self._fetched(at, save.number, f"{save.main} was written again before it was hashed")
-
-    def _fetch_unhashed(self, gang: closing.Gang) -> None:
-        """Fetch what will not be hashed any more, since its attempt is over; its format proves it."""
-        for save in self.saves.values():
-            if save.is_coming and save.attempt == gang.attempt:
-                self.copies.fetch(save)
 
     def _is_far(self, save: Save, node: str) -> bool:
         return self._homes.are_copied(save) and self.ships(node)
@@ -266,15 +256,27 @@ class SaveDesk:
             return
         if save.attempt != gang.attempt:  # nothing more will be reported of it
             gang = closing.Gang(save.attempt, 0, save.world_size, ())
-        series = [s for s in self.saves.values() if s.series == save.series]
-        older = [s for s in series if s.number < number and s.pieces]
-        before = next((s for s in reversed(older) if s.state not in (SaveState.OPEN, SaveState.TORN)), None)
-        is_followed = any(s.number > number and s.attempt == save.attempt for s in series)
-        found = closing.judge(save, self._watches[number], gang, before, is_followed=is_followed)
+        found = closing.judge(save, self._watches[number], gang, self.saves.values())
         if found.state is SaveState.OPEN:
             self._ledger.put(dataclasses.replace(save, why=found.why))
+            self._copy_proved(save, found, gang)
         else:
             self._close(at, save, found, gang)
+
+    def _copy_proved(self, save: Save, found: closing.Found, gang: closing.Gang) -> None:
+        """Copy a save that its format alone shows to be whole, since it is written over before its ranks go on; then it counts."""
+        (part, *others), place = save.parts, Place("", str(self._homes.of(save)))
+        is_shown = part.closed_by is Closing.LAST_WORD and not found.why and not others
+        if not is_shown or self._copied == save.stamps or self._is_far(save, part.host):
+            return
+
+        def then(at: float, is_kept: bool) -> None:
+            now = self.saves[save.number]
+            if is_kept and now.state is SaveState.OPEN and now.stamps == save.stamps:
+                self._close(at, now, closing.Found(SaveState.WHOLE, part.closed_by, ""), gang)
+
+        self._copied = save.stamps
+        self._keeper.copy(dataclasses.replace(save, places=(place,)), then)
 
     def _close(self, at: float, save: Save, found: closing.Found, gang: closing.Gang) -> None:
         state, pieces = closing.merged(save), closing.pieces_of(save.parts)
@@ -339,8 +341,6 @@ class SaveDesk:
 
     def _newest(self) -> Save | None:
         return choose(self.saves.values(), self._gang.world_size, self._pin).save
-
-    # On the disk
 
     def _prune(self) -> None:
         if self._keep is None:

@@ -159,7 +159,8 @@ class Keeper:
             """Tell whether the disk has too little room."""
             try:
                 older = self._kept(save.number)
-                if disk.keep(save, self.place(save.number), copies=copies, older=older):
+                place = self.place(save.number)
+                if place.is_dir() or disk.keep(save, place, copies=copies, older=older):
                     self._drop(save.number)
             except OSError as err:
                 return full_disk.is_full(err)  # else it is written again
@@ -172,6 +173,16 @@ class Keeper:
                 self._notes.append(f"{save.main} {what}")
 
         self._thread.later(keep, note)
+
+    def copy(self, save: Save, then: Callable[[float, bool], None]) -> None:
+        """Copy a save that its script will write over at any moment, and call `then` with the time and whether that was in time."""
+
+        def copied() -> bool:
+            with contextlib.suppress(OSError):
+                return disk.keep(save, self.place(save.number), copies=True, older=self._kept(save.number))
+            return False
+
+        self._thread.later(copied, then)
 
     def end(self, newest: Save) -> None:
         """The job has ended: what is kept beside a save that is in its place goes. All of it is done in the thread, which
@@ -196,9 +207,8 @@ class Keeper:
 
 
 def movable(saves: Iterable[Save], attempt: int, homes: Homes) -> list[Save]:
-    """Return the torn saves of an attempt that may be moved out of the way. What a person has adopted since stays; so does what
-    a script saved where it chose, unless its files show that they are not whole, and outside of the job's folder their names
-    are new since that attempt, and no other job saves there."""
+    """Return the torn saves of an attempt that may be moved out of the way. What a person has adopted since stays; so does what is
+    outside of the job's folder, unless its names are new since that attempt, and no other job saves there."""
     known = list(saves)
     proved = {piece.stamp for save in known if save.state is SaveState.WHOLE for piece in save.pieces}
     torn = [save for save in known if save.state is SaveState.TORN and save.attempt == attempt]
@@ -206,7 +216,7 @@ def movable(saves: Iterable[Save], attempt: int, homes: Homes) -> list[Save]:
         save
         for save in torn
         if homes.has(save)
-        and (save.is_named or save.is_damaged)
+        and save.is_damaged
         and not proved.issuperset(piece.stamp for piece in save.pieces)
         and (homes.owns(save) or (not save.is_named and save.is_new and not sharers(homes, save)))
     ]

@@ -13,10 +13,10 @@ from tests.unit.client.shelf import Shelf
 TORN = SaveState.TORN
 
 
-def test_what_is_torn_is_moved_where_its_files_show_it_or_checkpoint_path_names_it(tmp_path: Path) -> None:
+def test_what_is_torn_is_moved_where_that_is_certain(tmp_path: Path) -> None:
     shelf = Shelf(tmp_path)
     saves = [
-        shelf.add(10, state=TORN),
+        shelf.add(10, state=TORN, is_damaged=True),
         shelf.add_at_start(20, {"out/a_20.pt": b"x"}, state=TORN),
         shelf.add_at_start(30, {"out/a_30.pt": b"x"}, state=TORN, is_damaged=True),
         shelf.add_at_start(40, {"out/a_40.pt": b"x"}, state=TORN, is_damaged=True, attempt=2),

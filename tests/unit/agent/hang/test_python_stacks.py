@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -243,8 +244,14 @@ def test_a_thread_that_was_refused_a_signal_gets_none_while_another_process_is_w
     with running(rank, TRAINS_IN_A_THREAD) as process:
         pid, child = python_stacks.processes(process.pid)
         tid = max(int(task.name) for task in (procfs.PROC / str(pid) / "task").iterdir())
-        asked = python_stacks.ask((pid, child), rank.dir, STACK_SIGNAL, trainer=(pid, tid))
-        os.kill(child, 19)  # it never answers
+        for _ in range(20):  # until it is stopped before it has answered
+            asked = python_stacks.ask((pid, child), rank.dir, STACK_SIGNAL, trainer=(pid, tid))
+            os.kill(child, signal.SIGSTOP)
+            time.sleep(python_stacks.POLL_S)
+            if python_stacks.answer(asked) is None:
+                break
+            os.kill(child, signal.SIGCONT)
+            time.sleep(python_stacks.POLL_S)
         for _ in range(50):
             assert python_stacks.answer(asked) is None
             time.sleep(python_stacks.POLL_S)

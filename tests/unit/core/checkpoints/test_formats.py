@@ -9,7 +9,9 @@ import pickle
 import struct
 import tracemalloc
 import zipfile
+from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,16 @@ from tests.support.saved_files import (
 from tests.support.unprivileged import unprivileged
 
 MB = 1 << 20
+
+
+@dataclass
+class Run:
+    """The state of a loop, as scripts keep it."""
+
+    step: int
+    epoch: int
+
+
 QUICK = settings(max_examples=150, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
@@ -182,7 +194,10 @@ LIGHTNING = {
         ({"step": "5"}, None),
         ({"step": Tensor()}, None),
         ({"epoch": 7, "optimizer": adam(9)}, None),
-        ({"cfg": {}, "optimizer_history": [{"name": "Adam", "num_updates": 9}]}, None),
+        ({"cfg": {}, "optimizer_history": [{"name": "Adam", "num_updates": 9}]}, 9),
+        ({"model": Model(), "trainer": OrderedDict(epoch_length=31, iteration=70, max_epochs=8)}, 70),
+        ({"model": Model(), "state": {"epoch": 3, "step": 70}, "loader": {"step": 8, "epoch": 3}}, 70),
+        ({"model": Model(), "run": Run(step=70, epoch=3)}, 70),
         ({"args": {"seed": 1, "step": 9}, "model": Model()}, None),
         (Model("step"), None),
     ],

@@ -55,10 +55,16 @@ def test_statements_that_go_back_while_steps_are_made_do_not_count() -> None:
     assert job_step(of_epochs[1], 0, misstated=True) == (110, StepSource.COUNTED)
 
 
+def test_a_number_that_stays_in_all_saves_of_an_attempt_is_a_setting() -> None:
+    saves = [of(1, 20 * number, 1000, number=number) for number in (1, 2, 3)]
+    assert is_misstated(saves) and not is_misstated(saves[:2])
+
+
 @pytest.mark.parametrize(
     "saves",
     [
         [of(1, 90, 90, number=1), of(1, 110, 110, number=2)],
+        [of(1, 90, 90, number=1), of(1, 90, 90, number=2), of(1, 91, 90, number=3)],
         [of(1, 90, 90, number=1), of(2, 10, 10, number=2)],
         [of(1, 90, 90, number=1), of(1, 20, 20, number=2)],
         [of(1, 90, 90, number=1), of(1, 110, None, number=2)],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import pytest
 
@@ -48,7 +49,7 @@ def save(*parts: Part, is_slot: bool = False) -> Save:
     key = "last" if is_slot else "#10"
     pieces = tuple(piece for _, piece in closing.pieces_of(parts).values())
     return Save(
-        1, key, "last" if is_slot else "#", "last", 1, 2, 10, Format.UNKNOWN, Content.OTHER, True, OPEN,
+        9, key, "last" if is_slot else "#", "last", 1, 2, 10, Format.UNKNOWN, Content.OTHER, True, OPEN,
         pieces=pieces, parts=parts,
     )  # fmt: skip
 
@@ -72,8 +73,13 @@ def beat(looks: int, *steps: int, has_unfinished: bool = False) -> reports.Heart
     return reports.Heartbeat(1, ranks, 1, looks, has_unfinished)
 
 
-def judge(*parts: Part, by: Watch | None = None, of: Gang = ENDED, before: Save | None = None) -> Found:
+def judge(*parts: Part, by: Watch | None = None, of: Gang = ENDED, before: Sequence[Save] = ()) -> Found:
     return closing.judge(save(*parts), by or watch(), of, before)
+
+
+def torn(why: str) -> Found:
+    """Return what is found of a torn save where `checkpoint.path` says: it is put out of the way."""
+    return Found(TORN, Closing.NONE, why, is_damaged=True)
 
 
 # Every rank has gone on
@@ -234,13 +240,13 @@ def test_a_node_whose_ranks_have_all_ended_well_has_gone_on_once_it_has_reported
 
 def test_what_no_rank_has_gone_on_from_is_torn_once_nothing_more_can_be_reported() -> None:
     assert judge(part("n0", "a.pt"), of=gang(stopped=("n0",))).state is OPEN
-    assert judge(part("n0", "a.pt")) == Found(TORN, Closing.NONE, "the attempt ended while it was written")
+    assert judge(part("n0", "a.pt")) == torn("the attempt ended while it was written")
 
 
 def test_a_lost_node_is_named_unless_it_had_gone_on() -> None:
     over = gang(stopped=("n0",), lost=("n1",))
     why = "n1 was lost before it had told whether it has a part in it"
-    assert judge(part("n0", "a.pt"), by=watch("n0"), of=over) == Found(TORN, Closing.NONE, why)
+    assert judge(part("n0", "a.pt"), by=watch("n0"), of=over) == torn(why)
     assert judge(part("n0", "a.pt"), by=watch("n0", "n1"), of=over).state is WHOLE
 
 
@@ -261,7 +267,7 @@ def test_a_name_of_the_save_before_that_was_not_written_again_tears_it_although_
 ):
     stale = dataclasses.replace(part("n0", "last/a.pt", "last/b.pt", state=DONE), stale=("last/b.pt",))
     why = "the attempt ended while it was written: last/b.pt is still that of the save before"
-    assert judge(stale) == Found(TORN, Closing.NONE, why)
+    assert judge(stale) == torn(why)
     assert judge(stale, by=watch("n0", "n1")).state is WHOLE, "some files of a save are written once"
     config = dataclasses.replace(
         part("n0", "last/a.pt", "last/config.json", state=DONE), stale=("last/config.json",)
@@ -349,16 +355,14 @@ def test_parts_of_a_name_that_is_written_again_must_be_of_one_step(
     steps: tuple[int, int], is_mixed: bool
 ) -> None:
     parts = [part(node, f"last/{node}.pt", steps=count) for node, count in zip(NODES, steps, strict=True)]
-    found = closing.judge(save(*parts, is_slot=True), watch(*NODES), gang(), None)
+    found = closing.judge(save(*parts, is_slot=True), watch(*NODES), gang())
     assert (found.state is OPEN, found.why != "") == (is_mixed, is_mixed)
-    assert closing.judge(save(*parts), watch(*NODES), gang(), None).state is WHOLE, (
-        "with a number in its name"
-    )
+    assert closing.judge(save(*parts), watch(*NODES), gang()).state is WHOLE, "with a number in its name"
 
 
 def test_a_single_file_that_every_host_writes_comes_from_one_and_is_not_mixed() -> None:
     parts = [part(node, "last.pt", steps=count) for node, count in zip(NODES, (10, 12), strict=True)]
-    assert closing.judge(save(*parts, is_slot=True), watch(*NODES), gang(), None).state is WHOLE
+    assert closing.judge(save(*parts, is_slot=True), watch(*NODES), gang()).state is WHOLE
 
 
 # The gang
@@ -368,7 +372,7 @@ def test_ranks_that_were_killed_steps_behind_a_save_have_written_it() -> None:
     over, here = gang(stopped=NODES), Watch(gone_on={"n0"})
     for made, by, state in ((11, Closing.STEPS, WHOLE), (10, Closing.STEPS, TORN), (11, Closing.NONE, TORN)):
         watch, ended = here if by is Closing.STEPS else Watch(), dataclasses.replace(over, made={"n1": made})
-        assert closing.judge(save(part("n0", "model.pt", by=by)), watch, ended, None).state is state
+        assert closing.judge(save(part("n0", "model.pt", by=by)), watch, ended).state is state
 
 
 def test_what_closing_needs_of_the_attempt_comes_from_the_facts() -> None:

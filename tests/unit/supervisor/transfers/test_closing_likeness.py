@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from orchestrator.core.checkpoints.save import Closing, Part
+from orchestrator.core.checkpoints.save import Closing, Part, Save
 from orchestrator.supervisor.transfers import closing
 from orchestrator.supervisor.transfers.closing import Found
 from tests.unit.supervisor.transfers.test_closing import (
@@ -23,11 +23,16 @@ from tests.unit.supervisor.transfers.test_closing import (
 )
 
 
+def earlier(*names: str, number: int = 1, attempt: int = 1) -> Save:
+    """Return a whole save before the one that is judged."""
+    return dataclasses.replace(save(part("n0", *names)), number=number, attempt=attempt, state=WHOLE)
+
+
 def test_likeness_to_the_save_before_makes_it_whole_if_each_file_is() -> None:
     def of(number: int) -> Part:
         return part("n0", f"model_{number}.pt", f"optim_{number}.pt")
 
-    before = dataclasses.replace(save(of(10)), state=WHOLE)
+    before = [earlier("model_10.pt", "optim_10.pt")]
     assert judge(of(20), before=before) == Found(WHOLE, Closing.LIKENESS, "")
     assert judge(of(20)).state is TORN
     assert judge(part("n0", "model_20.pt"), before=before).state is TORN
@@ -38,25 +43,51 @@ def test_likeness_to_the_save_before_makes_it_whole_if_each_file_is() -> None:
 def test_a_file_of_the_save_before_is_missed_only_where_no_step_and_no_end_shows_that_all_is_written() -> (
     None
 ):
-    before = dataclasses.replace(save(part("n0", "model_10.pt", "buffer_10.pkl")), state=WHOLE)
+    before = [earlier("model_10.pt", "buffer_10.pkl")]
     why = "it has no file like buffer_10.pkl of the save before"
     assert judge(part("n0", "model_20.pt"), by=watch(*NODES), of=gang(), before=before).state is WHOLE
     assert judge(part("n0", "model_20.pt"), of=gang(), before=before) == Found(OPEN, Closing.NONE, why)
     assert judge(part("n0", "model_20.pt", state=DONE), before=before) == Found(TORN, Closing.NONE, why)
     silent = save(part("n0", "model_20.pt", by=Closing.SILENCE))
-    for of, is_followed, state in ((gang(), False, OPEN), (ENDED, False, TORN), (gang(), True, WHOLE)):
-        found = closing.judge(silent, watch(*NODES), of, before, is_followed=is_followed)
-        assert found.state is state
+    after = [*before, dataclasses.replace(save(), number=10)]
+    for of, others, state in ((gang(), before, OPEN), (ENDED, before, TORN), (gang(), after, WHOLE)):
+        assert closing.judge(silent, watch(*NODES), of, others).state is state
     ended_well = dataclasses.replace(ENDED, done=frozenset(NODES))
     assert closing.judge(silent, watch(*NODES), ended_well, before).state is WHOLE
 
 
+def test_only_a_file_that_all_saves_before_had_is_missed() -> None:
+    both, one = ("model_10.pt", "ema_10.pt"), ("model_20.pt",)
+    saves = [earlier(*one), earlier(*both, number=2)]
+    assert judge(part("n0", "model_30.pt", state=DONE), before=saves).closed_by is Closing.LAST_WORD
+    saves = [earlier(*both), earlier(*both, number=2)]
+    why = "it has no file like ema_10.pt of the save before"
+    found = judge(part("n0", "model_30.pt", state=DONE), before=saves)
+    assert found == Found(TORN, Closing.NONE, why, is_damaged=True), "a script must not find it"
+    found = judge(part("n0", "model_30.pt", state=DONE), before=saves[1:])
+    assert found == Found(TORN, Closing.NONE, why), "what one save has is a doubt, and it stays in its place"
+
+
+def test_a_file_that_a_thread_writes_later_is_waited_for_until_the_next_save_is_begun() -> None:
+    saves = [earlier("model_10.pt", "optim_10.pt"), earlier("model_20.pt", "optim_20.pt", number=2)]
+    why = "it has no file like optim_20.pt of the save before"
+    half, gone_on = part("n0", "model_30.pt", state=DONE), watch(*NODES)
+    assert judge(half, by=gone_on, of=gang(), before=saves) == Found(OPEN, Closing.NONE, why)
+    assert judge(half, by=gone_on, before=saves) == Found(TORN, Closing.NONE, why, is_damaged=True)
+    after = [*saves, dataclasses.replace(save(), number=10)]
+    assert judge(half, by=gone_on, of=gang(), before=after).state is WHOLE, "a script may write it no more"
+    assert judge(half, by=gone_on, of=gang(), before=saves[1:]).state is WHOLE
+    resumed = [dataclasses.replace(one, attempt=0) for one in saves]
+    assert judge(half, by=gone_on, of=gang(), before=resumed).state is WHOLE
+    ended_well = dataclasses.replace(ENDED, done=frozenset(NODES))
+    assert judge(half, by=gone_on, of=ended_well, before=saves).state is WHOLE
+
+
 def test_a_file_that_fewer_ranks_have_than_in_the_save_before_is_missed_although_all_have_gone_on() -> None:
     names = ("model_10.pt", "rng_10_rank0.pt", "rng_10_rank1.pt", "data_10_shard0.pt", "data_10_shard1.pt")
-    before = dataclasses.replace(save(part("n0", *names)), state=WHOLE)
+    before = [earlier(*names)]
     some = part("n0", "model_20.pt", "rng_20_rank0.pt", "data_20_shard0.pt")
     why = "it has no file like that of rank 1 in the save before"
     assert judge(some, by=watch(*NODES), of=gang(), before=before) == Found(OPEN, Closing.NONE, why)
     assert judge(part("n0", "model_20.pt"), by=watch(*NODES), of=gang(), before=before).state is WHOLE
-    earlier = dataclasses.replace(before, attempt=0)
-    assert judge(some, by=watch(*NODES), of=gang(), before=earlier).state is WHOLE
+    assert judge(some, by=watch(*NODES), of=gang(), before=[earlier(*names, attempt=0)]).state is WHOLE

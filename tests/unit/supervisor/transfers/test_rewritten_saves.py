@@ -1,0 +1,99 @@
+"""A file that is written over at every step never settles: its format shows that it is whole, and it is copied before it counts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.agent.outputs.save_watch import REWRITTEN_BYTES_PER_S, REWRITTEN_S
+from orchestrator.core.checkpoints.save import Closing, SaveState
+from tests.support.desk_world import DeskWorld
+from tests.support.saved_files import S, torch_save
+from tests.unit.agent.outputs.test_save_watch import Place, begun
+from tests.unit.supervisor.transfers.test_save_desk import state
+
+WHOLE, OPEN, TORN, GONE = SaveState.WHOLE, SaveState.OPEN, SaveState.TORN, SaveState.GONE
+
+
+def written_over(place: Place, name: str, times: int, data: bytes) -> list[tuple[str, Closing]]:
+    """Write a file at each of so many steps, with a look behind each; return what is reported."""
+    found = []
+    for number in range(times):
+        place.write(name, at_ns=number * S, data=data)
+        found += [(change.group.main, change.closed_by) for change in place.look()]
+    return found
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    place = begun(tmp_path)
+    place.look()  # a first step is made
+    return place
+
+
+def test_a_file_that_is_written_over_at_every_step_is_reported_by_its_format_now_and_then(
+    place: Place,
+) -> None:
+    data = torch_save({"step": 5})
+    assert written_over(place, "last.pt", int(3 * REWRITTEN_S), data) == [("last.pt", Closing.LAST_WORD)] * 2
+    assert place.looks(2) == ["last.pt"], "it has settled"
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("last.pt", torch_save({"step": 5})[:-30]),
+        ("last.pkl", b"a format that shows nothing"),
+        ("a_5.pt", torch_save({"step": 5})),
+    ],
+    ids=["cut off", "unknown", "of one step"],
+)
+def test_others_are_not(place: Place, name: str, data: bytes) -> None:
+    assert written_over(place, name, int(3 * REWRITTEN_S), data) == []
+
+
+def test_a_large_one_is_reported_so_seldom_that_its_copies_cost_little(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = torch_save({"step": 5})
+    monkeypatch.setattr("orchestrator.agent.outputs.save_watch.REWRITTEN_BYTES_PER_S", len(data) / 20)
+    assert REWRITTEN_BYTES_PER_S > 1e6
+    assert len(written_over(place, "last.pt", 26, data)) == 2, "after 5 s, and 20 s after that"
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> DeskWorld:
+    return DeskWorld(tmp_path, "n0", "n1")
+
+
+def test_it_counts_once_it_is_copied_and_a_kill_in_the_midst_of_the_next_writing_costs_no_more(
+    world: DeskWorld,
+) -> None:
+    world.write({"last.pt": state(10)})
+    world.report("last.pt", steps=10, closed_by=Closing.LAST_WORD)
+    world.settle()
+    assert world.states() == [WHOLE] and world.saves[1].closed_by is Closing.LAST_WORD
+    world.write({"last.pt": b"cut off"})
+    world.report("last.pt", steps=20, closed_by=Closing.NONE)
+    world.stop()
+    assert world.compare(1) == "" and world.states() == [WHOLE, TORN]
+    assert (world.job.checkpoints / "last.pt").read_bytes() == state(10)
+
+
+def test_what_was_written_over_before_it_was_copied_does_not_count(world: DeskWorld) -> None:
+    world.write({"last.pt": state(10)})
+    seen = world.seen("last.pt", closed_by=Closing.LAST_WORD)
+    world.write({"last.pt": b"cut off"})
+    world.desk.seen(world.at, "n0", seen, world.gang)
+    world.settle()
+    assert world.states() == [OPEN]
+    world.write({"last.pt": state(20)})
+    world.report("last.pt", steps=20, closed_by=Closing.LAST_WORD)
+    world.settle()
+    assert world.states() == [WHOLE] and world.saves[1].steps == 20
+    world.write({"last.pt": state(30)})
+    world.report("last.pt", steps=30, closed_by=Closing.LAST_WORD)
+    world.settle()
+    assert world.states() == [GONE, WHOLE], "one entry for each that counted"
+    assert [path.name for path in (world.job.checkpoints / ".kept").iterdir()] == ["2"]
