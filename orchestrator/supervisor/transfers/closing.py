@@ -263,7 +263,8 @@ def judge(save: Save, watch: Watch, gang: Gang, saves: Iterable[Save] = ()) -> F
         return Found(SaveState.TORN, Closing.NONE, why, is_damaged=save.is_named)
     if reading.has_last_word(state, sizes, gang.world_size):
         return Found(SaveState.WHOLE, Closing.LAST_WORD, "")
-    if before is not None and state.is_proved and _shape(sizes) == _shape(p.name for p in before.pieces):
+    alike = [one for one in earlier if _shape(p.name for p in one.pieces) == _shape(sizes)]
+    if state.is_proved and (before in alike or len(alike) >= PATTERN_MIN):
         return Found(SaveState.WHOLE, Closing.LIKENESS, "")
     lost = sorted(gang.lost & set(gang.nodes) - watch.gone_on)
     why = "the attempt ended while it was written"

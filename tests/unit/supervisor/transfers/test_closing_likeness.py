@@ -34,6 +34,13 @@ def test_likeness_to_the_save_before_makes_it_whole_if_each_file_is() -> None:
 
     before = [earlier("model_10.pt", "optim_10.pt")]
     assert judge(of(20), before=before) == Found(WHOLE, Closing.LIKENESS, "")
+    before = [
+        earlier("model_10.pt", "optim_10.pt"),
+        earlier("model_20.pt", "optim_20.pt", "ema_20.pt", number=2),
+    ]
+    assert judge(of(30), before=before).state is TORN
+    before.insert(0, earlier("model_5.pt", "optim_5.pt", number=0))
+    assert judge(of(30), before=before).closed_by is Closing.LIKENESS, "two of three had no more"
     assert judge(of(20)).state is TORN
     assert judge(part("n0", "model_20.pt"), before=before).state is TORN
     unproved = part("n0", "model_20.bin", "optim_20.bin", state=dataclasses.replace(SHOWN, is_proved=False))
