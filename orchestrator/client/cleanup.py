@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from orchestrator.backends.api import LaunchError
 from orchestrator.client import remote_files
 from orchestrator.client.job import Job
 from orchestrator.core.errors import OrchError
-from orchestrator.core.host import process_tags
+from orchestrator.core.host import file_age, process_tags
 from orchestrator.core.jobdir import home, locks
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.text import counted
@@ -80,7 +79,7 @@ def _drafts(place: Path) -> list[Path]:
     for path in filter(lambda path: home.is_draft(path.name), place.glob(".*")):
         about = path.lstat()
         is_own_folder = stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid()
-        if is_own_folder and time.time() - about.st_mtime > DRAFT_S_MAX:
+        if is_own_folder and file_age.age_s(path) > DRAFT_S_MAX:
             old.append(path)
     return old
 
@@ -160,8 +159,8 @@ DRAFT_S_MAX = 3600.0
 
 def older_than(jobs: Sequence[Job], age_s: float) -> list[Job]:
     """Return the jobs that ended more than `age_s` ago."""
-    limit_s = time.time() - age_s
-    return [job for job in jobs if job.folder.ended.exists() and job.folder.ended.stat().st_mtime < limit_s]
+    ended = [job for job in jobs if job.folder.ended.exists()]
+    return [job for job in ended if file_age.age_s(job.folder.ended) > age_s]
 
 
 def delete(jobs: Sequence[Job]) -> tuple[str, dict[str, remote_files.Account]]:

@@ -22,7 +22,7 @@ from orchestrator.client.logs import secret_mask
 from orchestrator.core import codec
 from orchestrator.core.codec import Json
 from orchestrator.core.errors import ClusterError, Fault, OrchError
-from orchestrator.core.host import procfs
+from orchestrator.core.host import file_age, procfs
 from orchestrator.core.jobdir import home, ownership, requests, status_file
 from orchestrator.core.jobdir.durable import replace_text
 from orchestrator.core.jobdir.layout import JobDir
@@ -99,7 +99,7 @@ class SlurmSource(JobSource):
             return
         queued = _query(self.folder)
         if queued is None:
-            if time.time() - self.folder.plan.stat().st_mtime > HANDED_S_MAX:
+            if file_age.age_s(self.folder.plan) > HANDED_S_MAX:
                 why = sentence("its submit was cut off before Slurm had it", fix="submit it again")
                 slurm_close.close(self.folder, "", Cause.FAILED, why)
             return
@@ -343,7 +343,7 @@ def _cancel_age_s(job: JobDir) -> float | None:
     request = requests.latest(job.requests)
     if request is None or request.ask != "cancel":
         return None
-    return max(0.0, time.time() - request.written_s)
+    return max(0.0, file_age.now_s(job.requests) - request.written_s)
 
 
 def _cancel_s_max(job: JobDir) -> float:

@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 from orchestrator.client import saves
 from orchestrator.client.job import Job
 from orchestrator.core.errors import OrchError
-from orchestrator.core.host import host_memory, procfs
+from orchestrator.core.host import file_age, host_memory, procfs
 from orchestrator.core.host.host_memory import Note
 from orchestrator.core.jobdir import home, status_file
 from orchestrator.core.jobdir.layout import JobDir
@@ -64,13 +64,13 @@ class JobMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics. Raises ClusterError when the home cannot be read."""
-        wall_s, unreadable = time.time(), 0
+        wall_s, unreadable, files_now_s = time.time(), 0, file_age.now_s(self._folder)
         self._boot = procfs.boot_id()
         families = _Families()
         shown = set()
         for job in home.jobs(self._folder):
             try:
-                if _is_old(job, wall_s):
+                if _is_old(job, files_now_s):
                     continue
                 status = self._reader.status(job)
                 shown.add(job.id)
@@ -108,10 +108,10 @@ class JobMetrics(Collector):
         return history
 
 
-def _is_old(job: JobDir, wall_s: float) -> bool:
+def _is_old(job: JobDir, now_s: float) -> bool:
     """Tell whether a job ended long ago, at a stat or two."""
     with contextlib.suppress(OSError):
-        return wall_s - job.ended.stat().st_mtime > ENDED_S_MAX
+        return now_s - job.ended.stat().st_mtime > ENDED_S_MAX
     return False
 
 

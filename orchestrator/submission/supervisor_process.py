@@ -13,7 +13,7 @@ import time
 
 from orchestrator.core import codec
 from orchestrator.core.errors import ClusterError
-from orchestrator.core.host import process_tags
+from orchestrator.core.host import file_age, process_tags
 from orchestrator.core.jobdir import full_disk, home, locks, ownership
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.text import with_fix
@@ -43,7 +43,7 @@ def _is_supervised(job: JobDir) -> bool:
     """Tell whether the job has a supervisor, by its lock. One of another machine is not replaced: the agents and ranks of a
     local job are there."""
     if not job.lock.exists():
-        return time.time() - job.plan.stat().st_mtime < BEGIN_S_MAX  # its submit is at work
+        return file_age.age_s(job.plan) < BEGIN_S_MAX  # its submit is at work
     if locks.is_held(job.lock):
         return True
     who = locks.holder(job.lock)
