@@ -94,7 +94,7 @@ def _is_over(job: JobDir) -> bool:
 
 def _offer(root: Path, group: names.Group, files: Mapping[str, Piece], pointed: Collection[str]) -> Offer:
     pieces = tuple(files[name] for name in sorted(group.names))
-    return Offer(root, group, pieces, reading.read(root, group, files, pointed))
+    return Offer(root, group, pieces, reading.read(root, group, files, pointed, trusts_times=True))
 
 
 # Adoption

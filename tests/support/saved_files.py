@@ -216,7 +216,10 @@ def sight(root: Path, glob: str = "*") -> Sight:
         for key, group in names.group(found.files).items()
         if any(map(names.is_save_file, group.names))
     }
-    readings = {key: reading.read(root, group, found.files, found.pointed) for key, group in groups.items()}
+    readings = {
+        key: reading.read(root, group, found.files, found.pointed, trusts_times=True)
+        for key, group in groups.items()
+    }
     return Sight(found, groups, readings)
 
 

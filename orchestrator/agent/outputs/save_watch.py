@@ -219,7 +219,8 @@ class SaveWatch:
         group, pieces = done.group, done.pieces
         state = reading.read(self.root, group, found.files, found.pointed)
         stale = tuple(self._stale(group.key, pieces))
-        if group.is_slot and not reading.fault(state, {piece.name: piece.size_bytes for piece in pieces}):
+        sizes = {piece.name: piece.size_bytes for piece in pieces}
+        if group.is_slot and not reading.fault(state, sizes) and not reading.outdated(state, stale):
             self.before[group.key] = {piece.name: _stamp(piece) for piece in pieces}
         steps = done.step if done.step >= 0 else max(done.seen.steps.values(), default=0)
         return Change(group, pieces, state, done.closed_by, stale, steps)

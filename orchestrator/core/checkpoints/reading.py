@@ -32,14 +32,19 @@ _ANY_NUMBER = re.compile(r"(?<![mp]p_)rank[-_=]?#")
 
 
 def read(
-    root: Path, group: names.Group, files: Mapping[str, Piece], pointed: Collection[str] = ()
+    root: Path,
+    group: names.Group,
+    files: Mapping[str, Piece],
+    pointed: Collection[str] = (),
+    *,
+    trusts_times: bool = False,
 ) -> GroupReading:
-    """Read a group whose files have these sizes and times. `pointed`: names in the place that
-    pointer files and links have."""
+    """Read a group whose files have these sizes and times. `pointed`: names in the place that pointer files and links have;
+    `trusts_times`: whether the times tell in which order its files were written, for what nobody has seen written."""
     found = {name: formats.read(root, name, files[name].size_bytes) for name in group.names}
     faults = [f"{name} {reading.fault}" for name, reading in found.items() if reading.fault]
     faults += [group.mark] if group.mark else []
-    faults += _late_pieces(group, files, found)
+    faults += _late_pieces(group, files, found) if trusts_times else []
     if not faults and not any(files[name].size_bytes for name in group.names):
         faults.append(f"{group.names[0]} is empty")
     format_ = _format(group, found)
@@ -112,6 +117,13 @@ def fault(reading: GroupReading, sizes: Mapping[str, int]) -> str:
         if lowest < max(ranks):
             return f"{series.replace('#', str(lowest))} is missing"
     return ""
+
+
+def outdated(reading: GroupReading, stale: Collection[str]) -> str:
+    """Return the fault of a `.metadata` that is still that of the save before, while files that it names are new."""
+    named = (need for need in reading.needs if need.by.endswith(names.METADATA) and need.by in stale)
+    new = next((need for need in named if need.name not in stale), None)
+    return f"{new.name} was written again after {new.by}" if new is not None else ""
 
 
 def has_last_word(reading: GroupReading, sizes: Collection[str], world_size: int) -> bool:

@@ -273,12 +273,14 @@ def judge(save: Save, watch: Watch, gang: Gang, saves: Iterable[Save] = ()) -> F
 
 
 def _stale_need(save: Save, state: GroupReading) -> str:
-    """Return the fault of a file that one written anew names, and which was not written anew."""
+    """Return the fault of a file that one written anew names, and which was not written anew, or the other way round."""
     stale = {name for part in save.parts for name in part.stale}
     old = next(
         (need for need in state.needs if need.name in stale and need.by and need.by not in stale), None
     )
-    return f"{old.name} is still that of the save before; {old.by} is new" if old else ""
+    if old is None:
+        return reading.outdated(state, stale)
+    return f"{old.name} is still that of the save before; {old.by} is new"
 
 
 def _mixed(save: Save, pieces: dict[str, tuple[str, Piece]]) -> str:
