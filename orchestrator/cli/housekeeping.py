@@ -69,27 +69,18 @@ def collect(job: str | None, folder: Path | None, no_checkpoints: bool, everythi
 
 
 @click.command()
-@click.option("--forget", "host", metavar="HOST", help="Let the failures of this host count no longer.")
 @click.option("--free", is_flag=True, help="Ask hosts over SSH what is free now, and who holds the rest.")
 @AS_JSON
-def nodes(host: str | None, free: bool, as_json: bool) -> int:
+def nodes(free: bool, as_json: bool) -> int:
     """List the hosts that jobs and checks have seen, with their last failures.
 
     A host counts as failed for a day after a job has lost it or its check failed. Over SSH new jobs then use other hosts if there are enough. A check that it passes ends that.
     """
     from orchestrator.client.checks import seen_hosts
-    from orchestrator.core.host import host_memory
     from orchestrator.views import tables
 
     folder, wall_s = home.home(os.environ), time.time()
     known = seen_hosts.hosts(folder, wall_s)
-    if host is not None:
-        if host not in [one.name for one in known]:
-            fix = f"there are: {', '.join(one.name for one in known[:8]) or 'none'}; orch nodes lists all"
-            raise UserError("no job and no check has seen a host of this name", host, fix)
-        host_memory.forget(folder, host)
-        terminal.say(f"{host}: its failures are forgotten")
-        return 0
     listed = [one.as_json() for one in known]
     if free:
         from orchestrator.client.outline import stock

@@ -11,7 +11,7 @@ import click
 
 from orchestrator.cli import terminal
 from orchestrator.cli.group import AS_JSON, BACKEND, SET, SPEC, print_json
-from orchestrator.core.errors import ClusterError, UserError
+from orchestrator.core.errors import UserError
 from orchestrator.core.invisible_characters import harmless
 
 
@@ -78,40 +78,14 @@ def render(spec: Path, backend: str | None, overrides: tuple[str, ...]) -> int:
     "command",
     help="Make it of a launch line ('torchrun --nnodes 2 …'), a shell script, an sbatch script, or a loop over ssh.",
 )
-@click.option(
-    "--skill",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Write DIR/orch/SKILL.md, which tells an AI agent how to use orch.",
-)
-def init(file: Path, command: str | None, skill: Path | None) -> int:
+def init(file: Path, command: str | None) -> int:
     """Write a job file to start from (job.yaml), or to standard output (-)."""
     from orchestrator.submission.render import TEMPLATES
 
-    if skill is not None:
-        _write_skill(skill / "orch" / "SKILL.md")
-        return 0
     if command is not None:
         return _from_command(file, command)
     _write_for_editors(file, (TEMPLATES / "job.yaml.j2").read_text(), "edit it, then")
     return 0
-
-
-def _write_skill(file: Path) -> None:
-    """Write what an AI agent should know of orch. Raises UserError where another text stands, and ClusterError where it cannot
-    be written."""
-    from importlib import resources
-
-    text = resources.files("orchestrator.programs").joinpath("SKILL.md").read_text()
-    try:
-        if file.exists() and file.read_text(errors="replace") != text:
-            fix = "of an older orch: delete it, then run this again"
-            raise UserError("there is another text, which may be yours", str(file), fix)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
-    except OSError as err:
-        raise ClusterError(f"cannot be written: {err.strerror}", str(file), "name another folder") from err
-    terminal.say(f"wrote {file}")
 
 
 def _from_command(file: Path, command: str) -> int:

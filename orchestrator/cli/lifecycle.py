@@ -72,7 +72,7 @@ def report_submitted(job: Job, *, follow: bool, as_json: bool, is_new: bool = Tr
         batch = f"\n  batch   {plan.batch_text}" if plan.batch_text else ""
         terminal.say(f"submitted {job.id}\n  runs    {plan.size}{batch}\n  folder  {job.folder.root}")
         for host, why in plan.set_aside.items():
-            terminal.say(f"  aside   {host}, which failed {why}; orch nodes --forget {host} to use it again")
+            terminal.say(f"  aside   {host}, which failed {why}; orch check lets it count again")
         if job.source.slurm_id():
             _print_queue(job)
     for name, to in start_folder.output_links(job.folder).items() if is_new and not as_json else ():

@@ -226,8 +226,8 @@ def stacks(job: str | None, ranks: tuple[int, ...], as_json: bool) -> int:
 @click.option("--since", type=Ago(), help="Only the time of the last 90m, 12h, 30d.")
 @click.option(
     "--by",
-    type=click.Choice(("cause", "host", "job")),
-    help="What failures cost, by what they were or by whose host it was; or a line for each job.",
+    type=click.Choice(("cause", "host")),
+    help="What failures cost, by what they were or by whose host it was.",
 )
 @AS_JSON
 def goodput(job: str | None, of_all: bool, since: float | None, by: str | None, as_json: bool) -> int:

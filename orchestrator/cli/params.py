@@ -50,6 +50,17 @@ MEANT = {
 }  # fmt: skip
 """Verbs of docker, Slurm and other launchers, and what does the same here."""
 
+GONE = {
+    (
+        "checkpoints",
+        "--adopt",
+    ): "orch resume --from PATH begins from a file that no rank of the job has saved",
+    ("goodput", "--by job"): "orch goodput --all --json has each job",
+    ("init", "--skill"): "docs/agents.md tells an AI agent how to use orch, and orch mcp serves it",
+    ("nodes", "--forget"): "a host counts again once it passes orch check JOB.YAML --set nodes=1 --set ssh.hosts=HOST",
+}
+"""Options that earlier versions had, and what to write in their place."""
+
 
 SENTENCE_CHARS_MAX = 200
 
@@ -76,6 +87,10 @@ class Verbs(click.Group):
         """Return the verb of a line. Raises UsageError for another, with the one that is meant where that is known."""
         if args[0] in MEANT:
             ctx.fail(f"No such command {args[0]!r}: {MEANT[args[0]]}.")
+        line = f" {' '.join(args[1:]).replace('=', ' ')} "
+        for (verb, option), instead in GONE.items():
+            if verb == args[0] and f" {option} " in line:
+                ctx.fail(f"orch {verb} has no {option} any more: {instead}.")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

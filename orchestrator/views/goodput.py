@@ -75,7 +75,7 @@ def summary(of: Json) -> list[Line]:
 
 
 def table(found: Json, by: str | None) -> list[Line]:
-    """Return what `orch goodput` shows: all time by kind, or what was lost by `cause`, `host` or `job`."""
+    """Return what `orch goodput` shows: all time by kind, or what was lost by `cause` or `host`."""
     jobs = found["jobs"]
     if found["ratio"] is None:
         return [line("there is no time of ranks to count")]
@@ -85,9 +85,6 @@ def table(found: Json, by: str | None) -> list[Line]:
     head = line(Cell(name, "bold"), f"  goodput {100 * found['ratio']:.1f}% of {whole}")
     if by is None:
         return [head, (), *columns(_kind_rows(found, unit), ("TIME", *unit.heads, "WHAT IT IS"))]
-    if by == "job":
-        rows = [_job_row(job, unit) for job in jobs]
-        return [head, (), *columns(rows, ("JOB", "GOODPUT", *unit.heads, "MOST OF THE REST"))]
     rows = list(_loss_rows(jobs, by, unit))
     if not rows:
         return [head, line("no failure has cost anything")]
@@ -104,14 +101,6 @@ def _kind_rows(found: Json, unit: _Unit) -> list[list[Cell]]:
         for kind, rank_s in found["rank_seconds"].items()
         if unit.amount(rank_s) != "0.0"
     ]
-
-
-def _job_row(job: Json, unit: _Unit) -> list[Cell]:
-    spent = job["rank_seconds"]
-    rank_s, kind = max((rank_s, kind) for kind, rank_s in spent.items() if kind != "productive")
-    ratio = "-" if job["ratio"] is None else f"{100 * job['ratio']:.1f}%"
-    most = f"{kind} {unit.amount(rank_s)}" if rank_s else "-"
-    return [Cell(job["id"]), Cell(ratio.rjust(7)), *unit.cells(sum(spent.values())), Cell(most)]
 
 
 def _loss_rows(jobs: Sequence[Json], by: str, unit: _Unit) -> Iterator[list[Cell]]:

@@ -20,12 +20,10 @@ from typing import Any
 
 import jsonschema
 import pytest
-from click.testing import CliRunner
 from mcp import Client, StdioServerParameters
 
 import orchestrator
 from orchestrator.cli import app
-from orchestrator.cli.group import cli
 from orchestrator.core.errors import UserError
 from orchestrator.programs.json_schemas import schema_of
 from tests.support.cluster import small_torch
@@ -252,15 +250,3 @@ def test_an_agent_submits_waits_and_learns_why_by_the_model_context_protocol(des
             assert "less than or equal to" in await refusal("logs", tail=10_000_000)
 
     asyncio.run(talk())
-
-
-def test_a_skill_names_verbs_that_there_are(tmp_path: Path) -> None:
-    done = CliRunner().invoke(cli, ["init", "--skill", str(tmp_path)])
-    file = tmp_path / "orch" / "SKILL.md"
-    text = file.read_text()
-    assert done.exit_code == 0 and set(re.findall(r"^orch (\w+)", text, re.MULTILINE)) <= set(cli.commands)
-    file.write_text("mine")
-    assert (
-        CliRunner().invoke(cli, ["init", "--skill", str(tmp_path)]).exit_code != 0
-        and file.read_text() == "mine"
-    )

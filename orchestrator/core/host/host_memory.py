@@ -44,11 +44,6 @@ def write(home: Path, note: Note) -> None:
     replace_text(path, codec.dumps(note) + "\n")
 
 
-def forget(home: Path, host: str) -> None:
-    """Forget what is known of a host. Raises OSError."""
-    _path(home, host).unlink(missing_ok=True)
-
-
 def notes(home: Path) -> dict[str, Note]:
     """Return what is known of each host."""
     found = {}

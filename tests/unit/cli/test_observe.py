@@ -85,7 +85,7 @@ def test_why_says_what_a_resume_would_begin_from_as_files_are_now(
     ("words", "code", "text"),
     [
         ("gpt", 0, "WHAT IT IS"),
-        ("--all --by job --since 99999d", 0, "2 jobs  goodput"),
+        ("--all --by job --since 99999d", 2, "orch goodput --all --json has each job"),
         ("gpt --by host", 0, "node-0"),
         ("done --by cause", 0, "no failure has cost anything"),
         ("--by rank", 2, "is not one of"),

@@ -1,4 +1,4 @@
-"""How goodput is shown: by kind, by job, and what failures cost by cause and host."""
+"""How goodput is shown: by kind, and what failures cost by cause and host."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FOUND = {
 }
 
 
-@pytest.mark.parametrize("by", [None, "cause", "host", "job"])
+@pytest.mark.parametrize("by", [None, "cause", "host"])
 def test_the_table_is_the_one_that_was_looked_at(by: str | None) -> None:
     shown = view.table(post_mortem.time_uses(FOUND), by)
     golden.check(f"goodput-{by or 'kind'}.txt", cells.plain(shown))
