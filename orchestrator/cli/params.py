@@ -57,7 +57,10 @@ GONE = {
     ): "orch resume --from PATH begins from a file that no rank of the job has saved",
     ("goodput", "--by job"): "orch goodput --all --json has each job",
     ("init", "--skill"): "docs/agents.md tells an AI agent how to use orch, and orch mcp serves it",
-    ("nodes", "--forget"): "a host counts again once it passes orch check JOB.YAML --set nodes=1 --set ssh.hosts=HOST",
+    (
+        "nodes",
+        "--forget",
+    ): "a host counts again once it passes orch check JOB.YAML --set nodes=1 --set ssh.hosts=HOST",
 }
 """Options that earlier versions had, and what to write in their place."""
 

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import yaml
 
+from orchestrator.core.errors import Fault
 from orchestrator.core.host import gpus
 from orchestrator.spec.foreign import launchers, sbatch_header
 from orchestrator.spec.foreign.launchers import ASSIGNMENT, CUDA, OWNED_NAMES, Count, Counts, Starter
@@ -57,7 +58,8 @@ def take_over(document: Document, folder: Path) -> list[Became]:
             except ValueError as err:
                 document.faults.append(document.fault(key, str(err)))
                 document.data[key] = {"command": "true"} if key == "entrypoint" else "true"  # no second fault
-    launch, accelerate = document.data.get("launch"), document.data.get("accelerate")
+    _refuse_accelerate(document)
+    launch = document.data.get("launch")
     if isinstance(launch, list):
         launch = "\n".join(str(line) for line in launch)
     if isinstance(launch, str):
@@ -68,13 +70,23 @@ def take_over(document: Document, folder: Path) -> list[Became]:
             document.faults.append(document.fault("launch", str(err)))
             return []
         return became + _Sizes(document, "launch", _with_config(words, document, folder)).run()
-    if isinstance(accelerate, dict):
-        args, named = accelerate.get("args") or [], accelerate.get("config_file")
-        text = args if isinstance(args, str) else launchers.joined([str(word) for word in args])
-        words = launchers.launched_by(f"accelerate launch {text}")
-        words += ["--config_file", str(named)] if named else []
-        return _Sizes(document, "accelerate", _with_config(words, document, folder)).run()
     return []
+
+
+def _refuse_accelerate(document: Document) -> None:
+    """Note the fault of a section that earlier versions had, with the line that does the same."""
+    if "accelerate" not in document.data:
+        return
+    place = document.fault("accelerate", "")
+    given = document.data.pop("accelerate")
+    given = given if isinstance(given, dict) else {}
+    args, named = given.get("args") or "", given.get("config_file")
+    words = ["accelerate launch", f"--config_file {named}" if named else ""]
+    words += [args if isinstance(args, str) else launchers.joined([str(word) for word in args])]
+    script = document.data.get("entrypoint") or "train.py"
+    line = " ".join(filter(None, (*words, str(script))))
+    fix = f"write launch: {line} (in place of entrypoint, too)"
+    document.faults.append(Fault(place.where, "there is no such section any more", fix, place.line))
 
 
 # The line's place

@@ -18,7 +18,6 @@ from orchestrator.core.slurm import sbatch_options
 from orchestrator.spec import value_types as rules
 from orchestrator.spec.foreign import launchers
 from orchestrator.spec.sections import (
-    Accelerate,
     Batch,
     Checkpoint,
     Logs,
@@ -92,9 +91,6 @@ class JobSpec(Part):
     )
     rendezvous: Rendezvous = about({}, "Where the ranks of an attempt meet.")
     nccl: rules.Nccl = about({}, "NCCL settings without their prefix: `debug: INFO` sets NCCL_DEBUG.")
-    accelerate: Accelerate | None = about(
-        None, "Environment that `accelerate launch` would give the ranks; `{}`: by its defaults."
-    )
     monitor: Monitor = about({}, "When silence becomes a verdict, and what follows.")
     notify: Notify = about({}, "Notifications of what happens to the job.")
     restart: Restart = about({}, "How often and how fast a failed attempt is followed by another.")

@@ -192,13 +192,6 @@ class Batch(Part):
         return value
 
 
-class Accelerate(Part):
-    """What `accelerate launch` would put into each rank's environment; it is computed on each node."""
-
-    config_file: Line | None = about(None, "YAML that `accelerate config` has written, relative to workdir.")
-    args: rules.Words = about((), "Options of accelerate launch, such as --mixed_precision bf16.")
-
-
 class Logs(Part):
     """How ranks write their logs."""
 

@@ -7,11 +7,10 @@ Slurm has chosen them.
 
 from __future__ import annotations
 
-import json
 import shlex
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from orchestrator.core.errors import UserError
@@ -27,7 +26,6 @@ from orchestrator.core.planned import PlannedNode, PlannedPool, QueueTerms
 from orchestrator.core.slurm.sbatch_options import MINUTE_S, limit_s, signal_s
 from orchestrator.core.text import counted
 from orchestrator.spec.limits import limits_of
-from orchestrator.spec.yaml_document import path_in
 
 if TYPE_CHECKING:
     from orchestrator.spec.load import JobSpec, SpecFile
@@ -63,7 +61,7 @@ def plan(file: SpecFile, inventory: Inventory, job_id: str, created_at: float) -
     chosen, batch, slurm = _chosen_env(spec), spec.batch, None
     if on_slurm and pool is not None:
         slurm = PlannedSlurm(options(spec, pool, inventory.sbatch), spec.checkpoint.on_preempt.signal)
-    made = Plan(
+    return Plan(
         id=job_id,
         name=spec.name,
         backend=spec.backend,
@@ -94,7 +92,6 @@ def plan(file: SpecFile, inventory: Inventory, job_id: str, created_at: float) -
         batch=None if batch.per_device is None else PlannedBatch(batch.per_device, batch.accumulation),
         set_aside=aside,
     )
-    return replace(made, setup=(*made.setup, *_accelerate_setup(file, inventory, made)))
 
 
 def _notify(spec: JobSpec) -> PlannedNotify | None:
@@ -176,7 +173,7 @@ def _pool(file: SpecFile, inventory: Inventory, job_id: str) -> PlannedPool:
         seed=zlib.crc32(job_id.encode()),
         queue=queue if spec.backend == "slurm" else None,
         # Setup lines could change files that ranks use, where nodes share a disk, or fail for a while and use up all hosts.
-        readies_spares=not spec.setup and spec.accelerate is None and spec.launch is None,
+        readies_spares=not spec.setup and spec.launch is None,
     )
 
 
@@ -259,42 +256,6 @@ def _gpus_per_node(file: SpecFile, inventory: Inventory) -> int:
         )
         raise UserError(what, file.where("gpus_per_node"), fix)
     return int(spec.gpus_per_node)
-
-
-def accelerate_file(file: SpecFile, named: str) -> str:
-    """Return the path by which ranks find a configuration of Accelerate: relative to the code snapshot where it lies in
-    workdir."""
-    path = path_in(file.workdir, named)
-    inside = path.is_relative_to(file.workdir)
-    return str(path.relative_to(file.workdir) if inside else path)
-
-
-def _accelerate_setup(file: SpecFile, inventory: Inventory, made: Plan) -> tuple[str, ...]:
-    """Return the setup lines that set what `accelerate launch` would set, by the job's own Python, see
-    `agent.ranks.accelerate_env`; none without an `accelerate` section."""
-    spec = file.spec
-    if spec.accelerate is None:
-        return ()
-    named = spec.accelerate.config_file
-    settings = {
-        "args": list(spec.accelerate.args),
-        "config_file": accelerate_file(file, named) if named else None,
-        "nodes": made.pool.nodes if made.pool is not None else len(made.nodes),
-        "processes": made.world_size,
-        "keep": sorted({*made.env, *made.secrets}),
-    }
-    is_command = not spec.entry.is_python
-    pythons = ["python", "python3", inventory.python] if is_command else [inventory.python, "python3"]
-    if spec.python:
-        pythons = [spec.python]
-    look = " || ".join(f"command -v {shlex.quote(python)}" for python in pythons)
-    # The setup script is ROOT/nodes/NAME/setup.sh, the bundle ROOT/orch.pyz.
-    run = f'"$({look} || echo python3)" -m orchestrator.agent.ranks.accelerate_env {shlex.quote(json.dumps(settings))}'
-    return (
-        "orch_root=${0%/nodes/*} # what accelerate launch would set:",
-        f'orch_env=$(cd -- "$orch_root/code" && PYTHONPATH="$orch_root/orch.pyz${{PYTHONPATH:+:$PYTHONPATH}}" {run})',
-        'eval "$orch_env"',
-    )
 
 
 def _chosen_env(spec: JobSpec) -> dict[str, tuple[str, str]]:

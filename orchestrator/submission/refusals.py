@@ -10,8 +10,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import yaml
-
 from orchestrator.agent.host import setup_script
 from orchestrator.core import codec
 from orchestrator.core.checkpoints import tree
@@ -20,9 +18,7 @@ from orchestrator.core.jobdir import home
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.text import counted
 from orchestrator.spec.load import SpecFile
-from orchestrator.spec.yaml_document import ECHO_CHARS_MAX, escaped, missing_file, path_in
-from orchestrator.submission.planner import accelerate_file
-from orchestrator.submission.snapshot import Snapshot
+from orchestrator.spec.yaml_document import ECHO_CHARS_MAX, escaped
 
 VAIN = ("workdir", "snapshot", "ssh.sync")
 """The fields that choose what is copied at submit."""
@@ -69,7 +65,6 @@ def refuse_crowd(file: SpecFile, plan: Plan) -> None:
 def refuse_missing(file: SpecFile, plan: Plan, environ: Mapping[str, str]) -> None:
     """Raise UserError for what the job's ranks need and this machine lacks, where they run here and no setup line may
     install it."""
-    _refuse_accelerate(file, plan)
     if file.spec.backend != "local" or file.spec.setup:
         return
     if fault := missing_interface(
@@ -84,39 +79,6 @@ def refuse_missing(file: SpecFile, plan: Plan, environ: Mapping[str, str]) -> No
         fields = ("python", "entrypoint", "command", "launch")
         field = next(name for name in fields if getattr(file.spec, name))
         raise UserError(err.reason, file.where(field), "install it, or name another") from err
-
-
-def _refuse_accelerate(file: SpecFile, plan: Plan) -> None:
-    """Raise UserError for a configuration of Accelerate that ranks could not read, or that names another number of ranks."""
-    accelerate = file.spec.accelerate
-    if accelerate is None or accelerate.config_file is None:
-        return
-    where, named = file.where("accelerate.config_file"), accelerate.config_file
-    path = path_in(file.workdir, named)
-    if missing := missing_file(path):
-        raise UserError(
-            missing, where, "it is looked for in workdir; accelerate config --config_file writes one"
-        )
-    if file.spec.backend == "ssh" and not path.resolve().is_relative_to(file.workdir):
-        raise UserError(f"{named} lies outside workdir, and only workdir is copied", where, "copy it there")
-    try:
-        why = "" if isinstance(yaml.safe_load(path.read_text()), dict) else "it holds no keys"
-    except (OSError, ValueError, yaml.YAMLError) as err:
-        why = str(err)
-    if why:
-        raise UserError(f"{named} is not a configuration of Accelerate: {why}", where, "write it again")
-
-
-def refuse_uncopied(file: SpecFile, code: Snapshot) -> None:
-    """Raise UserError for a configuration of Accelerate that the hosts would not get: git ignores it."""
-    accelerate = file.spec.accelerate
-    if accelerate is None or accelerate.config_file is None:
-        return
-    named = accelerate_file(file, accelerate.config_file)
-    if Path(named) not in (*code.copies, *code.synced):
-        fix = f"take it out of .gitignore, or write ssh.sync: [{named}]"
-        where = file.where("accelerate.config_file")
-        raise UserError(f"git ignores {named}, so it is not copied to the hosts", where, fix)
 
 
 def refuse_foreign_syntax(file: SpecFile, plan: Plan, environ: Mapping[str, str]) -> None:

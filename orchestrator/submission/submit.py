@@ -89,7 +89,6 @@ def submit(
     code = snapshot.survey(file.workdir, file.spec.snapshot.limit_mb, left_out)
     if plan.ssh is not None:
         code = snapshot.with_sync(code, plan.ssh.sync, file.spec.snapshot.limit_mb, left_out)
-        refusals.refuse_uncopied(file, code)
     if key is not None:
         key.note(plan.id, made=False)
     job = _fill(folder, file, plan, code, environ, overrides)

@@ -1,4 +1,4 @@
-"""Do hosts over SSH, which share no disk, get what `accelerate launch` would set from a file in the code?"""
+"""Hosts over SSH, which share no disk, get what `accelerate launch` would set from a file in the code."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ print("found", *(os.environ.get(name) for name in names), flush=True)
 def test_a_host_computes_the_environment_from_the_code_that_it_has(desk: Desk) -> None:
     spec: dict[str, Any] = {"nodes": 1, "ssh": {"hosts": "node1"}, "env": {"FSDP_OFFLOAD_PARAMS": "mine"}}
     files = {"train.py": SCRIPT, "conf/fsdp.yaml": json.dumps(CONFIG)}
-    job = desk.submit(files, entrypoint="train.py", accelerate={"config_file": "conf/fsdp.yaml"}, **spec)
+    job = desk.submit(
+        files, entrypoint=None, launch="accelerate launch --config_file conf/fsdp.yaml train.py", **spec
+    )
     assert job.wait()["state"] == "SUCCEEDED", job.story()
     for rank in range(2):
         assert f"found {rank} bf16 true 2 mine" in job.log(rank)

@@ -71,8 +71,6 @@ def accelerate_settings(words: tuple[str, ...], at: NodePlan) -> str:
     return json.dumps(
         {
             "line": words,
-            "args": [],
-            "config_file": None,
             "processes": at.plan.world_size,
             "nodes": len(at.nodes),
             "keep": sorted({*at.plan.env, *at.plan.secrets}),

@@ -1,8 +1,8 @@
 """Environment that `accelerate launch` would give the ranks of this node, by the code of the installed Accelerate.
 
-The job's Python runs this file once on each node, as the last setup line. Accelerate reads its options and its
+The stand-in for `accelerate launch` runs this file on each node, by the Python of the call. Accelerate reads its options and its
 configuration and prepares a launch as it always does; in place of the launch, the variables that it would have set are
-printed as lines for the shell. Those that orch sets itself, and those of the job file's `env`, are left out.
+printed. Those that orch sets itself, and those of the job file's `env`, are left out.
 
 Only the standard library, as far back as Python 3.8: the job's Python need not be the one that runs the agent.
 """
@@ -12,7 +12,6 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import shlex
 import sys
 import types
 from collections.abc import Mapping, Sequence
@@ -43,28 +42,21 @@ class _Launch(BaseException):
 
 
 def main(words: Sequence[str]) -> int:
-    """Print the variables as lines for a shell; on failure say why on standard error, and return 1.
+    """Print, as JSON, `env` and what a line starts; on failure say why on standard error, and return 1.
 
-    With `line`, the words behind `accelerate launch`, a JSON object is printed: `env`, and what that line starts.
-    The word is a JSON object: `args`, `config_file` or null, `processes` and `nodes` of the job, and `keep`, the names
+    The word is a JSON object: `line`, the words behind `accelerate launch`, `processes` and `nodes` of the job, and `keep`, the names
     that are not to be changed.
     """
     settings = json.loads(words[0])
     lines = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print at import is not for the shell
+    os.dup2(2, 1)  # what libraries print at import is not for the reader
     try:
         found = variables(settings)
     except Refused as err:
         print(f"orch: {err}", file=sys.stderr)
         return 1
-    if "line" in settings:
-        with lines:
-            json.dump({**settings["found"], "env": found}, lines)
-        return 0
     with lines:
-        lines.writelines(f"export {name}={shlex.quote(value)}\n" for name, value in sorted(found.items()))
-    names = " ".join(sorted(found)) or "nothing"
-    print(f"orch: as accelerate launch would, this sets {names}", file=sys.stderr)
+        json.dump({**settings["found"], "env": found}, lines)
     return 0
 
 
@@ -84,16 +76,14 @@ def _launch_module() -> Any:
     try:
         return importlib.import_module("accelerate.commands.launch")
     except ImportError as err:
-        fix = "install accelerate in the job's Python, or name another with `python:`"
+        fix = "install accelerate in the Python of the launch line"
         raise Refused(f"{sys.executable} cannot import accelerate ({err}); {fix}") from err
 
 
 def _environment(launch: Any, settings: dict[str, Any]) -> dict[str, str]:
     """Return the environment in which Accelerate would start the ranks. Raises Refused."""
-    args = _read_line(launch, settings) if "line" in settings else _parsed(launch, settings)
+    args = _read_line(launch, settings)
     which = f"accelerate {_version()}"
-    config = settings["config_file"]
-    read = f" with {config}" if config else ""
     _stop_before_processes(launch)
     try:
         launch.launch_command(args)
@@ -101,28 +91,8 @@ def _environment(launch: Any, settings: dict[str, Any]) -> dict[str, str]:
         return moment.env
     except (Exception, SystemExit) as err:
         why = " ".join(str(err).split()) or type(err).__name__
-        raise Refused(f"{which} cannot launch{read}: {why}") from err
-    raise Refused(f"{which}{read} starts no local processes; orch cannot take the place of such a launch")
-
-
-def _parsed(launch: Any, settings: Mapping[str, Any]) -> Any:
-    """Return Accelerate's options as its own parser reads them; processes and nodes are those of the job."""
-    place = ["--num_processes", str(settings["processes"]), "--num_machines", str(settings["nodes"])]
-    # Port 0 is a free one: nothing listens on it, and Accelerate asks whether it is taken.
-    place += ["--machine_rank", "0", "--main_process_ip", "127.0.0.1", "--main_process_port", "0"]
-    if settings["nodes"] > 1:
-        place += ["--deepspeed_multinode_launcher", "standard"]  # the others start processes on other nodes
-    config = ["--config_file", settings["config_file"]] if settings["config_file"] else []
-    parser = launch.launch_command_parser()
-
-    def refuse(message: str) -> NoReturn:
-        raise Refused(f"accelerate {_version()} does not take accelerate.args: {message}")
-
-    parser.error = refuse  # its own would print every option
-    args = parser.parse_args([*settings["args"], *config, *place, SCRIPT])
-    if args.training_script != SCRIPT:
-        raise Refused(f"accelerate.args holds {args.training_script}, which is not an option; leave it out")
-    return args
+        raise Refused(f"{which} cannot launch: {why}") from err
+    raise Refused(f"{which} starts no local processes; orch cannot take the place of such a launch")
 
 
 def _read_line(launch: Any, settings: dict[str, Any]) -> Any:

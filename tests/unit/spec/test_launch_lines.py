@@ -152,11 +152,10 @@ def test_a_default_of_a_launcher_gives_way(tmp_path: Path) -> None:
 
 ACCELERATE: list[tuple[str, dict[str, str], tuple[int, int]]] = [
     ("entrypoint: accelerate launch --num_processes 2 t.py", {}, (1, 2)),
-    ("entrypoint: train.py\naccelerate: {args: --num_processes 2}", {}, (1, 2)),
     ("entrypoint: accelerate launch --config_file a.yaml t.py", {"num_processes": "4", "num_machines": "2"}, (2, 2)),
     ("entrypoint: accelerate launch --config_file=a.yaml --num_processes 2 t.py", {"num_processes": "4"}, (1, 2)),
-    ("entrypoint: train.py\naccelerate: {config_file: a.yaml}", {"num_processes": "4", "use_cpu": "true"}, (1, 4)),
-    ("entrypoint: train.py\nnodes: 2\naccelerate: {config_file: a.yaml, args: --cpu}", {"num_processes": "4"}, (2, 2)),
+    ("launch: accelerate launch --config_file a.yaml train.py", {"num_processes": "4", "use_cpu": "true"}, (1, 4)),
+    ("nodes: 2\nlaunch: accelerate launch --config_file a.yaml --cpu train.py", {"num_processes": "4"}, (2, 2)),
 ]  # fmt: skip
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shlex
 import zlib
 from typing import Any
 
@@ -167,30 +165,6 @@ def test_on_slurm_ranks_have_the_submitters_environment_but_for_his_gpus() -> No
         "HF_HOME": "/data",
         "ORCH_HOME": str(JOB.root.parent.parent),
     }
-
-
-def test_accelerates_environment_is_the_last_setup_line_by_the_jobs_python() -> None:
-    plan = _plan(
-        setup=["module load cuda"],
-        accelerate={"config_file": "conf/fsdp.yaml", "args": "--debug"},
-        env={"B": "1"},
-        secrets=["A"],
-        nccl={"debug": "INFO"},
-    )
-    assert plan.pool is not None and not plan.pool.readies_spares
-    first, _, run, last = plan.setup
-    assert (first, last) == ("module load cuda", 'eval "$orch_env"')
-    assert f"$(command -v {PYTHON} || command -v python3 ||" in run
-    settings = json.loads(shlex.split(run.removeprefix("orch_env=$(").removesuffix(")"))[-1])
-    assert settings == {
-        "args": ["--debug"],
-        "config_file": "conf/fsdp.yaml",
-        "nodes": 2,
-        "processes": 4,
-        "keep": ["A", "B", "NCCL_DEBUG"],
-    }
-    assert "command -v .venv/bin/python ||" in _plan(accelerate={}, python=".venv/bin/python").setup[1]
-    assert _plan().setup == ()
 
 
 def test_auto_with_fewer_gpus_here_than_nodes_is_refused_and_trains_on_no_cpu() -> None:

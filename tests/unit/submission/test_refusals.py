@@ -14,7 +14,6 @@ from orchestrator.core.errors import UserError
 from orchestrator.core.jobdir.plan import Plan, PlannedSsh
 from orchestrator.spec.load import load
 from orchestrator.submission import refusals, submit
-from orchestrator.submission.snapshot import Snapshot
 from tests.support import folders, jobs
 
 SPEC = "name: gpt\nprocs_per_node: 2\n"
@@ -46,37 +45,6 @@ def test_an_interface_in_nccls_own_syntax_is_none_of_gloos(tmp_path: Path, overr
     with pytest.raises(UserError, match="gloo knows no") as told:
         _submit(tmp_path, override)
     assert told.value.where == f"--set {override}" and told.value.fix
-
-
-@pytest.mark.parametrize(
-    ("config", "overrides", "said"),
-    [
-        ("", ("accelerate.config_file=fdsp.yaml",), r"no file fdsp\.yaml in .*; did you mean fsdp\.yaml\?"),
-        ("- a\n", (), r"fsdp\.yaml is not a configuration of Accelerate"),
-        ("a: [\n", (), r"fsdp\.yaml is not a configuration of Accelerate: while parsing"),
-        ("a: 1\n", ("backend=ssh", "ssh.hosts=h", "accelerate.config_file=/etc/hostname"), r"/etc/hostname lies outside workdir"),
-    ],
-)  # fmt: skip
-def test_a_configuration_of_accelerate_that_cannot_be_is_refused_at_submit(
-    tmp_path: Path, config: str, overrides: tuple[str, ...], said: str
-) -> None:
-    (tmp_path / "fsdp.yaml").write_text(config)
-    with pytest.raises(UserError, match=said) as told:
-        _submit(tmp_path, "accelerate.config_file=fsdp.yaml", *overrides)
-    assert told.value.fix
-    assert "accelerate.config_file" in told.value.where
-
-
-def test_a_configuration_of_accelerate_that_git_ignores_does_not_reach_hosts(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("")
-    (tmp_path / "fsdp.yaml").write_text("num_processes: 2\n")
-    (tmp_path / "job.yaml").write_text(
-        f"{SPEC}entrypoint: train.py\naccelerate: {{config_file: fsdp.yaml}}\n"
-    )
-    file, code = load(tmp_path / "job.yaml"), Snapshot(tmp_path, (Path("train.py"),), (Path("fsdp.yaml"),), 0)
-    with pytest.raises(UserError, match=r"git ignores fsdp\.yaml, so it is not copied to the hosts"):
-        refusals.refuse_uncopied(file, code)
-    refusals.refuse_uncopied(file, replace(code, synced=(Path("fsdp.yaml"),)))
 
 
 @pytest.mark.parametrize(

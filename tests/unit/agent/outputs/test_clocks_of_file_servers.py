@@ -48,7 +48,8 @@ def story(root: Path, layout: Layout, begins_s: float = 0.0, goes_on_s: float = 
             late_s = begins_s if index < half else goes_on_s
             write(root / name, save.files[name], true_ns + int(late_s * S) + index * MS)
             if index == half - 1:
-                look(), look()
+                look()
+                look()
         for _ in range(0 if is_last else 3):
             steps += 1
             look()

@@ -25,8 +25,10 @@ def launch_command_parser():
     for name in ("config_file", "num_processes", "num_machines", "machine_rank", "main_process_ip",
                  "main_process_port", "mixed_precision", "deepspeed_multinode_launcher"):
         parser.add_argument("--" + name)
+    for name in ("module", "no_python", "multi_gpu", "use_fsdp", "use_deepspeed", "use_megatron_lm", "cpu"):
+        parser.add_argument("--" + name, action="store_true")
     parser.add_argument("training_script")
-    parser.add_argument("rest", nargs=argparse.REMAINDER)
+    parser.add_argument("training_script_args", nargs=argparse.REMAINDER)
     return parser
 
 def launch_command(args):
@@ -34,7 +36,7 @@ def launch_command(args):
         raise ValueError("no such\\nprecision")
     if args.mixed_precision == "cloud":
         return
-    news = {"ACCELERATE_SIZE": args.num_processes, "ACCELERATE_NOTE": "it's one", "MASTER_PORT": "1",
+    news = {"ACCELERATE_SIZE": str(args.num_processes), "ACCELERATE_NOTE": "it's one", "MASTER_PORT": "1",
             "WORLD_SIZE": "7", "OMP_NUM_THREADS": "8", "KEPT": "theirs", "CUDA_VISIBLE_DEVICES": "3"}
     if args.mixed_precision == "one":
         subprocess.Popen([sys.executable], env={**os.environ, **news})
@@ -43,7 +45,7 @@ def launch_command(args):
         os.environ.update(news)
         torch.distributed.run.run(args)
 """,
-    "torch/__init__.py": "",
+    "torch/__init__.py": "import types\ncuda = types.SimpleNamespace(is_available=lambda: False)\n",
     "torch/distributed/__init__.py": "",
     "torch/distributed/run.py": "def run(args):\n    raise AssertionError('a launch')\n",
 }
@@ -58,7 +60,7 @@ def fake(tmp_path: Path) -> Path:
 
 
 def _run(folder: Path, *args: str, **more: Any) -> subprocess.CompletedProcess[str]:
-    settings = {"args": args, "config_file": None, "processes": 4, "nodes": 2, "keep": ["KEPT"], **more}
+    settings = {"line": [*args, "t.py"], "processes": 4, "nodes": 2, "keep": ["KEPT"], **more}
     return subprocess.run(
         [sys.executable, "-S", "-m", "orchestrator.agent.ranks.accelerate_env", json.dumps(settings)],
         env={"PYTHONPATH": f"{folder}:{bundle.PACKAGE.parent}", "OMP_NUM_THREADS": "1"},
@@ -75,10 +77,9 @@ def test_what_a_launch_would_set_is_printed_without_what_is_orchs_and_the_users(
 ) -> None:
     done = _run(fake, *how)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == (
-        "export ACCELERATE_NOTE='it'\"'\"'s one'\nexport ACCELERATE_SIZE=4\nexport OMP_NUM_THREADS=8\n"
-    )
-    assert "sets ACCELERATE_NOTE ACCELERATE_SIZE OMP_NUM_THREADS" in done.stderr
+    told = json.loads(done.stdout)
+    assert told["env"] == {"ACCELERATE_NOTE": "it's one", "ACCELERATE_SIZE": "4", "OMP_NUM_THREADS": "8"}
+    assert (told["kind"], told["words"]) == ("script", ["t.py"])
     assert "a banner" in done.stderr
 
 
@@ -87,8 +88,7 @@ def test_what_a_launch_would_set_is_printed_without_what_is_orchs_and_the_users(
     [
         (("--mixed_precision", "fp4"), "orch: accelerate 9.9 cannot launch: no such precision"),
         (("--mixed_precision", "cloud"), "orch: accelerate 9.9 starts no local processes"),
-        (("--fruit",), "orch: accelerate 9.9 does not take accelerate.args: unrecognized arguments: --fruit"),
-        (("train.py",), "orch: accelerate.args holds train.py, which is not an option"),
+        (("--fruit",), "orch: accelerate launch 9.9: unrecognized arguments: --fruit"),
     ],
 )  # fmt: skip
 def test_a_launch_that_cannot_be_is_refused_in_a_line(fake: Path, args: tuple[str, ...], words: str) -> None:
