@@ -149,12 +149,9 @@ def restart(job: str | None) -> int:
     help="Start from this one, not the newest.",
     shell_complete=complete_save,
 )
-@click.option("--as-new", is_flag=True, help="Begin a job of its own from a copy of a job's folder.")
 @SET
 @FOLLOW
-def resume(
-    job: str | None, checkpoint: str | None, as_new: bool, overrides: tuple[str, ...], follow: bool
-) -> int:
+def resume(job: str | None, checkpoint: str | None, overrides: tuple[str, ...], follow: bool) -> int:
     """Let an ended job go on from its newest checkpoint.
 
     It goes on in its own folder, with the code of its submit. A job that has succeeded goes on only with --set or --from: by itself it would find nothing left to do.
@@ -165,8 +162,6 @@ def resume(
     if checkpoint == "":
         fix = "orch checkpoints lists what there is; without --from: the newest"
         raise UserError("names no checkpoint", "--from", fix)
-    if as_new:
-        found = found.as_new()
     before = found.plan() if overrides else None
     choice = found.resume(checkpoint or "", overrides)
     terminal.say(f"resumed {found.id}")

@@ -51,17 +51,12 @@ MEANT = {
 """Verbs of docker, Slurm and other launchers, and what does the same here."""
 
 GONE = {
-    (
-        "checkpoints",
-        "--adopt",
-    ): "orch resume --from PATH begins from a file that no rank of the job has saved",
+    ("checkpoints", "--adopt"): "orch resume --from PATH begins from a file that no rank of the job has saved",
     ("goodput", "--by job"): "orch goodput --all --json has each job",
     ("init", "--skill"): "docs/agents.md tells an AI agent how to use orch, and orch mcp serves it",
-    (
-        "nodes",
-        "--forget",
-    ): "a host counts again once it passes orch check JOB.YAML --set nodes=1 --set ssh.hosts=HOST",
-}
+    ("nodes", "--forget"): "a host counts again once it passes orch check JOB.YAML --set nodes=1 --set ssh.hosts=HOST",
+    ("resume", "--as-new"): "a copy is an archive: submit its job.yaml as a new job, and begin that one with orch resume --from PATH",
+}  # fmt: skip
 """Options that earlier versions had, and what to write in their place."""
 
 

@@ -36,9 +36,6 @@ if TYPE_CHECKING:
 
 POLL_S = 0.1
 
-END_S_MAX = 300.0
-"""How long a copy of a running job may take to learn that it has no nodes."""
-
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Job:
@@ -153,31 +150,6 @@ class Job:
                 return self._resume(checkpoint, tuple(overrides), os.environ if environ is None else environ)
         except OSError as err:
             raise requests.refused(err, self.folder.root) from err
-
-    def as_new(self) -> Job:
-        """Make of a copy of a job's folder a job of its own, which has ended, by another id; return it: `resume` lets it go on.
-
-        Raises UserError for a folder that is no copy, and ClusterError when a copy of a running job cannot be ended.
-        """
-        from orchestrator.core.shown import Cause
-        from orchestrator.submission import resume, supervisor_process
-
-        new = Job(resume.as_new(self.folder, self.plan()))
-        if new.folder.ended.exists():
-            return new
-        why = f"it began as a copy of {self.id}, which ran"
-        if home.is_slurm(new.folder):
-            from orchestrator.client import slurm_close
-
-            slurm_close.close(new.folder, slurm_close.allocation_of(new.folder), Cause.CANCELLED, why)
-            return new
-        requests.ask(new.folder.requests, "cancel")
-        supervisor_process.start_supervisor(new.folder)
-        try:
-            new.wait(END_S_MAX)
-        except TimeoutError as err:
-            raise ClusterError(str(err), new.id, f"wait for its end, then orch resume {new.id}") from err
-        return new
 
     def _resume(self, checkpoint: str, overrides: tuple[str, ...], environ: Mapping[str, str]) -> Choice:
         """Let the job go on, with its resume lock held."""

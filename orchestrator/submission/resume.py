@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import socket
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 
 from orchestrator.core import codec
@@ -90,33 +88,6 @@ def _resume_in_queue(
     home.note_origin(job, job.root)
     job.state.unlink(missing_ok=True)  # it describes the last end; from now on the queue says how the job is
     replace_text(job.slurm, json.dumps([*before, slurm_id]))
-
-
-@ownership.closed_to_others()
-def as_new(copy: JobDir, old: Plan) -> JobDir:
-    """Make of a copy of a job's folder, with the plan `old`, the folder of a job of its own, by another id; return it. Raises
-    OrchError, for a folder that is no copy too. Cut off, it leaves a copy."""
-    if home.original_of(copy) is None:
-        raise UserError("its folder is no copy of another job's", copy.id, "leave out --as-new")
-    if fault := ownership.fault_within(copy.root):
-        raise UserError.of(fault)
-    new = JobDir(copy.root.with_name(home.new_id(old.name, time.time())))
-    plan = dataclasses.replace(old, id=new.id)
-    try:
-        with contextlib.suppress(FileNotFoundError, codec.CodecError):
-            status = codec.loads_plain(ownership.read_regular(copy.state))
-            replace_text(copy.state, codec.dumps_plain({**status, "id": new.id}))
-        replace_text(copy.plan, codec.dumps(plan))
-        _write_scripts(plan, new, copy)
-        for of_original in (copy.queue, copy.cleaned_hosts):
-            of_original.unlink(missing_ok=True)
-        if plan.slurm is not None:
-            replace_text(copy.slurm, "[]")
-        copy.root.rename(new.root)
-        home.note_origin(new, new.root)
-    except OSError as err:
-        raise requests.refused(err, copy.root) from err
-    return new
 
 
 def replan(job: JobDir, old: Plan, overrides: tuple[str, ...], environ: Mapping[str, str]) -> Plan:

@@ -209,7 +209,7 @@ def reason_lines(reason: str, folder: str) -> list[Line]:
 def outdated(status: Status) -> str:
     """Return that no supervisor keeps this status up to date, and which one last did; or of what it is a copy."""
     if status.copy_of:
-        return f"a copy of {status.copy_of}; orch resume {status.id} --as-new begins a job of its own from it"
+        return f"a copy of {status.copy_of}, which no command changes"
     holder, queued = status.supervisor, status.queue
     who = f"its supervisor (pid {holder.pid} on {holder.host})" if holder else "its supervisor"
     gone = ""

@@ -115,7 +115,7 @@ def original_of(job: JobDir) -> Path | None:
 def require_original(job: JobDir) -> None:
     """Raise UserError for a copy of a job's folder."""
     if (original := original_of(job)) is not None:
-        fix = f"ORCH_HOME={original.parent.parent} for the job itself; or orch resume {job.id} --as-new"
+        fix = f"ORCH_HOME={original.parent.parent} for the job itself; for a job of its own {anew(job.root)}"
         raise UserError(f"it is a copy of {original}, of which it changes nothing", str(job.root), fix)
 
 
@@ -133,7 +133,7 @@ def _origin(job: JobDir) -> Path:
 
 def anew(root: Path) -> str:
     """Return how the work of a job that cannot go on in its own folder goes on in another one."""
-    return f"submit it again, orch cancel that new job, and orch resume it --from a checkpoint in {root / 'checkpoints'}"
+    return f"submit {root / 'job.yaml'}, orch cancel that new job, and orch resume it --from a checkpoint in {root / 'checkpoints'}"
 
 
 def is_slurm(job: JobDir) -> bool:

@@ -106,7 +106,7 @@ def test_a_supervisor_that_cannot_write_its_status_is_known_by_its_full_disk(
     assert status_file.as_json(Job(running).source.status())["full_disk"] == str(running.root)
 
 
-def test_a_copy_shows_of_what_it_is_one_and_begins_a_job_of_its_own_when_asked_to(tmp_path: Path) -> None:
+def test_a_copy_shows_of_what_it_is_one_and_nothing_acts_for_it(tmp_path: Path) -> None:
     job = folders.failed(tmp_path / "a")
     home.note_origin(job, job.root)
     shutil.copytree(tmp_path / "a", tmp_path / "b")
@@ -115,12 +115,6 @@ def test_a_copy_shows_of_what_it_is_one_and_begins_a_job_of_its_own_when_asked_t
     for act in (copy.resume, lambda: requests.ask(copy.folder.requests, "cancel")):
         with pytest.raises(UserError, match="it is a copy of"):
             act()
-    own = copy.as_new()
-    assert (own.folder.root.parent, own.name) == (copy.folder.root.parent, "gpt")
-    assert own.id != job.id and {own.id} == {own.plan().id, own.status()["id"]}
-    assert not copy.folder.root.exists() and "copy_of" not in own.status()
-    with pytest.raises(UserError, match="is no copy"):
-        own.as_new()
 
 
 def test_a_folder_that_is_no_job_is_not_revived(tmp_path: Path) -> None:
