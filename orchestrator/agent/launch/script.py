@@ -154,7 +154,7 @@ class LaunchScript:
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            if _peer_uid(writer) == os.getuid():
+            if _peer(writer)[1] == os.getuid():
                 await self._serve_call(reader, writer)
         except (OSError, ValueError, asyncio.TimeoutError, asyncio.IncompleteReadError) as err:
             self._note(f"a launcher's stand-in was not understood: {err}")
@@ -204,6 +204,10 @@ class LaunchScript:
         first = request.python if call.is_python else call.words[0]
         program = shutil.which(first, path=env.get("PATH", os.defpath)) or ""
         cwd = Path(request.cwd) / call.cwd
+        if not cwd.is_dir():
+            raise options.Refused(
+                f"{call.launcher} is called in {cwd}, and there is no such folder; make it, or cd to another"
+            )
         if not program and (cwd / first).exists():
             program = str(cwd / first)
         if not program:
@@ -211,6 +215,7 @@ class LaunchScript:
         values = placeholders.of_environment(request.env)
         words = [placeholders.fill(word, values) for word in call.words]
         argv = (program, *(words if call.is_python else words[1:]))
+        limits = spawn.limits_of(_peer(writer)[0])
         self._calls += 1
         self._waiting = writer
         shown = " ".join(call.words)
@@ -218,7 +223,7 @@ class LaunchScript:
         if call.unused:
             self._note(f"{', '.join(call.unused)}: {_NOT_NEEDED}")
         _send(writer, {"say": ""})  # it waits now without limit
-        self._call = RankCall(self._calls, call, argv, cwd, env)
+        self._call = RankCall(self._calls, call, argv, cwd, env, limits)
         self._wake()
 
     def _refuse(self, request: calls.Request, err: options.Refused, writer: asyncio.StreamWriter) -> None:
@@ -274,14 +279,15 @@ class LaunchScript:
         return program in files.STAND_INS
 
 
-def _peer_uid(writer: asyncio.StreamWriter) -> int:
+def _peer(writer: asyncio.StreamWriter) -> tuple[int, int, int]:
+    """Return pid, user and group of the process at the other end."""
     peer = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-    return int(struct.unpack("3i", peer)[1])
+    return struct.unpack("3i", peer)
 
 
 async def _receive(reader: asyncio.StreamReader, limit_s: float) -> Any:
     line = await asyncio.wait_for(reader.readline(), limit_s)
-    return json.loads(line)
+    return json.loads(line.decode("utf-8", "surrogateescape"))  # bytes of other encodings stay what they are
 
 
 def _send(writer: asyncio.StreamWriter, data: Mapping[str, Any]) -> None:
