@@ -84,7 +84,9 @@ def _fill(document: Document, command: str, folder: Path) -> Header:
     if at < len(words):
         script = path_in(folder, words[at])
         name = script.stem
-        header, launch = _of_script(read(script), given, words, at, is_sbatch=start.starter is Starter.SBATCH)
+        text = read(script)
+        header, launch = _of_script(text, given, words, at, is_sbatch=start.starter is Starter.SBATCH)
+        header.notes.extend(_without_launcher(text))
     elif start.starter is Starter.SBATCH:
         raise ValueError("names no script behind sbatch's options")
     elif start.starter is Starter.REMOTE or launchers.hosts_of(words):
@@ -103,6 +105,22 @@ def _fill(document: Document, command: str, folder: Path) -> Header:
             document.places[setting.field] = Place("--from-command")
     document.data[key] = launch
     return header
+
+
+def _without_launcher(text: str) -> list[str]:
+    """Return what to write where a script runs Python and, as far as can be seen, no launcher."""
+    starts = [(launchers.start_of(words), words) for words in launchers.commands_of(text)]
+    programs = [
+        line
+        for start, words in starts
+        if start.starter is Starter.PYTHON and (line := launchers.joined(words[start.behind :]))
+    ]
+    if not programs or any(
+        start.starter in (Starter.LAUNCHER, Starter.SHELL, Starter.REMOTE) for start, _ in starts
+    ):
+        return []
+    line = f"if {programs[-1]} trains by itself, write entrypoint: {programs[-1]} in place of launch"
+    return [f"no line starts a launcher that orch knows: {line}"]
 
 
 def _script_of(words: Sequence[str], folder: Path) -> tuple[int, list[sbatch_header.Option]]:

@@ -26,16 +26,10 @@ from orchestrator.spec.foreign.launchers import ASSIGNMENT, CUDA, OWNED_NAMES, C
 from orchestrator.spec.yaml_document import Document, Place, Value, path_in, shown
 
 CONFIG_BYTES_MAX = 1 << 18
-SCRIPT_BYTES_MAX = 1 << 18
 _EXPANDED = re.compile(r"[$`*?\[~]")
 _KEPT = re.compile(r"'[^']*'|\"[^\"$`\\]*\"")
 """Quoted text in which a shell changes nothing."""
 
-_STARTS_LAUNCHER = re.compile(
-    r"^(?:[A-Za-z_]\w*=\S*\s+)*(?:exec\s+)?(?:\S*/)?(?:torchrun|accelerate\s+launch|deepspeed|srun|"
-    r"python[0-9.]*\s+-m\s+torch\.distributed\.(?:run|launch))\s",
-    re.MULTILINE,
-)
 _CONFIG_FILE = re.compile(r"--config[-_]file[= ]\s*(\S+)")
 
 
@@ -54,7 +48,7 @@ def take_over(document: Document, folder: Path) -> list[Became]:
     for key in ("entrypoint", "command"):
         if document.data.get(key):
             try:
-                _sort(document, key, folder)
+                _sort(document, key)
             except ValueError as err:
                 document.faults.append(document.fault(key, str(err)))
                 document.data[key] = {"command": "true"} if key == "entrypoint" else "true"  # no second fault
@@ -92,7 +86,7 @@ def _refuse_accelerate(document: Document) -> None:
 # The line's place
 
 
-def _sort(document: Document, key: str, folder: Path) -> None:
+def _sort(document: Document, key: str) -> None:
     """Put what a rank runs, or a node, into its field. Raises ValueError for a line that has none."""
     value = document.data[key]
     is_inner = isinstance(value, dict) and list(value) == ["command"]
@@ -112,7 +106,7 @@ def _sort(document: Document, key: str, folder: Path) -> None:
     if Starter.LAUNCHER in starts or (Starter.SHELL in starts[:1] and not is_command):
         _put_launch(document, key, launchers.runnable(text))
     elif is_command:
-        _refuse_script_that_launches(commands, document, folder)
+        return  # each rank runs it
     elif starts[:1] in ([Starter.SBATCH], [Starter.REMOTE]):
         line = shlex.quote(text) if "\n" not in text else "FILE"
         raise ValueError(
@@ -208,27 +202,6 @@ def _value(document: Document, field: str) -> Value:
     for part in field.split("."):
         found = found.get(part) if isinstance(found, dict) else None
     return found
-
-
-def _refuse_script_that_launches(commands: Sequence[Sequence[str]], document: Document, folder: Path) -> None:
-    """Raise ValueError for a command that runs a shell script of the workdir one of whose lines starts a launcher: each rank
-    would start ranks of its own. A line within a loop or condition may be for other places than orch."""
-    for words in commands:
-        start = launchers.start_of(words)
-        names = [word for word in words[start.at : start.at + 3] if word.endswith((".sh", ".bash"))]
-        if start.starter is not Starter.SHELL or not names:
-            continue
-        path = path_in(path_in(folder, str(document.data.get("workdir") or ".")), names[0])
-        try:
-            text = path.read_text(errors="replace")[:SCRIPT_BYTES_MAX]
-        except OSError:
-            continue
-        if "<<" not in text and (match := _STARTS_LAUNCHER.search(text)):
-            number = text.count("\n", 0, match.start()) + 1
-            raise ValueError(
-                f"runs {names[0]}, whose line {number} would start a launcher in every rank, each with ranks of its own; "
-                f"write it as `launch: {launchers.joined(words)}`, which each node runs once"
-            )
 
 
 # The size

@@ -60,6 +60,7 @@ srun --export=ALL,NOTE=nested bash -c 'torchrun ../words.py nested'
 srun -N1 -n1 echo one task
 cd ..
 accelerate launch --cpu --num_processes 2 --mixed_precision bf16 words.py accelerate
+python -c 'import sys; from torch.distributed import run; run.main(sys.argv[1:])' --nproc_per_node 2 words.py in-process
 torchrun --version || true
 scontrol show hostnames
 echo the end on $GROUP_RANK of $NNODES, $((SLURM_JOB_ID + SLURM_CPUS_ON_NODE - SLURM_NTASKS > 0)) $SLURM_JOB_NODELIST
@@ -85,7 +86,16 @@ def test_every_way_to_call_a_launcher_starts_the_gang_with_the_words_of_the_shel
             ["plain", "a b"],
             [f"--local-rank={rank}", "cfg.py", "--launcher", "pytorch", "--seed", "0"],
             *(["made", desk.environ["HOME"], "--seed", seed] for seed in "12"),
-            *(["child"], ["function"], ["full-path"], ["srun"], ["mpirun"], ["nested"], ["accelerate"]),
+            *(
+                ["child"],
+                ["function"],
+                ["full-path"],
+                ["srun"],
+                ["mpirun"],
+                ["nested"],
+                ["accelerate"],
+                ["in-process"],
+            ),
         ]
         assert {line["size"] for line in lines} == {"2"}
         assert [line["NOTE"] for line in lines if line["NOTE"]] == ["kept", "kept", "mpi", "nested"]
@@ -141,7 +151,7 @@ def test_the_words_that_reach_a_rank_are_those_that_the_real_launcher_hands_over
 
 WRONG = {
     "a wrong count": ("N=8; torchrun --nproc-per-node $N words.py", "launch", ["asks for 8 ranks", "the job has 1", "procs_per_node: 8"]),
-    "no call": ("echo nothing to do", "launch", ["without a call of torchrun", "nothing to do", "command:"]),
+    "no call": ("echo nothing to do", "launch", ["without a call of torchrun", "nothing to do", "entrypoint: train.py"]),
     "a call on some nodes": (
         "torchrun words.py; [ $GROUP_RANK = 1 ] || torchrun words.py", "rendezvous", ["node-0 came to it, node-1 ended without it"],
     ),
@@ -178,6 +188,24 @@ def test_what_is_wrong_with_a_script_is_said_and_not_tried_again(
         assert job.kinds() == [kind], (case, job.verdicts())
         text = json.dumps(job.verdict())
         assert all(words in text for words in said), (case, text)
+
+
+DETECTOR = """
+import subprocess, sys, time
+subprocess.run([sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "words.py"])
+time.sleep(60)
+"""
+
+
+def test_ranks_that_each_start_a_launcher_end_the_job_and_the_only_rank_may(desk: Desk) -> None:
+    files = {"detector.py": DETECTOR, **FAKE_TORCH}
+    job = desk.submit(files, entrypoint="detector.py --lr 1", restart={"max": 3})
+    alone = desk.submit(files, entrypoint="detector.py", procs_per_node=1)
+    assert job.wait()["state"] == "FAILED" and job.kinds() == ["launch"]
+    assert "torch.distributed.run: write launch: python detector.py --lr 1" in job.verdict()["summary"]
+    alone.wait_for_line("No module named")
+    alone.wait_for_state("RUNNING")
+    alone.job.cancel()
 
 
 STEPS = (

@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.agent.host.setup_script import TAIL_BYTES
-from orchestrator.agent.launch import calls, files, options
+from orchestrator.agent.launch import calls, files, gangs, options
 from orchestrator.agent.launch.stand_in import MESSAGE_BYTES_MAX, RUN_S_MAX
 from orchestrator.agent.ranks import spawn
-from orchestrator.agent.ranks.hook.launch import FOLDER_ENV, REAL_ENV, launcher_of
+from orchestrator.agent.ranks.hook.launch import FOLDER_ENV, GANGS_FILE, REAL_ENV, launcher_of
 from orchestrator.agent.ranks.processes import NodeRanks, RanksGoal
 from orchestrator.agent.ranks.rank_start import Call, RankCall
 from orchestrator.core import placeholders
@@ -85,6 +85,7 @@ class LaunchScript:
         """The script's shell has not been reaped."""
         name = f"orch-{secrets.token_hex(16)}"
         files.write(self._stand_ins, name, self._hook, at.job.bundle, stands_in_slurm=self._stands_in_slurm)
+        (self._stand_ins / GANGS_FILE).unlink(missing_ok=True)
         file = self._stand_ins / "script.sh"
         file.write_text(f"{at.plan.argv[-1]}\n")
         env = calls.script_env(self._own, given, self._stand_ins, self._hook)
@@ -115,9 +116,18 @@ class LaunchScript:
         self.is_running = False
         code = os.waitstatus_to_exitcode(status)
         self._note(f"the script ended with {f'code {code}' if code >= 0 else f'signal {-code}'}")
-        if self._ranks.want is RanksGoal.RUN:
+        if not (self._calls or code) and (left := self._left_behind()):
+            fix = "no &, nohup, setsid, tmux or screen: orch runs the script without your shell, and waits for its launcher"
+            self._fail(f"the script ended, and left in the background: {left}", self._tail(), fix)
+        elif self._ranks.want is RanksGoal.RUN:
             self._report(reports.LaunchEnded(self._ranks.attempt, self._calls, code, self._tail()))
         return True
+
+    def _left_behind(self) -> str:
+        """Return the command line of a process that the script has started and that still runs; empty for none."""
+        folder = str(self._stand_ins)
+        left = [pid for pid in procfs.pids() if procfs.environment(pid, FOLDER_ENV) == folder]
+        return _line(max(left)).rpartition(f"{folder}/")[2] if left else ""
 
     def rank_ended(self) -> None:
         """A rank has ended: when all of a call have ended well, the script goes on."""
@@ -154,7 +164,7 @@ class LaunchScript:
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            if _peer_uid(writer) == os.getuid():
+            if _peer(writer)[1] == os.getuid():
                 await self._serve_call(reader, writer)
         except (OSError, ValueError, asyncio.TimeoutError, asyncio.IncompleteReadError) as err:
             self._note(f"a launcher's stand-in was not understood: {err}")
@@ -204,6 +214,10 @@ class LaunchScript:
         first = request.python if call.is_python else call.words[0]
         program = shutil.which(first, path=env.get("PATH", os.defpath)) or ""
         cwd = Path(request.cwd) / call.cwd
+        if not cwd.is_dir():
+            raise options.Refused(
+                f"{call.launcher} is called in {cwd}, and there is no such folder; make it, or cd to another"
+            )
         if not program and (cwd / first).exists():
             program = str(cwd / first)
         if not program:
@@ -211,6 +225,7 @@ class LaunchScript:
         values = placeholders.of_environment(request.env)
         words = [placeholders.fill(word, values) for word in call.words]
         argv = (program, *(words if call.is_python else words[1:]))
+        limits = spawn.limits_of(_peer(writer)[0])
         self._calls += 1
         self._waiting = writer
         shown = " ".join(call.words)
@@ -218,7 +233,7 @@ class LaunchScript:
         if call.unused:
             self._note(f"{', '.join(call.unused)}: {_NOT_NEEDED}")
         _send(writer, {"say": ""})  # it waits now without limit
-        self._call = RankCall(self._calls, call, argv, cwd, env)
+        self._call = RankCall(self._calls, call, argv, cwd, env, limits)
         self._wake()
 
     def _refuse(self, request: calls.Request, err: options.Refused, writer: asyncio.StreamWriter) -> None:
@@ -249,15 +264,16 @@ class LaunchScript:
         if now_s < self._watch_at or not self.is_running or self._ranks.want is not RanksGoal.RUN:
             return
         self._watch_at = now_s + WATCH_S
-        tree = procfs.children()
-        below = [pid for pid in procfs.descendants(self._ranks.script_pid, tree) if self._is_launcher(pid)]
+        if not self._calls and (found := gangs.of_script(self._stand_ins)):
+            self._fail(found[0], self._tail(), found[1])
+        tree, script = procfs.children(), self._ranks.script_pid
+        below = [pid for pid in (script, *procfs.descendants(script, tree)) if self._is_launcher(pid)]
         self._seen = {pid: self._seen.get(pid, now_s) for pid in below}
         for pid, seen_at in self._seen.items():
             hands_over = procfs.environment(pid, FOLDER_ENV) and not tree.get(pid)
             if not hands_over or now_s - seen_at > HAND_OVER_S_MAX:
-                line = procfs.text(Path(f"/proc/{pid}/cmdline")).replace("\0", " ").strip()
                 self._fail(
-                    f"a launcher runs past orch: {line[:LINE_CHARS_MAX]}",
+                    f"a launcher runs past orch: {_line(pid)}",
                     self._tail(),
                     "its ranks would not meet those of other nodes: start it with the script's environment, without env -i or "
                     "python -I, and keep what is in PYTHONPATH: export PYTHONPATH=.:$PYTHONPATH; for ranks in a container write command:",
@@ -269,19 +285,25 @@ class LaunchScript:
         if not argv or any(word.startswith(folder) for word in argv[:4]) or procfs.environment(pid, REAL_ENV):
             return False
         program = argv[0].rpartition("/")[2]
-        if program.startswith("python"):
-            return bool(launcher_of(argv)[0])
-        return program in files.STAND_INS
+        is_named = bool(launcher_of(argv)[0]) if program.startswith("python") else program in files.STAND_INS
+        return is_named or bool(
+            procfs.environment(pid, "TORCHELASTIC_RUN_ID")
+        )  # torch's launcher has started it
 
 
-def _peer_uid(writer: asyncio.StreamWriter) -> int:
+def _line(pid: int) -> str:
+    return procfs.text(Path(f"/proc/{pid}/cmdline")).replace("\0", " ").strip()[:LINE_CHARS_MAX]
+
+
+def _peer(writer: asyncio.StreamWriter) -> tuple[int, int, int]:
+    """Return pid, user and group of the process at the other end."""
     peer = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-    return int(struct.unpack("3i", peer)[1])
+    return struct.unpack("3i", peer)
 
 
 async def _receive(reader: asyncio.StreamReader, limit_s: float) -> Any:
     line = await asyncio.wait_for(reader.readline(), limit_s)
-    return json.loads(line)
+    return json.loads(line.decode("utf-8", "surrogateescape"))  # bytes of other encodings stay what they are
 
 
 def _send(writer: asyncio.StreamWriter, data: Mapping[str, Any]) -> None:

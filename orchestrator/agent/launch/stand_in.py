@@ -100,7 +100,7 @@ def _connected(name: str) -> socket.socket:
 
 
 def _send(stream: Any, data: dict[str, Any]) -> None:
-    stream.write(json.dumps(data).encode() + b"\n")
+    stream.write(json.dumps(data, ensure_ascii=False).encode("utf-8", "surrogateescape") + b"\n")
     stream.flush()
 
 
@@ -132,9 +132,9 @@ def _python_of(real: str) -> str:
 
 
 def _cwd() -> str:
-    """Return the working folder as the shell names it."""
+    """Return the working folder as the shell names it; one that is gone as the kernel does."""
     named = os.environ.get("PWD", "")
     with contextlib.suppress(OSError):
         if named and Path(named).samefile("."):
             return named
-    return str(Path.cwd())
+    return str(Path("/proc/self/cwd").readlink())

@@ -6,10 +6,11 @@ import os
 from collections.abc import Callable, Mapping
 
 from orchestrator.agent.hang.inspector import Inspector
-from orchestrator.agent.launch.script import LaunchScript
+from orchestrator.agent.launch import gangs
+from orchestrator.agent.launch.script import WATCH_S, LaunchScript
 from orchestrator.agent.outputs.save_scanner import SaveScanner
 from orchestrator.agent.ranks import failure
-from orchestrator.agent.ranks.processes import NodeRanks
+from orchestrator.agent.ranks.processes import NodeRanks, RanksGoal
 from orchestrator.agent.ranks.rank_start import NodeEnvironment, RankCall, RankStart
 from orchestrator.core.settings.rank_env import NodePlan
 from orchestrator.core.wire import reports
@@ -29,6 +30,7 @@ class NodeAttempt:
         self._scanner, self._report, self._note = scanner, report, note
         self._script: LaunchScript | None = None
         self._inspector: Inspector | None = None  # of the ranks that were started last
+        self._watch_at = 0.0
 
     def run(self, at: NodePlan, given: Mapping[str, str], wake: Callable[[], None]) -> None:
         """Run the attempt's script, whose ranks start when it calls a launcher. Raises OSError."""
@@ -80,6 +82,9 @@ class NodeAttempt:
         before have saved is reported."""
         if self._inspector is not None and (report := self._inspector.gather()) is not None:
             self._report(report)
+        if now_s >= self._watch_at and len(self.ranks.alive) > 1 and self.ranks.want is RanksGoal.RUN:
+            self._watch_at = now_s + WATCH_S
+            self._watch_gangs()
         if self._script is None:
             return None
         self._script.watch(now_s)
@@ -87,6 +92,13 @@ class NodeAttempt:
             self._close_inspector()
             return self._script.begin_call()
         return None
+
+    def _watch_gangs(self) -> None:
+        """End the attempt where its ranks are copies of one training."""
+        ranks, first = self.ranks, self.ranks.alive[0]
+        if found := gangs.below_ranks(first.folder.parent, len(ranks.processes), first.pid):
+            self._report(reports.PrepareFailed(ranks.attempt, found[0], "", is_final=True, fix=found[1]))
+            self._watch_at = float("inf")
 
     def ended(self, pid: int, status: int, *, is_reported: bool) -> None:
         """Note that a process was reaped, if it is the script or a rank; report the end of a rank if `is_reported`."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from string import Template
+from typing import Any
 
 from orchestrator.agent.ranks import spawn
 from orchestrator.agent.ranks.hook.layout import (
@@ -70,6 +71,8 @@ class RankCall:
     argv: tuple[str, ...]
     cwd: Path
     env: dict[str, str] = field(repr=False)
+    # Those of the process that has called, see `spawn.limits_of`
+    limits: tuple[tuple[Any, ...], ...] = ()
 
     def argv_of(self, local_rank: int, more: tuple[str, ...]) -> tuple[str, ...]:
         """Return the words of a rank, with `more` behind them."""
@@ -160,4 +163,5 @@ class NodeEnvironment:
             process_tags.NAME: self.tag,
         }
         log = at.job.rank_log(at.attempt, rank)
-        return RankStart(rank, local_rank, spawn.Program(argv, self.of_a_rank(own, rank), cwd, log))
+        limits = call.limits if call is not None else ()
+        return RankStart(rank, local_rank, spawn.Program(argv, self.of_a_rank(own, rank), cwd, log, limits))

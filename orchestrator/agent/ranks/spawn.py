@@ -9,35 +9,44 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from orchestrator.agent.ranks.template import die_with_parent
+from orchestrator.agent.ranks.template import die_with_parent, take
 from orchestrator.core.host import procfs
 from orchestrator.core.jobdir import ownership
 
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
+_RLIMITS = 16  # how many there are, see getrlimit(2)
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program to run; `output` is opened for appending."""
+    """A program to run; `output` is opened for appending; `limits`: see `limits_of`, empty: those of the agent."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
     cwd: Path
     output: Path
+    limits: tuple[tuple[Any, ...], ...] = ()
 
 
 def start(program: Program) -> int:
     """Start a program and return its pid. Raises OSError when it cannot be executed."""
     agent_pid = os.getpid()
+
+    def begin() -> None:
+        die_with_parent(agent_pid, signal.SIGKILL)
+        take(program.limits)
+
     with ownership.growing_file(program.output) as output:
         process = subprocess.Popen(
             program.argv,
@@ -47,10 +56,22 @@ def start(program: Program) -> int:
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=lambda: die_with_parent(agent_pid, signal.SIGKILL),
+            preexec_fn=begin,
         )
     process.returncode = 0  # reaped by the agent for all its children at once; Popen must not wait for it
     return process.pid
+
+
+def limits_of(pid: int) -> tuple[tuple[Any, ...], ...]:
+    """Return what a process hands on to those that it starts, besides its variables: umask, niceness, processors and resource
+    limits, as `template.take` takes them. Raises OSError, ValueError when it is gone."""
+    _, _, rest = procfs.text(Path(f"/proc/{pid}/status")).partition("\nUmask:")
+    return (
+        ("umask", int(rest.partition("\n")[0], 8)),
+        ("setpriority", os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, pid)),
+        ("sched_setaffinity", 0, sorted(os.sched_getaffinity(pid))),
+        *(("setrlimit", number, resource.prlimit(pid, number)) for number in range(_RLIMITS)),
+    )
 
 
 def reaped() -> Iterator[tuple[int, int]]:

@@ -103,6 +103,7 @@ def become_rank(order: "dict[str, Any]", arm: "ModuleType", ahead: "ModuleType")
     os.environ.clear()
     os.environ.update({**order["env"], **set_by_imports})
     os.chdir(order["cwd"])
+    take(order["limits"])
     show_argv(order["argv"])
     if hasattr(sys, "orig_argv"):
         sys.orig_argv = list(order["argv"])
@@ -114,6 +115,17 @@ def become_rank(order: "dict[str, Any]", arm: "ModuleType", ahead: "ModuleType")
     for function, names in ahead.rank_zero():
         function.rank = next((int(os.environ[name]) for name in names if name in os.environ), 0)
     arm.start()
+
+
+def take(limits: "Sequence[Sequence[Any]]") -> None:
+    """Take limits that `spawn.limits_of` has read: each is a function of `os` or `resource`, and what it is called with."""
+    import resource
+
+    for name, *values in limits:
+        try:
+            (getattr(resource, name, None) or getattr(os, name))(*values)
+        except (OSError, ValueError):
+            pass  # one that this process may not raise
 
 
 def show_argv(words: "Sequence[str]") -> None:

@@ -182,7 +182,7 @@ class Template:
         ticket = Path(program.env[RANK_DIR_ENV]) / TICKET
         order = {
             "argv": program.argv, "env": dict(program.env), "cwd": str(program.cwd), "output": str(program.output),
-            "agent": os.getpid(), "ticket": str(ticket),
+            "agent": os.getpid(), "ticket": str(ticket), "limits": program.limits,
         }  # fmt: skip
         with contextlib.suppress(OSError):
             ticket.touch()

@@ -63,7 +63,7 @@ def _cannot_launch(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) ->
             retry, fix = not node.setup_failure.is_final, node.setup_failure.fix
             output = (Evidence(tail, EvidenceKind.OUTPUT),) if tail else ()
             return facts.verdict_on(
-                Kind.LAUNCH, f"{node.name}: {reason}", node=node.name, proof=(*((Evidence("its ranks were not started", fix=fix),) if fix else ()), *output),
+                Kind.LAUNCH, f"{node.name}: {reason}", node=node.name, proof=(*((Evidence("another attempt would end in the same way", fix=fix),) if fix else ()), *output),
                 cause=FailureCause.SETUP, place=(reason,), since_s=node.contact_at, retry=retry,
             )  # fmt: skip
         if node.hopeless and facts.pool is None and (fault := node.launch_fault):

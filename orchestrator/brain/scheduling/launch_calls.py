@@ -18,7 +18,8 @@ from orchestrator.brain.model.node_facts import AgentState, NodeFacts
 _NO_CALL = "the script ended without a call of torchrun, accelerate launch, deepspeed, srun or another launcher that orch knows"
 _UNSTARTED = Evidence(
     "no rank was started",
-    fix="if its program starts no launcher, write it as command: (each rank runs it), or as entrypoint: train.py",
+    fix="a program that trains without a launcher is entrypoint: train.py; for one that starts its processes itself write "
+    "procs_per_node: 1, too",
 )
 
 

@@ -96,6 +96,25 @@ def test_a_header_without_gpus_or_tasks_is_one_rank_a_node(tmp_path: Path) -> No
     assert made(tmp_path, "sbatch run.sh")[0].procs_per_node == 1
 
 
+@pytest.mark.parametrize(
+    ("body", "line"),
+    [
+        ("mkdir -p out\npython -u train.py --epochs 3\n", "entrypoint: train.py --epochs 3"),
+        ("python -m pkg.train 'a b'", "entrypoint: -m pkg.train 'a b'"),
+        ("torchrun train.py\npython export.py\n", ""),
+        ("python prepare.py\nbash inner.sh\n", ""),
+        ("python <<EOF\nprint()\nEOF\n", ""),
+        ("python", ""),
+        ("tune run x\n", ""),
+    ],
+)
+def test_a_script_that_starts_no_launcher_is_noticed(tmp_path: Path, body: str, line: str) -> None:
+    for name, header in (("run.sh", ""), ("run.sbatch", "#!/bin/bash\n#SBATCH -N 1\n")):
+        (tmp_path / name).write_text(header + body)
+        notes = made(tmp_path, name)[2]
+        assert ("starts a launcher that orch knows" in notes) == bool(line) and line in notes
+
+
 LOOP = """for h in gpu1 gpu2; do
   ssh -o StrictHostKeyChecking=no me@$h "cd src && torchrun --nnodes 2 --nproc_per_node 4 train.py" &
 done

@@ -14,6 +14,7 @@ import sys
 
 from .errors import Errors, HookNotes
 from .files import Files
+from .launch import note_launcher
 from .layout import RANK_DIR_ENV, SOCKET_ENV, SOCKET_FILE, STACK_SIGNAL_ENV, SUBMITTED_FROM_ENV
 from .own_code import follow
 from .stacks import Stacks
@@ -148,6 +149,7 @@ def start() -> None:
 
         # Raises in a subinterpreter, whose end says nothing.
         _signal.signal(_signal.SIGINT, _signal.getsignal(_signal.SIGINT))
+        note_launcher(argv[:-1])
         sys._orch_hook = Hook(  # type: ignore[attr-defined]
             os.environ, only_counts=any(mark in arg for arg in argv for mark in _ONLY_COUNTS)
         )

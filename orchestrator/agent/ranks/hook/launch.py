@@ -1,11 +1,22 @@
-"""Launchers that a node's script starts with its own Python: handed over to orch's stand-ins, which are programs of the node.
+"""Launchers that a Python starts or is, and gangs that orch has not started.
 
-Where PATH does not lead to a stand-in, as in `python -m torch.distributed.run` or `/opt/env/bin/torchrun`, this process is
-the launcher: it becomes the stand-in before it has imported anything.
+1. Where PATH does not lead to a stand-in, as in `python -m torch.distributed.run` or `/opt/env/bin/torchrun`, a Python of a
+   node's script is the launcher: it becomes the stand-in before it has imported anything.
+2. Where such a Python calls torch's launcher in its own process, as `tune run` does, a stand-in runs in place of that call.
+3. Where it trains, or enters a process group of several, it is noted for the agent. So are torch's launcher below a rank, and
+   each process of a rank that trains in a group: see `agent/launch/gangs.py`.
 """
+
+# No pathlib: it would cost every interpreter start 5 ms.
+# ruff: noqa: PTH118, PTH120, PTH123
 
 import os
 import sys
+
+TYPE_CHECKING = False  # typing's own costs 3 ms
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
 
 FOLDER_ENV = "ORCH_LAUNCH_DIR"
 """The variable with the folder of the stand-ins; set for what a node's script starts, and not for ranks."""
@@ -70,3 +81,125 @@ def hand_over(argv: "list[str]") -> None:
     if os.path.exists(program) and not any(word.startswith(folder + "/") for word in argv[:3]):  # noqa: PTH110
         os.environ[PYTHON_ENV] = sys.executable
         os.execv(program, [program, *words])
+
+
+GANGS_FILE = "gangs.jsonl"
+"""Notes for the agent: in the folder of the stand-ins, or in that of the attempt, beside the folders of its ranks. A line has
+`rank`, the name of a rank's folder (empty: of the script), `what`, and the `words` of its program."""
+
+LAUNCHES, TRAINS, IN_GROUP = "torch.distributed.run", "trains", "rank {} of {}"
+"""What is noted: a launcher, steps, a group of several."""
+
+STEPS_MIN = 5
+"""A program that makes fewer steps may only try out what is installed."""
+
+
+def note(what: str) -> None:
+    """Note something about this process for the agent. Raises nothing: what cannot be noted is not known."""
+    import json
+
+    rank, main = os.environ.get("ORCH_RANK_DIR", ""), getattr(sys.modules.get("__main__"), "__spec__", None)
+    try:
+        words = ["-m", main.name, *sys.argv[1:]] if main is not None else sys.argv
+        line = json.dumps({"rank": os.path.basename(rank), "what": what, "words": words}) + "\n"  # noqa: PTH119
+        with open(os.path.join(os.path.dirname(rank) or os.environ[FOLDER_ENV], GANGS_FILE), "a") as file:
+            file.write(line)
+    except Exception:
+        pass
+
+
+def note_launcher(argv: "list[str]") -> None:
+    """Note that a process of a rank is torch's launcher."""
+    name, words = launcher_of(argv)
+    if name.startswith("torch") and words[-1:] not in (["--help"], ["-h"], ["--version"]):
+        note(LAUNCHES)
+
+
+def note_gang() -> None:
+    """Note this process's place in a process group of several."""
+    c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
+    if getattr(c10d, "is_initialized", bool)() and c10d.get_world_size() > 1:
+        note(IN_GROUP.format(c10d.get_rank(), c10d.get_world_size()))
+
+
+class ScriptImports:
+    """A finder on `sys.meta_path` in a Python of a node's script, which is no rank. It finds nothing of its own: it replaces a
+    function of torch as soon as that is imported, before a program has taken it from its module."""
+
+    def __init__(self) -> None:
+        self._awaited = {
+            "torch.distributed.launcher.api": ("launch_agent", handing_over),
+            "torch.distributed.distributed_c10d": ("init_process_group", noting_group),
+            "torch.optim.optimizer": ("register_optimizer_step_post_hook", noting_steps),
+        }
+        sys.meta_path.insert(0, self)
+
+    def find_spec(self, module: str, path: "Any" = None, target: "Any" = None) -> "Any":
+        """Return the spec of a module of these; None for another."""
+        if module not in self._awaited:
+            return None
+        from importlib.util import find_spec
+
+        name, replaced = self._awaited.pop(module)
+        spec: Any = find_spec(module)
+        if spec is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def execute_and_replace(made: "Any") -> None:
+            execute(made)
+            if hasattr(made, name):  # an older torch may have no such function
+                setattr(made, name, replaced(getattr(made, name)))
+
+        spec.loader.exec_module = execute_and_replace
+        return spec
+
+
+def handing_over(launch: "Callable[..., Any]") -> "Callable[..., Any]":
+    """Return torch's launcher as one that a stand-in takes the place of."""
+
+    def launch_agent(config: "Any", entrypoint: "Any", args: "Any", *more: "Any", **options: "Any") -> "Any":
+        if callable(entrypoint):  # no other process can run it: its processes are noted as a gang
+            return launch(config, entrypoint, args, *more, **options)
+        import subprocess
+
+        is_python = entrypoint == sys.executable
+        words = args[args[:1] == ["-u"] :] if is_python else ["--no-python", entrypoint, *args]
+        # torchrun's own numbers where none are given are 1, and mean those of the job
+        asked = {"--nnodes": config.max_nodes, "--nproc-per-node": config.nproc_per_node}
+        counts = [f"{name}={number}" for name, number in asked.items() if number > 1]
+        call = [os.environ[FOLDER_ENV] + "/torchrun", *counts, *map(str, words)]
+        subprocess.run(call, env={**os.environ, PYTHON_ENV: sys.executable}, check=True)
+        return {}
+
+    return launch_agent
+
+
+def noting_group(form: "Callable[..., Any]") -> "Callable[..., Any]":
+    """Return torch's function that forms the process group as one that notes it first: it may wait for others in vain."""
+    import functools
+
+    @functools.wraps(form)
+    def init_process_group(*args: "Any", **options: "Any") -> "Any":
+        asked = {**os.environ, **dict(zip(("", "", "", "WORLD_SIZE", "RANK"), args))}  # noqa: B905 -- Python 3.8
+        rank, size = (options.get(name, asked.get(name.upper(), -1)) for name in ("rank", "world_size"))
+        if str(size).isdigit() and int(size) > 1:
+            note(IN_GROUP.format(rank, size))
+        return form(*args, **options)
+
+    return init_process_group
+
+
+def noting_steps(register: "Callable[..., Any]") -> "Callable[..., Any]":
+    """Have steps noted, and return torch's function as it is."""
+    import itertools
+
+    made = itertools.count(1).__next__
+
+    def after_step(*_: object) -> None:
+        if made() == STEPS_MIN:
+            note(TRAINS)
+
+    after_step._torchdynamo_disable = True  # type: ignore[attr-defined]
+    register(after_step)
+    return register

@@ -17,6 +17,8 @@ if __name__ == "sitecustomize":
 
             with open("/proc/self/cmdline", errors="surrogateescape") as file:  # noqa: PTH123
                 launch.hand_over(file.read().split("\0")[:-1])
+            if launch.REAL_ENV not in os.environ:
+                launch.ScriptImports()
         except Exception:
             pass  # a launcher that is seen to start ranks by itself ends the attempt
     # Make way as if the hook had never been loaded; children find it through the environment.

@@ -8,6 +8,7 @@ import sys
 
 from .errors import HookNotes
 from .groups import Groups
+from .launch import note_gang
 from .layout import (
     COUNTS_WORD,
     EXITING_PID_WORD,
@@ -165,6 +166,8 @@ class Steps:
         if fills_state():
             return
         step = self._next_step()
+        if step == 1:
+            self._notes.guard("gang", note_gang)
         now_ns = self._time_ns()
         words = self._words or self._first_step(now_ns)
         if words:

@@ -6,14 +6,18 @@ import asyncio
 import contextlib
 import os
 import signal
+import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
+from orchestrator.agent.host import hook_files
 from orchestrator.agent.launch.script import LaunchScript
+from orchestrator.agent.ranks import spawn
 from orchestrator.agent.ranks.processes import NodeRanks
+from orchestrator.agent.ranks.rank_start import RankCall
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.settings.rank_env import NodePlan
 from orchestrator.core.wire import reports
@@ -32,17 +36,19 @@ class Seen:
     is_called: bool = False
     refused: list[reports.PrepareFailed] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    call: RankCall | None = None
     end: reports.LaunchEnded | None = None
 
 
-async def _play(folder: Path, text: str) -> Seen:
-    """Run a script on a node of two ranks that never end, until it ends or its attempt must."""
+async def play(folder: Path, text: str, *, until_call: bool = False) -> Seen:
+    """Run a script on a node of two ranks that never end, until it ends or its attempt must, or until it calls a launcher."""
     job, seen = JobDir(folder), Seen()
-    job.code.mkdir()
+    job.code.mkdir(exist_ok=True)
+    hook_files.install_hook(job.node("node-0"))
     job.bundle.write_bytes(bundle.build())
     job.attempt_logs(1).mkdir(parents=True)
     at = NodePlan(jobs.plan(nodes=1, entrypoint=None, launch=text), job, "node-0", 1, ("node-0",))
-    ranks, given = NodeRanks(1, job, "node-0"), {"PATH": os.environ["PATH"]}
+    ranks, given = NodeRanks(1, job, "node-0"), {"PATH": os.environ["PATH"], "PYTHONPATH": "."}
 
     def report(report: reports.ReliableReport) -> None:
         if isinstance(report, reports.LaunchEnded):
@@ -53,13 +59,14 @@ async def _play(folder: Path, text: str) -> Seen:
     script = LaunchScript(ranks, at, given, report, seen.notes.append, lambda: None)
     deadline_s = time.monotonic() + WAIT_S_MAX
     try:
-        while not seen.refused and seen.end is None:
+        while not (seen.refused or seen.end or (until_call and seen.is_called)):
             assert time.monotonic() < deadline_s, f"the script goes on: {seen}"
             script.watch(time.monotonic())
             pid, status = os.waitpid(ranks.script_pid, os.WNOHANG)
             assert not pid or script.ended(pid, status)
             seen.is_called = seen.is_called or script.is_called
             await asyncio.sleep(0.02)
+        seen.call = script.begin_call() if seen.is_called and until_call else None
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(ranks.script_pid, signal.SIGKILL)
@@ -70,16 +77,36 @@ async def _play(folder: Path, text: str) -> Seen:
 
 def test_a_script_is_told_what_there_is_no_need_of_ranks_for(tmp_path: Path) -> None:
     text = "mpirun -n 1 echo one && srun bash -c 'echo two'; scontrol show hostnames a,b; squeue; exit 4"
-    seen = asyncio.run(_play(tmp_path, text))
+    seen = asyncio.run(play(tmp_path, text))
     assert seen.end is not None and (seen.end.code, seen.is_called, seen.refused) == (4, False, [])
     assert "two\na\nb\n" in seen.end.tail and "use orch status" in seen.end.tail
     job = JobDir(tmp_path)  # over SSH no other process can open the file that the agent's own code comes from
     assert f"sys.path.insert(0, {str(job.bundle)!r})" in (job.node("node-0") / "launch" / "srun").read_text()
 
 
+LIMITS = """
+ulimit -n 333; umask 027
+nice -n 3 taskset -c 0 torchrun --no-python printf $'\\xff'
+"""
+
+
+def test_a_call_hands_on_its_words_as_they_are_and_what_its_process_would_have_handed_on(
+    tmp_path: Path,
+) -> None:
+    seen = asyncio.run(play(tmp_path, LIMITS, until_call=True))
+    assert seen.call is not None and os.fsencode(seen.call.argv[-1]) == b"\xff"
+    code = "import os,resource; print(resource.getrlimit(7)[0], os.umask(0), os.nice(0) - int(os.environ['N']), os.sched_getaffinity(0))"
+    program = spawn.Program(
+        (sys.executable, "-c", code), {"N": str(os.nice(0))}, tmp_path, tmp_path / "out", seen.call.limits
+    )
+    os.waitpid(spawn.start(program), 0)
+    assert program.output.read_text() == f"333 {0o027} 3 {{0}}\n"
+
+
 REFUSED = {
     "a call while ranks run": ("torchrun python & sleep 1; torchrun python", "one gang at a time", True),
     "a launcher past orch": ("env -i /bin/bash -c 'exec -a torchrun sleep 60'", "runs past orch: torchrun 60", True),
+    "a folder that is gone": ("mkdir gone; cd gone; rmdir ../gone; torchrun python", "and there is no such folder", True),
     "a stand-in that is killed": ("timeout -s KILL 2 torchrun python; sleep 60", "ended by its script", False),
 }  # fmt: skip
 
@@ -87,5 +114,5 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_would_leave_ranks_alone_ends_the_attempt(case: str, tmp_path: Path) -> None:
     text, reason, is_final = REFUSED[case]
-    (report,) = asyncio.run(_play(tmp_path, text)).refused
+    (report,) = asyncio.run(play(tmp_path, text)).refused
     assert reason in report.reason and report.is_final is is_final
