@@ -122,7 +122,10 @@ def shake_hands(
         return
     failure = transport.get_exception()
     if isinstance(failure, IncompatiblePeer):
-        fix = "let its sshd offer today's algorithms (curve25519, aes-gcm or aes-ctr, ed25519 or rsa-sha2)"
+        fix = (
+            "its sshd must offer one of each: curve25519 or ecdh, aes-gcm or aes-ctr, and a host key of ed25519, ecdsa or "
+            "rsa-sha2"
+        )
         raise LaunchError("connect", f"{where(target)}: {failure}", fix, Retryable.PERMANENT)
     said = line.first.decode(errors="replace").splitlines()
     if len(said) == 1 and not said[0].startswith("SSH-"):
