@@ -42,9 +42,9 @@ SFTP_STALL_S_MAX = 60.0
 ALIVE_S_MAX = 5.0
 NOISE_BYTES_MAX = 1 << 20
 
-REFUSED_S = 16.0
-"""How long to wait before the second and last try at a host that refuses for now: the shortest penalty that sshd enforces
-lasts 15 s."""
+REFUSED_S = 21.0
+"""How long to wait before the second and last try at a host that refuses for now: sshd counts 5 s for each failed login, and
+refuses as soon as more than 15 s are left."""
 
 IDLE_CHECK_S = 10.0
 """How often an idle connection's thread wakes up; paramiko's ten times a second is too much with hundreds of hosts."""
