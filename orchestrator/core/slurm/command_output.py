@@ -278,7 +278,8 @@ def ended(job: QueueJob) -> Fault:
         case _:
             how = f" with exit code {code}" if code else ""
             how = f" with signal {number}" if number not in ("", "0") else how
-            return Fault("", f"{name} has ended{how}: {job.state}")
+            host = f" on {job.batch_host}" if job.batch_host else ""
+            return Fault("", f"{name} has ended{how}{host}: {job.state}")
 
 
 def unstarted(code: str) -> str:

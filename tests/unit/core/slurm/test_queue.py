@@ -186,8 +186,9 @@ def test_a_batch_script_that_could_not_be_executed_is_told_in_words() -> None:
     )
     assert said.endswith("Resource temporarily unavailable, see ulimit -u there")
     for code, how in (("1:0", "exit code 1"), ("0:11", "signal 11")):
-        ended = command_output.ended(QueueJob("7", "FAILED", exit=code)).what
-        assert ended == f"Slurm job 7 has ended with {how}: FAILED"
+        for host, where in (("", ""), ("node1", " on node1")):
+            ended = command_output.ended(QueueJob("7", "FAILED", exit=code, batch_host=host)).what
+            assert ended == f"Slurm job 7 has ended with {how}{where}: FAILED"
 
 
 # Looks
