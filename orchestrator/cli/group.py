@@ -68,9 +68,10 @@ def cli() -> None:
     """
 
 
-def find_job(wanted: str | None) -> Job:
-    """Return the job of this id or name, the latest one for None. Raises UserError when there is none."""
-    return Job(home.find(home.home(os.environ), wanted))
+def find_job(wanted: str | None, *, running: bool = False) -> Job:
+    """Return the job of this id or name, the latest one for None. Raises UserError when there is none. `running`: for a verb
+    that acts on a running job."""
+    return Job(home.find(home.home(os.environ), wanted, running=running))
 
 
 def all_jobs() -> list[Job]:

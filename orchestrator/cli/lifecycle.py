@@ -104,7 +104,7 @@ def cancel(job: str | None, wait: bool) -> int:
 
     Its ranks get TERM, and when monitor.stop_grace is over, KILL.
     """
-    found = find_job(job)
+    found = find_job(job, running=True)
     found.cancel()
     if not wait:
         terminal.say(f"{found.id} is being stopped")
@@ -132,7 +132,7 @@ def restart(job: str | None) -> int:
     """
     from orchestrator.views.cells import short
 
-    found = find_job(job)
+    found = find_job(job, running=True)
     before = found.restart()
     newest = before["checkpoint"]
     source = short(newest["path"], before["dir"]) if newest else "the beginning: there is no checkpoint yet"

@@ -209,7 +209,7 @@ def stacks(job: str | None, ranks: tuple[int, ...], as_json: bool) -> int:
     """
     from orchestrator.views import stacks as stack_view
 
-    found = find_job(job)
+    found = find_job(job, running=True)
     found.ranks_wanted(ranks, (), None)
     taken = found.stacks()
     if as_json:

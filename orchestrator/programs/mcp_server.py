@@ -158,7 +158,7 @@ def stacks(
     ranks: Annotated[list[int], Field(description="Only these ranks.")] = [],  # noqa: B006
 ) -> Json:
     """Inspect what every rank of a running job is doing right now; it changes nothing."""
-    found = _found(job)
+    found = _found(job, running=True)
     wanted = found.ranks_wanted(ranks, (), None)
     taken = found.stacks()
     return {**taken, "ranks": [rank for rank in taken["ranks"] if not wanted or rank["rank"] in wanted]}
@@ -185,14 +185,14 @@ def wait(
 
 def cancel(job: OneJob) -> Json:
     """Stop a job for good; it can be resumed. Ranks get TERM, and KILL when the grace is over: wait tells when it has stopped."""
-    found = _found(job)
+    found = _found(job, running=True)
     found.cancel()
     return outcome.outcome_of(found, 0.0)
 
 
 def restart(job: OneJob) -> Json:
     """End the present attempt of a running job, and begin the next one from the newest whole checkpoint."""
-    found = _found(job)
+    found = _found(job, running=True)
     found.restart()
     return outcome.outcome_of(found, 0.0)
 
@@ -261,8 +261,8 @@ def _refusals() -> Iterator[None]:
         raise ToolError(f"{err.filename or 'orch'}: {err.strerror or err}") from err
 
 
-def _found(wanted: str | None) -> Job:
-    return jobs.find(wanted)
+def _found(wanted: str | None, *, running: bool = False) -> Job:
+    return Job(home.find(home.home(os.environ), wanted, running=running))
 
 
 def _status(now: Status, ranks_max: int) -> Json:

@@ -6,6 +6,7 @@ over hosts the hosts become fields. Nothing else of a script is read.
 
 from __future__ import annotations
 
+import getpass
 import os
 import re
 import shlex
@@ -16,7 +17,7 @@ from pathlib import Path
 from orchestrator.core.errors import UserError
 from orchestrator.spec import job_writer, launch_lines, run_line
 from orchestrator.spec.foreign import launchers, sbatch_header
-from orchestrator.spec.foreign.launchers import Starter
+from orchestrator.spec.foreign.launchers import Count, Starter
 from orchestrator.spec.foreign.sbatch_header import Header
 from orchestrator.spec.hosts import expand
 from orchestrator.spec.launch_lines import Became
@@ -152,9 +153,17 @@ def _of_script(
     if not options and not is_sbatch:
         line = launchers.runnable(launchers.joined(words))
         return _of_hosts(text) if _REMOTE.search(text) else (Header(), line)
-    header = sbatch_header.header([*options, *given])
+    header = sbatch_header.header([*options, *given], _ranks_of(body))
     header.settings.insert(0, sbatch_header.Setting("backend", "slurm", "sbatch"))
-    if not any(setting.field in ("gpus_per_node", "procs_per_node") for setting in header.settings):
+    fields = {setting.field for setting in header.settings}
+    if "time_limit_action" not in fields and re.search(r"\bscontrol\s+requeue\b", body):
+        header.settings.append(sbatch_header.Setting("time_limit_action", "requeue", "scontrol requeue"))
+    mails = [
+        one.text for one in (*options, *given) if one.name == "mail-type" and one.value.upper() != "NONE"
+    ]
+    if mails and "slurm.mail" not in fields:  # Slurm's own default
+        header.settings.append(sbatch_header.Setting("slurm.mail", getpass.getuser(), mails[-1]))
+    if fields.isdisjoint(("gpus_per_node", "procs_per_node")):
         header.settings.append(
             sbatch_header.Setting("procs_per_node", "1", "no GPUs and no tasks in the header")
         )
@@ -163,11 +172,23 @@ def _of_script(
         header.notes.append(f"{shell} is a login shell, so the lines begin with what it reads, /etc/profile")
     if words[at + 1 :]:
         body = f"set -- {shlex.join(words[at + 1 :])}\n{body}"
-    header.notes += _notes_of(body)
+    header.notes += _notes_of(body, any(one.field == "time_limit_action" for one in header.settings))
     return header, body.strip("\n") + "\n"
 
 
-def _notes_of(body: str) -> list[str]:
+def _ranks_of(body: str) -> Count | None:
+    """Return the ranks of a node as the launchers of a body count them literally, and all the same; else None."""
+    starts = [
+        words
+        for words in launchers.commands_of(body)
+        if launchers.start_of(words).starter is Starter.LAUNCHER
+    ]
+    each = [count for words in starts if (count := launchers.counts(words).each) is not None]
+    is_one = len({count.value for count in each}) == 1 and each[0].value.isdecimal()
+    return each[0] if is_one else None
+
+
+def _notes_of(body: str, requeues: bool) -> list[str]:
     """Return what to know of a body that ran once until now, and now runs on each node."""
     lines = [line.strip() for line in body.splitlines()]
     once = [line for line in lines if _ONCE.match(line)]
@@ -180,10 +201,10 @@ def _notes_of(body: str) -> list[str]:
         notes.append(
             f'these may have to run once: {shown}{more}. Write `[ "$GROUP_RANK" = 0 ] && ` before such a line'
         )
+    again = ", and asks for a new turn in the queue (time_limit_action: requeue)" if requeues else ""
     if any(line.startswith("trap ") for line in lines):
         notes.append(
-            "no signal reaches the script's trap: orch warns the ranks (checkpoint.on_preempt) and asks for a new turn in the "
-            "queue itself (time_limit_action: requeue); take the trap out"
+            f"no signal reaches the script's trap: orch warns the ranks itself{again}; take the trap out"
         )
     if any(re.match(r"cd\s+\"?\$\{?SLURM_SUBMIT_DIR", line) for line in lines):
         notes.append(

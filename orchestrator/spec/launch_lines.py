@@ -167,7 +167,9 @@ def _of_slurm(document: Document, words: Sequence[str]) -> list[Became]:
     if start.launcher != "srun":
         return []
     options, at = sbatch_header.read(words, start.behind, "srun")
-    if launchers.start_of(words[at:]).starter is Starter.LAUNCHER:  # that one counts the ranks
+    inner, has_gpus = launchers.start_of(words[at:]).starter, _value(document, "gpus_per_node") is not None
+    has_gpus |= any(option.name.startswith("gpus") for option in options)
+    if inner is Starter.LAUNCHER or (inner is Starter.SHELL and has_gpus):  # that one counts the ranks
         options = [option for option in options if not option.name.startswith("ntasks")]
     elsewhere = document.data.get("backend") not in (None, "slurm")
     became = []

@@ -1,7 +1,7 @@
 """Snapshot of a job's code: a copy of the workdir at submit, so that later edits never reach a running job.
 
 Files that git tracks or would track are copied; what it ignores (data, outputs, environments) is linked, so that relative
-paths keep working; without git everything is copied. Above the limit nothing is copied, and the error names the largest
+paths keep working; without git everything is copied. A virtual environment is linked in any case. Above the limit nothing is copied, and the error names the largest
 files.
 
 Hosts that do not see this disk get an archive: the copies, and of what git ignores only what `ssh.sync` names. The same
@@ -54,7 +54,11 @@ def survey(root: Path, limit_mb: int, leave_out: Path) -> Snapshot:
     Raises UserError when it is too large, naming the largest files, or when something cannot be read.
     """
     listed = _by_git(root)
-    names, links = listed if listed is not None else (_everything(root, leave_out), ())
+    names, links = listed if listed is not None else (_everything(root, leave_out, prunes=True), ())
+    environments = {name.parent for name in names if _is_environment(root, name)}
+    if environments:
+        names = [name for name in names if environments.isdisjoint(name.parents)]
+        links = (*links, *sorted(environments))
     inside = [name for name in names if not _is_within(root / name, leave_out)]
     sizes = {name: size for name in inside if (size := _size_bytes(root / name)) is not None}
     _check(sizes, root, limit_mb, has_git=listed is not None)
@@ -230,10 +234,22 @@ def _git(root: Path, *words: str) -> list[str]:
     return [os.fsdecode(name) for name in done.stdout.split(b"\0") if name]
 
 
-def _everything(root: Path, leave_out: Path) -> list[Path]:
+def _is_environment(root: Path, name: Path) -> bool:
+    """Tell whether a file is the mark of a virtual environment below `root` (PEP 405)."""
+    inner = name.name == "pyvenv.cfg" and len(name.parts) > 1
+    return inner and os.path.lexists(root / name.parent / "bin" / "python")
+
+
+def _everything(root: Path, leave_out: Path, *, prunes: bool = False) -> list[Path]:
+    """Return all files below `root`; if it `prunes`, of a virtual environment its mark alone."""
     inside: list[Path] = []
     for folder, folders, files in os.walk(root, onerror=_unreadable):
         here = Path(folder)
+        mark = (here / "pyvenv.cfg").relative_to(root)
+        if prunes and mark.name in files and _is_environment(root, mark):
+            inside.append(mark)
+            folders.clear()
+            continue
         kept = [name for name in folders if name != ".git" and not _is_within(here / name, leave_out)]
         linked = [name for name in kept if (here / name).is_symlink()]
         folders[:] = sorted(name for name in kept if name not in linked)

@@ -19,7 +19,8 @@ REAL_S_MAX = 90.0
 WORDS = """
 import json, os, sys
 
-line = {"words": sys.argv[1:], "size": os.environ["WORLD_SIZE"], "cwd": os.path.basename(os.getcwd()), **{
+hosts = os.popen("scontrol show hostnames $SLURM_NODELIST").read()
+line = {"words": sys.argv[1:], "hosts": hosts, "size": os.environ["WORLD_SIZE"], "cwd": os.path.basename(os.getcwd()), **{
     name: os.environ.get(name, "") for name in ("NOTE", "ACCELERATE_MIXED_PRECISION", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
 }}
 os.write(1, (json.dumps(line) + "\\n").encode())
@@ -101,7 +102,7 @@ def test_every_way_to_call_a_launcher_starts_the_gang_with_the_words_of_the_shel
         assert [line["NOTE"] for line in lines if line["NOTE"]] == ["kept", "kept", "mpi", "nested"]
         assert [line["cwd"] for line in lines][7:11] == ["below", "below", "below", "code"]
         assert (lines[7]["SLURM_PROCID"], lines[8]["OMPI_COMM_WORLD_RANK"]) == (str(rank), str(rank))
-        assert {line["SLURM_PROCID"] for line in lines[:7]} == {""}
+        assert {line["SLURM_PROCID"] for line in lines[:7]} == {""} and lines[7]["hosts"] == "node-0\n"
         assert lines[10]["ACCELERATE_MIXED_PRECISION"] == "bf16"
     said = _node_log(job.job.folder)
     assert "one task\n" in said and "\nnode-0\n" in said and "the end on 0 of 1, 1 node-0\n" in said

@@ -101,7 +101,11 @@ def test_a_job_that_is_too_large_is_told_at_submit_and_in_the_status_and_goes_on
     assert checked.returncode == 2
     assert "sbatch refuses the job: " in checked.stdout
     assert "ok    queue" in desk.orch("check", path, "--set", "nodes=2").stdout
-    said = desk.orch("submit", path).stdout
+    submitted = desk.orch("submit", path, check=False)
+    if submitted.returncode:  # Slurm 24.11 refuses what those before and after it queue
+        assert submitted.returncode == 2 and "sbatch refuses the job: " in submitted.stderr
+        return
+    said = submitted.stdout
     assert "cannot start as it is: Partition" in said and "fix: orch cancel" in said
     wait_for(lambda: "PartitionNodeLimit" in desk.orch("status").stdout, "Slurm's reason", SOON_S_MAX)
     (status,) = json.loads(desk.orch("status", "--json").stdout)
@@ -183,10 +187,11 @@ def test_a_node_that_can_start_no_more_processes_is_told_by_name(
     job = desk.submit(HELLO, slurm={"nodelist": "node[1-2]"}, restart={"max": 0})
     wait_for(lambda: job.status()["state"] == "FAILED", "the end of the job", SOON_S_MAX)
     reason = str(job.status()["reason"])
-    told = node in reason and "Resource temporarily unavailable" in reason
-    assert told or (node == "node1" and "Cannot fork" in reason), (
-        reason
+    words = (
+        "Resource temporarily unavailable",
+        "Cannot fork",
     )  # there the batch script itself may be the one
+    assert node in reason and any(word in reason for word in words), reason
 
 
 def test_a_job_folder_that_no_node_sees_is_said_at_once(desk: Desk) -> None:
@@ -200,7 +205,7 @@ def test_a_job_folder_that_no_node_sees_is_said_at_once(desk: Desk) -> None:
 
         wait_for(failed, "the end of the job", FIRST_S_MAX)
         said = desk.orch("status", env=unseen).stdout
-        assert "could not open the log in the job's folder" in said
+        assert "could not begin: its first node" in said and "the job's folder; fix" in said
         assert "fix: submit it again with ORCH_HOME set to a folder that all nodes see" in said
     finally:
         desk.box.login.run(["rm", "-rf", "/tmp/orch"])

@@ -144,6 +144,7 @@ def test_an_agent_that_does_not_sign_holds_no_other_key_up(
         listener.shutdown(socket.SHUT_RDWR)
     words = "does not answer" if harm == "hangs" else "refused to sign with held"
     assert words in refusal.reason
+    assert "ssh-add the key again, without -h and -c" in refusal.fix and "ssh-copy-id" not in refusal.fix
 
 
 def _be_an_odd_agent(listener: socket.socket, key: bytes, hangs: bool) -> None:

@@ -289,6 +289,54 @@ def test_what_is_not_an_ssh_server_is_said(jumps: Jumps) -> None:
     assert "HTTP/1.1 400" in refusal.reason
 
 
+@contextlib.contextmanager
+def _turning_away(count: int, then: int) -> Iterator[int]:
+    """Serve as an sshd that turns `count` connections away and passes the next on to the port `then`."""
+    with socket.create_server((LOOPBACK, 0)) as listener, contextlib.ExitStack() as lines:
+
+        def serve() -> None:
+            for _ in range(count):
+                with listener.accept()[0] as line:
+                    line.sendall(b"Not allowed at this time\r\n")
+            if then:
+                ours, theirs = listener.accept()[0], socket.create_connection((LOOPBACK, then), WAIT_S)
+                lines.callback(ours.close)
+                lines.callback(theirs.close)
+                for source, sink in ((ours, theirs), (theirs, ours)):
+                    threading.Thread(target=_pass_on, args=(source, sink), daemon=True).start()
+
+        serving = threading.Thread(target=serve)
+        serving.start()
+        yield listener.getsockname()[1]
+        serving.join(WAIT_S)
+
+
+def _pass_on(source: socket.socket, sink: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while block := source.recv(65536):
+            sink.sendall(block)
+
+
+def test_a_host_that_refuses_for_now_is_tried_once_more(
+    desk: Desk, jumps: Jumps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "REFUSED_S", 0.05)
+    with _turning_away(1, desk.start().port) as port:
+        Connection.open(target_of(port), host_keys="accept-new", jumps=jumps).close()
+
+
+def test_a_host_that_still_refuses_is_told_in_its_own_words(
+    jumps: Jumps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "REFUSED_S", 0.05)
+    with _turning_away(2, then=0) as port:
+        refusal = refused(target_of(port), jumps, "connect")
+    assert refusal.reason.endswith(f"port {port} turned the connection away: Not allowed at this time")
+    assert "PerSourcePenalties" in refusal.fix
+    assert "MaxStartups" in refusal.fix
+    assert refusal.trouble is Retryable.TRANSIENT
+
+
 def test_an_openssh_client_finds_the_same_way(desk: Desk, connection: Connection) -> None:
     argv = connection.openssh()
     assert argv is not None

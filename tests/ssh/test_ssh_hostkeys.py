@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import socket
 import subprocess
 import threading
 from dataclasses import replace
@@ -12,6 +13,7 @@ import paramiko
 import pytest
 
 from orchestrator.backends.api import LaunchError
+from orchestrator.backends.ssh.connect import known_hosts
 from orchestrator.backends.ssh.connect.known_hosts import Policy, check, known_kinds
 from orchestrator.backends.ssh.connect.ssh_config import Target, resolve
 from orchestrator.core.observations import Retryable
@@ -110,6 +112,27 @@ def test_a_key_of_another_type_than_the_known_one_is_not_taken_for_new(
     known.write_text(f"gpu07 {public(made['ecdsa'])}\n")
     assert known_kinds(resolve("gpu07")) == ("ecdsa-sha2-nistp256",)
     assert "another type" in _refusal(resolve("gpu07"), made["one"], policy).reason
+
+
+@pytest.mark.parametrize("policy", ["strict", "accept-new"])
+def test_a_known_key_of_a_type_that_cannot_be_requested_is_no_sign_of_another_host(
+    made: dict[str, Path], known: Path, policy: Policy
+) -> None:
+    known.write_text("gpu07 ssh-mldsa44-ed25519 AAAA\n")
+    refusal = _refusal(resolve("gpu07"), made["one"], policy)
+    assert "reinstalled" not in f"{refusal.reason} {refusal.fix}"
+    assert "known_hosts:1 is of the type ssh-mldsa44-ed25519, which is not read here" in refusal.reason
+    assert "-t ed25519 gpu07 >> ~/.ssh/known_hosts" in refusal.fix
+    known.write_text(f"gpu07 ssh-mldsa44-ed25519 AAAA\ngpu07 {public(made['one'])}\n")
+    check(resolve("gpu07"), _key(made["one"]), policy)
+
+
+def test_the_types_that_can_be_requested_are_paramikos() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        offered = paramiko.Transport(ours).get_security_options().key_types
+    wanted = {kind for name in offered for kind in (["ssh-rsa"] if name.startswith("rsa-") else [name])}
+    assert wanted - {"ssh-dss"} == set(known_hosts.KINDS)
 
 
 def test_a_revoked_key_is_refused_even_when_it_is_known(made: dict[str, Path], known: Path) -> None:

@@ -57,7 +57,7 @@ MUTATIONS = (
         "tests/unit/agent/process/test_agent.py::test_a_stop_leaves_ranks_the_grace_that_it_names"),
     Mutation("a thread that runs gets faulthandler's signal", "orchestrator/agent/hang/python_stacks.py", "due = signum if dump.sent or is_asleep else signum + 1", "due = signum",
         "tests/unit/agent/hang/test_python_stacks.py::test_a_thread_that_runs_is_asked_by_the_signal_that_python_answers"),
-    Mutation("no KILL follows TERM", "orchestrator/agent/ranks/processes.py", "            for pid in remaining:\n                _signal(pid, signal.SIGKILL)", "            pass",
+    Mutation("no KILL follows TERM", "orchestrator/agent/ranks/processes.py", "                    _signal(pid, signal.SIGKILL)\n            self.kill_at", "                    pass\n            self.kill_at",
         "tests/unit/agent/ranks/test_processes.py::test_a_rank_that_ignores_term_is_killed_after_its_grace"),
     Mutation("KILL does not wait for the grace", "orchestrator/agent/ranks/processes.py", "if now_s >= self.kill_at or", "if True or",
         "tests/unit/agent/ranks/test_processes.py::test_term_is_for_the_script_of_a_rank_and_the_grace_after_it_for_all_of_its_group"),

@@ -128,6 +128,7 @@ def script_env(own: Mapping[str, str], given: Mapping[str, str], folder: Path, h
     if users := env.get("BASH_ENV", ""):
         env[files.USERS_BASH_ENV] = users
     env["BASH_ENV"] = str(folder / files.BASH_FILE)
-    for name, ours in (("PATH", str(folder)), ("PYTHONPATH", hook)):
+    stand_ins = f"{folder}{os.pathsep}{folder / files.SLURM_FOLDER}"
+    for name, ours in (("PATH", stand_ins), ("PYTHONPATH", hook)):
         env[name] = os.pathsep.join(part for part in (ours, env.get(name, "")) if part)
     return env

@@ -18,6 +18,9 @@ USERS_BASH_ENV = "ORCH_BASH_ENV"
 
 PYTHONS = ("python", "python3")
 
+SLURM_FOLDER = "slurm"
+"""The folder of Slurm's programs within that of the stand-ins: the ranks keep it in PATH, too."""
+
 STAND_INS = tuple(dict.fromkeys((*NAMES, *MODULES.values())))
 
 _PROGRAM = """\
@@ -57,13 +60,14 @@ exit 1
 
 def write(folder: Path, address: str, hook: str, bundle: Path, *, stands_in_slurm: bool) -> None:
     """Write all files into the folder; `hook`: the folder of the hook; `bundle`: orch, as it is on this node. Raises OSError."""
-    folder.mkdir(parents=True, exist_ok=True)
+    slurm = folder / SLURM_FOLDER
+    slurm.mkdir(parents=True, exist_ok=True)
     text = _PROGRAM.format(python=shlex.quote(sys.executable), executable=sys.executable, bundle=str(bundle))
-    programs = dict.fromkeys(STAND_INS, text)
+    programs = dict.fromkeys((folder / name for name in STAND_INS), text)
     if stands_in_slurm:
-        programs |= {"scontrol": _SCONTROL, "squeue": _SQUEUE}
-    for name, program in programs.items():
-        _replace(folder / name, program, 0o700)
+        programs |= {slurm / "scontrol": _SCONTROL, slurm / "squeue": _SQUEUE}
+    for file, program in programs.items():
+        _replace(file, program, 0o700)
     functions = [f'{name}() {{ {shlex.quote(str(folder / name))} "$@"; }}\n' for name in NAMES]
     path = f"PYTHONPATH={shlex.quote(hook)}${{PYTHONPATH:+:$PYTHONPATH}}"
     functions += [f'{name}() {{ {path} builtin command {name} "$@"; }}\n' for name in PYTHONS]

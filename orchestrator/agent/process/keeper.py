@@ -355,16 +355,19 @@ def _how(status: int) -> str:
 
 def clean_up_processes(tag: str, *, is_keeper: bool = False) -> list[int]:
     """Kill all processes of earlier agents of a job's node, by their tag; return the pids that are still alive after
-    `CLEANUP_S_MAX`. To a keeper, which adopts what they leave, all its descendants are theirs but those of another job."""
-    deadline_s = time.monotonic() + CLEANUP_S_MAX
+    `CLEANUP_S_MAX`. To a keeper, which adopts what they leave, all its descendants are theirs but those of another job.
+    Resource trackers have time to do their work."""
+    began_s = time.monotonic()
     while True:
         pids = _processes_of(tag, is_keeper)
         for pid in pids:
+            if time.monotonic() < began_s + procfs.TRACKER_S_MAX and procfs.is_tracker(pid):
+                continue
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         if is_keeper:
             _reap()
-        if not pids or time.monotonic() > deadline_s:
+        if not pids or time.monotonic() > began_s + CLEANUP_S_MAX:
             return pids
         time.sleep(0.02)
 

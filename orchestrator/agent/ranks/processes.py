@@ -102,6 +102,8 @@ class NodeRanks:
     want: RanksGoal = RanksGoal.RUN
     how: str = ""
     kill_at: float = 0.0
+    # When resource trackers are killed, too; 0 before anything is
+    trackers_at: float = 0.0
     # When the gang was last certainly whole. A step proves that all ranks had made the one before it, and no more: the last
     # that a rank needs of its peers may have been on its way when they were cut off.
     progress_at: float = 0.0
@@ -142,7 +144,7 @@ class NodeRanks:
         sessions = {process.pid for process in self.processes}
         for pid in process_tags.descendants(os.getpid(), self.tag) if sessions else ():
             stat = procfs.stat(pid)
-            if stat is not None and stat.session in sessions:
+            if stat is not None and stat.session in sessions and not procfs.is_tracker(pid):
                 _signal(pid, signal.SIGKILL)
         self.close()
         self.processes, self.stepped, self.call = [], False, call
@@ -253,7 +255,8 @@ class NodeRanks:
                 _signal(pid, self.signum)
 
     def push(self, spared: set[int]) -> bool:
-        """Continue a stop; return True when no process of the attempt is left. `spared` pids are not killed.
+        """Continue a stop; return True when no process of the attempt is left. `spared` pids are not killed, and resource
+        trackers not before they had time to do their work.
 
         What a rank and its scripts leave at their end is told to end then. A shell with a trap may end before its script.
         """
@@ -263,8 +266,10 @@ class NodeRanks:
         if not remaining and not self.alive:
             return True
         if now_s >= self.kill_at or not self.graced.intersection(remaining.values()):
+            self.trackers_at = self.trackers_at or now_s + procfs.TRACKER_S_MAX
             for pid in remaining:
-                _signal(pid, signal.SIGKILL)
+                if now_s >= self.trackers_at or not procfs.is_tracker(pid):
+                    _signal(pid, signal.SIGKILL)
             self.kill_at = now_s + KILL_AGAIN_S
         else:
             busy = {

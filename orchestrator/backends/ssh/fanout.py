@@ -29,6 +29,9 @@ WORK_S_MAX = 600.0
 """Default limit for all hosts together; the task on a host has its own limits within."""
 
 ASK_S_MAX = 10.0
+ALL_ASKED_S_MAX = 30.0
+"""How long all hosts together may take to be asked for their GPUs: one that refuses for now is tried again."""
+
 GPU_HOSTS_MAX = 32
 """How many hosts are asked for their GPUs: the others must have as many as the first ones."""
 
@@ -120,7 +123,7 @@ def gpus_each(hosts: Sequence[str], ssh: PlannedSsh, where: str) -> int:
 
     Raises ClusterError when none can be reached, UserError when they have different numbers.
     """
-    results = each(hosts[:GPU_HOSTS_MAX], ssh, _gpus, limit_s=ASK_S_MAX)
+    results = each(hosts[:GPU_HOSTS_MAX], ssh, _gpus, limit_s=ALL_ASKED_S_MAX)
     counts = {host: result for host, result in results.items() if isinstance(result, int)}
     if not counts:
         what = "no host said how many GPUs it has\n" + failures_text(results)

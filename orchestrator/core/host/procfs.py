@@ -7,6 +7,7 @@ A process may end between any two reads: then a reader returns None, nothing or 
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,6 +17,10 @@ PROC = Path("/proc")
 ENVIRON_BYTES_MAX = 8 << 20
 KERNEL_STACK_BYTES_MAX = 16 << 10
 
+TRACKER_S_MAX = 5.0
+"""How long a resource tracker may take to remove what its program has left, once that is killed."""
+
+_TRACKER = re.compile(rb"\0from [^\0]*resource_tracker import main|\A([^\0]*/)?torch_shm_manager\0")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -149,6 +154,12 @@ def environment(pid: int, name: str) -> str:
     entries = _read(PROC / str(pid) / "environ", ENVIRON_BYTES_MAX).split(b"\0")
     values = (entry.removeprefix(head) for entry in entries if entry.startswith(head))
     return next(values, b"").decode(errors="replace")
+
+
+def is_tracker(pid: int) -> bool:
+    """Tell whether a process removes the shared memory of its program when all others of that are gone, and ends then: a
+    resource tracker of Python (`multiprocessing`, loky), or torch's manager of shared files."""
+    return bool(_TRACKER.search(_read(PROC / str(pid) / "cmdline", ENVIRON_BYTES_MAX)))
 
 
 def wchan(pid: int) -> str:

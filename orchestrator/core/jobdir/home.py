@@ -162,15 +162,18 @@ def _age(job_id: str) -> tuple[str, str]:
     return job_id[-_STAMP_CHARS:], job_id
 
 
-def find(folder: Path, wanted: str | None) -> JobDir:
+def find(folder: Path, wanted: str | None, *, running: bool = False) -> JobDir:
     """Return the job with this id, or the latest with this name, or the latest of all when `wanted` is None.
 
-    So is a part of an id, see `_is_part`. Raises UserError when there is no such job, with the nearest names.
+    `running`: of the jobs with this name, the latest that is not over counts, where there is one. So is a part of an id, see `_is_part`. Raises UserError when there is no such job, with the nearest names.
     """
     newest = latest(folder)
     if newest is None:
         raise UserError("there are no jobs yet", str(folder), "submit one: orch submit job.yaml")
-    return newest if wanted is None else JobDir(folder / "jobs" / _chosen(ids(folder), wanted, folder))
+    if wanted is None:
+        return newest
+    named = [job for job in unended(folder) if name_of(job.id) == wanted] if running else []
+    return named[-1] if named else JobDir(folder / "jobs" / _chosen(ids(folder), wanted, folder))
 
 
 def _chosen(job_ids: list[str], wanted: str, folder: Path) -> str:

@@ -71,6 +71,8 @@ class QueueJob:
     restarts: int | None = None
     # Where its batch script runs; empty where that is not known
     folder: str = ""
+    # The node on which that runs or ran, from scontrol only
+    batch_host: str = ""
     # Why Slurm did not answer the last question, empty when it did
     unanswered: str = ""
     # How old all this is
@@ -162,6 +164,7 @@ def scontrol_job(text: str) -> QueueJob | None:
         exit=job.get("ExitCode", ""),
         restarts=_number(job.get("Restarts", "")),
         folder=path[1] if (path := re.search(r"\sWorkDir=(/.*?)(?=\s+\w+=|\s*$)", text)) else "",
+        batch_host=_or_empty(job.get("BatchHost", "")),
     )
 
 
@@ -232,17 +235,18 @@ def ended(job: QueueJob) -> Fault:
     """Describe in one line how a job that is over has ended, with the fix where there is one."""
     name = f"Slurm job {job.id}"
     code, _, number = job.exit.partition(":")
+    first = f"its first node ({job.batch_host})" if job.batch_host else "its first node"
     if job.state == "FAILED" and job.exit in (NO_LOG_EXIT, NO_BUNDLE_EXIT):
         fix = "submit it again with ORCH_HOME set to a folder that all nodes see and this user can write to"
-        what = f"{name} could not begin: its first node could not open the log in the job's folder"
+        what = f"{name} could not begin: {first} could not open the log in the job's folder"
         if job.exit == NO_BUNDLE_EXIT:
-            what = f"{name} could not begin: its first node could not read the job's folder"
+            what = f"{name} could not begin: {first} could not read the job's folder"
         return Fault("", what, fix)
     why = unstarted(code) if job.state == "FAILED" and number in ("", "0") else ""
     if why:
         return Fault(
             "",
-            f"{name} has ended with exit code {code}: no program could be started on its first node: {why}",
+            f"{name} has ended with exit code {code}: no program could be started on {first}: {why}",
         )
     match job.state:
         case "CANCELLED":
@@ -274,7 +278,8 @@ def ended(job: QueueJob) -> Fault:
         case _:
             how = f" with exit code {code}" if code else ""
             how = f" with signal {number}" if number not in ("", "0") else how
-            return Fault("", f"{name} has ended{how}: {job.state}")
+            host = f" on {job.batch_host}" if job.batch_host else ""
+            return Fault("", f"{name} has ended{how}{host}: {job.state}")
 
 
 def unstarted(code: str) -> str:

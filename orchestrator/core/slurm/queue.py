@@ -70,7 +70,7 @@ class SlurmQueue:
         kept = command_output.sacct(self._command("sacct", *options).out, ownership.user_name).get(job.id)
         if kept is None or (current.stage is Stage.OVER and kept.state != current.state):
             return current
-        return replace(kept, restarts=current.restarts, folder=current.folder)
+        return replace(kept, restarts=current.restarts, folder=current.folder, batch_host=current.batch_host)
 
     def cancel(self, job_id: str, *, again: bool = False) -> str:
         """Take a job out of the queue or off its nodes; return Slurm's words when it refuses, else nothing.

@@ -42,6 +42,9 @@ _OWNED = {
     **dict.fromkeys(("clusters", "M"), "orch asks the one cluster of this machine"),
     **dict.fromkeys(("test-only", "parsable", "help", "usage", "version", "h", "V"), "then no job is queued"),
 }
+EXPEDITED = "--requeue=expedite"
+"""orch's own --requeue with a value (Slurm 25.11): a requeued job starts again at once. Older ones refuse it."""
+
 _FLAGS = "HIOQsv"
 """Short options without a value: another may follow in the same word."""
 
@@ -63,6 +66,8 @@ def fault_of(option: str) -> str:
         return (
             "must be one option, its value after `=`, such as --licenses=foo; write others as further items"
         )
+    if option == EXPEDITED:
+        return ""
     if option.startswith("--"):
         owned = [one for one in _OWNED if len(one) > 1 and one.startswith(name)]  # sbatch takes beginnings
         return f"cannot stand here: {_OWNED[owned[0]]}" if owned else ""

@@ -15,8 +15,8 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from orchestrator.core.slurm.sbatch_options import gpus_of
-from orchestrator.spec.foreign.launchers import as_job_name
+from orchestrator.core.slurm.sbatch_options import EXPEDITED, gpus_of
+from orchestrator.spec.foreign.launchers import Count, as_job_name
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -31,13 +31,13 @@ _FIELDS = {
 _SIZES = (
     "nodes", "ntasks", "ntasks-per-node", "ntasks-per-gpu", "cpus-per-task", "gres", "gpus", "gpus-per-node", "gpus-per-task",
 )  # fmt: skip
-_OTHERS = ("time", "signal", "export", "exclusive", "array")
+_OTHERS = ("time", "signal", "export", "exclusive", "array", "requeue")
 _NOT_NEEDED = {
     "orch keeps the logs in the job's folder: orch logs": "output error input open-mode label unbuffered verbose quiet "
     "disable-status quit-on-interrupt slurmd-debug",
-    "orch asks for a new turn in the queue itself: time_limit_action: requeue": "requeue no-requeue",
+    "Slurm may put a job of orch back into the queue when nodes are lost or taken away": "no-requeue",
     "orch ends and restarts all ranks when one fails": "kill-on-bad-exit no-kill",
-    "Slurm tells of the end and of failures: slurm.mail": "mail-type",
+    "mails are those of the end and of failures": "mail-type",
     "orch submit --follow waits": "wait",
     "orch starts one agent on each node, and the ranks from it": "jobid het-group overlap overcommit exact distribution "
     "cpu-bind mem-bind gpu-bind accel-bind mpi multi-prog pty relative resv-ports bcast bcast-exclude send-libs compress "
@@ -209,8 +209,8 @@ def _meant(written: str) -> str:
     return f"; did you mean --{near[0]}?" if near else ""
 
 
-def header(given: Sequence[Option]) -> Header:
-    """Return what options say of a job. Raises ValueError for what a job cannot have."""
+def header(given: Sequence[Option], ranks: Count | None = None) -> Header:
+    """Return what options say of a job, whose lines count the `ranks` of a node. Raises ValueError for what a job cannot have."""
     made, last = Header(), {option.name: option for option in given}
     for name, option in last.items():
         if name in _REFUSED:
@@ -220,7 +220,7 @@ def header(given: Sequence[Option]) -> Header:
             made.settings.append(Setting(_FIELDS[name], value, option.text))
         elif name in _WHY:
             made.settings.append(Setting("", _WHY[name], option.text))
-    extra = [option for option in given if option.name in _EXTRA]
+    extra = [option for option in given if option.name in _EXTRA or option.text == EXPEDITED]
     if extra:
         values = [
             f"--{option.name}={option.value}" if option.value else f"--{option.name}" for option in extra
@@ -237,9 +237,11 @@ def header(given: Sequence[Option]) -> Header:
         )
     if (alone := last.get("exclusive")) is not None:
         made.settings.append(Setting("slurm.exclusive", "true", alone.text))
+    if (again := last.get("requeue")) is not None:
+        made.settings.append(Setting("time_limit_action", "requeue", again.text))
     _add_signal(last, made)
     _add_export(last, made)
-    _add_size(last, made)
+    _add_size(last, made, ranks)
     return made
 
 
@@ -268,7 +270,9 @@ def _add_signal(last: Mapping[str, Option], made: Header) -> None:
     if match is None or name not in _SIGNALS:
         names = ", ".join(_SIGNALS)
         made.settings.append(
-            Setting("", f"ranks are warned by one of {names}: checkpoint.on_preempt", option.text)
+            Setting(
+                "", f"orch warns ranks by TERM, or by one of {names} in checkpoint.on_preempt", option.text
+            )
         )
         return
     grace = f"{int(match[2] or SIGNAL_S)}s"
@@ -287,8 +291,9 @@ def _add_export(last: Mapping[str, Option], made: Header) -> None:
         made.settings.append(Setting("", why, option.text))
 
 
-def _add_size(last: Mapping[str, Option], made: Header) -> None:
-    """Add nodes and the ranks of each: one for each GPU where GPUs are asked for, else one for each task."""
+def _add_size(last: Mapping[str, Option], made: Header, ranks: Count | None) -> None:
+    """Add nodes and the ranks of each: one for each GPU where GPUs are asked for, else one for each task; of a single task, as
+    many as its lines count."""
     given = {name: last[name] for name in _SIZES if name in last}
     nodes = _number(given["nodes"], given["nodes"].value.rpartition("-")[2]) if "nodes" in given else 1
     if "nodes" not in given and {"ntasks", "ntasks-per-node"} <= given.keys():  # as Slurm spreads them
@@ -304,9 +309,14 @@ def _add_size(last: Mapping[str, Option], made: Header) -> None:
             f"{given['ntasks'].text} without --nodes lets Slurm choose the nodes, and a job has a number of them: nodes: 1"
         )
     sizes = " ".join(given[name].text for name in _SIZES[1:] if name in given and name != "cpus-per-task")
-    if gpus or any(name in given for name in _SIZES[1:4]):
-        made.settings.append(
-            Setting("gpus_per_node" if gpus else "procs_per_node", str(gpus or tasks), sizes)
+    count, option = gpus or tasks, sizes
+    if ranks is not None and tasks == 1 and not gpus:
+        count, option = int(ranks.value), ranks.option
+    if gpus or option != sizes or any(name in given for name in _SIZES[1:4]):
+        made.settings.append(Setting("gpus_per_node" if gpus else "procs_per_node", str(count), option))
+    if gpus and ranks is not None and int(ranks.value) != gpus:
+        made.notes.append(
+            f"{ranks.option} and {sizes}: orch starts one rank for each GPU; make the two equal"
         )
     if gpus and tasks not in (1, gpus):
         made.notes.append(
@@ -315,7 +325,7 @@ def _add_size(last: Mapping[str, Option], made: Header) -> None:
     if gres:
         made.settings.append(Setting("slurm.gres", gres, sizes))
     if (cores := given.get("cpus-per-task")) is not None:
-        each = max(1, _number(cores) * tasks // (gpus or tasks))
+        each = max(1, _number(cores) * tasks // count)
         made.settings.append(Setting("slurm.cpus_per_task", str(each), cores.text))
 
 

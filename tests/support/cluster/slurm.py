@@ -12,6 +12,7 @@ has to mend after a test is not a fault of the box: a node that was given up, a 
 from __future__ import annotations
 
 import pwd
+import re
 import secrets
 import shutil
 import signal
@@ -24,12 +25,13 @@ from orchestrator.core.host.procfs import Proc, alive
 from .box import Box
 from .host import TRAINER, USERS, Host, Running, running, wait_for
 from .network import address
-from .slurmconf import ACCOUNT, CGROUP, PASSWORD, Cluster, gres_conf, slurm_conf, slurmdbd_conf
+from .slurmconf import ACCOUNT, PASSWORD, Cluster, cgroup_conf, gres_conf, slurm_conf, slurmdbd_conf
 from .slurmqueue import ASK_S, Queue
 
 INIT = Path(__file__).with_name("slurminit.sh")
 ETC = "common/etc"
 KEY_BYTES = 128
+ASKED_S_MAX = 20.0
 DAEMON_S_MAX = 60.0
 """How long a daemon may take to start or to end."""
 
@@ -259,7 +261,7 @@ class SlurmBox(Box):
         assert all(host.address == address(host.number) for host in nodes)
         (slurm / "slurm.conf").write_text(slurm_conf(self.cluster, self.login, nodes, str(self.logs)))
         (slurm / "gres.conf").write_text(gres_conf(self.cluster, nodes))
-        (slurm / "cgroup.conf").write_text(CGROUP)
+        (slurm / "cgroup.conf").write_text(cgroup_conf(_version()))
         if self.cluster.accounting:
             (slurm / "slurmdbd.conf").write_text(slurmdbd_conf(self.login, str(self.logs)))
             _chown(slurm / "slurmdbd.conf", "slurm")
@@ -298,3 +300,9 @@ class SlurmBox(Box):
 
 def _chown(path: Path, user: str) -> None:
     shutil.chown(path, user, pwd.getpwnam(user).pw_gid)
+
+
+def _version() -> tuple[int, ...]:
+    """The version of this machine's Slurm, such as (22, 5, 8)."""
+    told = subprocess.run(["slurmd", "-V"], capture_output=True, text=True, check=True, timeout=ASKED_S_MAX)
+    return tuple(int(part) for part in re.findall(r"\d+", told.stdout)[:3])

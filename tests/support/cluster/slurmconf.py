@@ -102,7 +102,10 @@ StorageLoc=slurm_acct_db
 DebugLevel=info
 """
 
-CGROUP = "CgroupPlugin=cgroup/v1\n"
+
+def cgroup_conf(version: tuple[int, ...]) -> str:
+    """cgroup.conf for hosts without cgroups: from 23.11 on Slurm can be told so, and before that it does without."""
+    return f"CgroupPlugin={'disabled' if version >= (23, 11) else 'cgroup/v1'}\n"
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,12 +23,14 @@ case $DAEMON in
   slurmd) /usr/sbin/slurmd ;;
   mariadbd)
     install -d -o mysql -g mysql /run/mysqld
+    ln -sfn mysqld /run/mariadbd # where clients of MariaDB 11.8 look for the socket
     options=(--no-defaults --user=mysql "--datadir=$DATABASE")
     if [[ ! -d $DATABASE/mysql ]]; then
       install -d -m 700 -o mysql -g mysql "$DATABASE"
       mariadb-install-db "${options[@]}" --skip-test-db --auth-root-authentication-method=socket
     fi
     setsid -f /usr/sbin/mariadbd "${options[@]}" --socket=/run/mysqld/mysqld.sock --skip-networking \
-      --innodb-buffer-pool-size=64M --innodb-lock-wait-timeout=900 --performance-schema=off
+      --innodb-buffer-pool-size=64M --innodb-lock-wait-timeout=900 --performance-schema=off \
+      --loose-innodb-snapshot-isolation=OFF # as slurmdbd 26.05 wants it
     ;;
 esac

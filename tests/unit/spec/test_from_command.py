@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 from pathlib import Path
 
 import pytest
@@ -81,7 +82,7 @@ def test_an_sbatch_script_is_its_header_as_fields_and_its_body_as_it_is(tmp_path
     assert (spec.name, spec.backend, spec.gpus_per_node, spec.slurm.cpus_per_task) == ("run", "slurm", 4, 12)
     assert (spec.nodes, spec.slurm.qos) == ((3, "high") if "-N 3" in command else (2, None))
     assert (spec.checkpoint.on_preempt.signal, spec.checkpoint.on_preempt.grace) == ("USR1", 240)
-    assert spec.time_limit == 7200
+    assert (spec.time_limit, spec.time_limit_action) == (7200, "requeue")
     body = SCRIPT[SCRIPT.index("module") :]
     arguments = "set -- a 'b c'\n" if command.endswith("'b c'") else ""
     assert spec.entry.kind == "launch"
@@ -113,6 +114,43 @@ def test_a_script_that_starts_no_launcher_is_noticed(tmp_path: Path, body: str, 
         (tmp_path / name).write_text(header + body)
         notes = made(tmp_path, name)[2]
         assert ("starts a launcher that orch knows" in notes) == bool(line) and line in notes
+
+
+def test_ranks_that_a_launcher_counts_win_over_its_one_task(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    head = "#SBATCH -N 2 --ntasks-per-node=1 -c 8\nset -e\n"
+    script.write_text(head + "srun torchrun --nnodes=$N --nproc-per-node=4 train.py\n")
+    spec, _, _ = made(tmp_path, "sbatch run.sh")
+    assert (spec.procs_per_node, spec.slurm.cpus_per_task) == (4, 2)
+    script.write_text(head + "srun torchrun --nproc-per-node=$N train.py\n")
+    assert made(tmp_path, "sbatch run.sh")[0].procs_per_node == 1
+    script.write_text(head + "torchrun --nproc-per-node=4 train.py\ntorchrun --nproc-per-node=2 train.py\n")
+    assert made(tmp_path, "sbatch run.sh")[0].procs_per_node == 1
+    script.write_text("#SBATCH --gpus-per-node=2\nset -e\ntorchrun --nproc-per-node=4 train.py\n")
+    spec, _, notes = made(tmp_path, "sbatch run.sh")
+    assert (
+        spec.gpus_per_node == 2 and "--nproc-per-node=4 and --gpus-per-node=2: orch starts one rank" in notes
+    )
+
+
+def test_one_task_whose_script_starts_a_launcher_says_nothing_of_ranks(tmp_path: Path) -> None:
+    line = "srun -l --ntasks-per-node=1 node.sh"
+    (tmp_path / "run.sh").write_text(f"#SBATCH --gpus-per-node=2\n{line}\n")
+    for command in ("sbatch run.sh", line.replace("-l", "--gpus-per-node=2")):
+        spec, text, _ = made(tmp_path, command)
+        assert spec.gpus_per_node == 2 and "procs_per_node" not in text
+
+
+def test_requeues_and_mail_become_fields_and_no_note_names_another(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text("#SBATCH --mail-type=END\ntrap 'touch x' USR1\nsrun x\n")
+    spec, text, notes = made(tmp_path, "sbatch run.sh")
+    assert spec.slurm.mail == getpass.getuser() and spec.time_limit_action == "fail"
+    assert "time_limit_action" not in text + notes and "on_preempt" not in text + notes
+    script.write_text("#SBATCH --mail-type=NONE --requeue\ntrap 'touch x' USR1\nsrun x\n")
+    spec, _, notes = made(tmp_path, "sbatch run.sh")
+    assert (spec.slurm.mail, spec.time_limit_action) == (None, "requeue")
+    assert "asks for a new turn in the queue (time_limit_action: requeue)" in notes
 
 
 LOOP = """for h in gpu1 gpu2; do

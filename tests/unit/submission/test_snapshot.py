@@ -95,6 +95,17 @@ def test_without_git_everything_is_copied(tmp_path: Path) -> None:
     assert set(_taken(root, tmp_path / "to")) == {"train.py", "data/big.bin", ".hidden", "a/b/c/d.txt"}
 
 
+@pytest.mark.parametrize("by_git", [True, False])
+def test_a_virtual_environment_is_linked_and_goes_to_no_host(
+    repo: Path, tmp_path: Path, by_git: bool
+) -> None:
+    root = repo if by_git else tmp_path / "plain"
+    _write(root, "a/env/pyvenv.cfg", "a/env/bin/python", "a/env/lib/torch.py", "a/env.py", "b/pyvenv.cfg")
+    taken = _taken(root, tmp_path / "code")
+    assert taken["a/env"] == f"→ {root}/a/env" and {"a/env.py", "b/pyvenv.cfg"} <= set(taken)
+    assert not any(name.startswith("a/env/") for name in _members(_packed(root, tmp_path / "code.tar.gz")))
+
+
 def test_a_workdir_that_git_ignores_as_a_whole_is_copied_as_a_whole(repo: Path, tmp_path: Path) -> None:
     _write(repo, "data/run/train.py", "data/run/x.log")
     assert set(_taken(repo / "data/run", tmp_path / "to")) == {"train.py", "x.log"}

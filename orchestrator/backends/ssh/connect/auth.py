@@ -250,6 +250,8 @@ def _refused(target: Target, tried: list[str], methods: list[str], keys: Offered
     elif tried:
         why = f"{who} takes none of the keys {', '.join(tried)}; it lets people in by {offers}"
         fix = f"put a key there: {copy_command}; or name the right one or the right user in ~/.ssh/config"
+        if refusals:
+            fix = "ssh-agent must sign here: ssh-add the key again, without -h and -c; or name a key in a file (IdentityFile)"
     else:
         files = ", ".join(str(path) for path in target.identity_files)
         why = f"there is no key for {who}: nothing in ssh-agent, nor {files}"

@@ -11,16 +11,24 @@ import functools
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Callable
 from concurrent import futures
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import paramiko
 
 from orchestrator.backends.api import LaunchError
 from orchestrator.backends.ssh.connect import known_hosts
 from orchestrator.backends.ssh.connect.auth import authenticate
-from orchestrator.backends.ssh.connect.dial import Proxy, dial, shake_hands, where
+from orchestrator.backends.ssh.connect.dial import (
+    GreetedLine,
+    Proxy,
+    RefusedForNow,
+    dial,
+    shake_hands,
+    where,
+)
 from orchestrator.backends.ssh.connect.remote_command import RemoteCommand
 from orchestrator.backends.ssh.connect.ssh_config import Target, has_own_home, home
 from orchestrator.core.observations import Retryable
@@ -33,6 +41,10 @@ SFTP_S_MAX = 15.0
 SFTP_STALL_S_MAX = 60.0
 ALIVE_S_MAX = 5.0
 NOISE_BYTES_MAX = 1 << 20
+
+REFUSED_S = 21.0
+"""How long to wait before the second and last try at a host that refuses for now: sshd counts 5 s for each failed login, and
+refuses as soon as more than 15 s are left."""
 
 IDLE_CHECK_S = 10.0
 """How often an idle connection's thread wakes up; paramiko's ten times a second is too much with hundreds of hosts."""
@@ -68,12 +80,21 @@ class Connection:
 
     @classmethod
     def open(cls, target: Target, *, host_keys: known_hosts.Policy, jumps: Jumps) -> Connection:
-        """Connect, check the host key, log in. Raises LaunchError."""
+        """Connect, check the host key, log in; once more where the host refuses for now. Raises LaunchError."""
+        try:
+            return cls._open(target, host_keys, jumps)
+        except RefusedForNow:
+            time.sleep(REFUSED_S)
+            return cls._open(target, host_keys, jumps)
+
+    @classmethod
+    def _open(cls, target: Target, host_keys: known_hosts.Policy, jumps: Jumps) -> Connection:
         line, proxy = _line(target, host_keys, jumps)
-        transport = paramiko.Transport(line)
+        greeted = GreetedLine(line)
+        transport = paramiko.Transport(cast(socket.socket, greeted))
         try:
             _prefer(transport, known_hosts.known_kinds(target))
-            shake_hands(transport, target, proxy)
+            shake_hands(transport, greeted, target, proxy)
             known_hosts.check(target, transport.get_remote_server_key(), host_keys)
             authenticate(transport, target)
             line.settimeout(IDLE_CHECK_S)

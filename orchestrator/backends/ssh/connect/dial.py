@@ -7,13 +7,14 @@ import socket
 import subprocess
 import tempfile
 import threading
+from typing import Any
 
 import paramiko
 from paramiko.ssh_exception import IncompatiblePeer
 
 from orchestrator.backends.api import LaunchError
 from orchestrator.backends.ssh.connect.ssh_config import Target
-from orchestrator.core.observations import Retryable
+from orchestrator.core.observations import LINE_CHARS_MAX, Retryable
 
 HANDSHAKE_S_MAX = 15.0
 PROXY_END_S_MAX = 2.0
@@ -23,6 +24,28 @@ _log = logging.getLogger("paramiko")
 _log.addHandler(logging.NullHandler())
 _log.setLevel(logging.CRITICAL + 1)  # the errors raised here say the same in better words
 _log.propagate = False
+
+
+class RefusedForNow(LaunchError):
+    """An sshd that turns the connection away before the login: others use it, or its patience with this address is over."""
+
+
+class GreetedLine:
+    """A line that keeps the first bytes it brings: paramiko drops what a host sends in place of its greeting."""
+
+    def __init__(self, line: socket.socket | paramiko.Channel) -> None:
+        self._line = line
+        self.first = b""
+
+    def recv(self, bytes_max: int) -> bytes:
+        """Return the next bytes."""
+        block = self._line.recv(bytes_max)
+        if len(self.first) < WORDS_BYTES_MAX:
+            self.first += block
+        return block
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._line, name)
 
 
 def where(target: Target) -> str:
@@ -84,7 +107,9 @@ class Proxy:
             self._process.wait()
 
 
-def shake_hands(transport: paramiko.Transport, target: Target, proxy: Proxy | None) -> None:
+def shake_hands(
+    transport: paramiko.Transport, line: GreetedLine, target: Target, proxy: Proxy | None
+) -> None:
     """Wait until the connection is encrypted; the host key is not checked yet. Raises LaunchError("connect")."""
     done = threading.Event()
     transport.banner_timeout = 2 * HANDSHAKE_S_MAX  # the limit is counted here
@@ -97,8 +122,19 @@ def shake_hands(transport: paramiko.Transport, target: Target, proxy: Proxy | No
         return
     failure = transport.get_exception()
     if isinstance(failure, IncompatiblePeer):
-        fix = "let its sshd offer today's algorithms (curve25519, aes-gcm or aes-ctr, ed25519 or rsa-sha2)"
+        fix = (
+            "its sshd must offer one of each: curve25519 or ecdh, aes-gcm or aes-ctr, and a host key of ed25519, ecdsa or "
+            "rsa-sha2"
+        )
         raise LaunchError("connect", f"{where(target)}: {failure}", fix, Retryable.PERMANENT)
+    said = line.first.decode(errors="replace").splitlines()
+    if len(said) == 1 and not said[0].startswith("SSH-"):
+        why = f"{where(target)} turned the connection away: {said[0][:LINE_CHARS_MAX]}"
+        fix = (
+            "in its sshd_config: `PerSourcePenalties` (failed logins from this address, whoever's, count for some time) "
+            "and `MaxStartups`"
+        )
+        raise RefusedForNow("connect", why, fix)
     if proxy is not None:
         why = f"the ProxyCommand `{target.proxy_command}` ended: {proxy.words() or 'it left no word'}"
         raise LaunchError("connect", why, f"try it by hand; `ssh -G {target.host}` shows where it comes from")

@@ -2,7 +2,7 @@
 
 - A key that is known under the host's name is good.
 - A key that contradicts a known one is refused under both policies. So is one whose type is not that of any known key:
-  the known types were requested first, so the host has none of them any more.
+  the known types were requested first, so the host has none of them any more. Types that cannot be requested prove nothing.
 - An unknown key is refused (`strict`), or added (`accept-new`).
 - A revoked key is refused. A `@cert-authority` line makes no key known: paramiko verifies no host certificates.
 
@@ -29,6 +29,8 @@ from orchestrator.core.observations import Retryable
 Policy = Literal["strict", "accept-new"]
 
 FILE_BYTES_MAX = 64 << 20
+KINDS = ("ssh-ed25519", "ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521", "ssh-rsa")
+"""The types of host keys that can be requested: those of paramiko."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,10 @@ def _is_known(target: Target, key: paramiko.PKey) -> bool:
             fix = "do not trust this host before its administrator has said why"
             raise _refusal(key, f"is revoked by {known.where}", fix)
     plain = _plain(exact)
+    if plain and all(known.kind not in KINDS for known in plain):
+        what = f"is not in known_hosts; the one in {plain[0].where} is of the type {plain[0].kind}, which is not read here"
+        fix = f"compare the fingerprint with the host's own, then: {_add_command(target, key)}"
+        raise _refusal(key, what, fix)
     if plain and all(known.key != text for known in plain):
         same = [known for known in plain if known.kind == key.get_name()]
         what = "is not" if same else "is of another type than"

@@ -17,7 +17,7 @@ OWN = {"GROUP_RANK": "0", "MASTER_PORT": "29500"}
 def test_ranks_get_the_scripts_environment_without_what_was_the_scripts_alone() -> None:
     given = {"PATH": "/usr/bin", "PYTHONPATH": "lib", "BASH_ENV": "/own", "A": "1"}
     env = calls.script_env(OWN, given, Path("/job/launch"), "/job/hook")
-    assert env["PATH"] == "/job/launch:/usr/bin" and env["PYTHONPATH"] == "/job/hook:lib"
+    assert env["PATH"] == "/job/launch:/job/launch/slurm:/usr/bin" and env["PYTHONPATH"] == "/job/hook:lib"
     changed = {
         **env,
         "PATH": f"/conda/bin:{env['PATH']}",
@@ -28,7 +28,7 @@ def test_ranks_get_the_scripts_environment_without_what_was_the_scripts_alone() 
     }
     request = calls.Request("torchrun", (), "/w", changed, "", "python")
     assert calls.rank_env(request, Call("torchrun", ("t.py",), env={"B": "3"}), OWN, "/job/hook") == {
-        "PATH": "/conda/bin:/usr/bin",
+        "PATH": "/conda/bin:/job/launch/slurm:/usr/bin",
         "PYTHONPATH": "lib",
         "BASH_ENV": "/own",
         "A": "2",

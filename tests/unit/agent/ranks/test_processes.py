@@ -133,6 +133,28 @@ def test_term_is_for_the_script_of_a_rank_and_the_grace_after_it_for_all_of_its_
     assert 0.2 <= took_s < 5.0
 
 
+SHARES = """
+import multiprocessing, time
+from multiprocessing import shared_memory
+memory = shared_memory.SharedMemory(create=True, size=4096)
+child = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,))
+child.start()
+print(memory.name, "up", flush=True)
+time.sleep(60)
+"""
+
+
+def test_shared_memory_of_a_killed_rank_is_removed(tmp_path: Path) -> None:
+    _, took_s, log = _stopped(tmp_path, f"exec {sys.executable} -c '{SHARES}'", 0.0)
+    assert not (Path("/dev/shm") / log.split()[0]).exists() and took_s < procfs.TRACKER_S_MAX
+
+
+def test_a_resource_tracker_that_does_not_end_is_killed(tmp_path: Path) -> None:
+    line = 'from signal import *; signal(15, SIG_IGN); print("up", flush=True); pause()  # resource_tracker import main'
+    _, took_s, _ = _stopped(tmp_path, f"{sys.executable} -c '{line}' & wait", 0.0)
+    assert procfs.TRACKER_S_MAX <= took_s < 2 * procfs.TRACKER_S_MAX
+
+
 def test_once_steps_are_made_the_signal_is_for_the_program_that_makes_them() -> None:
     forks = "import os, time; child = os.fork(); child and print(child, flush=True); time.sleep(60)"
     wraps = "import subprocess, sys; subprocess.call([sys.executable, '-c', sys.argv[1]])"

@@ -114,6 +114,18 @@ def test_a_job_is_found_by_id_by_name_by_a_part_and_by_nothing(tmp_path: Path) -
     assert home.find(folder, other[:12]).id == home.find(folder, other[-9:]).id == other
 
 
+def test_a_verb_for_running_jobs_finds_the_latest_of_a_name_that_is_not_over(tmp_path: Path) -> None:
+    first, second, third = (home.new_id("gpt", T + at) for at in range(3))
+    folder = _home(tmp_path, first, second, third)
+    (folder / "jobs" / third / "ended").touch()
+    assert home.find(folder, "gpt", running=True).id == second
+    assert home.find(folder, "gpt").id == home.find(folder, None, running=True).id == third
+    assert home.find(folder, third, running=True).id == third
+    for job in home.unended(folder):
+        job.ended.touch()
+    assert home.find(folder, "gpt", running=True).id == third
+
+
 def test_commands_call_a_job_by_its_name_where_no_other_has_it(tmp_path: Path) -> None:
     twins, alone = [home.new_id("gpt", T), home.new_id("gpt", T + 1)], home.new_id("gpt-2", T)
     folder = _home(tmp_path, *twins, alone)

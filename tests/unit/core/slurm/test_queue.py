@@ -112,9 +112,11 @@ def test_accounts_tell_the_last_of_a_requeued_job_and_nothing_of_one_that_is_not
     }
 
 
-def test_scontrol_tells_exit_and_restarts() -> None:
+def test_scontrol_tells_exit_restarts_and_the_node_of_the_batch_script() -> None:
     found = command_output.scontrol_job(SHOWN)
-    assert found == QueueJob("2", "FAILED", "NonZeroExitCode", nodes="node[1-2]", exit="7:0", restarts=3)
+    assert found == QueueJob(
+        "2", "FAILED", "NonZeroExitCode", nodes="node[1-2]", exit="7:0", restarts=3, batch_host="node1"
+    )
 
 
 @pytest.mark.parametrize("state", [*STATES, "FORGOTTEN", "UNKNOWN", "TELEPORTING"])
@@ -178,14 +180,15 @@ def test_a_job_whose_folder_no_node_sees_is_told_what_to_do() -> None:
 
 
 def test_a_batch_script_that_could_not_be_executed_is_told_in_words() -> None:
-    said = command_output.ended(QueueJob("7", "FAILED", exit="11:0")).what
+    said = command_output.ended(QueueJob("7", "FAILED", exit="11:0", batch_host="node1")).what
     assert said.startswith(
-        "Slurm job 7 has ended with exit code 11: no program could be started on its first node: "
+        "Slurm job 7 has ended with exit code 11: no program could be started on its first node (node1): "
     )
     assert said.endswith("Resource temporarily unavailable, see ulimit -u there")
     for code, how in (("1:0", "exit code 1"), ("0:11", "signal 11")):
-        ended = command_output.ended(QueueJob("7", "FAILED", exit=code)).what
-        assert ended == f"Slurm job 7 has ended with {how}: FAILED"
+        for host, where in (("", ""), ("node1", " on node1")):
+            ended = command_output.ended(QueueJob("7", "FAILED", exit=code, batch_host=host)).what
+            assert ended == f"Slurm job 7 has ended with {how}{where}: FAILED"
 
 
 # Looks

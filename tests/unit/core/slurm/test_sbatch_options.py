@@ -110,7 +110,7 @@ def test_what_a_user_sets_for_all_jobs_counts_where_the_spec_says_nothing() -> N
         ("--dependency=afterok:3", ""), ("--gres-flags=enforce-binding", ""), ("--reboot", ""),
         ("--nodes=3", "write `nodes` and `spares`"), ("--node=3", "write `nodes` and `spares`"), ("-N3", "-N cannot"),
         ("-Ht5", "-t cannot stand here: write `time_limit`"), ("--output=x", "logs are orch's own"),
-        ("--no-requeue", "batch script"), ("--array=1-3", "one job"), ("--wrap=ls", "batch script"),
+        ("--no-requeue", "batch script"), ("--requeue", "batch script"), ("--requeue=expedite", ""), ("--array=1-3", "one job"), ("--wrap=ls", "batch script"),
         ("--comment=x", "slurm.comment"), ("-L foo", "must be one option"), ("--a=b --nice=3", "must be one option"),
         ("--", "names no option"), ("--test-only", "no job is queued"), ("--export=NONE", "write `env`"),
     ],

@@ -65,7 +65,9 @@ def test_sizes_become_nodes_and_the_ranks_of_each(line: str, found: dict[str, st
         ("--signal=B:USR1@240", {"checkpoint.on_preempt.signal": "USR1", "checkpoint.on_preempt.grace": "240s"}),
         ("--signal=SIGTERM", {"checkpoint.on_preempt.signal": "TERM", "checkpoint.on_preempt.grace": "60s"}),
         ("--signal=12@5", {"checkpoint.on_preempt.signal": "USR2", "checkpoint.on_preempt.grace": "5s"}),
-        ("--signal=KILL@5 -o x.out --requeue --open-mode append --mail-type=ALL --wait", {}),
+        ("--signal=KILL@5 -o x.out --no-requeue --open-mode append --mail-type=ALL --wait", {}),
+        ("--requeue", {"time_limit_action": "requeue"}),
+        ("--requeue=expedite", {"time_limit_action": "requeue", "slurm.extra": ["--requeue=expedite"]}),
     ],
 )  # fmt: skip
 def test_other_options_become_fields_or_are_not_needed(line: str, found: dict[str, object]) -> None:
