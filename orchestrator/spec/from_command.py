@@ -1,7 +1,7 @@
 """A job file made of a launch line or an sbatch script, and what became of what, for `orch init --from-command`.
 
-Rules: a line stays as it is typed. Of a script for sbatch the header becomes fields, and the body, unchanged, `launch`; of a loop
-over hosts the hosts become fields. Nothing else of a script is read.
+Rules: a line stays as it is typed. Of a script for sbatch the header becomes fields, and the body, unchanged, `launch`. Nothing else
+of a script is read.
 """
 
 from __future__ import annotations
@@ -19,9 +19,7 @@ from orchestrator.spec import job_writer, launch_lines, run_line
 from orchestrator.spec.foreign import launchers, sbatch_header
 from orchestrator.spec.foreign.launchers import Count, Starter
 from orchestrator.spec.foreign.sbatch_header import Header
-from orchestrator.spec.hosts import expand
 from orchestrator.spec.launch_lines import Became
-from orchestrator.spec.value_types import host_texts
 from orchestrator.spec.yaml_document import Document, Place, SpecError, Value, escaped, path_in, read
 
 _ORDER = (
@@ -36,10 +34,11 @@ _LOGIN = "_path=$PATH; . /etc/profile; PATH=$_path:$PATH"
 """What a login shell reads, such as the function `module`; many an /etc/profile forgets the PATH before it."""
 
 _LINES_SHOWN_MAX = 8
-_LOOP = re.compile(r"\bfor\s+\w+\s+in\s+([^;\n]+?)\s*(?:;|\n)\s*do\b")
-_REMOTE = re.compile(r"^[ \t]*(ssh|pdsh|clush)[ \t]+(.+?)[ \t]*&?[ \t]*$", re.MULTILINE)
-_WITH_VALUE = ("-o", "-p", "-i", "-l", "-F", "-J", "-f", "-w", "-x", "-u", "-b", "-R")
-"""Options of ssh and pdsh that a value follows."""
+_REMOTE = re.compile(r"^[ \t]*(ssh|pdsh|clush)[ \t]", re.MULTILINE)
+_OTHER_HOSTS = (
+    "starts commands on other hosts, which orch does itself: give the command that each of them runs, "
+    "and write backend: ssh and ssh.hosts into the job file"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +90,7 @@ def _fill(document: Document, command: str, folder: Path) -> Header:
     elif start.starter is Starter.SBATCH:
         raise ValueError("names no script behind sbatch's options")
     elif start.starter is Starter.REMOTE or launchers.hosts_of(words):
-        name, (header, launch) = run_line.name_of(words), _of_hosts(command)
+        raise ValueError(_OTHER_HOSTS)
     elif start.starter in (Starter.LAUNCHER, Starter.SHELL) or launchers.is_launch(command):
         name, launch = run_line.name_of(words), command
     elif start.starter in (Starter.PYTHON, Starter.RUNNER) or "".join(words[:1]).endswith(".py"):
@@ -145,14 +144,16 @@ def _of_script(
     text: str, given: Sequence[sbatch_header.Option], words: Sequence[str], at: int, *, is_sbatch: bool
 ) -> tuple[Header, str]:
     """Return what a script's header says, and its body, which is given the arguments behind `at`; one that is not meant for
-    Slurm, and starts nothing on other hosts, is run as it is."""
+    Slurm is run as it is. Raises ValueError for one that starts commands on other hosts."""
     shell = text.partition("\n")[0] if text.startswith("#!") else ""
     if shell and not re.search(r"\b(ba|da|z|k)?sh\b", shell):
         raise ValueError(f"the script begins with {shell}, and a launch line is one for bash")
     options, body = sbatch_header.split(text)
     if not options and not is_sbatch:
         line = launchers.runnable(launchers.joined(words))
-        return _of_hosts(text) if _REMOTE.search(text) else (Header(), line)
+        if _REMOTE.search(text):
+            raise ValueError(_OTHER_HOSTS)
+        return Header(), line
     header = sbatch_header.header([*options, *given], _ranks_of(body))
     header.settings.insert(0, sbatch_header.Setting("backend", "slurm", "sbatch"))
     fields = {setting.field for setting in header.settings}
@@ -211,53 +212,6 @@ def _notes_of(body: str, requeues: bool) -> list[str]:
             "cd to SLURM_SUBMIT_DIR leaves the job's copy of the code, in which the lines start; take it out"
         )
     return notes
-
-
-def _of_hosts(text: str) -> tuple[Header, str]:
-    """Return the hosts of a loop over ssh, of pdsh or of mpirun, and what runs on each. Raises ValueError where no command is
-    seen."""
-    header, hosts = Header(), ""
-    loop, remote = _LOOP.search(text), _REMOTE.search(text)
-    if remote is not None:
-        try:
-            words = shlex.split(remote[2])
-        except ValueError as err:
-            raise ValueError(
-                f"the command of {remote[1]} goes on in further lines; give that command itself"
-            ) from err
-        at = 0
-        while at < len(words) and words[at].startswith("-"):
-            hosts = words[at + 1] if words[at] == "-w" and at + 1 < len(words) else hosts
-            hosts = words[at][2:] if words[at].startswith("-w") and len(words[at]) > 2 else hosts
-            at += 2 if words[at] in _WITH_VALUE else 1
-        if remote[1] == "ssh":
-            hosts = loop[1] if loop else "".join(words[at : at + 1]).rpartition("@")[2]
-            at += 1
-        launch = " ".join(words[at:])
-    else:
-        named = launchers.hosts_of(shlex.split(text.replace("\\\n", " ")))
-        hosts, launch = re.sub(r":\d+", "", named), text
-    if not launch.strip():
-        raise ValueError(
-            "no command is seen that runs on the hosts; give the launch line itself, and ssh.hosts"
-        )
-    is_literal = bool(hosts) and not re.search(r"[$`*(]", hosts)
-    names = host_texts(hosts.replace('"', "")) if is_literal else ["host1", "host2"]
-    option = (
-        "the hosts" if is_literal else "hosts that only the shell knows: write them in place of host1, host2"
-    )
-    header.settings += [
-        sbatch_header.Setting("backend", "ssh", "a command on other hosts"),
-        sbatch_header.Setting("ssh.hosts", names, option),
-    ]
-    header.settings.append(
-        sbatch_header.Setting("nodes", str(len([host for name in names for host in expand(name)])), option)
-    )
-    if "$" in launch:
-        header.notes.append(
-            "variables of the loop have no value on the nodes: for the node's number write $GROUP_RANK; addresses are not needed"
-        )
-    return header, launch
 
 
 def _data(value: str | Sequence[str]) -> Value:

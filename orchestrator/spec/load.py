@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
@@ -16,8 +16,7 @@ import pydantic
 from pydantic_core import ErrorDetails
 
 from orchestrator.core.errors import Fault
-from orchestrator.spec import hosts, job_writer, launch_lines, yaml_document
-from orchestrator.spec.foreign import job_files
+from orchestrator.spec import hosts, launch_lines, yaml_document
 from orchestrator.spec.model import JobSpec
 from orchestrator.spec.value_types import PATTERNS, Entry, Part
 from orchestrator.spec.yaml_document import Document, SpecError, WrongValue, did_you_mean, escaped, shown
@@ -76,8 +75,9 @@ def load(path: Path, *, overrides: Sequence[str] = (), backend: str | None = Non
         what = f"is a script, and not a job file; make one of it: orch init --from-command {shlex.quote(str(path))}"
         raise SpecError([Fault(escaped(str(path)), what)])
     document = yaml_document.compose(text, escaped(str(path)))
-    if (answer := job_files.answer(document.data)) is not None:
-        raise _meant_for_another(answer, document.origin)
+    if system := _other_system(document.data):
+        what = f"is a job file of {system}; write its command as launch in one of orch's: orch init"
+        raise SpecError([Fault(document.origin, what)])
     for argument in overrides:
         document.override(argument)
     if backend is not None:
@@ -85,12 +85,15 @@ def load(path: Path, *, overrides: Sequence[str] = (), backend: str | None = Non
     return checked(path, text, document)
 
 
-def _meant_for_another(answer: job_files.Answer, origin: str) -> SpecError:
-    """Return the error for a job file of another system, with the file that it means here."""
-    notes = "".join(f"# {text}\n" for text in answer.missing)
-    lines = f"{notes}{job_writer.job_file(answer.fields)}".splitlines()
-    head = f"is a job file of {answer.system}, which means this here; a # names what has no equal:"
-    return SpecError([Fault(origin, "\n".join([head, *(f"    {line}".rstrip() for line in lines)]))])
+def _other_system(data: Mapping[str, object]) -> str:
+    """Return the system whose job file this is by its keys; empty for none that is known."""
+    if {"entrypoint", "command", "launch"} & data.keys():
+        return ""
+    if "apiVersion" in data:
+        return "Kubernetes"
+    if data.get("type") in ("task", "service", "dev-environment"):
+        return "dstack"
+    return "SkyPilot" if "run" in data and data.keys() & {"resources", "num_nodes", "file_mounts"} else ""
 
 
 def checked(path: Path, text: str, document: Document) -> SpecFile:

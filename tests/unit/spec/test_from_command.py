@@ -160,24 +160,6 @@ wait
 """
 
 
-@pytest.mark.parametrize(
-    ("command", "hosts", "launch"),
-    [
-        ("bash run.sh", ("gpu1", "gpu2"), "cd src && torchrun --nnodes 2 --nproc_per_node 4 train.py"),
-        ("pdsh -f 8 -w gpu[1-2] torchrun --nproc_per_node 4 train.py", ("gpu[1-2]",), "torchrun --nproc_per_node 4 train.py"),
-        ("mpirun -np 8 -H a:4,b:4 python train.py", ("a", "b"), "mpirun -np 8 -H a:4,b:4 python train.py"),
-        ("pdsh -w $HOSTS torchrun --nproc_per_node 4 train.py", ("host1", "host2"), "torchrun --nproc_per_node 4 train.py"),
-    ],
-)  # fmt: skip
-def test_commands_on_other_hosts_are_a_job_over_ssh(
-    tmp_path: Path, command: str, hosts: tuple[str, ...], launch: str
-) -> None:
-    (tmp_path / "run.sh").write_text(LOOP)
-    spec, _, _ = made(tmp_path, command)
-    assert (spec.backend, spec.ssh.hosts, spec.nodes, spec.gpus_per_node) == ("ssh", hosts, 2, 4)
-    assert spec.entry.target == launch
-
-
 @pytest.mark.parametrize("chdir", ["", "--chdir=src "])
 def test_a_line_is_meant_for_the_current_folder_wherever_its_job_file_lies(
     tmp_path: Path, chdir: str
@@ -200,13 +182,15 @@ def test_a_line_is_meant_for_the_current_folder_wherever_its_job_file_lies(
         ("sbatch -N 2", "names no script behind"),
         ("sbatch --array=1-2 run.py", "begins with #!/usr/bin/env python"),
         ("sbatch array.sh", "for i in $(seq 1 2); do orch submit"),
-        ("ssh host", "no command is seen"),
+        ("bash loop.sh", "give the command that each of them runs"),
+        ("pdsh -f 8 -w gpu[1-2] torchrun --nproc_per_node 4 train.py", "write backend: ssh and ssh.hosts"),
+        ("mpirun -np 8 -H a:4,b:4 python train.py", "write backend: ssh and ssh.hosts"),
         ("accelerate launch --num_machines 3 --num_processes 8 t.py", "cannot be divided equally"),
-        ("ssh gpu1 torchrun --nnodes 2 --nproc_per_node 8 t.py", "--from-command: nodes: is 1, and --from-command says --nnodes 2"),
     ],
 )  # fmt: skip
 def test_another_command_says_what_is_wrong(tmp_path: Path, command: str, fault: str) -> None:
     (tmp_path / "run.py").write_text("#!/usr/bin/env python\n")
+    (tmp_path / "loop.sh").write_text(LOOP)
     (tmp_path / "array.sh").write_text("#!/bin/bash\n#SBATCH -a 1-2\nsrun x\n")
     with pytest.raises(OrchError) as caught:
         from_command.job_file(command, tmp_path, tmp_path)

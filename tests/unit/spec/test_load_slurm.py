@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.spec.load import load
+from orchestrator.spec.yaml_document import SpecError
 from tests.unit.spec.test_load import HEAD, faults, folder
 
 __all__ = ["folder"]
@@ -38,3 +40,17 @@ def test_a_misspelt_key_is_suggested_as_set_takes_it(folder: Path) -> None:
     meant = "is not a field; did you mean slurm.partition?"
     assert faults(folder, HEAD, "slurm.partion=low") == [f"--set slurm.partion=low: {meant}"]
     assert faults(folder, f"{HEAD}slurm: {{partion: low}}\n")[0].endswith(f"slurm.partion: {meant}")
+
+
+@pytest.mark.parametrize(
+    ("text", "system"),
+    [
+        ("name: a\nresources: {accelerators: A100:8}\nrun: torchrun t.py\n", "SkyPilot"),
+        ("type: task\nname: a\ncommands: [torchrun t.py]\n", "dstack"),
+        ("apiVersion: kubeflow.org/v1\nkind: PyTorchJob\n", "Kubernetes"),
+    ],
+)
+def test_a_job_file_of_another_system_is_refused_by_its_name(tmp_path: Path, text: str, system: str) -> None:
+    (tmp_path / "job.yaml").write_text(text)
+    with pytest.raises(SpecError, match=f"is a job file of {system}; write its command as launch"):
+        load(tmp_path / "job.yaml")
