@@ -101,8 +101,9 @@ class CollectiveCounts:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An exception of a rank: the one with which it died, or that it is handling. Without a type: what else is known of a
-    rank's end."""
+    """An exception of a rank: the one with which it died, that it is handling, or with whose traceback the log of a rank ends
+    that exited with code 0. Without a type: what else is known of a rank's end; of one with code 0 its last line, where it
+    made no step though its script trains."""
 
     type: str
     message: str

@@ -22,7 +22,7 @@ def of_exit(folder: Path, log: Path, pid: int, exit_code: int) -> Failure | None
 
     A script may have caught and logged exceptions, or its workers may have died of theirs: a rank that a signal killed
     did not die of those, and an uncaught exception always exits with code 1. A shell tells the signal of its script by
-    its code.
+    its code. Code 0: the exception whose traceback is the last thing that the rank has printed.
     """
     own_file = folder / ERROR_FILE.format(pid)
     signum = -exit_code if exit_code < 0 else exit_code - SHELLS_SIGNAL
@@ -32,7 +32,9 @@ def of_exit(folder: Path, log: Path, pid: int, exit_code: int) -> Failure | None
             return fatal
     if signum == signal.SIGINT and exit_code < 0:
         return of_an_interrupt(log)
-    if exit_code == 0 or (exit_code < 0 and not own_file.exists()):
+    if exit_code == 0:
+        return left_at_the_end(log)
+    if exit_code < 0 and not own_file.exists():
         return None
     found = error_of(folder, pid) or (find(log) if exit_code == 1 else None)
     return found or (last_line(log) if exit_code > 0 else None)
@@ -169,12 +171,24 @@ def last_line(log: Path) -> Failure | None:
 
     Only lines after the last traceback count: its exception was caught, and a line above it is old.
     """
+    _, _, messages = _ending(log)
+    return Failure("", messages[-1][:MESSAGE_CHARS_MAX], "", None) if messages else None
+
+
+def left_at_the_end(log: Path) -> Failure | None:
+    """Return the exception whose traceback ends `log`, or None; not one that Python has ignored."""
+    before, caught, messages = _ending(log)
+    is_ignored = before.rstrip().rpartition("\n")[2].startswith("Exception ignored")
+    return None if messages or is_ignored else caught
+
+
+def _ending(log: Path) -> tuple[str, Failure | None, list[str]]:
+    """Return the end of a log before its last traceback, that exception, and the lines with text after it."""
     text = _RANK_PREFIX.sub("", _ESCAPE.sub("", _tail(log)))
     caught = parse(text)
-    rest = text.rpartition(caught.traceback)[2] if caught is not None else text
+    before, _, rest = text.rpartition(caught.traceback) if caught is not None else ("", "", text)
     lines = ("".join(filter(str.isprintable, line)).strip() for line in rest.splitlines())
-    messages = [line for line in lines if line and not _LIBRARY_WARNING.match(line)]
-    return Failure("", messages[-1][:MESSAGE_CHARS_MAX], "", None) if messages else None
+    return before, caught, [line for line in lines if line and not _LIBRARY_WARNING.match(line)]
 
 
 def _tail(log: Path) -> str:

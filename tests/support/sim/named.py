@@ -90,6 +90,9 @@ NAMED = {
     "ranks-that-are-alone-for-a-while": _night(steps=60, alone_steps=45),
     "ranks-of-which-one-is-in-company": _night(steps=40, alone_steps=99, company_rank=2),
     "ranks-that-are-alone-and-end-early": _night(steps=12, alone_steps=99),
+    "ranks-whose-loss-is-infinite": _night(odd_loss=(12, 99)),
+    "ranks-whose-loss-is-infinite-for-a-while": _night(odd_loss=(12, 24)),
+    "ranks-of-which-one-ends-well-behind-a-traceback": _night(steps=12, caught_rank=2),
     "checkpoints-that-state-their-step": _night(
         Fault(Harm.CRASH, rank=2, step=28), naming=Naming.SAVE, late_steps=9, states=True
     ),

@@ -132,3 +132,26 @@ def test_a_line_that_the_tail_cuts_is_left_out(tmp_path: Path) -> None:
     rest = "x\n" * (failure.TAIL_BYTES // 2 - 8)
     log.write_text(f"the secret is hunter2-and-more NCCL error\n{rest}")
     assert failure.of_a_watchdog(log) is None
+
+
+TRACEBACK = (
+    'Traceback (most recent call last):\n  File "train.py", line 8, in f\n    f()\nValueError: no data\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("log", "is_found"),
+    [
+        (f"step 39/100\n{TRACEBACK}", True),
+        (f"{TRACEBACK}\n[W1128 09:00:00.0 ProcessGroup.cpp:1] not destroyed\n", True),
+        (f"{TRACEBACK}trying again\n", False),
+        (f"Exception ignored in: <function Iter.__del__ at 0x7f>\n{TRACEBACK}", False),
+        ("done\n", False),
+    ],
+    ids=["last", "before a warning", "caught", "ignored", "none"],
+)
+def test_code_0_behind_a_traceback_has_that_exception(log: str, is_found: bool, tmp_path: Path) -> None:
+    (tmp_path / "rank.log").write_text(log)
+    found = failure.of_exit(tmp_path, tmp_path / "rank.log", 0, 0)
+    assert (found is not None and found.text == "ValueError: no data at train.py:8 f") == is_found
+    assert is_found or found is None
