@@ -4,8 +4,10 @@ the last line of its log."""
 from __future__ import annotations
 
 import re
+import shutil
 import signal
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from orchestrator.agent.ranks import stack_dump
@@ -36,7 +38,7 @@ def of_exit(folder: Path, log: Path, pid: int, exit_code: int) -> Failure | None
         return left_at_the_end(log)
     if exit_code < 0 and not own_file.exists():
         return None
-    found = error_of(folder, pid) or (find(log) if exit_code == 1 else None)
+    found = _of_child(error_of(folder, pid), folder, pid, log) or (find(log) if exit_code == 1 else None)
     return found or (last_line(log) if exit_code > 0 else None)
 
 
@@ -71,11 +73,44 @@ def _read_error(path: Path) -> Failure | None:
 
 
 def parse_error(text: bytes) -> Failure | None:
-    """Return an exception as the hook has written it, or None."""
+    """Return an exception as the hook has written it, or None: what another process raised, if its text says that."""
     try:
-        return codec.loads(Failure, text)
+        error = codec.loads(Failure, text)
     except codec.CodecError:
         return None  # not of this hook: a script may write anything into the folder
+    is_remote = _REMOTE.search(f"{error.type}\n{error.traceback}")
+    told = error.traceback.partition("\nThe above exception was")[0] if is_remote else error.traceback
+    is_told = is_remote or _NESTED.search(error.message)
+    return _raised_by(error, parse(_NESTED.sub(_HEAD, _ESCAPE.sub("", told))) if is_told else None)
+
+
+def _raised_by(error: Failure, inner: Failure | None) -> Failure:
+    """Return an exception under the name and the place of the one that another process raised, `inner`; its own text follows.
+    Where /dev/shm has no room its size is named."""
+    if inner is not None:
+        message = f"{inner.message.strip()}\n{error.message}"
+        error = replace(error, type=inner.type, message=message, where=inner.where or error.where)
+    return replace(error, message=_SHM.sub(_with_size, _ESCAPE.sub("", error.message), count=1))
+
+
+def _with_size(found: re.Match[str]) -> str:
+    return f"{found[0]} (/dev/shm has {shutil.disk_usage('/dev/shm').total >> 20:,} MiB)"
+
+
+def _of_child(error: Failure | None, folder: Path, pid: int, log: Path) -> Failure | None:
+    """Return an exception that only says that a child has failed under the name of the child's: the last one that a hook noted
+    in another process, else the one printed before it."""
+    if error is None or not _CHILD.search(f"{error.type}: {error.message}"):
+        return error
+    paths = sorted(
+        set(folder.glob(ERROR_FILE.format("*"))) - {folder / ERROR_FILE.format(pid)}, key=_mtime_ns
+    )
+    noted = [found for path in paths if (found := _read_error(path))]
+    printed = _RANK_PREFIX.sub("", _tail(log)).partition(error.traceback[:TRACEBACK_HEAD_CHARS])[0]
+    if (child := noted[-1] if noted else parse(printed)) is None:
+        return error
+    traceback = f"{child.traceback}\n\n{error.traceback}"[-TRACEBACK_CHARS_MAX:]
+    return replace(_raised_by(error, child), traceback=traceback)
 
 
 def _mtime_ns(path: Path) -> int:
@@ -95,6 +130,22 @@ def forget_errors(node_folder: Path) -> None:
                 if not full_disk.is_full(err):
                     raise
 
+
+_HEAD = "Traceback (most recent call last):"
+_NESTED = re.compile(r"Traceback \(most recent call last\):|^.*ray::.*$", re.MULTILINE)
+"""What the text of an exception has in it that tells of another process: DataLoader's, mp.spawn's, Ray's."""
+
+_REMOTE = re.compile(r"^\S*(?:RemoteTraceback: |InstantiationException$)", re.MULTILINE)
+"""Those whose cause tells of it: multiprocessing's, concurrent.futures', joblib's; and hydra's, which only names its cause."""
+
+_CHILD = re.compile(
+    r"(?:ProcessExitedException|ChildFailedError|CalledProcessError): |DataLoader worker \(pid.*exited unexpectedly"
+)
+_SHM = re.compile(r"</torch_\d+\w*>: No space[^\n]*|out of shared memory|shared memory \(shm\)")
+"""What torch says where a batch has no room in /dev/shm."""
+
+TRACEBACK_HEAD_CHARS = 300
+"""By how much of its begin the traceback of a rank is found in its log."""
 
 TAIL_BYTES = 64 << 10
 TRACEBACK_CHARS_MAX = 20_000
@@ -209,7 +260,7 @@ def parse(text: str) -> Failure | None:
     torch.distributed's own hook puts `[rank0]: ` before each line of it.
     """
     text = _RANK_PREFIX.sub("", text)
-    start = max(text.rfind("Traceback (most recent call last):"), _syntax_error_start(text))
+    start = max(text.rfind(_HEAD), _syntax_error_start(text))
     if start < 0:
         return None
     lines = text[start:].splitlines()
@@ -219,7 +270,10 @@ def parse(text: str) -> Failure | None:
             body = "\n".join(lines[: number + 1])
             found = _FRAME.findall(body)
             where = _users_place([Frame(file, int(row), function) for file, row, function in found[::-1]])
-            return Failure(last.group(1), last.group(2) or "", body[-TRACEBACK_CHARS_MAX:], where)
+            message = last.group(2) or next(
+                (one.strip() for one in lines[number + 1 :] if one.startswith("  ")), ""
+            )
+            return Failure(last.group(1), message, body[-TRACEBACK_CHARS_MAX:], where)
     return None
 
 
