@@ -74,22 +74,21 @@ def alone_fault(facts: Facts) -> Fault | None:
 
 def contradictions(facts: Facts) -> list[str]:
     """Return what speaks against the end of a job whose ranks have all exited with code 0."""
-    told, ranks = training.told(facts), [rank for rank in facts.ranks.values() if rank.failure is not None]
-    said = {rank.rank: rank.failure.text for rank in ranks if rank.failure and rank.failure.type}
-    texts = dict.fromkeys(said.values())
+    told = training.told(facts)
+    left = {rank.rank: rank.failure for rank in facts.ranks.values() if rank.failure is not None}
+    texts = dict.fromkeys(failure.text for failure in left.values() if failure.type)
     found = [
-        f"the log of {named([rank for rank in said if said[rank] == text])} ends with {text}"
+        f"the log of {named([rank for rank, failure in left.items() if failure.text == text])} ends with {text}"
         for text in texts
     ]
     total = training.total_steps(facts.step, training.rate_per_s(facts), told)
     if facts.made and facts.step and total and facts.step < DONE_SHARE * total:
         found.append(f"it made {facts.step:,} of the {total:,} steps that it printed")
-    if ranks and not said and not facts.step and not facts.saves and told == NOT_TOLD:
-        assert ranks[0].failure is not None
-        last = ranks[0].failure.text
-        found.append(
-            "no step was made" + (f": the log of rank {ranks[0].rank} ends with: {last}" if last else "")
-        )
+    if left and not texts and not facts.step and not facts.saves and told == NOT_TOLD:
+        last = [
+            f": the log of {named([rank])} ends with: {one.text}" for rank, one in left.items() if one.text
+        ]
+        found.append(f"no step was made{''.join(last[:1])}")
     return found
 
 

@@ -16,7 +16,6 @@ ORCH_NOTIFY_TEXT, ORCH_JOB_ID, ORCH_JOB_NAME and ORCH_ATTEMPT in its environment
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import os
@@ -174,14 +173,11 @@ class Notifier:
         self._occasions = notify.occasions if notify else ()
         self._faults: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._threads: list[DeliveryThread] = []
-        self._running: set[int] = set()  # the process groups of commands
         if notify is not None and notify.command:
             where = folder / "code"
             self._threads.append(
                 DeliveryThread(
-                    "command",
-                    lambda note: run_command(notify.command, note, env, where, mask, running=self._running),
-                    self._report,
+                    "command", lambda note: run_command(notify.command, note, env, where, mask), self._report
                 )
             )
         if notify is not None and notify.url is not None:
@@ -209,15 +205,12 @@ class Notifier:
         return any(thread.is_busy for thread in self._threads)
 
     def close(self) -> None:
-        """Wait for deliveries under way, at most `CLOSE_S_MAX`; then end commands that run, and report what is not told."""
+        """Wait for deliveries under way, at most `CLOSE_S_MAX`; then report what is not delivered."""
         deadline_s = time.monotonic() + CLOSE_S_MAX
         while self.is_busy and time.monotonic() < deadline_s:
             time.sleep(0.02)
         for thread in self._threads:
             thread.give_up()
-        for pid in list(self._running):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(pid, signal.SIGKILL)
 
     def _report(self, fault: str) -> None:
         self._faults.put(" ".join(self._mask.apply(fault).split()))
@@ -281,11 +274,9 @@ def run_command(
     folder: Path,
     mask: Mask,
     limit_s: float = COMMAND_S_MAX,
-    running: set[int] | None = None,
 ) -> str:
-    """Run the user's command with a note on its standard input; return what went wrong, with the end of its output. Its
-    process is in `running` while it runs."""
-    running = set() if running is None else running
+    """Run the user's command with a note on its standard input; return what went wrong, with the end of its output. `timeout` ends
+    it with all that it started, even where this process has ended before."""
     variables = {
         "ORCH_NOTIFY_EVENT": note["event"],
         "ORCH_NOTIFY_TEXT": note["text"],
@@ -299,24 +290,15 @@ def run_command(
     ):  # a pipe would wait for its reader
         stdin.write(json.dumps(note).encode())
         stdin.seek(0)
-        try:
-            process = subprocess.Popen(
-                argv, stdin=stdin, stdout=out, stderr=subprocess.STDOUT,
-                cwd=folder if folder.is_dir() else None, env={**env, **variables}, start_new_session=True,
-            )  # fmt: skip
-        except OSError as err:
-            return f"{argv[0]} cannot be run: {err.strerror}"
-        running.add(process.pid)
-        try:
-            code = process.wait(limit_s)
-            fault = (
-                f"it ended with signal {-code}" if code < 0 else f"it ended with code {code}" if code else ""
-            )
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)  # not yet waited for, so the group is there
-            process.wait()
-            fault = f"it ran for more than {limit_s:g} s and was killed"
-        running.discard(process.pid)
+        process = subprocess.Popen(
+            ("timeout", "-s", "KILL", f"{limit_s}", *argv), stdin=stdin, stdout=out, stderr=subprocess.STDOUT,
+            cwd=folder if folder.is_dir() else None, env={**env, **variables}, start_new_session=True,
+        )  # fmt: skip
+        code = process.wait(limit_s + CLOSE_S_MAX)
+        killed = f"it ran for more than {limit_s:g} s and was killed" if code == -signal.SIGKILL else ""
+        fault = killed or (
+            f"it ended with signal {-code}" if code < 0 else f"it ended with code {code}" if code else ""
+        )
         out.seek(max(0, out.seek(0, os.SEEK_END) - OUTPUT_BYTES_MAX))
         return _with(fault, mask.apply(out.read().decode(errors="replace").strip())) if fault else ""
 

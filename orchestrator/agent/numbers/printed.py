@@ -31,9 +31,7 @@ CANDIDATES_MAX = 64
 _BAR = re.compile(
     rb"(?P<done>\d{1,18})/(?P<total>\d{1,18}) \[\d{1,9}:\d\d(?::\d\d)?<(?P<left>\d{1,9}(?::\d\d){1,2})?"
     rb"|(?<![\w.])(?P<count>\d{1,18})it \[\d{1,9}:\d\d"
-)
-_COUNT = re.compile(
-    rb"(?<![a-z])(?:step|iter(?:ation)?)s?[ \t:=\[(]{1,12}(?P<done>\d{1,18})[ \t]{0,4}/[ \t]{0,12}(?P<total>\d{1,18})(?![\d.])",
+    rb"|(?<![a-z])(?:step|iter(?:ation)?)s?[ \t:=\[(]{1,12}(?P<step>\d{1,18})[ \t]{0,4}/[ \t]{0,12}(?P<steps>\d{1,18})(?![\d.])",
     re.IGNORECASE,
 )
 _LEFT = re.compile(
@@ -68,11 +66,14 @@ class Bar:
     left_s: float | None
     # What stands before it in its line
     label: bytes
+    # By tqdm
+    is_drawn: bool = True
 
     @property
     def text(self) -> str:
         """The bar in a status."""
-        return f"{self.done}/{self.total} (tqdm)" if self.total else f"{self.done} (tqdm)"
+        counted = f"{self.done}/{self.total}" if self.total else f"{self.done}"
+        return f"{counted} (tqdm)" if self.is_drawn else counted
 
 
 class PrintedNumbers:
@@ -127,7 +128,6 @@ class PrintedNumbers:
         # Of the bars only the last: those before it may be in the tail for a second time.
         if (bar := last_bar(tail)) is not None:
             self._text = bar.text
-        if (bar := bar or last_count(tail)) is not None:
             self._note(bar)
         left_s = last_left_s(tail)
         self._left_s = self._left_s if left_s is None else left_s
@@ -153,17 +153,13 @@ def last_bar(tail: bytes) -> Bar | None:
     if found["count"]:
         return Bar(int(found["count"]), 0, None, label)
     left_s = _seconds(found["left"]) if found["left"] else None
-    return Bar(int(found["done"]), int(found["total"]), left_s, label)
-
-
-def last_count(tail: bytes) -> Bar | None:
-    """Return the last `step 37/1200` in the end of a log."""
-    all_found = list(_COUNT.finditer(tail))
-    if not all_found:
-        return None
-    found = all_found[-1]
-    label = tail[_line_begin(tail, found.start()) : found.start()]
-    return Bar(int(found["done"]), int(found["total"]), None, label)
+    return Bar(
+        int(found["done"] or found["step"]),
+        int(found["total"] or found["steps"]),
+        left_s,
+        label,
+        bool(found["done"]),
+    )
 
 
 def last_left_s(tail: bytes) -> float | None:

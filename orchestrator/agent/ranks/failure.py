@@ -90,11 +90,12 @@ def _raised_by(error: Failure, inner: Failure | None) -> Failure:
     if inner is not None:
         message = f"{inner.message.strip()}\n{error.message}"
         error = replace(error, type=inner.type, message=message, where=inner.where or error.where)
-    return replace(error, message=_SHM.sub(_with_size, _ESCAPE.sub("", error.message), count=1))
-
-
-def _with_size(found: re.Match[str]) -> str:
-    return f"{found[0]} (/dev/shm has {shutil.disk_usage('/dev/shm').total >> 20:,} MiB)"
+    size = (
+        f"/dev/shm has {shutil.disk_usage('/dev/shm').total >> 20:,} MiB"
+        if _SHM.search(error.message)
+        else ""
+    )
+    return replace(error, message=_SHM.sub(rf"\g<0> ({size})", _ESCAPE.sub("", error.message), count=1))
 
 
 def _of_child(error: Failure | None, folder: Path, pid: int, log: Path) -> Failure | None:

@@ -112,10 +112,14 @@ NAMED = {
         Fault(Harm.CRASH, rank=2, step=24), unloadable=(2,), names_unloadable=False
     ),
     "checkpoints-of-which-none-can-be-loaded": _night(
-        Fault(Harm.CRASH, rank=2, step=24), unloadable=tuple(range(1, 100)), names_unloadable=False, asks=(Ask(100.0),)
+        Fault(Harm.CRASH, rank=2, step=24), unloadable=tuple(range(1, 100)), names_unloadable=False, asks=(Ask(100.0),),
+        raises_unloadable=False,
+    ),
+    "checkpoints-that-the-code-cannot-load": _night(
+        Fault(Harm.CRASH, rank=2, step=34), unloadable=tuple(range(1, 100)), limits=limits_of(restarts_max=6)
     ),
     "checkpoints-of-one-step-that-cannot-be-loaded": _night(
-        Fault(Harm.CRASH, rank=2, step=24), unloadable=(3, 4), names_unloadable=False, limits=limits_of(restarts_max=6),
+        Fault(Harm.CRASH, rank=2, step=24), unloadable=(3, 4), names_unloadable=False, raises_unloadable=False, limits=limits_of(restarts_max=6),
         naming=Naming.SAVE, late_steps=6, save_steps=5, seed=3,
     ),
     "checkpoint-that-is-not-whole-on-a-node": _night(Fault(Harm.CRASH, rank=2, step=24), spoiled=(2,)),

@@ -155,6 +155,7 @@ class Night:
     sharded: bool = False  # saves have files of each rank, and fit that number of ranks alone
     unloadable: tuple[int, ...] = ()  # the script cannot load the so-manieth of all that was written
     names_unloadable: bool = True  # and a library says which file it was loading
+    raises_unloadable: bool = True  # it raises; else it exits with a code of its own
     spoiled: tuple[int, ...] = ()  # these are not whole any more when a node is made ready
     calls: int = (
         0  # each node runs a script that calls a launcher so many times; the steps are divided among them
