@@ -120,8 +120,8 @@ class Failure:
         return f"{words} at {self.where}" if self.where else words
 
     def then(self, what: str) -> str:
-        """The exception of a rank that handles it, and what the rank does meanwhile."""
-        return f"raised {self.text}, then {what}"
+        """The exception of a rank that handles it, or what else is known of it, and what the rank does meanwhile."""
+        return f"raised {self.text}, then {what}" if self.type else f"{self.text}: {what}"
 
 
 @dataclass(frozen=True, slots=True)

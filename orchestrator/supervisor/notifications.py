@@ -300,11 +300,8 @@ def run_command(
             f"it ended with signal {-code}" if code < 0 else f"it ended with code {code}" if code else ""
         )
         out.seek(max(0, out.seek(0, os.SEEK_END) - OUTPUT_BYTES_MAX))
-        return _with(fault, mask.apply(out.read().decode(errors="replace").strip())) if fault else ""
-
-
-def _with(fault: str, output: str) -> str:
-    return f"{fault}; it said: {' | '.join(output.splitlines())}" if output else fault
+        said = " | ".join(mask.apply(out.read().decode(errors="replace").strip()).splitlines())
+        return f"{fault}; it said: {said}" if fault and said else fault
 
 
 def post(
@@ -326,11 +323,6 @@ def _is_here(request: urllib.request.Request) -> bool:
     return host in ("localhost", "::1") or host.startswith("127.")
 
 
-def _opener(request: urllib.request.Request) -> urllib.request.OpenerDirector:
-    proxy = urllib.request.ProxyHandler({} if _is_here(request) else None)
-    return urllib.request.build_opener(proxy, Redirects())
-
-
 class Redirects(urllib.request.HTTPRedirectHandler):
     """Follows a redirect that keeps the POST. After any other one urllib would send a GET without the note."""
 
@@ -348,7 +340,8 @@ def _try(url: str, note: Json, limit_s: float) -> tuple[str, bool]:
     head = {"Content-Type": "application/json", "User-Agent": f"orch/{VERSION}"}
     try:
         request = urllib.request.Request(url, json.dumps(note).encode(), head, method="POST")
-        with _opener(request).open(request, timeout=limit_s) as answer:
+        proxy = urllib.request.ProxyHandler({} if _is_here(request) else None)
+        with urllib.request.build_opener(proxy, Redirects()).open(request, timeout=limit_s) as answer:
             answer.read(OUTPUT_BYTES_MAX)
         return "", True
     except urllib.error.HTTPError as err:
@@ -356,7 +349,7 @@ def _try(url: str, note: Json, limit_s: float) -> tuple[str, bool]:
             is_final = 300 <= err.code < 500 and err.code not in (408, 429)
             return f"HTTP {err.code} {err.reason}", is_final
     except urllib.error.URLError as err:
-        proxy = "" if _is_here(request) else urllib.request.getproxies().get(request.type, "")
-        return f"{err.reason}{f' (by the proxy {host_alone(proxy)})' if proxy else ''}", False
+        through = "" if _is_here(request) else urllib.request.getproxies().get(request.type, "")
+        return f"{err.reason}{f' (by the proxy {host_alone(through)})' if through else ''}", False
     except Exception as err:  # a server may answer anything
         return f"{type(err).__name__}: {err}", False

@@ -129,8 +129,7 @@ class PrintedNumbers:
         if (bar := last_bar(tail)) is not None:
             self._text = bar.text
             self._note(bar)
-        left_s = last_left_s(tail)
-        self._left_s = self._left_s if left_s is None else left_s
+        self._left_s = last_left_s(tail, self._left_s)
         self._unread = tail
 
     def _note(self, bar: Bar) -> None:
@@ -145,10 +144,9 @@ class PrintedNumbers:
 
 def last_bar(tail: bytes) -> Bar | None:
     """Return the last bar in the end of a log."""
-    all_found = list(_BAR.finditer(tail))
-    if not all_found:
+    found = next(reversed(list(_BAR.finditer(tail))), None)
+    if found is None:
         return None
-    found = all_found[-1]
     label = tail[_line_begin(tail, found.start()) : found.start()]
     if found["count"]:
         return Bar(int(found["count"]), 0, None, label)
@@ -162,12 +160,11 @@ def last_bar(tail: bytes) -> Bar | None:
     )
 
 
-def last_left_s(tail: bytes) -> float | None:
-    """Return the last time that is said to be left in the end of a log."""
-    all_found = list(_LEFT.finditer(tail))
-    if not all_found:
-        return None
-    found = all_found[-1]
+def last_left_s(tail: bytes, before_s: float | None) -> float | None:
+    """Return the last time that is said to be left in the end of a log; what was said before where it has none."""
+    found = next(reversed(list(_LEFT.finditer(tail))), None)
+    if found is None:
+        return before_s
     if found["number"]:
         return float(found["number"]) * _UNIT_S[found["unit"].lower()]
     return _seconds(found["clock"]) + 86400.0 * int(found["days"] or 0)

@@ -35,7 +35,9 @@ def of_exit(folder: Path, log: Path, pid: int, exit_code: int) -> Failure | None
     if signum == signal.SIGINT and exit_code < 0:
         return of_an_interrupt(log)
     if exit_code == 0:
-        return left_at_the_end(log)
+        before, caught, printed = _ending(log)
+        is_ignored = before.rstrip().rpartition("\n")[2].startswith("Exception ignored")
+        return None if printed or is_ignored else caught
     if exit_code < 0 and not own_file.exists():
         return None
     found = _of_child(error_of(folder, pid), folder, pid, log) or (find(log) if exit_code == 1 else None)
@@ -225,13 +227,6 @@ def last_line(log: Path) -> Failure | None:
     """
     _, _, messages = _ending(log)
     return Failure("", messages[-1][:MESSAGE_CHARS_MAX], "", None) if messages else None
-
-
-def left_at_the_end(log: Path) -> Failure | None:
-    """Return the exception whose traceback ends `log`, or None; not one that Python has ignored."""
-    before, caught, messages = _ending(log)
-    is_ignored = before.rstrip().rpartition("\n")[2].startswith("Exception ignored")
-    return None if messages or is_ignored else caught
 
 
 def _ending(log: Path) -> tuple[str, Failure | None, list[str]]:
