@@ -94,11 +94,8 @@ def contradictions(facts: Facts) -> list[str]:
 
 def _loss(facts: Facts, attempt: AttemptFacts, now_s: float) -> d.Notice | None:
     """Return the notice of a loss that is not finite, or its withdrawal."""
-    lowest = [rank.training for rank in islice(facts.ranks.values(), training.TOLD_MAX) if rank.training]
-    loss, standing = (
-        next((told.loss for told in lowest if told.loss is not None), None),
-        attempt.standing(Topic.LOSS),
-    )
+    told = (rank.training.loss for rank in islice(facts.ranks.values(), training.TOLD_MAX) if rank.training)
+    loss, standing = next((loss for loss in told if loss is not None), None), attempt.standing(Topic.LOSS)
     if loss is None or math.isfinite(loss) == (standing is None):
         return None
     since = f", seen from step {facts.step:,} on" if facts.step else ""

@@ -331,8 +331,9 @@ class Redirects(urllib.request.HTTPRedirectHandler):
     ) -> urllib.request.Request:
         """Return the request to follow with. Raises HTTPError."""
         if code not in (307, 308) or not newurl.startswith(("http://", "https://")):
-            why = f"{msg}: it leads to {host_alone(newurl)}, write that address as notify.url"
-            raise urllib.error.HTTPError(req.full_url, code, why, headers, fp)
+            raise urllib.error.HTTPError(
+                req.full_url, code, f"{msg}: it leads to {host_alone(newurl)}, write that address as notify.url", headers, fp
+            )  # fmt: skip
         return urllib.request.Request(newurl, req.data, dict(req.header_items()), method="POST")
 
 

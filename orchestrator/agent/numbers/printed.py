@@ -39,7 +39,6 @@ _LEFT = re.compile(
     rb"(?:(?:(?P<days>\d{1,4}) days?, )?(?P<clock>\d{1,9}(?::\d\d){1,2})|(?P<number>\d{1,9}(?:\.\d{1,9})?) ?(?P<unit>[smhd]))(?![\w:])",
     re.IGNORECASE,
 )
-_UNIT_S = {b"s": 1, b"m": 60, b"h": 3600, b"d": 86400}
 _OF_A_PART = re.compile(rb"epoch|eval|valid|test|sanity|load|fetch|shard|map|token", re.IGNORECASE)
 
 _NUMBER = (
@@ -166,7 +165,7 @@ def last_left_s(tail: bytes, before_s: float | None) -> float | None:
     if found is None:
         return before_s
     if found["number"]:
-        return float(found["number"]) * _UNIT_S[found["unit"].lower()]
+        return float(found["number"]) * {b"s": 1, b"m": 60, b"h": 3600, b"d": 86400}[found["unit"].lower()]
     return _seconds(found["clock"]) + 86400.0 * int(found["days"] or 0)
 
 

@@ -109,7 +109,7 @@ def _of_child(error: Failure | None, folder: Path, pid: int, log: Path) -> Failu
         set(folder.glob(ERROR_FILE.format("*"))) - {folder / ERROR_FILE.format(pid)}, key=_mtime_ns
     )
     noted = [found for path in paths if (found := _read_error(path))]
-    printed = _RANK_PREFIX.sub("", _tail(log)).partition(error.traceback[:TRACEBACK_HEAD_CHARS])[0]
+    printed = _RANK_PREFIX.sub("", _tail(log)).partition(error.traceback[:LINE_CHARS_MAX])[0]
     if (child := noted[-1] if noted else parse(printed)) is None:
         return error
     traceback = f"{child.traceback}\n\n{error.traceback}"[-TRACEBACK_CHARS_MAX:]
@@ -146,9 +146,6 @@ _CHILD = re.compile(
 )
 _SHM = re.compile(r"</torch_\d+\w*>: No space[^\n]*|out of shared memory|shared memory \(shm\)")
 """What torch says where a batch has no room in /dev/shm."""
-
-TRACEBACK_HEAD_CHARS = 300
-"""By how much of its begin the traceback of a rank is found in its log."""
 
 TAIL_BYTES = 64 << 10
 TRACEBACK_CHARS_MAX = 20_000

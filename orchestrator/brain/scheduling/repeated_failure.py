@@ -35,8 +35,8 @@ def recognise(facts: Facts, attempt: AttemptFacts, verdict: Verdict) -> Verdict:
     before = [past for past in facts.past if past.number > facts.resumed_after]
     if before and _loads_neither(facts, before[-1], attempt, verdict):
         saves = " and ".join(one.resume.path for one in (before[-1].attempt, attempt) if one.resume)
-        again = f"the same failure from {saves}: it is not the files, but {verdict.signature.frame}"
-        return _no_progress(verdict, again, before[-1])
+        what = f"the same failure from {saves}: it is not the files, but {verdict.signature.frame}"
+        return _no_progress(verdict, what, before[-1])
     if (found := unloadable(facts, attempt, verdict)) is not None:
         given_up = f"{found.save.main} is given up for the one before it: {found.why}"
         return dataclasses.replace(verdict, proof=(Evidence(given_up), *verdict.proof))

@@ -131,9 +131,10 @@ def other_rendezvous() -> str:
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
     is_apart = c10d is not None and not c10d._world.pg_map and os.getsid(0) == os.getpid()
     now = {name: os.environ.get(name, "") for name in GIVEN if is_apart}
-    other = {name: value for name, value in now.items() if value != GIVEN[name]}
     return ", ".join(
-        f"{name} is {value} by the script, orch gave {GIVEN[name]}" for name, value in other.items()
+        f"{name} is {now[name]} by the script, orch gave {GIVEN[name]}"
+        for name in now
+        if now[name] != GIVEN[name]
     )
 
 
