@@ -163,10 +163,10 @@ def _needs(gpus: int, ranks: int, slots_there: int) -> Needs:
 def prepare(plan: Plan, decision: d.Prepare, gang: Gang, job_secrets: JobSecrets) -> orders.Prepare:
     """Return the order to make a node ready, as far as it does not depend on the save to start from."""
     outer, secrets = rank_env.inherited(plan, job_secrets.outer), job_secrets.secrets
-    step = decision.resume.step if decision.resume is not None else None
     return orders.Prepare(
-        decision.attempt, plan.for_node(decision.node), _names(gang), outer, secrets, resume_step=step
-    )
+        decision.attempt, plan.for_node(decision.node), _names(gang), outer, secrets,
+        resume_step=decision.resume.step if decision.resume is not None else None,
+    )  # fmt: skip
 
 
 def start(decision: d.Start, gang: Gang, resume_from: str) -> orders.Start:

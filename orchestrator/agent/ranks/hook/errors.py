@@ -60,8 +60,9 @@ class Errors:
         self._folder = folder
         self._notes = notes
         self._pid = os.getpid()
-        for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE"):
-            GIVEN[name] = os.environ.get(name, "")
+        GIVEN.update(
+            (name, os.environ.get(name, "")) for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
+        )
         self._last_written: BaseException | None = None
         self._hook: object = None
 

@@ -351,7 +351,7 @@ def test_a_rank_that_meets_others_elsewhere_than_it_was_told_says_so(
     rank.script("", "torch/distributed/__init__.py")
     rank.script("", "torch/distributed/distributed_c10d.py")
     rank.script("def meet(): raise RuntimeError('EADDRINUSE')", "torch/distributed/rendezvous.py")
-    argv = [sys.executable, rank.script(MEETS), repr(sets), repr(groups)]
+    argv = [sys.executable, str(rank.script(MEETS)), repr(sets), repr(groups)]
     env = {**rank.env, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
     done = subprocess.run(
         argv, env=env, start_new_session=True, capture_output=True, text=True, timeout=60, check=False
