@@ -238,9 +238,10 @@ class DeliveryThread:
 
     def give_up(self) -> None:
         """Report what is not delivered."""
-        owed, self._owed = list(self._owed.values()), {}
-        for event in owed:
-            self._report(f"notify.{self._target} was not told of {event}: the supervisor exits")
+        for number in list(self._owed):
+            self._report(
+                f"notify.{self._target} was not told of {self._owed.pop(number, '')}: the supervisor exits"
+            )
 
     def enqueue(self, note: Json) -> None:
         """Queue a note; returns at once."""

@@ -36,8 +36,7 @@ def of_exit(folder: Path, log: Path, pid: int, exit_code: int) -> Failure | None
         return of_an_interrupt(log)
     if exit_code == 0:
         before, caught, printed = _ending(log)
-        is_ignored = before.rstrip().rpartition("\n")[2].startswith("Exception ignored")
-        return None if printed or is_ignored else caught
+        return None if printed or "Exception ignored" in before.rstrip().rpartition("\n")[2] else caught
     if exit_code < 0 and not own_file.exists():
         return None
     found = _of_child(error_of(folder, pid), folder, pid, log) or (find(log) if exit_code == 1 else None)
@@ -109,8 +108,8 @@ def _of_child(error: Failure | None, folder: Path, pid: int, log: Path) -> Failu
         set(folder.glob(ERROR_FILE.format("*"))) - {folder / ERROR_FILE.format(pid)}, key=_mtime_ns
     )
     noted = [found for path in paths if (found := _read_error(path))]
-    printed = _RANK_PREFIX.sub("", _tail(log)).partition(error.traceback[:LINE_CHARS_MAX])[0]
-    if (child := noted[-1] if noted else parse(printed)) is None:
+    before = _RANK_PREFIX.sub("", _tail(log)).partition(error.traceback[:LINE_CHARS_MAX])[0]
+    if (child := noted[-1] if noted else parse(before)) is None:
         return error
     traceback = f"{child.traceback}\n\n{error.traceback}"[-TRACEBACK_CHARS_MAX:]
     return replace(_raised_by(error, child), traceback=traceback)
