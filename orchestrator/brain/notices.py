@@ -5,10 +5,19 @@ so that each trains a copy of its own. Nothing is said while one rank has, or it
 its group late, some ranks may work alone on purpose, and other libraries connect ranks without torch.distributed.
 
 Steps: a checkpoint states another step than was counted.
+
+Loss: the loss that ranks print is not finite.
+
+End: every rank exited with code 0, and a log ends with a traceback, the ranks made fewer steps than they have printed, or
+none though the script trains. The job has succeeded all the same: exit codes say that.
 """
 
 from __future__ import annotations
 
+import math
+from itertools import islice
+
+from orchestrator.brain import training
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model.deadlines import Deadlines
 from orchestrator.brain.model.decisions import Topic
@@ -16,9 +25,14 @@ from orchestrator.brain.model.facts import AttemptFacts, Facts, Phase
 from orchestrator.brain.model.rank_facts import RankFacts
 from orchestrator.core.errors import Fault
 from orchestrator.core.observations import Framework
+from orchestrator.core.shown import NOT_TOLD
+from orchestrator.core.text import named
 
 ALONE_STEPS = 30
 """After how many steps without a process group a rank counts as alone. One that has ended well will form none later."""
+
+DONE_SHARE = 0.9
+"""Below this share of the printed total a training counts as unfinished: some print a count seldom, and some skip steps."""
 
 NO_LONGER_ALONE = "the ranks no longer train alone"
 
@@ -32,6 +46,12 @@ def decide(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[d.
             return [d.Notice(now_s, alone.what, number, Topic.ALONE, fix=alone.fix)]
         if attempt.standing(Topic.ALONE) and not alone:
             return [d.Notice(now_s, NO_LONGER_ALONE, number, Topic.ALONE, withdrawn=True)]
+        if loss := _loss(facts, attempt, now_s):
+            return [loss]
+        if facts.done and attempt.noticed(Topic.END) is None and (doubts := contradictions(facts)):
+            return [
+                d.Notice(now_s, f"every rank exited with code 0, and {'; '.join(doubts)}", number, Topic.END)
+            ]
     if attempt.differing and not any(one.noticed(Topic.STEPS) for one in _attempts(facts, attempt)):
         return [d.Notice(now_s, attempt.differing, number, Topic.STEPS)]
     return []
@@ -50,6 +70,37 @@ def alone_fault(facts: Facts) -> Fault | None:
         else "none has formed a process group"
     )
     return Fault("", f"{len(ranks)} ranks train alone: {seen} {after}", _mend(facts, ranks[0]))
+
+
+def contradictions(facts: Facts) -> list[str]:
+    """Return what speaks against the end of a job whose ranks have all exited with code 0."""
+    told = training.told(facts)
+    left = {rank.rank: rank.failure for rank in facts.ranks.values() if rank.failure is not None}
+    texts = dict.fromkeys(failure.text for failure in left.values() if failure.type)
+    found = [
+        f"the log of {named([rank for rank, failure in left.items() if failure.text == text])} ends with {text}"
+        for text in texts
+    ]
+    total = training.total_steps(facts.step, training.rate_per_s(facts), told)
+    if facts.made and facts.step and total and facts.step < DONE_SHARE * total:
+        found.append(f"it made {facts.step:,} of the {total:,} steps that it printed")
+    if left and not texts and not facts.step and not facts.saves and told == NOT_TOLD:
+        last = [
+            f": the log of {named([rank])} ends with: {one.text}" for rank, one in left.items() if one.text
+        ]
+        found.append(f"no step was made{''.join(last[:1])}")
+    return found
+
+
+def _loss(facts: Facts, attempt: AttemptFacts, now_s: float) -> d.Notice | None:
+    """Return the notice of a loss that is not finite, or its withdrawal."""
+    told = (rank.training.loss for rank in islice(facts.ranks.values(), training.TOLD_MAX) if rank.training)
+    loss, standing = next((loss for loss in told if loss is not None), None), attempt.standing(Topic.LOSS)
+    if loss is None or math.isfinite(loss) == (standing is None):
+        return None
+    since = f", seen from step {facts.step:,} on" if facts.step else ""
+    why = f"loss is {loss:.4g} again" if standing else f"loss is {loss}{since}"
+    return d.Notice(now_s, why, attempt.number, Topic.LOSS, withdrawn=standing is not None)
 
 
 def _attempts(facts: Facts, attempt: AttemptFacts) -> list[AttemptFacts]:

@@ -71,7 +71,8 @@ def run(argv: list[str]) -> int:
         return UserError.exit_code
     except (KeyboardInterrupt, click.Abort) as err:
         new_line = "" if isinstance(err, click.Abort) else "\n"  # click has begun one
-        terminal.say(f"{new_line}interrupted", err=True)
+        what = str(err) or ("jobs go on" if argv[:1] in (["wait"], ["logs"], ["metrics"]) else "")
+        terminal.say(f"{new_line}interrupted{f': {what}' if what else ''}", err=True)
         return INTERRUPTED
     except terminal.ReaderGone:
         is_awaited = argv[0] in ("run", "wait", "check") or (

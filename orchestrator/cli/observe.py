@@ -13,7 +13,6 @@ from orchestrator.cli import terminal
 from orchestrator.cli.group import (
     AS_JSON,
     CLUSTER_CANNOT,
-    INTERRUPTED,
     JOB,
     all_jobs,
     all_statuses,
@@ -117,10 +116,7 @@ def logs(
     query = reading.LogQuery(ranks, nodes, attempt, tail, since, grep)
     style = log_view.style_of(query, terminal=terminal.is_terminal(), environ=os.environ)
     if follow:
-        try:
-            following.logs(found, query, style)
-        except KeyboardInterrupt:
-            return INTERRUPTED
+        following.logs(found, query, style)
     else:
         terminal.widen_pipe()
         texts = filter(None, _printed(found, query))

@@ -114,7 +114,7 @@ def mcp() -> int:
     try:
         from orchestrator.programs import mcp_server
     except ImportError as err:
-        fix = "pip install 'torch-orch[mcp]' where orch is; the verbs with --json need nothing"
+        fix = "pip install 'torch-orch[mcp]' where orch is, in a clone of it pip install '.[mcp]'; the verbs with --json need nothing"
         raise UserError(f"{err.name or err} is not installed", "orch mcp", fix) from err
     if sys.stdin.isatty():
         terminal.say("waiting for an agent's program on standard input; Ctrl-C ends it", err=True)

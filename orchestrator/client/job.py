@@ -111,7 +111,7 @@ class Job:
         """
         state = self.source.settled_status().state
         if state in status_file.ENDED:
-            fix = "orch resume lets it go on, orch clean removes what it left"
+            fix = f"{'' if state == 'SUCCEEDED' else 'orch resume lets it go on, '}orch clean removes what it left"
             raise UserError(f"the job has ended already ({state}): there is nothing to stop", self.id, fix)
         self.source.cancel()
 

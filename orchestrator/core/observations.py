@@ -101,8 +101,9 @@ class CollectiveCounts:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An exception of a rank: the one with which it died, or that it is handling. Without a type: what else is known of a
-    rank's end."""
+    """An exception of a rank: the one with which it died, that it is handling, or with whose traceback the log of a rank ends
+    that exited with code 0. Without a type: what else is known of a rank's end; of one with code 0 its last line, where it
+    made no step though its script trains."""
 
     type: str
     message: str
@@ -119,8 +120,8 @@ class Failure:
         return f"{words} at {self.where}" if self.where else words
 
     def then(self, what: str) -> str:
-        """The exception of a rank that handles it, and what the rank does meanwhile."""
-        return f"raised {self.text}, then {what}"
+        """The exception of a rank that handles it, or what else is known of it, and what the rank does meanwhile."""
+        return f"raised {self.text}, then {what}" if self.type else f"{self.text}: {what}"
 
 
 @dataclass(frozen=True, slots=True)

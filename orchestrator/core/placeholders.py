@@ -12,16 +12,20 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 
-VARIABLES = ("ORCH_JOB_ID", "ORCH_JOB_NAME", "ORCH_ATTEMPT", "ORCH_CHECKPOINT_DIR", "ORCH_RESUME_FROM")
+VARIABLES = (
+    "ORCH_JOB_ID", "ORCH_JOB_NAME", "ORCH_ATTEMPT", "ORCH_CHECKPOINT_DIR", "ORCH_RESUME_FROM", "ORCH_RESUME_STEP",
+)  # fmt: skip
 """The variables of a rank that words may name, as `$NAME` or `${NAME}`."""
 
-NAMES = ("checkpoint_dir", "job_dir", "resume_from", "attempt")
+NAMES = ("checkpoint_dir", "job_dir", "resume_from", "resume_step", "attempt")
 """What may be written in braces."""
 
 PATH = "path"
 """The same as `resume_from`, in resume arguments alone."""
 
-OF_AN_ATTEMPT = frozenset(("resume_from", "attempt", "ORCH_RESUME_FROM", "ORCH_ATTEMPT"))
+OF_AN_ATTEMPT = frozenset(
+    ("resume_from", "resume_step", "attempt", "ORCH_RESUME_FROM", "ORCH_RESUME_STEP", "ORCH_ATTEMPT")
+)
 """Those that differ between the attempts of a job."""
 
 NEARNESS = 0.85

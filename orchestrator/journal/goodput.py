@@ -142,7 +142,8 @@ def of_record(
         course.begin(attempt)
         after = record.attempts[number + 1] if number + 1 < len(record.attempts) else None
         next_at = after.begun.at if after is not None else until_at
-        _lay_work(course, attempt, next_at, _kept_share(record, number, kept_steps[number]))
+        done_at = record.facts.ended_well_at if after is None and record.facts.ranks_done else None
+        _lay_work(course, attempt, next_at, _kept_share(record, number, kept_steps[number]), done_at)
         _lay_end(course, attempt, next_at, goes_on=after is not None or record.facts.end is None)
     return Goodput((*course.spans, *_idle(record, course.clock, until_at)))
 
@@ -212,9 +213,13 @@ class _Course:
         self._at = until_at
 
 
-def _lay_work(course: _Course, attempt: AttemptHistory, next_at: float, kept_share: float | None) -> None:
-    """Lay the time of an attempt up to its verdict, or its end without one."""
+def _lay_work(
+    course: _Course, attempt: AttemptHistory, next_at: float, kept_share: float | None, done_at: float | None
+) -> None:
+    """Lay the time of an attempt up to its verdict, or its end without one. `done_at`: when its last rank has ended well; a script
+    around the ranks may go on."""
     over_at, verdict = _over_at(attempt, next_at), _verdict(attempt)
+    over_at, late_at = (over_at if done_at is None or verdict is not None else min(over_at, done_at)), over_at
     broke_at = over_at if verdict is None else min(over_at, max(attempt.begun.at, verdict.since_s))
     began_at = attempt.restart_at if kept_share is not None else None
     first = TimeKind.STARTUP if course.is_fresh else TimeKind.RECOVERING
@@ -223,6 +228,7 @@ def _lay_work(course: _Course, attempt: AttemptHistory, next_at: float, kept_sha
         course.lay(TimeKind.PRODUCTIVE, broke_at - (1.0 - kept_share) * (broke_at - began_at))
         course.lay(TimeKind.WASTED, broke_at, _loss(attempt))
     course.lay(TimeKind.DETECTING, over_at, _loss(attempt))
+    course.lay(TimeKind.STOPPING, late_at)
 
 
 def _lay_end(course: _Course, attempt: AttemptHistory, next_at: float, goes_on: bool) -> None:

@@ -204,6 +204,7 @@ class Outcome(TypedDict):
     step: int | None
     verdict: dict[str, Any] | None
     culprits: list[Culprit]
+    notices: list[str]
     checkpoint: Start | None
     next: list[Command]
 

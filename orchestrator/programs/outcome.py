@@ -11,6 +11,7 @@ from orchestrator.programs import waiting
 from orchestrator.programs.waiting import Waited
 from orchestrator.views.cells import STYLES, Cell, Line, line, short
 from orchestrator.views.next_steps import commands
+from orchestrator.views.status import notice_lines
 
 
 def outcome_of(job: Job, timeout_s: float | None) -> Json:
@@ -36,6 +37,7 @@ def outcome(waited: Waited, why: Json, called: str) -> Json:
         "step": status.step,
         "verdict": verdict,
         "culprits": _culprits(waited, verdict),
+        "notices": list(status.notices),
         "checkpoint": {"path": saved["path"], "step": saved["step"]} if saved else None,
         "next": [{"label": label, "command": command} for label, command in commands(why, called)],
     }
@@ -55,6 +57,7 @@ def lines(outcome: Json) -> list[Line]:
         said.append(line(Cell(short(outcome["verdict"]["head"], folder), "red")))
     elif outcome["reason"]:
         said.append(line(short(outcome["reason"], folder)))
+    said += [one for notice in outcome["notices"] for one in notice_lines(notice, folder)]
     if saved := outcome["checkpoint"]:
         step = f"step {saved['step']:,}, " if saved["step"] is not None else ""
         said.append(line(f"checkpoint  {step}{short(saved['path'], folder)}"))

@@ -295,4 +295,4 @@ def missing_file(path: Path) -> str:
         if path.is_symlink():
             return f"{escaped(str(path))} is a link that leads nowhere"
         names = sorted(entry.name for entry in itertools.islice(path.parent.iterdir(), FOLDER_NAMES_MAX))
-    return f"no file {escaped(path.name)} in {escaped(str(path.parent))}{did_you_mean(path.name, names)}"
+    return f"no file {escaped(path.name)} in {escaped(str(path.parent.absolute()))}{did_you_mean(path.name, names)}"

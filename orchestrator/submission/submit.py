@@ -113,7 +113,7 @@ def _begin(job: JobDir) -> None:
         raise ClusterError(err.what, str(kept.supervisor_log), err.fix) from err
     except KeyboardInterrupt:
         requests.ask(job.requests, "cancel")  # the supervisor may be at work already
-        raise
+        raise KeyboardInterrupt(f"{job.id} is cancelled") from None
 
 
 def _enqueue(job: JobDir, environ: Mapping[str, str], where: sbatch_submission.Where) -> None:

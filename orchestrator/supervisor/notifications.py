@@ -1,8 +1,9 @@
 """Notifications of what happens to a job: a command of the user's, and a webhook.
 
 Rules: nothing here can hold up, fail or end the supervisor or the job. Each target has its own thread and a short
-queue, each delivery a limit; a failure is one line in supervisor.log. A decision is sent at most once: it is on disk
-before, so a supervisor that dies in between leaves it unsent.
+queue, each delivery a limit; a failure is one line in supervisor.log. The end of the job goes before what waits, and a
+supervisor whose job has ended waits `OWED_S_MAX` for its deliveries; what is not delivered by then is a line, too. A
+decision is sent at most once: it is on disk before, so a supervisor that is killed in between leaves it unsent.
 
 A notification is one JSON object:
 
@@ -15,6 +16,7 @@ ORCH_NOTIFY_TEXT, ORCH_JOB_ID, ORCH_JOB_NAME and ORCH_ATTEMPT in its environment
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import queue
@@ -28,7 +30,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from orchestrator.brain.diagnosis import suspects
 from orchestrator.brain.model import decisions as d
@@ -55,8 +57,14 @@ POST_PAUSES_S = (1.0, 4.0)
 WAITING_MAX = 64
 """How many notifications may wait for their delivery; more are dropped, with a line in the log."""
 
+OWED_S_MAX = 60.0
+"""How long after the job's end the supervisor waits for deliveries: longer than all tries to reach a webhook take."""
+
 CLOSE_S_MAX = 5.0
 """How long a supervisor that must exit waits for deliveries that are under way."""
+
+ENDS = tuple(end.value.lower() for end in d.JobEnd)
+"""The occasions that go before all others."""
 
 OUTPUT_BYTES_MAX = 4000
 TEXT_CHARS_MAX = 1000
@@ -197,38 +205,52 @@ class Notifier:
         return any(thread.is_busy for thread in self._threads)
 
     def close(self) -> None:
-        """Wait for deliveries under way, at most `CLOSE_S_MAX`."""
+        """Wait for deliveries under way, at most `CLOSE_S_MAX`; then report what is not delivered."""
         deadline_s = time.monotonic() + CLOSE_S_MAX
         while self.is_busy and time.monotonic() < deadline_s:
             time.sleep(0.02)
+        for thread in self._threads:
+            thread.give_up()
 
     def _report(self, fault: str) -> None:
-        self._faults.put(self._mask.apply(fault))
+        self._faults.put(" ".join(self._mask.apply(fault).split()))
 
 
 class DeliveryThread:
-    """One target of notifications: a thread that delivers them one after the other, in order."""
+    """One target of notifications: a thread that delivers them one after the other, in order; the end of the job next."""
 
     def __init__(self, target: str, deliver: Deliver, report: Callable[[str], None]) -> None:
         """`target`: `command` or `url`. `deliver` returns what went wrong, or an empty text."""
         self._target = target
         self._deliver = deliver
         self._report = report
-        self._notes: queue.Queue[Json] = queue.Queue(WAITING_MAX)
+        self._notes: queue.PriorityQueue[tuple[bool, int, Json]] = queue.PriorityQueue()
+        self._owed: dict[
+            int, str
+        ] = {}  # by its number, the event of each note that waits or is being delivered
+        self._numbers = itertools.count()
         self._thread: threading.Thread | None = None
 
     @property
     def is_busy(self) -> bool:
         """Tell whether a note waits or is being delivered."""
-        return self._notes.unfinished_tasks > 0
+        return bool(self._owed)
+
+    def give_up(self) -> None:
+        """Report what is not delivered."""
+        for number in list(self._owed):
+            self._report(
+                f"notify.{self._target} was not told of {self._owed.pop(number, '')}: the supervisor exits"
+            )
 
     def enqueue(self, note: Json) -> None:
         """Queue a note; returns at once."""
-        try:
-            self._notes.put_nowait(note)
-        except queue.Full:
-            self._report(f"notify.{self._target} is too slow: {note['event']} was not told")
+        event, number = note["event"], next(self._numbers)
+        if len(self._owed) >= WAITING_MAX and event not in ENDS:
+            self._report(f"notify.{self._target} is too slow: {event} was not told")
             return
+        self._owed[number] = event
+        self._notes.put((event not in ENDS, number, note))
         if self._thread is None:
             # A daemon: whatever a delivery does, it must not keep this process from ending.
             self._thread = threading.Thread(target=self._work, name=f"notify-{self._target}", daemon=True)
@@ -236,14 +258,14 @@ class DeliveryThread:
 
     def _work(self) -> None:
         while True:
-            note = self._notes.get()
+            _, number, note = self._notes.get()
             try:
-                fault = self._deliver(note)
+                fault = self._deliver(note) if number in self._owed else ""
             except Exception as err:  # the job goes on, whatever a notification runs into
                 fault = f"{type(err).__name__}: {err}"
             if fault:
                 self._report(f"notify.{self._target} was not told of {note['event']}: {fault}")
-            self._notes.task_done()
+            self._owed.pop(number, None)
 
 
 def run_command(
@@ -254,7 +276,8 @@ def run_command(
     mask: Mask,
     limit_s: float = COMMAND_S_MAX,
 ) -> str:
-    """Run the user's command with a note on its standard input; return what went wrong, with the end of its output."""
+    """Run the user's command with a note on its standard input; return what went wrong, with the end of its output. `timeout` ends
+    it with all that it started, even where this process has ended before."""
     variables = {
         "ORCH_NOTIFY_EVENT": note["event"],
         "ORCH_NOTIFY_TEXT": note["text"],
@@ -268,28 +291,18 @@ def run_command(
     ):  # a pipe would wait for its reader
         stdin.write(json.dumps(note).encode())
         stdin.seek(0)
-        try:
-            process = subprocess.Popen(
-                argv, stdin=stdin, stdout=out, stderr=subprocess.STDOUT,
-                cwd=folder if folder.is_dir() else None, env={**env, **variables}, start_new_session=True,
-            )  # fmt: skip
-        except OSError as err:
-            return f"{argv[0]} cannot be run: {err.strerror}"
-        try:
-            code = process.wait(limit_s)
-            fault = (
-                f"it ended with signal {-code}" if code < 0 else f"it ended with code {code}" if code else ""
-            )
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)  # not yet waited for, so the group is there
-            process.wait()
-            fault = f"it ran for more than {limit_s:g} s and was killed"
+        process = subprocess.Popen(
+            ("timeout", "-s", "KILL", f"{limit_s}", *argv), stdin=stdin, stdout=out, stderr=subprocess.STDOUT,
+            cwd=folder if folder.is_dir() else None, env={**env, **variables}, start_new_session=True,
+        )  # fmt: skip
+        code = process.wait(limit_s + CLOSE_S_MAX)
+        killed = f"it ran for more than {limit_s:g} s and was killed" if code == -signal.SIGKILL else ""
+        fault = killed or (
+            f"it ended with signal {-code}" if code < 0 else f"it ended with code {code}" if code else ""
+        )
         out.seek(max(0, out.seek(0, os.SEEK_END) - OUTPUT_BYTES_MAX))
-        return _with(fault, mask.apply(out.read().decode(errors="replace").strip())) if fault else ""
-
-
-def _with(fault: str, output: str) -> str:
-    return f"{fault}; it said: {' | '.join(output.splitlines())}" if output else fault
+        said = " | ".join(mask.apply(out.read().decode(errors="replace").strip()).splitlines())
+        return f"{fault}; it said: {said}" if fault and said else fault
 
 
 def post(
@@ -311,24 +324,34 @@ def _is_here(request: urllib.request.Request) -> bool:
     return host in ("localhost", "::1") or host.startswith("127.")
 
 
-def _opener(request: urllib.request.Request) -> urllib.request.OpenerDirector:
-    proxy = urllib.request.ProxyHandler({} if _is_here(request) else None)
-    return urllib.request.build_opener(proxy)
+class Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows a redirect that keeps the POST. After any other one urllib would send a GET without the note."""
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
+    ) -> urllib.request.Request:
+        """Return the request to follow with. Raises HTTPError."""
+        if code not in (307, 308) or not newurl.startswith(("http://", "https://")):
+            raise urllib.error.HTTPError(
+                req.full_url, code, f"{msg}: it leads to {host_alone(newurl)}, write that address as notify.url", headers, fp
+            )  # fmt: skip
+        return urllib.request.Request(newurl, req.data, dict(req.header_items()), method="POST")
 
 
 def _try(url: str, note: Json, limit_s: float) -> tuple[str, bool]:
     head = {"Content-Type": "application/json", "User-Agent": f"orch/{VERSION}"}
     try:
         request = urllib.request.Request(url, json.dumps(note).encode(), head, method="POST")
-        with _opener(request).open(request, timeout=limit_s) as answer:
+        proxy = urllib.request.ProxyHandler({} if _is_here(request) else None)
+        with urllib.request.build_opener(proxy, Redirects()).open(request, timeout=limit_s) as answer:
             answer.read(OUTPUT_BYTES_MAX)
         return "", True
     except urllib.error.HTTPError as err:
         with err:
-            is_final = 400 <= err.code < 500 and err.code not in (408, 429)
+            is_final = 300 <= err.code < 500 and err.code not in (408, 429)
             return f"HTTP {err.code} {err.reason}", is_final
     except urllib.error.URLError as err:
-        proxy = "" if _is_here(request) else urllib.request.getproxies().get(request.type, "")
-        return f"{err.reason}{f' (by the proxy {host_alone(proxy)})' if proxy else ''}", False
+        through = "" if _is_here(request) else urllib.request.getproxies().get(request.type, "")
+        return f"{err.reason}{f' (by the proxy {host_alone(through)})' if through else ''}", False
     except Exception as err:  # a server may answer anything
         return f"{type(err).__name__}: {err}", False

@@ -47,7 +47,7 @@ MISSING_SHOWN = 4
 PASSED_SHOWN = 3
 """The number of passed saves that notices name."""
 
-_OF_SETUP = (d.Topic.ALONE, d.Topic.STEPS)
+_OF_SETUP = (d.Topic.ALONE, d.Topic.STEPS, d.Topic.LOSS, d.Topic.END)
 """What notices of a status are about; hangs are its suspicion, slow ranks its stragglers."""
 
 _PROCESS_STATES = {"T": "stopped", "t": "traced", "Z": "zombie", "D": "disk wait", "X": "dead"}

@@ -44,7 +44,7 @@ from orchestrator.supervisor.allocation_claim import SlurmStay
 from orchestrator.supervisor.executor import Executor, may_shut_down, rank_gang, save_gang, undismissed_hosts
 from orchestrator.supervisor.heartbeat_tracker import HeartbeatTracker, WorkShare
 from orchestrator.supervisor.host_queue import HostQueue
-from orchestrator.supervisor.notifications import Notifier
+from orchestrator.supervisor.notifications import OWED_S_MAX, Notifier
 from orchestrator.supervisor.request_inbox import RequestInbox, is_resumed
 from orchestrator.supervisor.transfers.log_receiver import LogReceiveError, LogReceiver
 from orchestrator.supervisor.transfers.save_desk import SaveDesk
@@ -102,7 +102,7 @@ class Supervisor:
         self._slept, self._minded_s = Sleep(SLEPT_S), self._brain.now_s()
         self._patience = full_disk.Patience()
         self._series = SeriesWriter(job.series)
-        self._seeks = False  # tries to reach hosts whose agents could not be dismissed
+        self._seeks = False  # waits for hosts whose agents could not be dismissed, or for notifications
         backend.wake = self._connections.wake
 
     @property
@@ -172,15 +172,16 @@ class Supervisor:
             return False
         if self._requests.since(facts.requests, now_s):
             return True
-        busy = self._notifier.is_busy or any(self._connections.connected(node) for node in self._nodes)
-        if not may_shut_down(facts.ended_at, self._moved_s, busy, now_s):
+        connected = any(self._connections.connected(node) for node in self._nodes)
+        if not may_shut_down(facts.ended_at, self._moved_s, connected, now_s):
             return False
         hosts = undismissed_hosts(facts, now_s)
-        if not hosts or not self._job.plan.exists():
+        owes = self._notifier.is_busy and now_s < facts.ended_at + OWED_S_MAX
+        if not (hosts or owes) or not self._job.plan.exists():
             return True
-        if not self._seeks:  # resume, collect and clean need not wait for these hosts
+        if not self._seeks:  # resume, collect and clean need not wait for these hosts, nor for notifications
             self._seeks = True
-            print(f"waiting for {', '.join(hosts)}, to dismiss what may run there", flush=True)
+            print(f"waiting for {', '.join((*hosts, *['notifications'] * owes))} after the end", flush=True)
             self._executor.keep_reachable(hosts)
             self._show(durable=True)
             full_disk.wait_for(self._job.ended.touch)

@@ -163,15 +163,19 @@ def _needs(gpus: int, ranks: int, slots_there: int) -> Needs:
 def prepare(plan: Plan, decision: d.Prepare, gang: Gang, job_secrets: JobSecrets) -> orders.Prepare:
     """Return the order to make a node ready, as far as it does not depend on the save to start from."""
     outer, secrets = rank_env.inherited(plan, job_secrets.outer), job_secrets.secrets
-    return orders.Prepare(decision.attempt, plan.for_node(decision.node), _names(gang), outer, secrets)
+    return orders.Prepare(
+        decision.attempt, plan.for_node(decision.node), _names(gang), outer, secrets,
+        resume_step=decision.resume.step if decision.resume is not None else None,
+    )  # fmt: skip
 
 
 def start(decision: d.Start, gang: Gang, resume_from: str) -> orders.Start:
     """Return the order to start a node's ranks. `resume_from` is the checkpoint as its host sees it."""
     interface = decision.interface or ("lo" if decision.address == "127.0.0.1" else "")
     return orders.Start(
-        decision.attempt, _names(gang), decision.address, decision.port, interface, resume_from
-    )
+        decision.attempt, _names(gang), decision.address, decision.port, interface, resume_from,
+        decision.resume.step if decision.resume is not None else None,
+    )  # fmt: skip
 
 
 def _names(gang: Gang) -> tuple[str, ...]:

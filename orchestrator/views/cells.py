@@ -36,9 +36,9 @@ Line: TypeAlias = tuple[Cell, ...]
 
 
 def line(*parts: str | Cell) -> Line:
-    """Return a line of pieces, made harmless for a terminal."""
+    """Return a line of pieces, made harmless for a terminal: one line, also where a name has a line break."""
     cells = (part if isinstance(part, Cell) else Cell(part) for part in parts)
-    return tuple(Cell(harmless(cell.text), cell.style) for cell in cells)
+    return tuple(Cell(harmless(cell.text).replace("\n", "\\n"), cell.style) for cell in cells)
 
 
 def plain(lines: Iterable[Line]) -> str:

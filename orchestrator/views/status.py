@@ -347,8 +347,8 @@ def _host_state(node: NodeStatus, over: bool, chosen: bool) -> str:
     state = node.state
     if state == "up" and not over:
         return _POOL_WORDS[node.role] if chosen else "ready"
-    if state == "absent" and node.note:
-        return "failed" if node.seen_s is None else "lost"
+    if state == "absent" and (node.note or node.role == "idle"):
+        return "unused" if not node.note else "failed" if node.seen_s is None else "lost"
     return state
 
 

@@ -87,7 +87,7 @@ def _host_row(entry: Json) -> list[Cell]:
         failed = f"{entry['failed_at'][:16].replace('T', ' ')} in {where}: {entry['why']}"
     return [
         Cell(entry["host"]),
-        Cell(entry["state"]),
+        Cell("unused" if entry["state"] == "absent" and failed == "-" else entry["state"]),
         Cell(entry["seen_at"][:16].replace("T", " ")),
         Cell(or_dash(entry["job"])),
         Cell(failed, "yellow" if entry["failed_at"] is not None else ""),

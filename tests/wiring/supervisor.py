@@ -91,7 +91,7 @@ MUTATIONS = (
         "tests/unit/supervisor/transfers/test_save_desk.py::test_older_saves_than_the_newest_of_their_series_are_deleted"),
     Mutation("what is not whole is deleted", "orchestrator/core/checkpoints/choice.py", "        if save.state is SaveState.WHOLE and not save.is_slot:\n            by_series", "        if not save.is_slot:\n            by_series",
         "tests/unit/core/checkpoints/test_choice.py::test_the_newest_of_each_series_stay_and_what_is_cited_best_or_a_round_step"),
-    Mutation("secrets do not reach the ranks", "orchestrator/supervisor/translation.py", "_names(gang), outer, secrets)", "_names(gang), outer, {})",
+    Mutation("secrets do not reach the ranks", "orchestrator/supervisor/translation.py", "_names(gang), outer, secrets,", "_names(gang), outer, {},",
         "tests/unit/supervisor/test_supervisor.py::test_a_job_crashes_goes_on_from_its_checkpoint_is_looked_at_and_cancelled"),
     Mutation("the save is not handed to the ranks", "orchestrator/supervisor/executor.py", "path = resume.path if resume is not None else decision.resume.path if decision.resume else \"\"", "path = \"\"",
         "tests/unit/supervisor/test_supervisor.py::test_a_job_crashes_goes_on_from_its_checkpoint_is_looked_at_and_cancelled"),

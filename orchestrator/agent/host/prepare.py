@@ -119,7 +119,9 @@ class Preparation:
         prepared = self._order
         assert prepared is not None
         node = self._config.node
-        return NodePlan(prepared.plan, self._job, node, order.attempt, order.nodes, order.resume_from)
+        return NodePlan(
+            prepared.plan, self._job, node, order.attempt, order.nodes, order.resume_from, order.resume_step
+        )
 
     @property
     def pids(self) -> set[int]:

@@ -6,8 +6,9 @@ Rules:
    ` 3%|▍ | 37/1200 [00:03<01:55, 10.1it/s]`, or `37it [00:03, 10.1it/s]` where its end is not known.
 3. A bar tells the share of all work only if it is of all work: not if its description says otherwise, not if there was
    a longer one, and not if it has begun again, as one of an epoch does.
-4. A loss is the one that is trained on, not one of a validation: `loss 1.23`, `train_loss: 1.2e-3`, `{'loss': '1.23'}`.
-5. No pattern has a loop without a bound, so that no line takes long.
+4. A count, `step 37/1200`, is a bar without a drawing; `eta: 0:01:55` and `remaining time: 0:01:55` are the time left.
+5. A loss is the one that is trained on, not one of a validation: `loss 1.23`, `train_loss: 1.2e-3`, `{'loss': '1.23'}`.
+6. No pattern has a loop without a bound, so that no line takes long.
 """
 
 from __future__ import annotations
@@ -30,6 +31,13 @@ CANDIDATES_MAX = 64
 _BAR = re.compile(
     rb"(?P<done>\d{1,18})/(?P<total>\d{1,18}) \[\d{1,9}:\d\d(?::\d\d)?<(?P<left>\d{1,9}(?::\d\d){1,2})?"
     rb"|(?<![\w.])(?P<count>\d{1,18})it \[\d{1,9}:\d\d"
+    rb"|(?<![a-z])(?:step|iter(?:ation)?)s?[ \t:=\[(]{1,12}(?P<step>\d{1,18})[ \t]{0,4}/[ \t]{0,12}(?P<steps>\d{1,18})(?![\d.])",
+    re.IGNORECASE,
+)
+_LEFT = re.compile(
+    rb"(?:(?<![a-z])eta|remaining time)[ \t]{0,4}[:=][ \t]{0,4}"
+    rb"(?:(?:(?P<days>\d{1,4}) days?, )?(?P<clock>\d{1,9}(?::\d\d){1,2})|(?P<number>\d{1,9}(?:\.\d{1,9})?) ?(?P<unit>[smhd]))(?![\w:])",
+    re.IGNORECASE,
 )
 _OF_A_PART = re.compile(rb"epoch|eval|valid|test|sanity|load|fetch|shard|map|token", re.IGNORECASE)
 
@@ -57,11 +65,14 @@ class Bar:
     left_s: float | None
     # What stands before it in its line
     label: bytes
+    # By tqdm
+    is_drawn: bool = True
 
     @property
     def text(self) -> str:
         """The bar in a status."""
-        return f"{self.done}/{self.total} (tqdm)" if self.total else f"{self.done} (tqdm)"
+        counted = f"{self.done}/{self.total}" if self.total else f"{self.done}"
+        return f"{counted} (tqdm)" if self.is_drawn else counted
 
 
 class PrintedNumbers:
@@ -76,6 +87,7 @@ class PrintedNumbers:
         # The bar of all work, and whether it has begun again
         self._whole: Bar | None = None
         self._is_repeated = False
+        self._left_s: float | None = None
         self._loss: Measured | None = None
         self._learning_rate: Measured | None = None
 
@@ -98,7 +110,7 @@ class PrintedNumbers:
             loss=self._loss,
             learning_rate=self._learning_rate,
             percent=100.0 * min(1.0, whole.done / whole.total) if whole else None,
-            eta_s=whole.left_s if whole else None,
+            eta_s=whole.left_s if whole and whole.left_s is not None else self._left_s,
             total_steps=whole.total if whole else None,
         )
 
@@ -116,6 +128,7 @@ class PrintedNumbers:
         if (bar := last_bar(tail)) is not None:
             self._text = bar.text
             self._note(bar)
+        self._left_s = last_left_s(tail, self._left_s)
         self._unread = tail
 
     def _note(self, bar: Bar) -> None:
@@ -130,15 +143,30 @@ class PrintedNumbers:
 
 def last_bar(tail: bytes) -> Bar | None:
     """Return the last bar in the end of a log."""
-    all_found = list(_BAR.finditer(tail))
-    if not all_found:
+    found = next(reversed(list(_BAR.finditer(tail))), None)
+    if found is None:
         return None
-    found = all_found[-1]
     label = tail[_line_begin(tail, found.start()) : found.start()]
     if found["count"]:
         return Bar(int(found["count"]), 0, None, label)
     left_s = _seconds(found["left"]) if found["left"] else None
-    return Bar(int(found["done"]), int(found["total"]), left_s, label)
+    return Bar(
+        int(found["done"] or found["step"]),
+        int(found["total"] or found["steps"]),
+        left_s,
+        label,
+        bool(found["done"]),
+    )
+
+
+def last_left_s(tail: bytes, before_s: float | None) -> float | None:
+    """Return the last time that is said to be left in the end of a log; what was said before where it has none."""
+    found = next(reversed(list(_LEFT.finditer(tail))), None)
+    if found is None:
+        return before_s
+    if found["number"]:
+        return float(found["number"]) * {b"s": 1, b"m": 60, b"h": 3600, b"d": 86400}[found["unit"].lower()]
+    return _seconds(found["clock"]) + 86400.0 * int(found["days"] or 0)
 
 
 def last_loss(tail: bytes) -> Measured | None:

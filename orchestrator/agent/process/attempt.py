@@ -12,6 +12,7 @@ from orchestrator.agent.outputs.save_scanner import SaveScanner
 from orchestrator.agent.ranks import failure
 from orchestrator.agent.ranks.processes import NodeRanks, RanksGoal
 from orchestrator.agent.ranks.rank_start import NodeEnvironment, RankCall, RankStart
+from orchestrator.core.observations import Failure
 from orchestrator.core.settings.rank_env import NodePlan
 from orchestrator.core.wire import reports
 
@@ -109,6 +110,8 @@ class NodeAttempt:
             return
         exit_code = os.waitstatus_to_exitcode(status)
         why = failure.of_exit(process.folder, process.log, pid, exit_code)
+        if exit_code == 0 and why is None and process.counter.made_no_step():
+            why = failure.last_line(process.log) or Failure("", "", "", None)
         report = self.ranks.ended(process, exit_code, why)
         how = f"signal {report.signal}" if report.signal else f"code {report.code}"
         self._note(f"rank {report.rank} (pid {pid}) ended with {how}")

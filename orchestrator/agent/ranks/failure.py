@@ -4,8 +4,10 @@ the last line of its log."""
 from __future__ import annotations
 
 import re
+import shutil
 import signal
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from orchestrator.agent.ranks import stack_dump
@@ -22,7 +24,7 @@ def of_exit(folder: Path, log: Path, pid: int, exit_code: int) -> Failure | None
 
     A script may have caught and logged exceptions, or its workers may have died of theirs: a rank that a signal killed
     did not die of those, and an uncaught exception always exits with code 1. A shell tells the signal of its script by
-    its code.
+    its code. Code 0: the exception whose traceback is the last thing that the rank has printed.
     """
     own_file = folder / ERROR_FILE.format(pid)
     signum = -exit_code if exit_code < 0 else exit_code - SHELLS_SIGNAL
@@ -32,9 +34,12 @@ def of_exit(folder: Path, log: Path, pid: int, exit_code: int) -> Failure | None
             return fatal
     if signum == signal.SIGINT and exit_code < 0:
         return of_an_interrupt(log)
-    if exit_code == 0 or (exit_code < 0 and not own_file.exists()):
+    if exit_code == 0:
+        before, caught, printed = _ending(log)
+        return None if printed or "Exception ignored" in before.rstrip().rpartition("\n")[2] else caught
+    if exit_code < 0 and not own_file.exists():
         return None
-    found = error_of(folder, pid) or (find(log) if exit_code == 1 else None)
+    found = _of_child(error_of(folder, pid), folder, pid, log) or (find(log) if exit_code == 1 else None)
     return found or (last_line(log) if exit_code > 0 else None)
 
 
@@ -69,11 +74,45 @@ def _read_error(path: Path) -> Failure | None:
 
 
 def parse_error(text: bytes) -> Failure | None:
-    """Return an exception as the hook has written it, or None."""
+    """Return an exception as the hook has written it, or None: what another process raised, if its text says that."""
     try:
-        return codec.loads(Failure, text)
+        error = codec.loads(Failure, text)
     except codec.CodecError:
         return None  # not of this hook: a script may write anything into the folder
+    is_remote = _REMOTE.search(f"{error.type}\n{error.traceback}")
+    told = error.traceback.partition("\nThe above exception was")[0] if is_remote else error.traceback
+    is_told = is_remote or _NESTED.search(error.message)
+    return _raised_by(error, parse(_NESTED.sub(_HEAD, _ESCAPE.sub("", told))) if is_told else None)
+
+
+def _raised_by(error: Failure, inner: Failure | None) -> Failure:
+    """Return an exception under the name and the place of the one that another process raised, `inner`; its own text follows.
+    Where /dev/shm has no room its size is named."""
+    if inner is not None:
+        message = f"{inner.message.strip()}\n{error.message}"
+        error = replace(error, type=inner.type, message=message, where=inner.where or error.where)
+    size = (
+        f"/dev/shm has {shutil.disk_usage('/dev/shm').total >> 20:,} MiB"
+        if _SHM.search(error.message)
+        else ""
+    )
+    return replace(error, message=_SHM.sub(rf"\g<0> ({size})", _ESCAPE.sub("", error.message), count=1))
+
+
+def _of_child(error: Failure | None, folder: Path, pid: int, log: Path) -> Failure | None:
+    """Return an exception that only says that a child has failed under the name of the child's: the last one that a hook noted
+    in another process, else the one printed before it."""
+    if error is None or not _CHILD.search(f"{error.type}: {error.message}"):
+        return error
+    paths = sorted(
+        set(folder.glob(ERROR_FILE.format("*"))) - {folder / ERROR_FILE.format(pid)}, key=_mtime_ns
+    )
+    noted = [found for path in paths if (found := _read_error(path))]
+    before = _RANK_PREFIX.sub("", _tail(log)).partition(error.traceback[:LINE_CHARS_MAX])[0]
+    if (child := noted[-1] if noted else parse(before)) is None:
+        return error
+    traceback = f"{child.traceback}\n\n{error.traceback}"[-TRACEBACK_CHARS_MAX:]
+    return replace(_raised_by(error, child), traceback=traceback)
 
 
 def _mtime_ns(path: Path) -> int:
@@ -93,6 +132,19 @@ def forget_errors(node_folder: Path) -> None:
                 if not full_disk.is_full(err):
                     raise
 
+
+_HEAD = "Traceback (most recent call last):"
+_NESTED = re.compile(r"Traceback \(most recent call last\):|^.*ray::.*$", re.MULTILINE)
+"""What the text of an exception has in it that tells of another process: DataLoader's, mp.spawn's, Ray's."""
+
+_REMOTE = re.compile(r"^\S*(?:RemoteTraceback: |InstantiationException$)", re.MULTILINE)
+"""Those whose cause tells of it: multiprocessing's, concurrent.futures', joblib's; and hydra's, which only names its cause."""
+
+_CHILD = re.compile(
+    r"(?:ProcessExitedException|ChildFailedError|CalledProcessError): |DataLoader worker \(pid.*exited unexpectedly"
+)
+_SHM = re.compile(r"</torch_\d+\w*>: No space[^\n]*|out of shared memory|shared memory \(shm\)")
+"""What torch says where a batch has no room in /dev/shm."""
 
 TAIL_BYTES = 64 << 10
 TRACEBACK_CHARS_MAX = 20_000
@@ -169,12 +221,17 @@ def last_line(log: Path) -> Failure | None:
 
     Only lines after the last traceback count: its exception was caught, and a line above it is old.
     """
+    _, _, messages = _ending(log)
+    return Failure("", messages[-1][:MESSAGE_CHARS_MAX], "", None) if messages else None
+
+
+def _ending(log: Path) -> tuple[str, Failure | None, list[str]]:
+    """Return the end of a log before its last traceback, that exception, and the lines with text after it."""
     text = _RANK_PREFIX.sub("", _ESCAPE.sub("", _tail(log)))
     caught = parse(text)
-    rest = text.rpartition(caught.traceback)[2] if caught is not None else text
+    before, _, rest = text.rpartition(caught.traceback) if caught is not None else ("", "", text)
     lines = ("".join(filter(str.isprintable, line)).strip() for line in rest.splitlines())
-    messages = [line for line in lines if line and not _LIBRARY_WARNING.match(line)]
-    return Failure("", messages[-1][:MESSAGE_CHARS_MAX], "", None) if messages else None
+    return before, caught, [line for line in lines if line and not _LIBRARY_WARNING.match(line)]
 
 
 def _tail(log: Path) -> str:
@@ -195,7 +252,7 @@ def parse(text: str) -> Failure | None:
     torch.distributed's own hook puts `[rank0]: ` before each line of it.
     """
     text = _RANK_PREFIX.sub("", text)
-    start = max(text.rfind("Traceback (most recent call last):"), _syntax_error_start(text))
+    start = max(text.rfind(_HEAD), _syntax_error_start(text))
     if start < 0:
         return None
     lines = text[start:].splitlines()
@@ -205,7 +262,10 @@ def parse(text: str) -> Failure | None:
             body = "\n".join(lines[: number + 1])
             found = _FRAME.findall(body)
             where = _users_place([Frame(file, int(row), function) for file, row, function in found[::-1]])
-            return Failure(last.group(1), last.group(2) or "", body[-TRACEBACK_CHARS_MAX:], where)
+            message = last.group(2) or next(
+                (one.strip() for one in lines[number + 1 :] if one.startswith("  ")), ""
+            )
+            return Failure(last.group(1), message, body[-TRACEBACK_CHARS_MAX:], where)
     return None
 
 

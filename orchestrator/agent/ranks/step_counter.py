@@ -28,6 +28,7 @@ from orchestrator.agent.ranks.hook.layout import (
     EXITING_WORD,
     GROUPS_FILE,
     GROUPS_WORD,
+    NO_STEP_WORD,
     OPTIMIZER_COLUMN,
     OPTIMIZERS_MAX,
     PID_WORD,
@@ -151,6 +152,10 @@ class StepCounter:
         that is not known."""
         number = self._words[ALONE_WORD]
         return observations.Framework(ALONE_WITH[number - 1]) if 0 < number <= len(ALONE_WITH) else None
+
+    def made_no_step(self) -> bool:
+        """Tell whether the rank ends without a step though its script trains."""
+        return self._words[NO_STEP_WORD] == 1 and self.read() == NO_STEP
 
     def exiting_pid(self) -> int | None:
         """Return the process that is exiting: it has nothing left to do but to end. None while the rank runs."""

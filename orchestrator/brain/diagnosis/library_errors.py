@@ -29,6 +29,7 @@ _MONITORED = re.compile(r"Ranks? (?P<ranks>[\d, ]+) failed to pass monitoredBarr
 _MISMATCH = re.compile(r"op\.preamble\.length <= op\.nbytes\. (?P<sent>\d+) vs (?P<wanted>\d+)")
 _NO_GPU = re.compile(r"have NCCL built in|ProcessGroupNCCL is only supported with GPUs")
 _NO_PROMPT = re.compile(r"^bdb\.BdbQuit")
+_SHM = re.compile(r"\(/dev/shm has [\d,]+ MiB\)")
 _CUDA_GONE = re.compile(
     r"device-side assert triggered|an illegal memory access was encountered|unspecified launch failure"
 )
@@ -140,6 +141,13 @@ _MEANINGS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...] = 
         _always(
             "the script calls breakpoint() or pdb: ranks have no terminal, so the prompt ends at once; remove the call, or "
             "set PYTHONBREAKPOINT=0"
+        ),
+    ),
+    (
+        _SHM,
+        _always(
+            "workers of a DataLoader hand batches over in /dev/shm: enlarge it (in a container: --shm-size=8g), or use "
+            "num_workers=0"
         ),
     ),
     (

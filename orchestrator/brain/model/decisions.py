@@ -53,6 +53,8 @@ class Topic(enum.Enum):
     SLOW = "slow"  # a rank, its key, that does its own work slower than its peers
     ALONE = "alone"  # all ranks train alone
     STEPS = "steps"  # a checkpoint states another step than was counted
+    LOSS = "loss"  # the loss is not finite
+    END = "end"  # every rank exited with code 0, and what they printed says otherwise
 
 
 class JobEnd(enum.Enum):

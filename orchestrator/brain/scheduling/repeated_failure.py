@@ -32,10 +32,14 @@ def recognise(facts: Facts, attempt: AttemptFacts, verdict: Verdict) -> Verdict:
     anew = ignores_checkpoint(attempt)
     if anew:
         verdict = dataclasses.replace(verdict, proof=(Evidence(anew), *verdict.proof))
+    before = [past for past in facts.past if past.number > facts.resumed_after]
+    if before and _loads_neither(facts, before[-1], attempt, verdict):
+        saves = " and ".join(one.resume.path for one in (before[-1].attempt, attempt) if one.resume)
+        what = f"the same failure from {saves}: it is not the files, but {verdict.signature.frame}"
+        return _no_progress(verdict, what, before[-1])
     if (found := unloadable(facts, attempt, verdict)) is not None:
         given_up = f"{found.save.main} is given up for the one before it: {found.why}"
         return dataclasses.replace(verdict, proof=(Evidence(given_up), *verdict.proof))
-    before = [past for past in facts.past if past.number > facts.resumed_after]
     own = verdict.kind in _OWN_FAULTS and verdict.signature.cause is not FailureCause.PLACEMENT
     if not before or not verdict.retry or not own:
         return verdict
@@ -53,6 +57,16 @@ def recognise(facts: Facts, attempt: AttemptFacts, verdict: Verdict) -> Verdict:
         hint = () if anew else (Evidence(f"{SUSPICION} ({QUESTION})"),)
         return _no_progress(verdict, again, before[-1], hint)
     return verdict
+
+
+def _loads_neither(facts: Facts, past: PastAttempt, attempt: AttemptFacts, verdict: Verdict) -> bool:
+    """Tell whether the previous attempt has raised the same at the same line, from another save, and neither has got any
+    further: then what loads them is to blame."""
+    saves = past.attempt.resume, attempt.resume
+    is_alike = past.verdict is not None and past.verdict.signature == verdict.signature
+    is_raised = verdict.signature.cause is FailureCause.EXCEPTION and verdict.signature.frame is not None
+    got_on = past.attempt.failed_count or past.progressed or facts.made or facts.progressed()
+    return is_alike and is_raised and None not in saves and saves[0] != saves[1] and not got_on
 
 
 def patience_times(facts: Facts) -> float:

@@ -30,6 +30,8 @@ class NodePlan:
     nodes: tuple[str, ...] = ()
     # The checkpoint as the node sees it; empty for none
     resume_from: str = ""
+    # Its step in the job, where that is known
+    resume_step: int | None = None
 
     @property
     def index(self) -> int:
@@ -63,12 +65,14 @@ class NodePlan:
 
     def values(self) -> dict[str, str]:
         """Return what placeholders stand for in this attempt."""
-        number = str(self.attempt)
+        number, step = str(self.attempt), "" if self.resume_step is None else str(self.resume_step)
         return {
             **_values(self.plan, self.job),
             "resume_from": self.resume_from,
+            "resume_step": step,
             "attempt": number,
             "ORCH_RESUME_FROM": self.resume_from,
+            "ORCH_RESUME_STEP": step,
             "ORCH_ATTEMPT": number,
         }
 

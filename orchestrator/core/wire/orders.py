@@ -32,6 +32,8 @@ class Prepare(OfAttempt):
     secrets: dict[str, str] = field(default_factory=dict)
     # The checkpoint to start from, as the node sees it; empty for none
     resume_from: str = ""
+    # Its step, where that is known
+    resume_step: int | None = None
     # The save to start from, which was brought here; whether all its bytes are to be compared
     resume: Save | None = None
     deep: bool = False
@@ -59,6 +61,8 @@ class Start(OfAttempt):
     interface: str = ""
     # The checkpoint to start from, as the node sees it; empty for none
     resume_from: str = ""
+    # Its step, where that is known
+    resume_step: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

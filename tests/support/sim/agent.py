@@ -158,6 +158,7 @@ class Agent:
                     median_step_s=median_step_s,
                     exiting=rank.left,
                     alone=rank.alone,
+                    training=rank.training,
                     groups=() if rank.is_silent else counts.GROUPS,
                     collective_counts=() if rank.is_silent else counts.marks(rank),
                 )

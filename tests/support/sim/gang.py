@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from orchestrator.core.observations import Activity, Failure, Framework
+from orchestrator.core.shown import Measured, Training
 from tests.support.frames import frame
 
 from .counts import Counted, fall_out_of_step
@@ -75,6 +76,13 @@ class Rank:
         night, count = self.gang.world.night, self.count
         is_alone = 0 < count <= night.alone_steps and self.number != night.company_rank
         return Framework.TORCH if is_alone else None
+
+    @property
+    def training(self) -> Training | None:
+        """Return what it prints of its training."""
+        first, last = self.gang.world.night.odd_loss
+        is_odd = first <= self.count < last
+        return Training(Measured("inf" if is_odd else 1.0)) if last and self.count else None
 
     @property
     def is_stuck(self) -> bool:
@@ -228,7 +236,7 @@ class Gang:
             rank.stance = Stance(Activity.EXITING, "", "said its last word", since_s=self.world.now)
         elif rank.alive and not rank.stands:
             self.exited_well += 1
-            self.die(rank, code=0)
+            self.die(rank, code=0, failure=OWN if rank.number == self.world.night.caught_rank else None)
 
     def die(
         self, rank: Rank, *, code: int | None = None, signal: int | None = None, failure: Failure | None = None,

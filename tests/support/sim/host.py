@@ -184,7 +184,8 @@ class Host:
         if version not in night.unloadable or order.resume is None:
             return None
         loading = order.resume.path if night.names_unloadable else ""
-        return dataclasses.replace(UNLOADABLE, loading=loading)
+        kind = UNLOADABLE.type if night.raises_unloadable else ""
+        return dataclasses.replace(UNLOADABLE, type=kind, loading=loading)
 
     def exited(
         self, rank: Rank, code: int | None, signal: int | None, failure: observations.Failure | None, oom: bool, ordered: bool

@@ -90,6 +90,9 @@ NAMED = {
     "ranks-that-are-alone-for-a-while": _night(steps=60, alone_steps=45),
     "ranks-of-which-one-is-in-company": _night(steps=40, alone_steps=99, company_rank=2),
     "ranks-that-are-alone-and-end-early": _night(steps=12, alone_steps=99),
+    "ranks-whose-loss-is-infinite": _night(odd_loss=(12, 99)),
+    "ranks-whose-loss-is-infinite-for-a-while": _night(odd_loss=(12, 24)),
+    "ranks-of-which-one-ends-well-behind-a-traceback": _night(steps=12, caught_rank=2),
     "checkpoints-that-state-their-step": _night(
         Fault(Harm.CRASH, rank=2, step=28), naming=Naming.SAVE, late_steps=9, states=True
     ),
@@ -109,10 +112,14 @@ NAMED = {
         Fault(Harm.CRASH, rank=2, step=24), unloadable=(2,), names_unloadable=False
     ),
     "checkpoints-of-which-none-can-be-loaded": _night(
-        Fault(Harm.CRASH, rank=2, step=24), unloadable=tuple(range(1, 100)), names_unloadable=False, asks=(Ask(100.0),)
+        Fault(Harm.CRASH, rank=2, step=24), unloadable=tuple(range(1, 100)), names_unloadable=False, asks=(Ask(100.0),),
+        raises_unloadable=False,
+    ),
+    "checkpoints-that-the-code-cannot-load": _night(
+        Fault(Harm.CRASH, rank=2, step=34), unloadable=tuple(range(1, 100)), limits=limits_of(restarts_max=6)
     ),
     "checkpoints-of-one-step-that-cannot-be-loaded": _night(
-        Fault(Harm.CRASH, rank=2, step=24), unloadable=(3, 4), names_unloadable=False, limits=limits_of(restarts_max=6),
+        Fault(Harm.CRASH, rank=2, step=24), unloadable=(3, 4), names_unloadable=False, raises_unloadable=False, limits=limits_of(restarts_max=6),
         naming=Naming.SAVE, late_steps=6, save_steps=5, seed=3,
     ),
     "checkpoint-that-is-not-whole-on-a-node": _night(Fault(Harm.CRASH, rank=2, step=24), spoiled=(2,)),

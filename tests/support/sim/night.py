@@ -139,6 +139,11 @@ class Night:
     probe_rank: int = -1  # this rank alone makes steps of another optimizer now and then
     alone_steps: int = 0  # for so many steps ranks have formed no process group
     company_rank: int = -1  # but this one has
+    odd_loss: tuple[int, int] = (
+        0,
+        0,
+    )  # at the steps from one to the other the loss that ranks print is infinite (nan differs from itself)
+    caught_rank: int = -1  # the log of this rank ends with a traceback, and it exits with code 0
     states: bool = False  # checkpoints state the step that they hold
     late_steps: int = 0  # so many steps too late, at most, a checkpoint's time is taken
     closes_s: tuple[float, float] = (
@@ -150,6 +155,7 @@ class Night:
     sharded: bool = False  # saves have files of each rank, and fit that number of ranks alone
     unloadable: tuple[int, ...] = ()  # the script cannot load the so-manieth of all that was written
     names_unloadable: bool = True  # and a library says which file it was loading
+    raises_unloadable: bool = True  # it raises; else it exits with a code of its own
     spoiled: tuple[int, ...] = ()  # these are not whole any more when a node is made ready
     calls: int = (
         0  # each node runs a script that calls a launcher so many times; the steps are divided among them

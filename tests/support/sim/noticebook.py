@@ -1,7 +1,9 @@
-"""Who trains alone, and is that said when it is so, once, and never when it is not? The oracle of notices."""
+"""Who trains alone, whose loss is not finite, who ends well behind a traceback; and is that said when it is so, once, and
+never when it is not? The oracle of notices."""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from orchestrator.brain.model import decisions as d
@@ -28,6 +30,11 @@ class NoticeBook:
         self.steps: dict[int, int] = {}  # of ranks whose last word is that they are alone
         self.said = self.withdrawn = 0
         self.due_s: float | None = None
+        self.losses: dict[int, float] = {}  # of each rank the last
+        self.losses_said = self.losses_withdrawn = 0
+        self.loss_due_s: float | None = None
+        self.caught: set[int] = set()  # they ended well behind a traceback
+        self.ends_said = 0
 
     def heard(self, beat: e.Heartbeat) -> None:
         tries = self.ledger.tries
@@ -38,6 +45,12 @@ class NoticeBook:
                 self.steps.pop(one.rank, None)
             else:
                 self.steps[one.rank] = one.steps
+            if one.training is not None and one.training.loss is not None:
+                self.losses[one.rank] = one.training.loss
+        if self._is_loss_odd() == (self.losses_said > self.losses_withdrawn):
+            self.loss_due_s = None
+        elif self.loss_due_s is None:
+            self.loss_due_s = self.ledger.world.now + SAID_S_MAX
         if not self._are_alone(ALONE_STEPS):
             self.due_s = None
         elif self.due_s is None:
@@ -55,6 +68,16 @@ class NoticeBook:
         )
         wrong = self.said > self.withdrawn and not self._are_alone(1) and not decisions
         self.ledger.must(not wrong or self._is_over(), "ranks are no longer alone, and it is not taken back")
+
+        late = self.loss_due_s is not None and self.ledger.world.now > self.loss_due_s and not decisions
+        is_said = self.losses_said > self.losses_withdrawn
+        self.ledger.must(
+            not late or is_said == self._is_loss_odd() or self._is_over(),
+            f"said of the loss {self.losses}: {is_said}",
+        )
+
+    def _is_loss_odd(self) -> bool:
+        return bool(self.losses) and not math.isfinite(self.losses[min(self.losses)])
 
     def _is_over(self) -> bool:
         return (
@@ -80,5 +103,24 @@ class NoticeBook:
                 self.withdrawn += 1
                 must(self.said == self.withdrawn == 1, f"nothing was said before: {news}")
                 must(not self._are_alone(1), f"they still are alone: {news}")
+            case d.Notice(topic=d.Topic.LOSS, withdrawn=withdrawn):
+                self.losses_said, self.losses_withdrawn = (
+                    self.losses_said + (not withdrawn),
+                    self.losses_withdrawn + withdrawn,
+                )
+                is_said = self.losses_said > self.losses_withdrawn
+                must(
+                    is_said == self._is_loss_odd() == (not withdrawn), f"the losses are {self.losses}: {news}"
+                )
+            case e.Exited(rank=rank, code=0, ordered=False, failure=failure) if failure is not None:
+                self.caught.add(rank)
+            case d.Notice(topic=d.Topic.END):
+                self.ends_said += 1
+                must(
+                    self.ends_said == 1 and bool(self.caught),
+                    f"{self.caught} ended behind a traceback: {news}",
+                )
+            case d.Finish(ending=d.Ending.DONE):
+                must(self.ends_said == bool(self.caught), f"{self.caught} ended behind a traceback: {news}")
             case _:
                 pass

@@ -165,6 +165,8 @@ class SaveBook:
             proof = (self.ledger.tries[-1].number, number)
             self._must(self.proved == proof, f"{proof} is not proved, but {self.proved}: {decision}")
             self._could_load(self.ledger.tries[-1])
+            is_next = len(self.ledger.tries) - self.ledger.forgiven > 1
+            self._must(not (is_next and self._is_the_code()), f"the code loads no save: {decision}")
         if save is not None:
             self._must(
                 self.world.save_desk.is_intact(save), f"its bytes are not those of the ledger: {decision}"
@@ -227,8 +229,21 @@ class SaveBook:
             return
         if decision.end is d.JobEnd.FAILED and self._cannot_begin():
             others = self.newest(without=self._begun(self.ledger.tries[-1]))
-            self._must(others is None, f"{others} was not tried: {decision}")
+            self._must(others is None or self._is_the_code(), f"{others} was not tried: {decision}")
         self.given_up = {save: sure for save, sure in self.given_up.items() if sure}
+
+    def _is_the_code(self) -> bool:
+        """Tell whether the last two attempts have raised the same at one line, from two saves, and neither got any further."""
+        last = self.ledger.tries[self.ledger.forgiven :][-2:]
+        signatures = {one.verdict.signature if one.verdict is not None else None for one in last}
+        signature = signatures.pop()
+        is_raised = signature is not None and signature.cause is d.FailureCause.EXCEPTION and signature.frames
+        begun = {self._begun(one) for one in last}
+        is_alike = not signatures and bool(is_raised) and len(begun) == 2 and 0 not in begun
+        return is_alike and not any(map(self._made, last)) and not any(self._has_saved(one) for one in last)
+
+    def _has_saved(self, attempt: Try) -> bool:
+        return any(save.attempt == attempt.number for save in self.world.save_desk.saves.values())
 
     def _cannot_begin(self) -> bool:
         """Tell whether the job makes no progress since ranks fail before their first step from a save that nobody has

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from orchestrator.brain import notices
@@ -9,9 +11,11 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.decisions import Topic
 from orchestrator.core.checkpoints.save import SaveState, StepSource
-from orchestrator.core.observations import Framework
+from orchestrator.core.observations import Failure, Framework
+from orchestrator.core.shown import Measured, Training
 from orchestrator.core.wire.reports import RankHeartbeat
 from tests.support.brain_story import Story, only, save
+from tests.support.frames import frame
 
 TORCH = Framework.TORCH
 
@@ -89,6 +93,73 @@ def test_ranks_that_end_well_before_they_are_named_are_named_before_the_end() ->
     decided = story.hear(*ended)
     assert [type(one) for one in decided[:2]] == [d.Notice, d.Finish]
     assert "after 5 steps" in decided[0].why
+
+
+# The loss.
+
+
+def told(story: Story, step: int, training: Training) -> list[d.Notice]:
+    """Let rank 0 tell its step and its training; return the notices."""
+    story.now_s += 1.0
+    beat = RankHeartbeat(0, step, "S", 0, 0.0, optimizer_steps=step, training=training)
+    return [one for one in story.hear(e.Heartbeat(0.0, "n0", 1, (beat,))) if isinstance(one, d.Notice)]
+
+
+def test_a_loss_that_is_not_finite_is_said_once_and_taken_back() -> None:
+    story = running()
+    assert not told(story, 50, Training(Measured(0.3)))
+    (notice,) = told(story, 60, Training(Measured(math.nan)))
+    assert (notice.topic, notice.why) == (Topic.LOSS, "loss is nan, seen from step 60 on")
+    assert not told(story, 80, Training(Measured(math.nan)))
+    (notice,) = told(story, 90, Training(Measured(0.25)))
+    assert (notice.withdrawn, notice.why) == (True, "loss is 0.25 again")
+
+
+# The end.
+
+CAUGHT = Failure("ValueError", "no data", "Traceback ...", frame("train.py:8"))
+
+
+def ended(story: Story, *failures: Failure | None, steps: int = 0) -> list[str]:
+    """Let each rank exit with code 0; return what is said of that."""
+    exits = [
+        e.Exited(0.0, f"n{n}", 1, n, 0, None, steps, why, False, False) for n, why in enumerate(failures)
+    ]
+    said = [one.why for one in story.hear(*exits) if isinstance(one, d.Notice)]
+    assert story.brain.facts.attempt is not None and story.brain.facts.attempt.verdict is None
+    return said
+
+
+def test_an_end_behind_a_traceback_is_said() -> None:
+    said = "every rank exited with code 0, and the log of {} ends with ValueError: no data at train.py:8"
+    assert ended(running(), None, CAUGHT, steps=39) == [said.format("rank 1")]
+    assert ended(running(), CAUGHT, CAUGHT) == [said.format("ranks 0-1")]
+
+
+@pytest.mark.parametrize(("total", "is_said"), [(400, True), (65, False), (60, False), (55, False)])
+def test_fewer_steps_than_were_printed_are_said(total: int, is_said: bool) -> None:
+    story = running()
+    told(story, 60, Training(percent=100 * 60 / total, total_steps=total))
+    said = [f"every rank exited with code 0, and it made 60 of the {total} steps that it printed"]
+    assert ended(story, None, None, steps=60) == (said if is_said else [])
+
+
+def test_a_bar_of_other_things_than_steps_says_nothing_of_the_end() -> None:
+    story = running()
+    told(story, 60, Training(percent=100 * 2 / 400, total_steps=400))
+    assert not ended(story, None, None, steps=60)
+
+
+def test_a_training_that_made_no_step_is_said_with_its_last_line() -> None:
+    last = Failure("", "Unable to locate sufficient 2 gpus", "", None)
+    said = "every rank exited with code 0, and no step was made"
+    words = f"{said}: the log of rank 0 ends with: Unable to locate sufficient 2 gpus"
+    assert ended(running(), last, last) == [words]
+    assert ended(running(), Failure("", "", "", None), None) == [said]
+    assert not ended(running(), None, None)
+    story = running()
+    told(story, 0, Training(Measured(0.1)))  # it trains without an optimizer of torch
+    assert not ended(story, last, last)
 
 
 # Stated steps.

@@ -101,6 +101,20 @@ def test_a_job_whose_ranks_count_no_steps_has_worked_when_it_ended_well_and_not_
     assert _course(_account(done))[1:] == [("startup", 0.1, 1.5), ("productive", 1.5, 60.0)]
 
 
+def test_the_time_after_the_last_rank_has_ended_well_is_no_time_of_steps() -> None:
+    exits = [
+        e.Exited(10.0 + rank, f"node-{rank // 2}", 1, rank, 0, None, 20, None, False, False)
+        for rank in range(RANKS)
+    ]
+    news = [*jobs.submitted(), *jobs.running(1, 1.0, 20), *exits]  # a line behind the ranks goes on
+    assert _course(_account(news, until_s=138.0))[-2:] == [
+        ("productive", 4.0, 13.0),
+        ("stopping", 13.0, 138.0),
+    ]
+    done = [*news, d.Finish(60.0, "every rank exited with code 0", 1)]
+    assert _course(_account(done))[-2:] == [("productive", 4.0, 13.0), ("stopping", 13.0, 60.0)]
+
+
 def test_a_hang_that_a_person_ended_is_booked_as_the_hang_that_was_noticed() -> None:
     hang = d.Verdict(d.Kind.HANG, (2,), "node-1", "rank 2 hangs", (), d.Signature(d.Kind.HANG), 20, 6.0, True)
     noticed = d.Notice(30.0, hang.summary, 1, d.Topic.HANG, verdict=hang)

@@ -12,6 +12,7 @@ from orchestrator.client.job import Job
 from orchestrator.programs import outcome, waiting
 from orchestrator.programs.waiting import NeedKind, Waited
 from orchestrator.report import page
+from orchestrator.views import cells
 from tests.support import folders, jobs
 
 RUNNING = jobs.status([*jobs.submitted(), *jobs.running(1, 1.0, 7)])
@@ -27,6 +28,15 @@ def test_a_supervisor_that_is_silent_on_another_machine_needs_a_person(
     """Slurm starts one again by itself, and one of this machine is started by the wait."""
     need = waiting.need(replace(RUNNING, backend=backend, written_s=silent_s))
     assert (need.kind if need else None) == kind
+
+
+def test_what_contradicts_the_end_of_a_job_is_told(tmp_path: Path) -> None:
+    said = "every rank exited with code 0, and no step was made"
+    news = [*jobs.submitted(), *jobs.running(1, 1.0, 0), d.Notice(2.0, said, 1, d.Topic.END)]
+    news += [d.Finish(2.0, "done", 1), jobs.end(1, 3.0, d.JobEnd.SUCCEEDED, "every rank exited with code 0")]
+    shown = outcome.outcome(Waited(jobs.status(news)), Job(folders.make(tmp_path, news)).why(), "gpt")
+    assert (shown["state"], shown["notices"]) == ("SUCCEEDED", [said])
+    assert said in cells.plain(outcome.lines(shown))
 
 
 @pytest.mark.parametrize("how", [d.JobEnd.CANCELLED, d.JobEnd.FAILED])

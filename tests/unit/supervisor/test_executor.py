@@ -110,7 +110,7 @@ def test_a_host_is_made_ready_once_its_save_is_there_and_is_sent_nothing_more_wh
     executor.carry_out(d.Prepare(3.0, "why", 3, "node-0", resume), gang, 3.0)
     executor.carry_out(d.Start(3.5, "why", 3, "node-0", "127.0.0.1", 29500, "", resume), gang, 3.5)
     assert world.copier is not None and len(world.copier.dropped) == 1
-    assert [type(order) for order in sent] == [orders.Prepare, orders.Start]
+    assert [(type(order), order.resume_step) for order in sent] == [(orders.Prepare, 10), (orders.Start, 10)]  # type: ignore[attr-defined]
     executor.close()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import threading
 import time
@@ -45,12 +46,15 @@ class Hook(BaseHTTPRequestHandler):
 
     codes: list[int]
     told: list[dict[str, Any]]
+    leads_to = ""
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
         self.told.append(json.loads(body))
         code = self.codes.pop(0) if self.codes else 200
         self.send_response(code)
+        if 300 <= code < 400:
+            self.send_header("Location", self.leads_to or f"http://{self.headers['Host']}/moved")
         self.end_headers()
         self.wfile.write(b"ok")
 
@@ -181,8 +185,9 @@ def test_a_command_that_fails_is_told_of_with_its_last_words_and_without_secrets
 
 @pytest.mark.slow
 def test_a_command_that_does_not_exist_is_told_of(tmp_path: Path) -> None:
-    assert run_command(("no-such-program",), NOTE, ENV, tmp_path, NO_SECRETS) == (
-        "no-such-program cannot be run: No such file or directory"
+    fault = run_command(("no-such-program",), NOTE, ENV, tmp_path, NO_SECRETS)
+    assert re.fullmatch(
+        "it ended with code 127; it said: .*no-such-program.*: No such file or directory", fault
     )
 
 
@@ -249,6 +254,27 @@ def test_a_webhook_that_refuses_is_not_asked_again(hook: tuple[str, type[Hook]])
     assert len(served.told) == 1
 
 
+@pytest.mark.parametrize("code", [307, 308])
+def test_a_redirect_that_keeps_the_post_is_followed(code: int, hook: tuple[str, type[Hook]]) -> None:
+    url, served = hook
+    served.codes[:] = [code]
+    assert post(url, NOTE, pauses_s=()) == "" and served.told == [NOTE, NOTE]
+
+
+@pytest.mark.parametrize(("code", "to"), [(301, ""), (302, ""), (303, ""), (308, "ftp://127.0.0.1/x")])
+def test_a_redirect_that_would_lose_the_note_is_refused_with_a_word(
+    code: int, to: str, hook: tuple[str, type[Hook]]
+) -> None:
+    url, served = hook
+    served.codes[:], served.leads_to = [code], to
+    fault = post(url, NOTE, pauses_s=(0.01,))
+    where = to.replace("/x", "/***") or f"{url.partition('/hook')[0]}/***"
+    assert re.fullmatch(
+        rf"HTTP {code} [\w ]+: it leads to {re.escape(where)}, write that address as notify.url", fault
+    )
+    assert served.told == [NOTE]
+
+
 def test_a_webhook_where_nobody_listens_is_told_of() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -287,6 +313,43 @@ def test_telling_returns_at_once_and_too_many_notes_are_dropped_with_a_word() ->
     assert courier.is_busy
     go.set()
     _until(lambda: not courier.is_busy, "the deliveries")
+
+
+def test_the_end_of_the_job_goes_before_what_waits_and_is_never_dropped() -> None:
+    go, told = threading.Event(), list[str]()
+
+    def deliver(note: dict[str, Any]) -> str:
+        go.wait(WAIT_S_MAX)
+        told.append(note["event"])
+        return ""
+
+    courier = DeliveryThread("url", deliver, lambda fault: None)
+    for _ in range(notifications.WAITING_MAX + 5):
+        courier.enqueue(NOTE)
+    courier.enqueue({**NOTE, "event": "failed"})
+    go.set()
+    _until(lambda: not courier.is_busy, "the deliveries")
+    assert told.index("failed") <= 1 and len(told) == notifications.WAITING_MAX + 1
+
+
+@pytest.mark.slow
+def test_what_is_not_delivered_when_the_supervisor_exits_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notifications, "CLOSE_S_MAX", 0.5)
+    notifier = _notifier(tmp_path, command=f"touch {tmp_path}/began; sleep 5", on=["verdict", "failed"])
+    notifier.tell(_judge(), _facts(), AT)
+    notifier.tell(d.EndJob(14.0, "hang", 1, d.JobEnd.FAILED), _facts(), AT)
+    _until((tmp_path / "began").exists, "the command")
+    notifier.close()
+    said = "notify.command was not told of {}: the supervisor exits"
+    assert notifier.faults() == [said.format("verdict"), said.format("failed")]
+
+
+def test_a_fault_is_one_line_of_the_log(tmp_path: Path) -> None:
+    notifier = _notifier(tmp_path, command="true")
+    notifier._report("one\ntwo\r\n three")
+    assert notifier.faults() == ["one two three"]
 
 
 def test_whatever_a_delivery_runs_into_is_a_line_and_the_next_one_is_tried() -> None:

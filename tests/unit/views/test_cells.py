@@ -55,3 +55,7 @@ def test_times_in_a_sentence_are_short() -> None:
 )  # fmt: skip
 def test_durations_are_said_as_people_say_them(seconds: float | None, said: str) -> None:
     assert cells.duration(seconds) == said
+
+
+def test_a_name_with_a_line_break_begins_no_line_of_its_own() -> None:
+    assert cells.plain([cells.line("  ", cells.Cell("step\n# HELP evil.pt"))]) == "  step\\n# HELP evil.pt\n"

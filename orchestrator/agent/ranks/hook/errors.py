@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 _MAIN_THREAD = _thread.get_ident()  # Python's start imports this module
+GIVEN: "dict[str, str]" = {}  # where a rank was told to meet the others
 MESSAGE_CHARS_MAX = 4_000
 TRACEBACK_CHARS_MAX = 20_000
 
@@ -59,6 +60,9 @@ class Errors:
         self._folder = folder
         self._notes = notes
         self._pid = os.getpid()
+        GIVEN.update(
+            (name, os.environ.get(name, "")) for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
+        )
         self._last_written: BaseException | None = None
         self._hook: object = None
 
@@ -110,14 +114,37 @@ def record_of(value: BaseException) -> str:
     module = "" if kind.__module__ in ("builtins", "__main__") else kind.__module__ + "."
     file, line, function = place_of(value)
     report = traceback.TracebackException(kind, value, value.__traceback__)  # copes with a str() that raises
+    text = "".join(report.format())
+    other = other_rendezvous() if "/torch/distributed/rendezvous.py" in text else ""
     record = {
         "type": module + kind.__qualname__,
-        "message": str(report)[:MESSAGE_CHARS_MAX],
-        "traceback": cut_middle("".join(report.format())),
+        "message": f"{other}{': ' if other else ''}{report}"[:MESSAGE_CHARS_MAX],
+        "traceback": cut_middle(text),
         "where": {"file": file, "line": line, "function": function} if file else None,
         "loading": loaded_by(value),
     }
     return json.dumps(record)
+
+
+def other_rendezvous() -> str:
+    """Say where the rank's own process, which has formed no process group, meets others elsewhere than it was told; empty where it
+    does not."""
+    c10d = sys.modules.get("torch.distributed.distributed_c10d")
+    is_apart = c10d is not None and not c10d._world.pg_map and os.getsid(0) == os.getpid()
+    now = {name: os.environ.get(name, "") for name in GIVEN if is_apart}
+    return ", ".join(
+        f"{name} is {now[name]} by the script, orch gave {GIVEN[name]}"
+        for name in now
+        if now[name] != GIVEN[name]
+    )
+
+
+def record_of_rendezvous() -> str:
+    """Return `other_rendezvous` as a `Failure` in JSON without a type; empty for nothing."""
+    import json
+
+    other = other_rendezvous()
+    return json.dumps({"type": "", "message": other, "traceback": "", "where": None}) if other else ""
 
 
 def pending() -> "BaseException | None":

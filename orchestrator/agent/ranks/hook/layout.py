@@ -28,12 +28,13 @@ PENDING_HANDLER = "orch_pending"  # of torch's worker server: the exception that
 # is not known. SCRIPT_STEP_COLUMN: the script's step, see `ScriptSteps`. GROUPS_FILE assigns the columns for the
 # generation in GROUPS_WORD, which is odd while columns change. EXITING_WORD: when the process EXITING_PID_WORD was about
 # to exit. THREAD_WORD: the kernel's id of the thread that made the last step. ALONE_WORD: one of ALONE_WITH, counted from
-# 1, where the process trains and has formed no process group with another one; else 0.
+# 1, where the process trains and has formed no process group with another one; else 0. NO_STEP_WORD: 1 where the process is
+# exiting, has imported torch for a script that calls `backward`, and has made no step.
 STEP_FILE_MAGIC = 0x4843524F  # b"ORCH" read as u32; the version is the upper half of the same word
 STEP_FILE_VERSION = 5
 MAGIC_WORD, PID_WORD, STEP_WORD, TIME_WORD = range(4)
 EXITING_WORD, EXITING_PID_WORD, GROUPS_WORD, THREAD_WORD = range(4, 8)
-ALONE_WORD = 8
+ALONE_WORD, NO_STEP_WORD = 8, 9
 RING_WORD = 16
 RING_STEPS = 1024
 GROUPS_MAX = 8

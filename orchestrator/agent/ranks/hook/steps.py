@@ -1,7 +1,7 @@
 """Steps of a rank: those of its optimizers, counted in the rank's step file by the process that holds the claim."""
 
 # No pathlib: it would cost every interpreter start 5 ms.
-# ruff: noqa: PTH118, PTH123
+# ruff: noqa: PTH113, PTH118, PTH123
 
 import os
 import sys
@@ -14,6 +14,7 @@ from .layout import (
     EXITING_PID_WORD,
     EXITING_WORD,
     MAGIC_WORD,
+    NO_STEP_WORD,
     OPTIMIZER_COLUMN,
     OPTIMIZERS_MAX,
     PID_WORD,
@@ -132,6 +133,15 @@ def is_data_worker() -> bool:
     return worker_info is not None and worker_info() is not None
 
 
+def is_training() -> bool:
+    """Tell whether torch is imported for a script that calls `backward`: its text is a hint, which no verdict follows from."""
+    path = sys.argv[0] if sys.argv else ""  # Python has taken `__file__` away by then
+    if "torch" not in sys.modules or not os.path.isfile(path):
+        return False
+    with open(path, "rb") as file:
+        return b".backward(" in file.read()
+
+
 class Steps:
     """Counts this process's optimizer steps in the rank's step file, if this process holds the claim.
 
@@ -224,6 +234,7 @@ class Steps:
                 if not any(os.pread(fd, 8, 8 * STEP_WORD)):  # else the process that made steps notes its exit
                     os.pwrite(fd, self._pid.to_bytes(8, "little"), 8 * EXITING_PID_WORD)
                     os.pwrite(fd, self._time_ns().to_bytes(8, "little"), 8 * EXITING_WORD)
+                    os.pwrite(fd, bytes([bool(self._notes.guard("script", is_training))]), 8 * NO_STEP_WORD)
             finally:
                 os.close(fd)
 

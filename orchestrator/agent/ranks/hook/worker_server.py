@@ -6,7 +6,7 @@
 import os
 import sys
 
-from .errors import HookNotes, pending, record_of
+from .errors import HookNotes, pending, record_of, record_of_rendezvous
 from .layout import PENDING_HANDLER, SOCKET_FILE
 
 TYPE_CHECKING = False  # typing's own costs 3 ms
@@ -46,7 +46,9 @@ def answer_pending(c10d: "Any", notes: HookNotes) -> None:
 
     def answer(request: object, response: "Any") -> None:
         value = notes.guard("pending exception", pending)
-        text = notes.guard("pending exception", lambda: record_of(value)) if value is not None else None
+        text = notes.guard(
+            "pending record", record_of_rendezvous if value is None else lambda: record_of(value)
+        )
         response.set_content(text or "", "application/json")
         response.set_status(200)
 

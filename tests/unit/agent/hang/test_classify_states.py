@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.agent.hang import classify, kernel_wait, sample
+from orchestrator.agent.ranks.stack_dump import Thread
 from orchestrator.core.observations import Activity
+from orchestrator.core.shown import Frame
 from tests.support.local import wait_until
 from tests.support.watch import SAY_READY, stood, watching
 
@@ -303,3 +306,21 @@ def test_time_without_a_processor_is_told(tmp_path: Path) -> None:
     one = "import os\nos.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\nnumber = 0\nwhile True: number += 1\n"
     for found in stood(tmp_path, {"first": one, "second": one}).values():  # two on one processor
         assert 0.5 < found.starved_s <= found.still_s + 0.1
+
+
+def test_threads_that_an_inspection_makes_itself_are_no_movement() -> None:
+    """While C code keeps Python's lock, each request to torch's worker server leaves a thread that waits for it."""
+    frames = (Frame("/home/ada/train.py", 6, "<module>"),)
+    use = sample.ResourceUse(1.0, 0.0, 0.0, 0.0, {}, 0, {})
+    main, wait = Thread(1, "", False, frames), kernel_wait.NO_WAIT
+
+    def look(*others: Thread) -> sample.RankSample:
+        sides = tuple(sample.SideThread(0, thread, wait, "") for thread in others)
+        return sample.RankSample(
+            0, 9, 9, "R", main, sides, True, "", "", "", wait, (), False, False, use, use, ()
+        )
+
+    first, asking, beside = look(), look(Thread(2, "", False, ())), look(Thread(3, "", False, frames))
+    previous = classify.classify(first, classify.SampleContext(), None)[1]
+    for now, activity in ((asking, Activity.BLOCKED), (beside, Activity.PROGRESSING)):
+        assert classify.classify(now, classify.SampleContext(), previous)[0].activity is activity

@@ -82,7 +82,7 @@ def test_a_loss_that_is_not_a_number_is_told_as_such(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "line",
     [b"loss" * 3000, b"1" * 9000, b"loss 1." * 1500, b"1/1 [" * 2000, b"loss   :   " * 900, b"lr=[-" * 2000,
-     b"_" * 9000 + b"loss 1 ", b"9" * 18 + b"/" + b"9" * 18 + b" [" + b"9" * 9000, b"loss 1 \r" * 1200],
+     b"_" * 9000 + b"loss 1 ", b"step  " * 1500, b"step 1/1" * 1100, b"eta : " * 1500, b"9" * 18 + b"/" + b"9" * 18 + b" [" + b"9" * 9000, b"loss 1 \r" * 1200],
 )  # fmt: skip
 def test_a_hostile_line_takes_no_time(line: bytes, tmp_path: Path) -> None:
     (tmp_path / "rank.log").write_bytes(line)
@@ -118,3 +118,25 @@ def test_the_bar_of_all_work_tells_its_share_and_others_do_not(tmp_path: Path) -
     assert told("\n 50%| | 4/8 [00:01<00:09, 1it/s]") == (25.0, 3665.0, 200)  # an evaluation
     assert told("\r 50%| | 100/200 [00:01<?, 1it/s]") == (50.0, None, 200)
     assert told("\r  1%| | 1/200 [00:01<00:05, 1it/s]") == (None, None, None)  # the next epoch
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("step 00150/00300 (50.00%) | loss: 7.6 | eta: 0.4m", (50.0, 24.0, 300)),
+        ("Epoch(train) [1][10/300] lr: 1e-3 eta: 0:00:12 loss: 5.2", (None, 12.0, None)),
+        ("loss train: 5.54, remaining time: 0:04:39 (of 0:09:00)", (None, 279.0, None)),
+        (" iteration      100/     400 | consumed samples: 80", (25.0, None, 400)),
+        ("iter: [10/40] eta: 1 day, 2:03:04 time: 0.1", (25.0, 93784.0, 40)),
+        ("Epoch [1/5], Step [100/600], Loss: 1.0", (None, None, None)),  # of an epoch
+        ("beta: 0.9, theta: 3s, eta: 0.1, step 1/2.5", (None, None, None)),
+    ],
+)
+def test_a_count_behind_a_step_and_the_time_left_are_read(
+    line: str, told: tuple[float | None, float | None, int | None], tmp_path: Path
+) -> None:
+    log = tmp_path / "rank.log"
+    log.write_text(f"{line}\n")
+    training = PrintedNumbers(log).training()
+    assert (training.percent, training.eta_s, training.total_steps) == told
+    assert "(tqdm)" not in PrintedNumbers(log).progress(0)

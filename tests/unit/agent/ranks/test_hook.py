@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -318,3 +319,44 @@ def test_a_torch_that_knows_a_settings_new_name_is_not_shown_our_old_one(
     environ = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_TRACE_BUFFER_SIZE": mine}
     worker_server.keep_new_name(environ)
     assert ("TORCH_NCCL_TRACE_BUFFER_SIZE" in environ) is is_kept
+
+
+# Where a rank meets the others.
+
+MEETS = """
+import os, subprocess, sys
+from types import SimpleNamespace
+import torch.distributed.rendezvous
+from torch.distributed import distributed_c10d as c10d
+os.environ.update(eval(sys.argv[1]))
+c10d._world = SimpleNamespace(pg_map=eval(sys.argv[2]))
+from _orch_hook import errors
+print(errors.record_of_rendezvous())
+torch.distributed.rendezvous.meet()
+"""
+
+
+@pytest.mark.parametrize(
+    ("sets", "groups", "said"),
+    [
+        ({"MASTER_PORT": "12355"}, {}, "MASTER_PORT is 12355 by the script, orch gave 29500"),
+        ({"MASTER_PORT": "29500", "OTHER": "1"}, {}, ""),
+        ({"MASTER_PORT": "12355"}, {"a group": 1}, ""),
+    ],
+    ids=["another port", "the same", "it has met them"],
+)
+def test_a_rank_that_meets_others_elsewhere_than_it_was_told_says_so(
+    rank: Rank, sets: dict[str, str], groups: dict[str, int], said: str
+) -> None:
+    rank.script("", "torch/distributed/__init__.py")
+    rank.script("", "torch/distributed/distributed_c10d.py")
+    rank.script("def meet(): raise RuntimeError('EADDRINUSE')", "torch/distributed/rendezvous.py")
+    argv = [sys.executable, str(rank.script(MEETS)), repr(sets), repr(groups)]
+    env = {**rank.env, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    done = subprocess.run(
+        argv, env=env, start_new_session=True, capture_output=True, text=True, timeout=60, check=False
+    )
+    found = failure.parse_error(done.stdout.encode())
+    assert (found.message if found else "") == said
+    assert found is None or found.then("in a wait") == f"{said}: in a wait"
+    assert rank.error().message == (f"{said}: EADDRINUSE" if said else "EADDRINUSE")

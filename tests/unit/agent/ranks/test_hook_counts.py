@@ -283,7 +283,7 @@ def test_groups_that_are_being_changed_are_not_read(rank: Rank) -> None:
 def test_the_process_that_made_steps_notes_its_exit(rank: Rank) -> None:
     script = rank.script(f"{STEPS}\nimport os\nprint(os.getpid())")
     done = rank.run(["bash", "-c", f"{sys.executable} {script} 2; true"])
-    assert rank.reader().exiting_pid() == int(done.stdout)
+    assert rank.reader().exiting_pid() == int(done.stdout) and not rank.reader().made_no_step()
 
 
 def test_without_a_step_only_the_ranks_first_process_notes_it(rank: Rank) -> None:
@@ -351,3 +351,12 @@ def test_the_exit_is_noted_after_everything_that_the_script_has_registered(rank:
     )  # fmt: skip
     assert done.stdout == b"0\n"
     assert rank.reader().exiting_pid() is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "is_said"), [("# loss.backward()\nimport torch", True), ("import torch", False)]
+)
+def test_a_training_that_ends_without_a_step_says_so(rank: Rank, text: str, is_said: bool) -> None:
+    first = subprocess.Popen([sys.executable, rank.script(text)], env=rank.env, start_new_session=True)
+    assert first.wait(RUN_S_MAX) == 0
+    assert rank.reader().made_no_step() == is_said

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.agent.ranks import failure
+from orchestrator.brain.diagnosis import library_errors
 
 SCRIPTS = {
     "plain": ("def f():\n    raise ValueError('no data')\nf()\n", "ValueError", "no data", "train.py:2 f"),
@@ -132,3 +135,105 @@ def test_a_line_that_the_tail_cuts_is_left_out(tmp_path: Path) -> None:
     rest = "x\n" * (failure.TAIL_BYTES // 2 - 8)
     log.write_text(f"the secret is hunter2-and-more NCCL error\n{rest}")
     assert failure.of_a_watchdog(log) is None
+
+
+TRACEBACK = (
+    'Traceback (most recent call last):\n  File "train.py", line 8, in f\n    f()\nValueError: no data\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("log", "is_found"),
+    [
+        (f"step 39/100\n{TRACEBACK}", True),
+        (f"{TRACEBACK}\n[W1128 09:00:00.0 ProcessGroup.cpp:1] not destroyed\n", True),
+        (f"{TRACEBACK}trying again\n", False),
+        (f"Exception ignored in: <function Iter.__del__ at 0x7f>\n{TRACEBACK}", False),
+        ("done\n", False),
+    ],
+    ids=["last", "before a warning", "caught", "ignored", "none"],
+)
+def test_code_0_behind_a_traceback_has_that_exception(log: str, is_found: bool, tmp_path: Path) -> None:
+    (tmp_path / "rank.log").write_text(log)
+    found = failure.of_exit(tmp_path, tmp_path / "rank.log", 0, 0)
+    assert (found is not None and found.text == "ValueError: no data at train.py:8 f") == is_found
+    assert is_found or found is None
+
+
+# What another process has raised.
+
+
+def noted(folder: Path, pid: int, kind: str, message: str, traceback: str = "") -> None:
+    """Note an exception as the hook of a process does."""
+    where = {"file": "/code/train.py", "line": 9, "function": "<module>"}
+    text = f'{traceback}Traceback (most recent call last):\n  File "/code/train.py", line 9, in <module>\n    f()\n{kind}: {message}'
+    record = {"type": kind, "message": message, "traceback": text, "where": where, "loading": ""}
+    (folder / f"error-{pid}.json").write_text(json.dumps(record))
+
+
+INNER = '{}\n  File "/code/data.py", line 5, in load\n    read()\nOSError: no disk\n'
+NESTED = INNER.format("Traceback (most recent call last):")
+DIRECT = "\nThe above exception was the direct cause of the following exception:\n\n"
+RAY = "\x1b[36mray::f()\x1b[39m (pid=7, ip=10.0.0.1)"
+WRAPPED = {
+    "DataLoader": ("RuntimeError", f"Caught OSError in DataLoader worker process 0.\nOriginal {NESTED}", ""),
+    "mp.spawn": ("torch.multiprocessing.spawn.ProcessRaisedException", f"\n\n-- Process 0 terminated with the following error:\n{NESTED}\n", ""),
+    "Pool": ("OSError", "no disk", f'multiprocessing.pool.RemoteTraceback: \n"""\n{NESTED}"""\n{DIRECT}'),
+    "joblib": ("OSError", "no disk", f'joblib.externals.loky.process_executor._RemoteTraceback: \n"""\n{NESTED}"""\n{DIRECT}'),
+    "Ray": ("ray.exceptions.RayTaskError(OSError)", INNER.format(RAY), ""),
+    "hydra": ("hydra.errors.InstantiationException", "Error in call to target 'data.load':\nOSError('no disk')", f"{NESTED}{DIRECT}"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("wrapper", WRAPPED)
+def test_a_wrapped_exception_is_named_by_what_was_raised(wrapper: str, tmp_path: Path) -> None:
+    noted(tmp_path, 7, *WRAPPED[wrapper])
+    found = failure.of_exit(tmp_path, tmp_path / "rank.log", 7, 1)
+    assert found is not None and found.text == "OSError: no disk at /code/data.py:5 load"
+    assert (
+        WRAPPED[wrapper][1].strip().splitlines()[0].replace("\x1b[36m", "").replace("\x1b[39m", "")
+        in found.message
+    )
+
+
+def test_an_exception_that_is_no_wrapper_stays_what_it_is(tmp_path: Path) -> None:
+    noted(tmp_path, 7, "ValueError", "no data\nsee above", f"{NESTED}{DIRECT}")
+    noted(tmp_path, 8, "KeyError", "of a child")
+    found = failure.of_exit(tmp_path, tmp_path / "rank.log", 7, 1)
+    assert found is not None and found.text == "ValueError: no data at /code/train.py:9 <module>"
+
+
+CHILDREN = ["subprocess.CalledProcessError: Command 'x' returned non-zero exit status 1",
+            "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n====\ntrain.py FAILED\n====",
+            "RuntimeError: DataLoader worker (pid(s) 12) exited unexpectedly"]  # fmt: skip
+
+
+@pytest.mark.parametrize("own", CHILDREN)
+@pytest.mark.parametrize("is_noted", [True, False])
+def test_the_end_of_a_child_is_named_by_what_the_child_raised(
+    own: str, is_noted: bool, tmp_path: Path
+) -> None:
+    kind, _, message = own.partition(": ")
+    noted(tmp_path, 7, kind, message)
+    own_traceback = json.loads((tmp_path / "error-7.json").read_text())["traceback"]
+    (tmp_path / "rank.log").write_text(f"{'' if is_noted else NESTED}\n{own_traceback}\n")
+    if is_noted:
+        noted(tmp_path, 8, "OSError", "no disk")
+    found = failure.of_exit(tmp_path, tmp_path / "rank.log", 7, 1)
+    assert found is not None and found.text.startswith("OSError: no disk at /code/")
+    assert kind in found.traceback and "OSError: no disk" in found.traceback
+
+
+def test_a_text_below_the_last_line_of_a_traceback_is_its_message() -> None:
+    text = f"{NESTED.rpartition('OSError')[0]}RuntimeError: \n        An attempt has been made to start\n"
+    found = failure.parse(text)
+    assert found is not None and found.message == "An attempt has been made to start"
+
+
+def test_no_room_in_shm_is_named_with_its_size(tmp_path: Path) -> None:
+    noted(
+        tmp_path, 7, "RuntimeError", "unable to write to file </torch_12_345_0>: No space left on device (28)"
+    )
+    found = failure.of_exit(tmp_path, tmp_path / "rank.log", 7, 1)
+    assert found is not None and re.search(r"\(28\) \(/dev/shm has [\d,]+ MiB\) at ", found.text)
+    assert "--shm-size" in library_errors.explain(found.message)

@@ -491,10 +491,36 @@ def test_failing_alike_from_two_saves_of_one_step_is_not_yet_no_progress() -> No
     story = _crashed(20)
     story.hear(story.saved(20, number=1021, main="other.pt"))
     story.stop_all()
-    story.life(2, 0, failure=UNSAID)
-    story.life(3, 0, failure=UNSAID)
+    bare = Failure("", "no exception", "", None)
+    story.life(2, 0, failure=bare)
+    story.life(3, 0, failure=bare)
     assert only(story.said, d.DistrustSave).save == 1021
-    assert story.life(4, 0, failure=UNSAID).kind is d.Kind.CRASH, "it is the first from that save"
+    assert story.life(4, 0, failure=bare).kind is d.Kind.CRASH, "it is the first from that save"
+
+
+def test_the_same_exception_from_two_saves_is_of_the_code_and_both_are_trusted_again() -> None:
+    story = Story(1, restarts_max=9)
+    story.life(1, 34, story.saved(10), story.saved(20), story.saved(30))
+    assert (
+        story.life(2, 0, failure=dataclasses.replace(LOADING, loading="/ckpt/step-30.pt")).kind
+        is d.Kind.CRASH
+    )
+    verdict = story.life(3, 0, failure=dataclasses.replace(LOADING, loading="/ckpt/step-20.pt"))
+    assert verdict.kind is d.Kind.NO_PROGRESS and verdict.summary.startswith(
+        f"the same failure from {at(30).path} and {at(20).path}: it is not the files, but {LOADING.where}: rank 0"
+    )
+    assert story.brain.facts.end is d.JobEnd.FAILED
+    assert [_state(story, step) for step in (10, 20, 30)] == 3 * [SaveState.WHOLE]
+
+
+@pytest.mark.parametrize("other", [{"type": "KeyError"}, {"where": frame("train.py:99")}])
+def test_another_exception_or_place_from_another_save_is_not_yet_the_code(other: dict[str, Any]) -> None:
+    story = Story(1, restarts_max=9)
+    story.life(1, 34, story.saved(10), story.saved(20), story.saved(30))
+    story.life(2, 0, failure=dataclasses.replace(LOADING, loading="/ckpt/step-30.pt"))
+    failure = dataclasses.replace(LOADING, loading="/ckpt/step-20.pt", **other)
+    assert story.life(3, 0, failure=failure).kind is d.Kind.CRASH
+    assert story.brain.facts.attempt is not None and story.brain.facts.attempt.resume == at(10)
 
 
 @pytest.mark.parametrize("is_cancelled", [False, True])
@@ -505,7 +531,7 @@ def test_what_was_given_up_counts_again_when_the_job_ends_and_no_attempt_has_got
     story.life(1, 34, story.saved(10), story.saved(20), story.saved(30))
     story.life(2, 0, failure=dataclasses.replace(LOADING, loading="/ckpt/step-30.pt"))
     for attempt in (3, 4):
-        story.life(attempt, 0, failure=UNSAID)
+        story.life(attempt, 0, failure=dataclasses.replace(UNSAID, type="KeyError"))
     assert [_state(story, step) for step in (10, 20, 30)] == [SaveState.WHOLE, *2 * [SaveState.DISTRUSTED]]
     if is_cancelled:
         story.hear(e.CancelRequested(0.0, 1))

@@ -23,16 +23,18 @@ CONTRACT = {
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK", "ROLE_RANK",
     "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT",
     "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_ERROR_FILE", "ORCH_JOB_ID", "ORCH_JOB_NAME", "ORCH_ATTEMPT",
-    "ORCH_CHECKPOINT_DIR", "ORCH_RESUME_FROM",
+    "ORCH_CHECKPOINT_DIR", "ORCH_RESUME_FROM", "ORCH_RESUME_STEP",
 }  # fmt: skip
 """The variables of the contract that are a rank's own; OMP_NUM_THREADS is a default that anybody may set."""
 
 
-def _env(plan: Plan, rank: int, attempt: int = 1, resume: str = "") -> dict[str, str]:
+def _env(
+    plan: Plan, rank: int, attempt: int = 1, resume: str = "", step: int | None = None
+) -> dict[str, str]:
     node = next(node for node in plan.nodes if rank in node.ranks)
     nodes = tuple(node.name for node in plan.nodes)
     return rank_env.rank_env(
-        NodePlan(plan, JOB, node.name, attempt, nodes, resume), rank, ("10.0.0.7", 29511)
+        NodePlan(plan, JOB, node.name, attempt, nodes, resume, step), rank, ("10.0.0.7", 29511)
     )
 
 
@@ -52,7 +54,11 @@ def _arguments(plan: Plan, attempt: int, resume: str, job: JobDir = JOB) -> tupl
 @pytest.mark.parametrize("rank", range(6))
 def test_each_rank_gets_every_variable_of_the_contract(rank: int) -> None:
     env = _env(
-        jobs.plan(nodes=2, procs_per_node=3, restart={"max": 5}), rank, attempt=3, resume="/c/step-9.pt"
+        jobs.plan(nodes=2, procs_per_node=3, restart={"max": 5}),
+        rank,
+        attempt=3,
+        resume="/c/step-9.pt",
+        step=9,
     )
     assert env.keys() == CONTRACT
     node = rank // 3
@@ -63,6 +69,7 @@ def test_each_rank_gets_every_variable_of_the_contract(rank: int) -> None:
         "TORCHELASTIC_RUN_ID": jobs.ID, "TORCHELASTIC_RESTART_COUNT": "2", "TORCHELASTIC_MAX_RESTARTS": "5",
         "ORCH_JOB_ID": jobs.ID, "ORCH_JOB_NAME": "gpt", "ORCH_ATTEMPT": "3",
         "ORCH_CHECKPOINT_DIR": f"{jobs.ROOT}/checkpoints", "ORCH_RESUME_FROM": "/c/step-9.pt",
+        "ORCH_RESUME_STEP": "9",
     }  # fmt: skip
     error_file = f"{jobs.ROOT}/nodes/node-{node}/attempt-003/rank-{rank:05d}/torchelastic-error.json"
     assert env["TORCHELASTIC_ERROR_FILE"] == error_file
@@ -75,7 +82,15 @@ def test_the_agent_store_of_torchrun_is_never_claimed() -> None:
 
 
 def test_resume_from_is_empty_and_not_missing_when_there_is_nothing() -> None:
-    assert _env(jobs.plan(), 0)["ORCH_RESUME_FROM"] == ""
+    env = _env(jobs.plan(), 0)
+    assert env["ORCH_RESUME_FROM"] == env["ORCH_RESUME_STEP"] == ""
+    assert _env(jobs.plan(), 0, resume="/c/best.pt")["ORCH_RESUME_STEP"] == "", "its step is not known"
+
+
+def test_resume_arguments_may_name_the_step() -> None:
+    plan = jobs.plan(checkpoint={"resume_args": "--resume-from-step={resume_step}"})
+    at = NodePlan(plan, JOB, "node-0", 2, (), "/c/model_000160.pt", 160)
+    assert rank_env.arguments(at)[-1] == "--resume-from-step=160"
 
 
 def test_gpus_are_divided_among_the_nodes_of_one_machine() -> None:
