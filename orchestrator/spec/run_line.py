@@ -1,4 +1,4 @@
-"""A job without a file: what `orch run` or `orchestrator.run` say of it, as the job file that it stands for. Pure.
+"""A job without a file: what `orch run` or `orchestrator.run` say of it, as the job file that it stands for.
 
 Rules: a field that is not said is not written. A fault names the option or argument that set the field, not a line of a
 file that the user never wrote.
@@ -7,6 +7,7 @@ file that the user never wrote.
 from __future__ import annotations
 
 import itertools
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,8 @@ from orchestrator.spec.yaml_document import ECHO_CHARS_MAX, Document, Place, Val
 
 Spell: TypeAlias = Callable[[str, str], str]
 """How a setting was written, from its name and value: `--nodes 2` on the command line, `nodes=2` in Python."""
+
+SHEBANG_BYTES = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,11 @@ def job_file(line: RunLine, path: Path, notes: Sequence[str], spell: Spell) -> S
         ("gpus_per_node", "gpus", line.gpus), ("procs_per_node", "procs", line.procs),
     ):  # fmt: skip
         _say(document, key, value, spell(option, str(value)))
-    if launchers.start_of(line.words).starter in (Starter.LAUNCHER, Starter.SHELL):
+    starter = launchers.start_of(line.words).starter
+    is_program = starter is Starter.OTHER and bool(line.words) and _is_program(line.words[0])
+    if is_program and line.procs in (None, 1) and line.gpus in (None, 0, 1, "0", "1"):
+        document.put("command", launchers.joined(line.words), "SCRIPT")
+    elif is_program or starter in (Starter.LAUNCHER, Starter.SHELL):
         document.put("launch", launchers.runnable(launchers.joined(line.words)), "SCRIPT")
     else:
         document.put("entrypoint", _data(job_writer.entry(line.words)), "SCRIPT")
@@ -66,6 +73,20 @@ def job_file(line: RunLine, path: Path, notes: Sequence[str], spell: Spell) -> S
     for override in line.overrides:
         document.override(override)
     return checked(path, job_writer.job_file(document.data, notes), document)
+
+
+def _is_program(word: str) -> bool:
+    """Tell whether a word is an installed Python program, such as `tune` or `litgpt`: it starts its training itself, and so is run
+    once on a node, as the one rank or as what starts the ranks."""
+    place = shutil.which(word) if "/" not in word and not Path(word).exists() else None
+    if place is None:
+        return False
+    try:
+        with Path(place).open("rb") as file:
+            head = file.readline(SHEBANG_BYTES)
+    except OSError:
+        return False
+    return head.startswith(b"#!") and b"python" in head
 
 
 def name_of(words: Sequence[str]) -> str:

@@ -327,6 +327,8 @@ def _is_here(request: urllib.request.Request) -> bool:
 class Redirects(urllib.request.HTTPRedirectHandler):
     """Follows a redirect that keeps the POST. After any other one urllib would send a GET without the note."""
 
+    http_error_308 = urllib.request.HTTPRedirectHandler.http_error_302  # Python 3.10 does not know it
+
     def redirect_request(
         self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
     ) -> urllib.request.Request:

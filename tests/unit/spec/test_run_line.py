@@ -44,6 +44,21 @@ def test_the_text_says_what_was_read_from_the_line(path: Path) -> None:
     assert (file.spec.logs.unbuffered, file.spec.monitor.hang_timeout) == (False, None)
 
 
+def test_an_installed_python_program_is_the_one_rank_or_starts_the_ranks(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, head in (("tune", "#!/opt/v/bin/python3.11\n"), ("ls2", "\x7fELF")):
+        (path.parent / name).write_text(head)
+        (path.parent / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(path.parent), prepend=":")
+    words = ("tune", "run", "full.py")
+    one = job_file(RunLine(words), path, (), _spell).spec.entry
+    assert (one.kind, one.target) == ("command", "tune run full.py")
+    many = job_file(RunLine(words, procs=2), path, (), _spell).spec.entry
+    assert (many.kind, many.target) == ("launch", "tune run full.py")
+    assert job_file(RunLine(("ls2", "x")), path, (), _spell).spec.entry.kind != "launch"
+
+
 def test_hosts_mean_ssh_and_all_of_them(path: Path) -> None:
     spec = job_file(RunLine(("train.py",), hosts="gpu[01-03],big"), path, (), _spell).spec
     assert (spec.backend, spec.nodes, spec.ssh.hosts) == ("ssh", 4, ("gpu[01-03]", "big"))
