@@ -41,6 +41,8 @@ MUTATIONS = (
         "tests/unit/supervisor/transfers/test_closing.py::test_a_save_is_open_until_the_last_node_has_gone_on_and_then_whole"),
     Mutation("what may be whole is moved out of a script's own place", "orchestrator/supervisor/transfers/save_disk.py", "and (save.is_named or save.is_damaged)", "and True",
         "tests/unit/client/test_movable_saves.py::test_what_is_torn_is_moved_where_its_files_show_it_or_checkpoint_path_names_it"),
+    Mutation("a folder that was begun stays where scripts look", "orchestrator/supervisor/transfers/save_disk.py", "if stays is not None and homes.owns(stays):", "if False:",
+        "tests/unit/supervisor/transfers/test_save_desk.py::test_a_folder_that_was_made_for_a_save_and_has_no_file_yet_is_moved_out_of_the_scripts_sight"),
     Mutation("a save with a fault is whole", "orchestrator/supervisor/transfers/closing.py", "damage = reading.fault(state, sizes) or _stale_need(save, state)", "damage = ''",
         "tests/unit/supervisor/transfers/test_closing.py::test_a_fault_on_any_host_keeps_it_from_being_whole"),
     Mutation("what was written over stays whole", "orchestrator/supervisor/transfers/save_desk.py", "            if other.state is SaveState.WHOLE and self._homes.has(other):\n", "            if False:\n",

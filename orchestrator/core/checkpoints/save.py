@@ -189,7 +189,7 @@ class Save:
     is_coming: bool = False
     # None of its names was there before its attempt
     is_new: bool = False
-    # Its files show that they are not whole: a torn one without that may have been written to its end
+    # Its files show that they are not whole, or are fewer than the save before has: a torn one without that may be whole
     is_damaged: bool = False
     # While it is open
     parts: tuple[Part, ...] = ()

@@ -244,7 +244,7 @@ def judge(save: Save, watch: Watch, gang: Gang, before: Save | None, *, is_follo
         return Found(SaveState.OPEN, Closing.NONE, fault)
     if fault:
         torn = SaveState.GONE if state.is_unsure else SaveState.TORN
-        return Found(torn, Closing.NONE, fault, is_damaged=bool(damage))
+        return Found(torn, Closing.NONE, fault, is_damaged=True)
     stale = [name for part in save.parts for name in part.stale if names.is_save_file(name)]
     if stale:
         why = f"the attempt ended while it was written: {stale[0]} is still that of the save before"

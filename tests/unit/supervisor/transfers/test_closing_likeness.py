@@ -42,7 +42,8 @@ def test_a_file_of_the_save_before_is_missed_only_where_no_step_and_no_end_shows
     why = "it has no file like buffer_10.pkl of the save before"
     assert judge(part("n0", "model_20.pt"), by=watch(*NODES), of=gang(), before=before).state is WHOLE
     assert judge(part("n0", "model_20.pt"), of=gang(), before=before) == Found(OPEN, Closing.NONE, why)
-    assert judge(part("n0", "model_20.pt", state=DONE), before=before) == Found(TORN, Closing.NONE, why)
+    torn = Found(TORN, Closing.NONE, why, is_damaged=True)
+    assert judge(part("n0", "model_20.pt", state=DONE), before=before) == torn
     silent = save(part("n0", "model_20.pt", by=Closing.SILENCE))
     for of, is_followed, state in ((gang(), False, OPEN), (ENDED, False, TORN), (gang(), True, WHOLE)):
         found = closing.judge(silent, watch(*NODES), of, before, is_followed=is_followed)
