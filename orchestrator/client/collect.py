@@ -266,11 +266,6 @@ class HostFile:
     size_bytes: int
     mtime_s: int
 
-    @property
-    def is_brought(self) -> bool:
-        """Tell whether it is of the snapshot: the archive in which that came gives its files no time."""
-        return self.name.startswith("code/") and self.mtime_s == 0
-
     def is_like(self, path: Path) -> bool:
         """Tell whether a file here has its size and time. Raises OSError."""
         about = path.stat()

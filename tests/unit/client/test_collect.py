@@ -365,9 +365,3 @@ def test_what_orch_has_not_finished_stays_on_a_host_and_what_ranks_wrote_does_no
 def test_ranks_write_checkpoints_and_where_they_start() -> None:
     names = ("checkpoints/a.pt", "code/a.pt", "logs/a.log", "evidence/a", "codes/a")
     assert [collect.is_of_ranks(name) for name in names] == [True, True, False, False, False]
-    brought = [
-        HostFile("code/train.py", 5, 0),
-        HostFile("code/train.py", 5, 7),
-        HostFile("checkpoints/a.pt", 5, 0),
-    ]
-    assert [file.is_brought for file in brought] == [True, False, False]
