@@ -112,6 +112,16 @@ def test_a_checkpoint_outside_of_the_job_s_folder_is_named_and_not_copied(tmp_pa
     assert not list((tmp_path / "to").rglob("last.pt"))
 
 
+def test_a_checkpoint_behind_a_link_is_named_where_it_is(tmp_path: Path) -> None:
+    shelf, scratch = Shelf(tmp_path), tmp_path / "scratch"
+    scratch.mkdir()
+    shelf.job.code.mkdir(parents=True, exist_ok=True)
+    (shelf.job.code / "out").symlink_to(scratch)
+    shelf.add_at_start(10, {"out/s.pt": state(10)})
+    done = collect.collect(Job(shelf.job), tmp_path / "to")
+    assert (done.checkpoints, done.elsewhere) == (0, (str(scratch / "s.pt"),))
+
+
 def test_a_save_that_is_whole_only_as_orch_has_kept_it_is_copied_so(tmp_path: Path) -> None:
     shelf = Shelf(tmp_path)
     (shelf.folder / ".coming" / "7").mkdir(parents=True)
