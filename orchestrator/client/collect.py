@@ -24,7 +24,7 @@ from orchestrator.core.codec import Json
 from orchestrator.core.errors import ClusterError, OrchError, UserError
 from orchestrator.core.jobdir import home, ownership, start_folder
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.core.text import counted
+from orchestrator.core.text import counted, first
 from orchestrator.supervisor.transfers.save_copies import COMING
 from orchestrator.supervisor.transfers.save_disk import Homes
 
@@ -73,8 +73,7 @@ def collect(job: Job, to: Path | None, *, checkpoints: bool = True, everything: 
     left = {str(path.relative_to(job.folder.root)): others[path] for path in others} if too_large else {}
     own = [path for path in saved if checkpoints and path.is_relative_to(job.folder.code)]
     odd = _copy_all(job, to, [*own, *([] if left else others)], checkpoints=checkpoints)
-    texts = [f"{path} is no file, and was not copied" for path in odd[:LEFT_SHOWN]]
-    texts += [f"{len(odd) - LEFT_SHOWN:,} more are no files"] if len(odd) > LEFT_SHOWN else []
+    texts = first([f"{path} is no file, and was not copied" for path in odd], LEFT_SHOWN, "are no files")
     count = len(inside) if checkpoints else 0
     return Collected(to, count, 0 if left else len(others), elsewhere, tuple(left_there(left)), tuple(texts))
 

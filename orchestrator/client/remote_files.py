@@ -36,7 +36,7 @@ from orchestrator.core.jobdir import home, ownership
 from orchestrator.core.jobdir.durable import installed, replace_text
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
-from orchestrator.core.text import counted
+from orchestrator.core.text import counted, first
 from orchestrator.core.wire import shipped_files
 from orchestrator.core.wire.tokens import is_token
 from orchestrator.journal import journal_file, lost_journal
@@ -91,16 +91,10 @@ class Account:
         missing = [
             f"{host}: {text}"
             for host, fetched in self.fetched.items()
-            for text in (*fetched.missing, *_first(fetched.beside))
+            for text in (*fetched.missing, *first(fetched.beside, BESIDE_SHOWN, "like those"))
         ]
         fixes = {host: f"\n  fix: {err.fix}" if err.fix else "" for host, err in self.failed.items()}
         return [*missing, *(f"{host}: {err}{fixes[host]}" for host, err in self.failed.items())]
-
-
-def _first(beside: list[str]) -> Iterator[str]:
-    yield from beside[:BESIDE_SHOWN]
-    if len(beside) > BESIDE_SHOWN:
-        yield f"{len(beside) - BESIDE_SHOWN} more like those"
 
 
 def collect(job: Job, *, everything: bool = False) -> Account:
@@ -257,8 +251,7 @@ class _Fetcher:
         try:
             if self._is_own(sftp):
                 return fetched
-            missing, odd = fetched.missing, fetched.beside
-            files = list(host_listing.files(sftp, self._root, self._brought, missing, odd))
+            files = [*host_listing.files(sftp, self._root, self._brought, fetched.missing, fetched.beside)]
             left = self._arrivals.too_large(files, self.others_bytes_max)
             for file in files:
                 if file.name not in left and (
@@ -325,12 +318,11 @@ class _Fetcher:
     def _read(self, visit: _Visit, name: str, begin: int, end: int) -> Iterator[bytes]:
         from orchestrator.backends.ssh.copy import sftp as sftp_copy
 
-        if end - begin <= sftp_copy.REQUEST_BYTES:
+        if begin == 0 and end <= sftp_copy.REQUEST_BYTES:
             with visit.sftp.open(f"{self._root}/{name}") as file:
-                file.seek(begin)
-                piece = file.read(end - begin)
-            if len(piece) < end - begin:
-                raise OSError(f"{len(piece)} of {end - begin} bytes came")
+                piece = file.read(end)
+            if len(piece) < end:
+                raise OSError(f"{len(piece)} of {end} bytes came")
             self._rate_limit.wait(len(piece))
             yield piece
             return

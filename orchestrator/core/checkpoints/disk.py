@@ -157,15 +157,16 @@ def set_aside_begun(root: Path, save: Save, attempt: int) -> list[tuple[str, str
     shape = without_count(folder.name)
     if "#" not in shape or not all(piece.name.startswith(f"{save.main}/") for piece in save.pieces):
         return []
-    names = []
     with contextlib.suppress(OSError):
         since_ns = folder.stat().st_mtime_ns
-        for path in sorted(folder.parent.iterdir()):
-            is_like = without_count(path.name) == shape and path.is_dir()
-            is_late = is_like and path.stat().st_mtime_ns > since_ns
-            if is_late and not any(is_save_file(file.name) for file in path.rglob("*")):
-                names.append(str(path.relative_to(root)))
-    return _set_aside(root, names, attempt)
+        begun = [
+            str(path.relative_to(root))
+            for path in sorted(folder.parent.iterdir())
+            if without_count(path.name) == shape and path.is_dir() and path.stat().st_mtime_ns > since_ns
+            if not any(is_save_file(file.name) for file in path.rglob("*"))
+        ]
+        return _set_aside(root, begun, attempt)
+    return []
 
 
 def _set_aside(root: Path, names: Iterable[str], attempt: int) -> list[tuple[str, str]]:

@@ -364,11 +364,10 @@ class SaveDesk:
     def _compared(self, at: float, order: d.CompareSave, ready: save_disk.Ready) -> None:
         for number, moves in ready.moved.items():
             moved = ", ".join(f"{name} to {to}" for name, to in moves)
-            if moved and number == save_disk.BEGUN:
-                self.notes.append(f"torn (has no file yet): moved {moved}")
-            elif moved:
-                torn = self.saves[number]
-                self.notes.append(f"torn ({torn.why}): moved {moved}")
+            torn = self.saves.get(number)  # none for `save_disk.BEGUN`
+            if moved:
+                self.notes.append(f"torn ({torn.why if torn else 'has no file yet'}): moved {moved}")
+            if moved and torn:
                 self._ledger.put(dataclasses.replace(torn, why=f"{torn.why}; moved {moved}", places=()))
         fault = ""
         if ready.comparison is not None and ready.comparison.is_unsure:

@@ -81,8 +81,7 @@ def before_attempt(
 ) -> Ready:
     """Move torn saves of `saves` out of the way, but for files of a save that is as it was, and compare that; if it is not in
     its place, take what was kept of it, and put that back where its place is free."""
-    deep = order.deep
-    comparison = disk.compare(save, deep=deep) if save is not None else None
+    comparison = disk.compare(save, deep=order.deep) if save is not None else None
     is_whole = comparison is not None and (not comparison.fault or comparison.is_unsure)
     stays = save if save is not None and is_whole and homes.has(save) else None
     moved = {
@@ -97,7 +96,7 @@ def before_attempt(
     if not comparison.fault or not kept.is_dir():
         return Ready(comparison, save.places, moved)
     place = Place("", str(kept))
-    own = disk.compare(dataclasses.replace(save, places=(place,)), deep=deep)
+    own = disk.compare(dataclasses.replace(save, places=(place,)), deep=order.deep)
     if own.fault:
         return Ready(comparison, save.places, moved)
     try:
