@@ -24,7 +24,7 @@ from orchestrator.core.codec import Json
 from orchestrator.core.errors import ClusterError, OrchError, UserError
 from orchestrator.core.jobdir import home, ownership, start_folder
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.core.text import counted
+from orchestrator.core.text import counted, first
 from orchestrator.supervisor.transfers.save_copies import COMING
 from orchestrator.supervisor.transfers.save_disk import Homes
 
@@ -62,7 +62,10 @@ def collect(job: Job, to: Path | None, *, checkpoints: bool = True, everything: 
     saved = {homes.of(save) / piece.name for save in inside for piece in save.pieces}
     written = {job.folder.code / file.name: file.size_bytes for file in start_folder.written(job.folder)}
     others = {path: size_bytes for path, size_bytes in written.items() if path not in saved}
-    elsewhere = tuple(save.path for save in whole if save not in inside)
+    out = [save.path for save in whole if save not in inside]
+    elsewhere = tuple(
+        os.path.realpath(path) if Path(path).is_relative_to(job.folder.root) else path for path in out
+    )
     if to is None:
         return Collected(job.folder.root, len(inside), len(others), elsewhere)
     _refuse_unfit(job, to)
@@ -70,8 +73,7 @@ def collect(job: Job, to: Path | None, *, checkpoints: bool = True, everything: 
     left = {str(path.relative_to(job.folder.root)): others[path] for path in others} if too_large else {}
     own = [path for path in saved if checkpoints and path.is_relative_to(job.folder.code)]
     odd = _copy_all(job, to, [*own, *([] if left else others)], checkpoints=checkpoints)
-    texts = [f"{path} is no file, and was not copied" for path in odd[:LEFT_SHOWN]]
-    texts += [f"{len(odd) - LEFT_SHOWN:,} more are no files"] if len(odd) > LEFT_SHOWN else []
+    texts = first([f"{path} is no file, and was not copied" for path in odd], LEFT_SHOWN, "are no files")
     count = len(inside) if checkpoints else 0
     return Collected(to, count, 0 if left else len(others), elsewhere, tuple(left_there(left)), tuple(texts))
 
@@ -265,11 +267,6 @@ class HostFile:
     name: str
     size_bytes: int
     mtime_s: int
-
-    @property
-    def is_brought(self) -> bool:
-        """Tell whether it is of the snapshot: the archive in which that came gives its files no time."""
-        return self.name.startswith("code/") and self.mtime_s == 0
 
     def is_like(self, path: Path) -> bool:
         """Tell whether a file here has its size and time. Raises OSError."""

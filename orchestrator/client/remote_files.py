@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import stat
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -22,12 +21,11 @@ from orchestrator.backends.api import LaunchError
 from orchestrator.backends.ssh import fanout
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
-from orchestrator.client import saves
+from orchestrator.client import host_listing, saves
 from orchestrator.client.collect import (
     OTHERS_BYTES_MAX,
     Arrivals,
     HostFile,
-    is_hidden,
     is_of_ranks,
     left_there,
 )
@@ -38,8 +36,7 @@ from orchestrator.core.jobdir import home, ownership
 from orchestrator.core.jobdir.durable import installed, replace_text
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
-from orchestrator.core.observations import Retryable
-from orchestrator.core.text import counted
+from orchestrator.core.text import counted, first
 from orchestrator.core.wire import shipped_files
 from orchestrator.core.wire.tokens import is_token
 from orchestrator.journal import journal_file, lost_journal
@@ -50,11 +47,9 @@ if TYPE_CHECKING:
 
     from orchestrator.backends.ssh.connect.connection import Connection
 
-FILES_MAX = 100_000
 BESIDE_SHOWN = 5
-"""How many files of a host that came beside others are named."""
+"""How many files of a host that came beside others, and things that are no files, are named."""
 
-DEPTH_MAX = 20
 READ_BYTES = 1 << 20
 BEFORE_FOLDER = frozenset(("config", "connect", "host key", "auth", "forward", "shell", "python"))
 """The stages in which a failed launch leaves nothing on a host."""
@@ -66,7 +61,7 @@ ALL_S_MAX = 24 * 3600.0
 @dataclass(slots=True)
 class Fetched:
     """What was fetched from a host; `missing`: a text for each file that could not be; `beside`: for each that came beside
-    another one of the same name."""
+    another one of the same name, or is no file."""
 
     files: int = 0
     size_bytes: int = 0
@@ -96,16 +91,10 @@ class Account:
         missing = [
             f"{host}: {text}"
             for host, fetched in self.fetched.items()
-            for text in (*fetched.missing, *_first(fetched.beside))
+            for text in (*fetched.missing, *first(fetched.beside, BESIDE_SHOWN, "like those"))
         ]
         fixes = {host: f"\n  fix: {err.fix}" if err.fix else "" for host, err in self.failed.items()}
         return [*missing, *(f"{host}: {err}{fixes[host]}" for host, err in self.failed.items())]
-
-
-def _first(beside: list[str]) -> Iterator[str]:
-    yield from beside[:BESIDE_SHOWN]
-    if len(beside) > BESIDE_SHOWN:
-        yield f"{len(beside) - BESIDE_SHOWN} more lie beside those"
 
 
 def collect(job: Job, *, everything: bool = False) -> Account:
@@ -248,6 +237,7 @@ class _Fetcher:
     def __init__(self, job: JobDir, plan: Plan, rate_limit: _RateLimit) -> None:
         self._job = job
         self._root = _relative(remote_root(plan))
+        self._brought = host_listing.brought(job)
         self._arrivals = Arrivals(job, Homes(job, plan), saves.known(job))
         self.others_bytes_max: float = OTHERS_BYTES_MAX
         self._rate_limit = rate_limit
@@ -261,7 +251,7 @@ class _Fetcher:
         try:
             if self._is_own(sftp):
                 return fetched
-            files = [file for file in _files(sftp, self._root) if not file.is_brought]
+            files = [*host_listing.files(sftp, self._root, self._brought, fetched.missing, fetched.beside)]
             left = self._arrivals.too_large(files, self.others_bytes_max)
             for file in files:
                 if file.name not in left and (
@@ -328,6 +318,14 @@ class _Fetcher:
     def _read(self, visit: _Visit, name: str, begin: int, end: int) -> Iterator[bytes]:
         from orchestrator.backends.ssh.copy import sftp as sftp_copy
 
+        if begin == 0 and end <= sftp_copy.REQUEST_BYTES:
+            with visit.sftp.open(f"{self._root}/{name}") as file:
+                piece = file.read(end)
+            if len(piece) < end:
+                raise OSError(f"{len(piece)} of {end} bytes came")
+            self._rate_limit.wait(len(piece))
+            yield piece
+            return
         path = PurePosixPath(visit.sftp.normalize("."), self._root, name)  # where SFTP begins
         with contextlib.closing(sftp_copy.tail(visit.connection, str(path), begin)) as remote:
             for piece in sftp_copy.blocks(remote, end - begin):
@@ -353,37 +351,6 @@ def _relative(root: str) -> str:
             "copy it by hand: scp -r; then remove it there",
         )
     return root
-
-
-def _files(sftp: paramiko.SFTPClient, root: str) -> Iterator[HostFile]:
-    """Yield the files of a job on a host that may have to be fetched."""
-    count = 0
-    todo = [(name, 1) for name in ("logs", "evidence", "nodes", "checkpoints", "code")]
-    while todo:
-        folder, depth = todo.pop()
-        try:
-            entries = sorted(sftp.listdir_attr(f"{root}/{folder}"), key=lambda entry: entry.filename)
-        except FileNotFoundError:
-            continue
-        except OSError as err:
-            reason = f"{folder} of the job cannot be listed: {err.strerror or err}"
-            raise LaunchError("folder", reason, "make it readable there", Retryable.PERMANENT) from err
-        for entry in entries:
-            name, mode = f"{folder}/{entry.filename}", entry.st_mode or 0
-            if "/" in entry.filename or is_hidden(name):
-                continue  # an unfinished file, or one that a host may not send
-            count += 1
-            if count > FILES_MAX:
-                raise LaunchError(
-                    "folder", f"more than {FILES_MAX} files of the job", "copy them by hand: scp -r"
-                )
-            if stat.S_ISDIR(mode):
-                if depth >= DEPTH_MAX:
-                    what = f"{name} lies more than {DEPTH_MAX} folders deep"
-                    raise LaunchError("folder", what, "copy it by hand: scp -r")
-                todo.append((name, depth + 1))
-            elif stat.S_ISREG(mode):
-                yield HostFile(name, entry.st_size or 0, int(entry.st_mtime or 0))
 
 
 def summary(accounts: Iterable[Account]) -> str:

@@ -13,6 +13,12 @@ def counted(number: int, what: str) -> str:
     return f"{number} {what}{'s' if number != 1 else ''}"
 
 
+def first(texts: Sequence[str], shown: int, which: str) -> list[str]:
+    """Return the first texts, and how many more there are, `which` says of what kind."""
+    left = len(texts) - shown
+    return [*texts[:shown], *([f"{left:,} more {which}"] if left > 0 else [])]
+
+
 def sentence(what: str, where: str = "", fix: str = "") -> str:
     """Return a fault in one line: where it is, what it is, and how a person mends it."""
     head = f"{where}: {what}" if where else what

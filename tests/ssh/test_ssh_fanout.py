@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import tarfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -256,13 +257,15 @@ def test_another_checkpoint_comes_beside_the_one_at_home_older_or_newer_and_meta
     assert (job.folder.checkpoints / "step-2/.metadata").exists()
 
 
-def _write_code(there: Path, *written: str) -> None:
-    """Write files where ranks start on a host, beside what the snapshot brought there."""
+def _write_code(job: JobDir, there: Path, *written: str) -> None:
+    """Write files where ranks start on a host, beside what the snapshot brought there in its archive."""
     for name in (*written, "data/x.pt", "train.py"):
         (there / "code" / name).parent.mkdir(parents=True, exist_ok=True)
         (there / "code" / name).write_text(name)
-    for name in ("data/x.pt", "train.py"):
-        os.utime(there / "code" / name, (0, 0))
+    with tarfile.open(job.archive, "w:gz") as archive:
+        for name in ("data/x.pt", "train.py"):
+            os.utime(there / "code" / name, (0, 0))
+            archive.add(there / "code" / name, name)
 
 
 @pytest.mark.parametrize("path", ["*", "{job_dir}/code/out/*"])
@@ -273,13 +276,15 @@ def test_what_ranks_wrote_where_they_start_comes_home_and_what_was_brought_does_
     _configure(desk, one=server, two=server)
     job, there = _ended(desk, tmp_path)
     job.folder.plan.write_text(codec.dumps(dataclasses.replace(job.plan(), checkpoint_glob=path)))
-    _write_code(there, "out/s.pt", "out/step-1/a.pt", "metrics.csv", ".hydra/config.yaml")
+    _write_code(job.folder, there, "out/s.pt", "out/step-1/a.pt", "metrics.csv", ".hydra/config.yaml")
+    (there / "code/old.csv").write_text("unpacked from another archive")
+    os.utime(there / "code/old.csv", (0, 0))
     remote_files.collect(job)
     files = [file.relative_to(job.folder.root) for file in job.folder.root.rglob("*") if file.is_file()]
     came = {str(file) for file in files if file.parts[0] in ("code", "checkpoints")}
     saved = "code" if path == "*" else "checkpoints"
     assert came == {
-        f"{saved}/out/s.pt", f"{saved}/out/step-1/a.pt", "code/metrics.csv", "code/.hydra/config.yaml",
+        f"{saved}/out/s.pt", f"{saved}/out/step-1/a.pt", "code/metrics.csv", "code/.hydra/config.yaml", "code/old.csv",
         "checkpoints/step-1.pt", "checkpoints/step-2/rank-0.pt",
     }  # fmt: skip
 
@@ -289,7 +294,7 @@ def test_too_much_that_is_no_checkpoint_keeps_a_host_from_its_cleanup(
 ) -> None:
     _configure(desk, one=_start(desk))
     job, there = _ended(desk, tmp_path, launched=["one"])
-    _write_code(there, "metrics.csv")
+    _write_code(job.folder, there, "metrics.csv")
     monkeypatch.setattr(remote_files, "OTHERS_BYTES_MAX", 3)
     (line,) = remote_files.clean_hosts(job).fetched["one"].missing
     assert (
@@ -305,7 +310,7 @@ def test_all_that_ranks_wrote_on_a_host_comes_if_that_is_wanted(
 ) -> None:
     _configure(desk, one=_start(desk))
     job, there = _ended(desk, tmp_path, launched=["one"])
-    _write_code(there, "metrics.csv")
+    _write_code(job.folder, there, "metrics.csv")
     monkeypatch.setattr(remote_files, "OTHERS_BYTES_MAX", 3)
     assert remote_files.collect(job, everything=True).is_whole
     assert (job.folder.code / "metrics.csv").read_text() == "metrics.csv"

@@ -132,11 +132,23 @@ def save_at(step):
     folder = f"project/checkpoints/checkpoint_{step // 5}"
     os.makedirs(folder, exist_ok=True)
     torch.save(optimizer.state_dict(), f"{folder}/optimizer.bin")
-    save(state(step), f"{folder}/pytorch_model.bin", step)
+    if death == (step, "writing"):
+        die()  # between two files, each of them whole
+    torch.save(state(step), f"{folder}/pytorch_model.bin")
     torch.save({"step": step}, f"{folder}/random_states_0.pkl")
 found = sorted(glob.glob("project/checkpoints/checkpoint_*"), key=lambda p: int(p.rpartition("_")[2]))
 train(load(found[-1] + "/pytorch_model.bin") if found else 0, save_at)
 """, "project/checkpoints/checkpoint_*"),
+    Habit("folders", """
+def save_at(step):
+    folder = f"out/step_{step}"
+    os.makedirs(folder)
+    if death == (step, "writing"):
+        die()  # before the first file
+    torch.save(state(step), f"{folder}/state.pt")
+found = sorted(glob.glob("out/step_*"), key=lambda p: int(p.rpartition("_")[2]))
+train(load(found[-1] + "/state.pt") if found else 0, save_at)
+""", "out/step_*"),
     Habit("in place", """
 os.makedirs("out", exist_ok=True)
 train(load("out/ckpt.pt") if os.path.exists("out/ckpt.pt") else 0, lambda step: save(state(step), "out/ckpt.pt", step))

@@ -45,6 +45,8 @@ MUTATIONS = (
         "tests/unit/supervisor/transfers/test_rewritten_saves.py::test_what_was_written_over_before_it_was_copied_does_not_count"),
     Mutation("the last save alone is the pattern for the next", "orchestrator/supervisor/transfers/closing.py", "for one in earlier if one.world_size == save.world_size]", "for one in earlier[-1:]]",
         "tests/unit/supervisor/transfers/test_closing_likeness.py::test_only_a_file_that_all_saves_before_had_is_missed"),
+    Mutation("a folder that was begun stays where scripts look", "orchestrator/supervisor/transfers/save_disk.py", "if stays is not None and homes.owns(stays):", "if False:",
+        "tests/unit/supervisor/transfers/test_save_desk.py::test_a_folder_that_was_made_for_a_save_and_has_no_file_yet_is_moved_out_of_the_scripts_sight"),
     Mutation("a save with a fault is whole", "orchestrator/supervisor/transfers/closing.py", "damage = reading.fault(state, sizes) or _stale_need(save, state)", "damage = ''",
         "tests/unit/supervisor/transfers/test_closing.py::test_a_fault_on_any_host_keeps_it_from_being_whole"),
     Mutation("what was written over stays whole", "orchestrator/supervisor/transfers/save_desk.py", "            if other.state is SaveState.WHOLE and self._homes.has(other):\n", "            if False:\n",

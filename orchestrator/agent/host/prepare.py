@@ -282,6 +282,11 @@ class Preparation:
                 self._note(f"{name} is torn ({save.why}): moved to {to}")
         if order.resume is None:
             return ""
+        if Path(os.path.realpath(order.resume.path)).is_relative_to(os.path.realpath(self._job.root)):
+            for name, to in disk.set_aside_begun(
+                Path(order.resume.places[0].root), order.resume, order.attempt - 1
+            ):
+                self._note(f"{name} is torn (has no file yet): moved to {to}")
         found = disk.compare(order.resume, deep=order.deep, pace=pace)
         if found.fault and not found.is_unsure and order.resume.places[0].host:
             self._forget_copies(order.resume, order, pace)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator.core.checkpoints import formats
+from orchestrator.core.checkpoints.names import is_save_file, without_count
 from orchestrator.core.checkpoints.save import Piece, Save
 from orchestrator.core.jobdir.durable import sync_folder
 
@@ -144,16 +145,41 @@ def set_aside(root: Path, save: Save) -> list[tuple[str, str]]:
     names = [save.main] if is_folder else [piece.name for piece in save.pieces]
     if not all(is_as_recorded(root, piece) for piece in save.pieces) or not save.pieces:
         return []
+    return _set_aside(root, names, save.attempt)
+
+
+def set_aside_begun(root: Path, save: Save, attempt: int) -> list[tuple[str, str]]:
+    """Rename folders like that of a save that were begun after it and have no file of one: ranks were killed before the first.
+
+    Return the renames.
+    """
+    folder = root / save.main
+    shape = without_count(folder.name)
+    if "#" not in shape or not all(piece.name.startswith(f"{save.main}/") for piece in save.pieces):
+        return []
+    with contextlib.suppress(OSError):
+        since_ns = folder.stat().st_mtime_ns
+        begun = [
+            str(path.relative_to(root))
+            for path in sorted(folder.parent.iterdir())
+            if without_count(path.name) == shape and path.is_dir() and path.stat().st_mtime_ns > since_ns
+            if not any(is_save_file(file.name) for file in path.rglob("*"))
+        ]
+        return _set_aside(root, begun, attempt)
+    return []
+
+
+def _set_aside(root: Path, names: Iterable[str], attempt: int) -> list[tuple[str, str]]:
     moved = []
     for name in names:
         path = root / name
         if path.is_symlink():
             continue
-        target = root / f".{path.name}.torn-attempt-{save.attempt}"
+        target = root / f".{path.name}.torn-attempt-{attempt}"
         count = 1
         while os.path.lexists(target):
             count += 1
-            target = root / f".{path.name}.torn-attempt-{save.attempt}.{count}"
+            target = root / f".{path.name}.torn-attempt-{attempt}.{count}"
         with contextlib.suppress(OSError):
             path.rename(target)
             moved.append((name, target.name))

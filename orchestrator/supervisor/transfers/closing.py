@@ -228,8 +228,7 @@ def judge(save: Save, watch: Watch, gang: Gang, saves: Iterable[Save] = ()) -> F
     """Return what an open save is by now. `saves`: the others of the job, among which those of its series count.
 
     A file that all earlier saves have is missed while no step and no end shows that all is written. After that, a thread may
-    still write it: it is missed until the next save is begun where `PATTERN_MIN` saves of this attempt have it. What fewer have
-    is a reason to doubt, and none to put the save out of the way.
+    still write it: it is missed until the next save is begun where `PATTERN_MIN` saves of this attempt have it.
     """
     series = [one for one in saves if one.series == save.series]
     closed = [one for one in series if one.pieces and one.state not in (SaveState.OPEN, SaveState.TORN)]
@@ -255,8 +254,7 @@ def judge(save: Save, watch: Watch, gang: Gang, saves: Iterable[Save] = ()) -> F
         return Found(SaveState.OPEN, Closing.NONE, fault)
     if fault:
         torn = SaveState.GONE if state.is_unsure else SaveState.TORN
-        is_certain = len(earlier) >= PATTERN_MIN if fault is lack else save.is_named
-        return Found(torn, Closing.NONE, fault, is_damaged=bool(damage) or is_certain)
+        return Found(torn, Closing.NONE, fault, is_damaged=True)
     stale = [name for part in save.parts for name in part.stale if names.is_save_file(name)]
     if stale:
         why = f"the attempt ended while it was written: {stale[0]} is still that of the save before"

@@ -189,9 +189,7 @@ class SaveDesk:
         save = None if self.unseen(order.save) else self.saves.get(order.save)
         known, kept, homes = list(self.saves.values()), self._keeper.place(order.save), self._homes
         self._thread.later(
-            lambda: save_disk.before_attempt(
-                homes, save, kept, save_disk.movable(known, order.attempt, homes), deep=order.deep
-            ),
+            lambda: save_disk.before_attempt(homes, save, kept, known, order),
             lambda at, ready: self._compared(at, order, ready),
         )
 
@@ -365,10 +363,11 @@ class SaveDesk:
 
     def _compared(self, at: float, order: d.CompareSave, ready: save_disk.Ready) -> None:
         for number, moves in ready.moved.items():
-            torn = self.saves[number]
             moved = ", ".join(f"{name} to {to}" for name, to in moves)
+            torn = self.saves.get(number)  # none for `save_disk.BEGUN`
             if moved:
-                self.notes.append(f"torn ({torn.why}): moved {moved}")
+                self.notes.append(f"torn ({torn.why if torn else 'has no file yet'}): moved {moved}")
+            if moved and torn:
                 self._ledger.put(dataclasses.replace(torn, why=f"{torn.why}; moved {moved}", places=()))
         fault = ""
         if ready.comparison is not None and ready.comparison.is_unsure:

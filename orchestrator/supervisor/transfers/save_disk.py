@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.backends.api import Wake
+from orchestrator.brain.model import decisions as d
 from orchestrator.core.checkpoints import disk, ledger, tree
 from orchestrator.core.checkpoints.save import START, Place, Save, SaveState
 from orchestrator.core.jobdir import full_disk
@@ -19,10 +20,14 @@ from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.supervisor.transfers.save_copies import has_same
 
+BEGUN = 0
+"""Stands for the number of a save whose folder has no file yet."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """What was found of a save before an attempt: its comparison, its places, and what was moved out of the way."""
+    """What was found of a save before an attempt: its comparison, its places, and what was moved out of the way, by the number of
+    its save or `BEGUN`."""
 
     comparison: disk.Comparison | None
     places: tuple[Place, ...]
@@ -71,23 +76,27 @@ class Homes:
         return Path(path).is_relative_to(os.path.realpath(self.job.root))
 
 
-def before_attempt(homes: Homes, save: Save | None, kept: Path, torn: Iterable[Save], *, deep: bool) -> Ready:
-    """Move torn saves out of the way, but for files of a save that is as it was, and compare that; if it is not in its
-    place, take what was kept of it, and put that back where its place is free."""
-    comparison = disk.compare(save, deep=deep) if save is not None else None
+def before_attempt(
+    homes: Homes, save: Save | None, kept: Path, saves: Iterable[Save], order: d.CompareSave
+) -> Ready:
+    """Move torn saves of `saves` out of the way, but for files of a save that is as it was, and compare that; if it is not in
+    its place, take what was kept of it, and put that back where its place is free."""
+    comparison = disk.compare(save, deep=order.deep) if save is not None else None
     is_whole = comparison is not None and (not comparison.fault or comparison.is_unsure)
     stays = save if save is not None and is_whole and homes.has(save) else None
     moved = {
         one.number: disk.set_aside(homes.of(one), one)
-        for one in torn
+        for one in movable(saves, order.attempt, homes)
         if stays is None or not has_same(stays, one)
     }
+    if stays is not None and homes.owns(stays):
+        moved[BEGUN] = disk.set_aside_begun(homes.of(stays), stays, order.attempt)
     if save is None or comparison is None:
         return Ready(None, (), moved)
     if not comparison.fault or not kept.is_dir():
         return Ready(comparison, save.places, moved)
     place = Place("", str(kept))
-    own = disk.compare(dataclasses.replace(save, places=(place,)), deep=deep)
+    own = disk.compare(dataclasses.replace(save, places=(place,)), deep=order.deep)
     if own.fault:
         return Ready(comparison, save.places, moved)
     try:

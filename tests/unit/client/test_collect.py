@@ -112,6 +112,16 @@ def test_a_checkpoint_outside_of_the_job_s_folder_is_named_and_not_copied(tmp_pa
     assert not list((tmp_path / "to").rglob("last.pt"))
 
 
+def test_a_checkpoint_behind_a_link_is_named_where_it_is(tmp_path: Path) -> None:
+    shelf, scratch = Shelf(tmp_path), tmp_path / "scratch"
+    scratch.mkdir()
+    shelf.job.code.mkdir(parents=True, exist_ok=True)
+    (shelf.job.code / "out").symlink_to(scratch)
+    shelf.add_at_start(10, {"out/s.pt": state(10)})
+    done = collect.collect(Job(shelf.job), tmp_path / "to")
+    assert (done.checkpoints, done.elsewhere) == (0, (str(scratch / "s.pt"),))
+
+
 def test_a_save_that_is_whole_only_as_orch_has_kept_it_is_copied_so(tmp_path: Path) -> None:
     shelf = Shelf(tmp_path)
     (shelf.folder / ".coming" / "7").mkdir(parents=True)
@@ -365,9 +375,3 @@ def test_what_orch_has_not_finished_stays_on_a_host_and_what_ranks_wrote_does_no
 def test_ranks_write_checkpoints_and_where_they_start() -> None:
     names = ("checkpoints/a.pt", "code/a.pt", "logs/a.log", "evidence/a", "codes/a")
     assert [collect.is_of_ranks(name) for name in names] == [True, True, False, False, False]
-    brought = [
-        HostFile("code/train.py", 5, 0),
-        HostFile("code/train.py", 5, 7),
-        HostFile("checkpoints/a.pt", 5, 0),
-    ]
-    assert [file.is_brought for file in brought] == [True, False, False]

@@ -373,6 +373,21 @@ def test_torn_saves_are_moved_out_of_the_scripts_way_before_an_attempt(tmp_path:
     assert "step_5 is torn (a.pt is cut off): moved to .step_5.torn-attempt-1" in log
 
 
+@pytest.mark.parametrize("is_own", [True, False])
+def test_a_folder_that_was_begun_after_the_save_of_an_attempt_is_moved_if_it_is_the_job_s(
+    tmp_path: Path, is_own: bool
+) -> None:
+    place = tmp_path / "job/out" if is_own else tmp_path / "shared"
+    write(place / "step_5/a.pt", b"weights", SAVED_NS)
+    os.utime(place / "step_5", ns=(0, 0))
+    (place / "step_6").mkdir()
+    pieces = (Piece("step_5/a.pt", 7, SAVED_NS),)
+    save = saved(1, main="step_5", pieces=pieces, places=(Place("", str(place)),))
+    assert _prepared(tmp_path / "job", replace(PREPARE, resume=save)) == reports.Prepared(2, "", 0, ())
+    left = sorted(path.name for path in place.iterdir())
+    assert left == ([".step_6.torn-attempt-1", "step_5"] if is_own else ["step_5", "step_6"])
+
+
 def test_ranks_see_the_gpus_that_were_leased_unless_the_user_has_chosen_some(tmp_path: Path) -> None:
     agent = _agent(tmp_path, gpus=("GPU-b", "GPU-a"))
     agent._obey(PREPARE)

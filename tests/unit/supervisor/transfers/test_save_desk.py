@@ -299,6 +299,20 @@ def test_a_torn_save_is_moved_out_of_the_scripts_sight_before_the_next_attempt(w
     assert world.notes == [f"torn ({torn.why.partition(';')[0]}): moved step_20 to .step_20.torn-attempt-1"]
 
 
+def test_a_folder_that_was_made_for_a_save_and_has_no_file_yet_is_moved_out_of_the_scripts_sight(
+    world: DeskWorld,
+) -> None:
+    whole = world.save({"step_10/model.pt": torch_save(Model())})
+    os.utime(world.job.checkpoints / "step_10", ns=(0, 0))
+    (world.job.checkpoints / "step_20").mkdir()
+    assert world.compare(whole.number) == "" and world.states() == [WHOLE]
+    assert sorted(path.name for path in world.job.checkpoints.glob("*step*")) == [
+        ".step_20.torn-attempt-1",
+        "step_10",
+    ]
+    assert world.notes == ["torn (has no file yet): moved step_20 to .step_20.torn-attempt-1"]
+
+
 def sharded(step: int, ranks: int = 2) -> dict[str, bytes]:
     """Return a save of torch.distributed.checkpoint under a name that is written again and again."""
     files = distributed("latest", ranks)

@@ -1,0 +1,68 @@
+"""Listing of a job's files on one of its SSH hosts: those that may have to be fetched, and a text for all else.
+
+Rules: what cannot be listed does not keep the rest from being fetched, and is named, so that its host is not cleaned up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import stat
+import tarfile
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from orchestrator.client.collect import HostFile, is_hidden, is_of_ranks
+from orchestrator.core.jobdir.layout import JobDir
+
+if TYPE_CHECKING:
+    import paramiko
+
+FILES_MAX = 100_000
+DEPTH_MAX = 20
+BY_HAND = "copy it by hand: scp -r; then orch clean --discard"
+
+
+def files(
+    sftp: paramiko.SFTPClient, root: str, known: Mapping[str, int], missing: list[str], odd: list[str]
+) -> Iterator[HostFile]:
+    """Yield the files of a job on a host that may have to be fetched, so none that was `brought`; append to `missing` a text for
+    what cannot be seen, to `odd` one for what is no file."""
+    count = 0
+    todo = [(name, 1) for name in ("logs", "evidence", "nodes", "checkpoints", "code")]
+    while todo:
+        folder, depth = todo.pop()
+        try:
+            entries = sorted(sftp.listdir_attr(f"{root}/{folder}"), key=lambda entry: entry.filename)
+        except FileNotFoundError:
+            continue
+        except (OSError, UnicodeDecodeError) as err:
+            why = (
+                "it has a name that is not UTF-8" if isinstance(err, ValueError) else err.strerror or str(err)
+            )
+            missing.append(f"{folder} of the job cannot be listed: {why}; {BY_HAND}")
+            continue
+        for entry in entries:
+            name, mode = f"{folder}/{entry.filename}", entry.st_mode or 0
+            if "/" in entry.filename or is_hidden(name):
+                continue  # an unfinished file, or one that a host may not send
+            count += 1
+            if count > FILES_MAX:
+                missing.append(f"more than {FILES_MAX:,} files of the job, from {name} on; {BY_HAND}")
+                return
+            if stat.S_ISDIR(mode) and depth >= DEPTH_MAX:
+                missing.append(f"{name} lies more than {DEPTH_MAX} folders deep; {BY_HAND}")
+            elif stat.S_ISDIR(mode):
+                todo.append((name, depth + 1))
+            elif stat.S_ISREG(mode):
+                if entry.st_mtime or known.get(name) != entry.st_size:
+                    yield HostFile(name, entry.st_size or 0, int(entry.st_mtime or 0))
+            elif is_of_ranks(name) and name not in known:
+                odd.append(f"{name} is a link, a pipe or the like, and was not copied")
+
+
+def brought(job: JobDir) -> dict[str, int]:
+    """Return what the archive has in which the snapshot came to hosts, by names in the job's folder, with sizes: it gives files no
+    time, and neither do other archives that ranks may unpack. Nothing if it cannot be read: then all come."""
+    with contextlib.suppress(OSError, EOFError, tarfile.TarError), tarfile.open(job.archive) as archive:
+        return {f"code/{file.name}": file.size for file in archive}
+    return {}
