@@ -174,6 +174,9 @@ def reason(facts: Facts, now: Now | None = None) -> str:
     if attempt.running_at is None and missing:
         more = len(missing) - MISSING_SHOWN
         return f"waiting for {', '.join(missing[:MISSING_SHOWN])}{f' and {more} more' if more > 0 else ''}"
+    if attempt.running_at is not None and facts.ranks_done and not facts.done:
+        going = ", ".join([node.name for node in facts.gang if facts.runs_script(node)][:MISSING_SHOWN])
+        return f"all ranks have ended with code 0; the script continues on {going}"
     stopped = [str(rank.rank) for rank in facts.ranks.values() if rank.state in ("T", "Z")]
     return f"rank {', '.join(stopped)} stands still (state T or Z)" if stopped else ""
 

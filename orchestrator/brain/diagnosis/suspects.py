@@ -90,10 +90,10 @@ def _silent_node(facts: Facts, attempt: AttemptFacts, now_s: float) -> Suspicion
 
 
 def _silence(facts: Facts, attempt: AttemptFacts, now_s: float) -> Suspicion | None:
-    """Return that no rank makes steps; who keeps them all from it, as far as inspections tell."""
+    """Return that no rank makes steps, though one runs; who keeps them all from it, as far as inspections tell."""
     silence_s = suspicion.suspect_s(facts)
     since_s, gang_at = suspicion.quiet_since(facts, attempt), suspicion.gang_at(facts, attempt)
-    if attempt.running_at is None or silence_s is None or now_s < since_s + silence_s:
+    if attempt.running_at is None or silence_s is None or now_s < since_s + silence_s or facts.ranks_done:
         return None
     known, has_stepped = suspicion.usual_s(facts), suspicion.has_stepped(facts)
     for_s = now_s - gang_at
