@@ -185,5 +185,5 @@ def _where(job: Job) -> list[Line]:
     from orchestrator.views import saves as saves_view
 
     with contextlib.suppress(OrchError):  # the job has ended, whatever its folder is like
-        return [saves_view.in_a_line(saves.folders(job.folder))]
+        return saves_view.at_end(saves.folders(job.folder))
     return []

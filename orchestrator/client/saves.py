@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.client import adoption
 from orchestrator.client.adoption import LIST, Offer, unfit
-from orchestrator.core.checkpoints import disk, ledger, tree
+from orchestrator.core.checkpoints import disk, ledger, names, tree
 from orchestrator.core.checkpoints.choice import NAMED, Choice, Pin, choose, fits
 from orchestrator.core.checkpoints.ledger import ENDED
 from orchestrator.core.checkpoints.save import START, Place, Save, SaveState, StepSource
@@ -329,7 +329,16 @@ def folders(job: JobDir) -> Json:
         "links": [{"name": name, "to": to} for name, to in links.items()],
         "checkpoints": [{"dir": folder, "whole": count} for folder, count in by_folder.items()],
         "logs": str(job.logs),
+        "checkpoint_path": _path_of(whole[-1]) if whole else None,
     }
+
+
+def _path_of(save: Save) -> str | None:
+    """Return what `checkpoint.path` would say of a save and those like it; None where it is so named already."""
+    if save.is_named:
+        return None
+    glob = names.without_count(save.main).replace("#", "*")
+    return f"{{job_dir}}/code/{glob}" if save.area == START else f"{save.area}/{glob}"
 
 
 # A post-mortem

@@ -135,16 +135,20 @@ def folders(where: Json) -> list[Line]:
     return [*lines, _labelled("logs", where["logs"])]
 
 
-def in_a_line(where: Json) -> Line:
-    """Return where a job's files are, and how many there are."""
+def at_end(where: Json) -> list[Line]:
+    """Return where a job's files are, how many there are, and what names its checkpoints in a job file."""
     saved = [
         f"{counted(one['whole'], 'checkpoint')} in {_short(one['dir'], where['dir'])}"
         for one in where["checkpoints"]
     ]
     written = [f"{counted(where['written'], 'file')} in all written in code"] if where["written"] else []
-    return line(
-        "folder      ", where["dir"], f": {', '.join([*saved, *written])}" if saved or written else ""
-    )
+    many = f": {', '.join([*saved, *written])}" if saved or written else ""
+    lines = [line("folder      ", where["dir"], many)]
+    if path := where["checkpoint_path"]:
+        lines.append(
+            line("job file    ", f'checkpoint: {{path: "{path}"}} names them, where resume_args are wanted')
+        )
+    return lines
 
 
 # What a resume begins from

@@ -114,6 +114,7 @@ def test_a_resume_says_what_it_begins_from_as_it_was_looked_at() -> None:
 WHERE: Json = {
     "id": jobs.ID, "dir": jobs.ROOT, "start": f"{jobs.ROOT}/code", "written": 3, "links": [{"name": "runs", "to": "/home/me/runs"}],
     "checkpoints": [{"dir": f"{jobs.ROOT}/code/out", "whole": 2}, {"dir": "/scratch/run", "whole": 1}], "logs": f"{jobs.ROOT}/logs",
+    "checkpoint_path": "{job_dir}/code/out/net_*.pth",
 }  # fmt: skip
 
 
@@ -126,8 +127,9 @@ def test_the_places_of_a_job_are_told_line_by_line_and_in_one() -> None:
         "  saved   /scratch/run  1 whole checkpoint",
         f"  logs    {jobs.ROOT}/logs",
     ]
-    assert cells.plain([saves.in_a_line(WHERE)]) == (
-        f"folder      {jobs.ROOT}: 2 checkpoints in code/out, 1 checkpoint in /scratch/run, 3 files in all written in code\n"
-    )
-    empty = {**WHERE, "written": 0, "links": [], "checkpoints": []}
-    assert cells.plain([saves.in_a_line(empty)]) == f"folder      {jobs.ROOT}\n"
+    assert cells.plain(saves.at_end(WHERE)).splitlines() == [
+        f"folder      {jobs.ROOT}: 2 checkpoints in code/out, 1 checkpoint in /scratch/run, 3 files in all written in code",
+        'job file    checkpoint: {path: "{job_dir}/code/out/net_*.pth"} names them, where resume_args are wanted',
+    ]
+    empty = {**WHERE, "written": 0, "links": [], "checkpoints": [], "checkpoint_path": None}
+    assert cells.plain(saves.at_end(empty)) == f"folder      {jobs.ROOT}\n"
