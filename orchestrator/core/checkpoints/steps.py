@@ -77,11 +77,16 @@ def _numbers(name: str) -> list[int]:
     return [int(digits) for digits in re.findall(r"[0-9]{1,15}", last)]
 
 
-def beginning(save: Save, base_step: int, others: Collection[Save], *, misstated: bool) -> int | None:
-    """Return the step that the attempt of a save truly began at, if that is earlier than `base_step`; else None.
+def beginning(
+    save: Save, base_step: int, others: Collection[Save], *, misstated: bool, read: int = 0
+) -> int | None:
+    """Return the step that the attempt of a save truly began at, if that is another than `base_step`; else None.
 
-    It is 0, or the step of an earlier save that the script has chosen by itself.
+    It is 0, or the step of an earlier save that the script has chosen by itself, or that of a file of another job that it had read,
+    `read`, if the save states as many more as its attempt had made.
     """
+    if read and not misstated and save.stated is not None and base_step <= NEAR_STEPS:
+        return read if abs(save.stated - save.steps - read) <= NEAR_STEPS and save.steps else None
     earlier = [other for other in others if other.attempt < save.attempt and other.step is not None]
     truth = None if misstated else save.stated
     if truth is not None and not _are_single([*others, save]):

@@ -31,6 +31,8 @@ class Beginnings:
     """What the nodes of the current attempt have reported."""
 
     _reports: dict[str, reports.CheckpointsRead] = field(default_factory=dict)
+    # By attempt: the step that the file of another job states that its ranks have read
+    stated: dict[int, int] = field(default_factory=dict)
 
     def learn(
         self,

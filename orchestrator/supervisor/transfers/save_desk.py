@@ -1,9 +1,7 @@
-"""Desk of saves, the one writer of the ledger: enters what agents report, closes saves, compares them before an attempt,
-keeps the last whole one, and prunes.
+"""Desk of saves, the one writer of the ledger: enters what agents report, closes, compares, keeps and prunes saves.
 
 Rules
-- What is learned is entered in the ledger first; events for the brain and acknowledgements follow from it. While the
-  disk is full `news` waits, as the journal does.
+- What is learned is entered in the ledger first; events and acknowledgements follow. On a full disk `news` waits, as the journal does.
 - Where hosts do not see this disk, a save counts once it is whole in the job folder (`save_copies`).
 - Nothing else waits: files are read, linked, moved and deleted in a thread.
 - What a save's script writes over or deletes before its next save is whole stays in `.kept/NUMBER` until then.
@@ -127,10 +125,11 @@ class SaveDesk:
 
     def read(self, at: float, node: str, report: reports.CheckpointsRead, gang: closing.Gang) -> None:
         """Take what the ranks of a node had read before their first steps, which may show from which save they began."""
-        if report.attempt == gang.attempt:
-            began = self._beginnings.learn(node, report, gang, self.saves.values(), self._newest())
-            if began is not None:
-                self._events.append(e.CheckpointRead(at, gang.attempt, began.save, began.other))
+        began = self._beginnings.learn(node, report, gang, self.saves.values(), self._newest())
+        if began is not None and report.attempt == gang.attempt:
+            self._events.append(e.CheckpointRead(at, gang.attempt, began.save, began.other))
+            note = functools.partial(self._beginnings.stated.__setitem__, gang.attempt)
+            self._thread.later(lambda: self._homes.stated_step(began.other), lambda _, step: note(step))
 
     def hashed(self, at: float, node: str, report: reports.SaveHashed) -> None:
         """Enter the sha256 of a save's files, where they are still those."""
@@ -298,7 +297,8 @@ class SaveDesk:
         """Return a save with the job's step, and note where its attempt truly began if it shows that."""
         others = [other for other in self.saves.values() if other.number != save.number]
         misstated, base = steps.is_misstated([*others, save]), gang.base_step
-        began = steps.beginning(save, base, others, misstated=misstated)
+        read = self._beginnings.stated.get(save.attempt, 0)
+        began = steps.beginning(save, base, others, misstated=misstated, read=read)
         if began is not None:
             self._events.append(e.BeganElsewhere(at, save.attempt, began, save.main, save.steps))
             for other in others:

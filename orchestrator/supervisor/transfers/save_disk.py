@@ -13,7 +13,7 @@ from typing import Any
 
 from orchestrator.backends.api import Wake
 from orchestrator.brain.model import decisions as d
-from orchestrator.core.checkpoints import disk, ledger, tree
+from orchestrator.core.checkpoints import disk, formats, ledger, names, tree
 from orchestrator.core.checkpoints.save import START, Place, Save, SaveState
 from orchestrator.core.jobdir import full_disk
 from orchestrator.core.jobdir.layout import JobDir
@@ -58,6 +58,16 @@ class Homes:
         if save.is_named:
             return self.named
         return self.job.code if save.area == START else Path(save.area)
+
+    def stated_step(self, name: str) -> int:
+        """Return the step that a file, or its name, or that of its folder, states; `name`: as an agent reports it; 0 for none."""
+        if not name:
+            return 0
+        path = self.job.code / name if name.startswith(START) else Path(name)
+        with contextlib.suppress(OSError):
+            stated = formats.read(path.parent, path.name, path.stat().st_size).step
+            return stated or names.stated_step(path.name) or names.stated_step(path.parent.name) or 0
+        return 0
 
     def of_host(self, name: str) -> Path:
         """Return where a file of the job's folder on a host belongs at home: what fits `checkpoint.path` comes into one folder,

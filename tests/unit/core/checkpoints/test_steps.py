@@ -157,3 +157,12 @@ def test_a_step_is_near_what_was_stated_or_counted_and_a_beginning_is_an_earlier
     if begun is not None:
         assert begun < base and begun in {0, *(other.step for other in others if other.attempt < attempt)}
         assert stated is None or abs(stated - steps - begun) <= FAR_STEPS
+
+
+@pytest.mark.parametrize(("stated", "began"), [(80, 60), (78, 60), (20, None), (None, None), (200, None)])
+def test_a_first_attempt_from_a_file_of_another_job_is_known_by_what_it_states(
+    stated: int | None, began: int | None
+) -> None:
+    """The file that the ranks had read states 60; the save was made after 20 steps."""
+    assert beginning(of(1, 20, stated), 0, [], misstated=False, read=60) == began
+    assert beginning(of(1, 20, stated), 0, [], misstated=True, read=60) is None

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from orchestrator.agent.outputs.save_watch import REWRITTEN_BYTES_PER_S, REWRITTEN_S
+from orchestrator.brain.model import events as e
 from orchestrator.core.checkpoints.save import Closing, SaveState
+from orchestrator.core.wire import reports
 from tests.support.desk_world import DeskWorld
 from tests.support.saved_files import S, torch_save
 from tests.unit.agent.outputs.test_save_watch import Place, begun
@@ -97,3 +99,17 @@ def test_what_was_written_over_before_it_was_copied_does_not_count(world: DeskWo
     world.settle()
     assert world.states() == [GONE, WHOLE], "one entry for each that counted"
     assert [path.name for path in (world.job.checkpoints / ".kept").iterdir()] == ["2"]
+
+
+def test_a_job_that_begins_from_a_file_of_another_one_is_counted_on_from_there(
+    world: DeskWorld, tmp_path: Path
+) -> None:
+    other = tmp_path / "other" / "net_0060.pth"
+    other.parent.mkdir()
+    other.write_bytes(state(60))
+    for node in world.nodes:
+        world.desk.read(world.at, node, reports.CheckpointsRead(1, (str(other),), True), world.gang)
+    world.settle()
+    world.save({"net_0080.pth": state(80)}, steps=20)
+    (began,) = [one for one in world.events if isinstance(one, e.BeganElsewhere)]
+    assert (began.step, began.attempt) == (60, 1) and world.saves[1].step == 80
