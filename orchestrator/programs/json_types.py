@@ -303,6 +303,7 @@ class Folders(TypedDict):
     links: list[dict[str, str]]
     checkpoints: list[dict[str, Any]]
     logs: str
+    checkpoint_path: str | None
 
 
 class Finding(TypedDict):

@@ -177,7 +177,8 @@ def _source(attempt: Json) -> str:
     if began is not None and began["path"] is None:
         return f"from the beginning: no rank had read {attempt['resumed_from']} before its first step"
     if began is not None and began["save"] is None:
-        return f"from the beginning, or from {began['path']}, which this job has not saved and its script had read"
+        either = "" if (first or 0) > 1 else "the beginning, or from "
+        return f"from {either}{began['path']}, which this job has not saved and its script had read"
     if began is not None:
         return f"from {began['path']}{CHOSEN if began['chosen_by'] == 'script' else ''}"
     if given is not None and first is not None and first < given + 1:
