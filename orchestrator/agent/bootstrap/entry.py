@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from orchestrator.agent.bootstrap import fork, job_folder
-from orchestrator.agent.bootstrap.replies import Fault, Replies, fault
+from orchestrator.agent.bootstrap.replies import Replies, fault
 from orchestrator.core import codec
 from orchestrator.core.host import procfs
 from orchestrator.core.jobdir import locks, ownership
@@ -59,7 +59,7 @@ def main(mark: str, line: bytes, bundle: bytes, bundle_fd: int) -> int:
 
                 replies.send(survey.survey(request))
                 _visit(replies)
-    except Fault as failure:
+    except w.RequestFailed as failure:
         replies.send(failure.reply)
         return 1
     except (BrokenPipeError, EOFError):
@@ -117,7 +117,7 @@ def _bring_up(job: JobDir, config: AgentConfig, bundle_fd: int, replies: Replies
     except fork.EndedError as err:
         output = _log_tail(log, begin_bytes) or "it printed nothing"
         reason = f"the agent's keeper ended with code {keeper.wait(UP_S_MAX)}: {output}"
-        raise Fault("agent", reason, f"its log is {log} there", "transient") from err
+        raise w.RequestFailed("agent", reason, f"its log is {log} there", "transient") from err
     finally:
         keeper.detach()
 
@@ -167,6 +167,6 @@ def _reach(request: w.Reach) -> w.AgentSeen:
         try:
             replace_text(node / "endpoint", f"{request.endpoint}\n", durable=False)
         except OSError as err:
-            raise Fault("folder", f"{node}: {err.strerror}", "", "transient") from err
+            raise w.RequestFailed("folder", f"{node}: {err.strerror}", "", "transient") from err
     log = node / "agent.log"
     return w.AgentSeen(is_alive, procfs.boot_id(), _log_tail(log, 0) if log.is_file() else "")

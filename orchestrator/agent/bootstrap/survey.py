@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from orchestrator.agent.bootstrap import job_folder
-from orchestrator.agent.bootstrap.replies import Fault, fault
+from orchestrator.agent.bootstrap.replies import fault
 from orchestrator.agent.process import leases
 from orchestrator.core.host import gpus, hardware, procfs
 from orchestrator.core.wire import bootstrap as w
@@ -40,7 +40,7 @@ def _try_folder(written: str) -> tuple[str, str, str]:
     """Return the folder's resolved path, and why it cannot be made, with the remedy; empty texts for no fault."""
     try:
         root = job_folder.resolved(written).root
-    except Fault as failure:
+    except w.RequestFailed as failure:
         return "", failure.reply.reason, failure.reply.fix
     nearest = job_folder.nearest(root)
     try:
