@@ -1,6 +1,6 @@
 """Errors that a person can mend: the user's mistake, and a cluster that cannot do what was asked.
 
-Every other exception is a bug.
+Every other exception is a bug where it reaches the command line. `HostError` is for callers that know what it means for the job.
 """
 
 from __future__ import annotations
@@ -56,3 +56,12 @@ class ClusterError(OrchError):
     """A machine, a queue or a network refused or did not answer."""
 
     exit_code = 3
+
+
+class HostError(Exception):
+    """What a host cannot do, and why: run a program, hold a port, list its GPUs; `tail`: the end of what was printed."""
+
+    def __init__(self, reason: str, tail: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.tail = tail

@@ -11,6 +11,7 @@ from pathlib import Path
 from orchestrator.agent.bootstrap import job_folder
 from orchestrator.agent.bootstrap.replies import fault
 from orchestrator.agent.process import leases
+from orchestrator.core.errors import HostError
 from orchestrator.core.host import gpus, hardware, procfs
 from orchestrator.core.wire import bootstrap as w
 
@@ -55,7 +56,7 @@ def _try_folder(written: str) -> tuple[str, str, str]:
 def _gpus() -> tuple[str, ...]:
     try:
         return tuple(f"{gpu.id}: {gpu.model}" for gpu in gpus.here())
-    except gpus.GpuError:
+    except HostError:
         return ()
 
 

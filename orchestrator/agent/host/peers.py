@@ -35,7 +35,7 @@ class PeerListener:
     """Listener on two ports: that of the rendezvous, and one that the kernel chooses, as gloo and NCCL do."""
 
     def __init__(self, token: str, port: int | None) -> None:
-        """Raises PortError when the fixed port is taken."""
+        """Raises HostError when the fixed port is taken."""
         self._token = token
         first = rendezvous.held_port(token, port)
         self._sockets = (first, rendezvous.listen(0))

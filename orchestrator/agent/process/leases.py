@@ -18,8 +18,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from orchestrator.core import codec
+from orchestrator.core.errors import HostError
 from orchestrator.core.host import procfs
-from orchestrator.core.host.gpus import Gpu, GpuError
+from orchestrator.core.host.gpus import Gpu
 from orchestrator.core.jobdir import full_disk
 from orchestrator.core.text import counted
 from orchestrator.core.wire.agent_config import Needs
@@ -114,7 +115,7 @@ def held(stock: Stock, text: str) -> tuple[HeldLeases, ...]:
     names = list(dict.fromkeys(name for _, mark, name in marked if mark and name != "turn"))
     gpus: Sequence[Gpu] = ()
     if any(name.startswith("gpu-") for name in names):
-        with contextlib.suppress(GpuError):
+        with contextlib.suppress(HostError):
             gpus = stock.gpus()
     ids = {f"gpu-{gpu.uuid}": f"GPU {gpu.id}" for gpu in gpus}
     things = [ids.get(name, name.replace("-", " ", 1)) for name in sorted(names, key=_in_order)]
@@ -133,7 +134,7 @@ def _in_order(name: str) -> tuple[str, int, str]:
 def _take_gpus(count: int, who: Holder, stock: Stock) -> Leases:
     try:
         gpus = stock.gpus()
-    except GpuError as err:
+    except HostError as err:
         reason = f"{counted(count, 'GPU')} wanted, none can be had: {err}"
         fix = "install the NVIDIA driver there, or take the host off the list"
         raise RequestFailed("lease", reason, fix) from err

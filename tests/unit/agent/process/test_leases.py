@@ -14,8 +14,9 @@ import pytest
 
 from orchestrator.agent.process import leases
 from orchestrator.agent.process.leases import Holder, Leases, Stock
+from orchestrator.core.errors import HostError
 from orchestrator.core.host import gpus, procfs
-from orchestrator.core.host.gpus import Gpu, GpuError
+from orchestrator.core.host.gpus import Gpu
 from orchestrator.core.wire.agent_config import Needs
 from orchestrator.core.wire.bootstrap import Failed, RequestFailed
 
@@ -163,7 +164,7 @@ def test_more_gpus_than_there_are_will_never_be_free() -> None:
 
 def test_a_host_whose_driver_fails_says_how() -> None:
     def broken() -> Sequence[Gpu]:
-        raise GpuError("there is no nvidia-smi on this host")
+        raise HostError("there is no nvidia-smi on this host")
 
     refusal = _refusal(Needs(1, 0, 0), Stock(broken, 4, "orch-test"))
     assert (
