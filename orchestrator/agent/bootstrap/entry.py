@@ -114,7 +114,7 @@ def _bring_up(job: JobDir, config: AgentConfig, bundle_fd: int, replies: Replies
         if isinstance(reply, w.Leased) and _received_go(replies, keeper):
             keeper.send(w.GO.decode())
             replies.send(_next_reply(keeper, UP_S_MAX, while_connected=False))
-    except fork.EndedError as err:
+    except EOFError as err:
         output = _log_tail(log, begin_bytes) or "it printed nothing"
         reason = f"the agent's keeper ended with code {keeper.wait(UP_S_MAX)}: {output}"
         raise w.RequestFailed("agent", reason, f"its log is {log} there", "transient") from err
@@ -123,7 +123,7 @@ def _bring_up(job: JobDir, config: AgentConfig, bundle_fd: int, replies: Replies
 
 
 def _next_reply(keeper: fork.Keeper, wait_s: float, *, while_connected: bool) -> w.Word:
-    """Return the keeper's next reply, or a failure when none comes in time. Raises EndedError.
+    """Return the keeper's next reply, or a failure when none comes in time. Raises EOFError.
 
     `while_connected`: raises BrokenPipeError when the launcher's end closes in the meantime; it sends nothing at this
     stage.
@@ -140,11 +140,11 @@ def _next_reply(keeper: fork.Keeper, wait_s: float, *, while_connected: bool) ->
 
 
 def _received_go(replies: Replies, keeper: fork.Keeper) -> bool:
-    """Wait for `GO`, as long as the keeper does. Raises EndedError when the keeper ends before."""
+    """Wait for `GO`, as long as the keeper does. Raises EOFError when the keeper ends before."""
     replies_fd = keeper.replies.fileno()
     ready = select.select([0, replies_fd], [], [], w.GO_S_MAX)[0]
     if replies_fd in ready:
-        raise fork.EndedError
+        raise EOFError
     return bool(ready) and replies.received_go()
 
 
