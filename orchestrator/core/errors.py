@@ -1,6 +1,7 @@
 """Errors that a person can mend: the user's mistake, and a cluster that cannot do what was asked.
 
-Every other exception is a bug where it reaches the command line. `HostError` is for callers that know what it means for the job.
+Every other exception is a bug where it reaches the command line. The last three are for callers that know what they
+mean for the job.
 """
 
 from __future__ import annotations
@@ -65,3 +66,11 @@ class HostError(Exception):
         super().__init__(reason)
         self.reason = reason
         self.tail = tail
+
+
+class Cancelled(Exception):
+    """The work under way is no longer wanted."""
+
+
+class NotOursError(Exception):
+    """The job does not belong to this process, or no longer does: it is in another allocation, or its lock is signed by another."""

@@ -16,13 +16,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from orchestrator.agent.host import rendezvous, setup_script
-from orchestrator.agent.outputs.save_scanner import GivenUp, Hasher
+from orchestrator.agent.outputs.save_scanner import Hasher
 from orchestrator.agent.ranks import warm
 from orchestrator.agent.ranks.rank_start import NodeEnvironment, RankCall
 from orchestrator.core import codec, observations
 from orchestrator.core.checkpoints import disk
 from orchestrator.core.checkpoints.save import Save
-from orchestrator.core.errors import HostError
+from orchestrator.core.errors import Cancelled, HostError
 from orchestrator.core.host import hardware, interfaces, process_tags, procfs
 from orchestrator.core.jobdir import ownership
 from orchestrator.core.jobdir.layout import JobDir
@@ -265,7 +265,7 @@ class Preparation:
         self._hasher.is_hurried = True
         try:
             fault = await asyncio.wrap_future(self._hasher.run(lambda pace: self._compare(order, pace)))
-        except GivenUp:
+        except Cancelled:
             return
         self._verifying = None
         if fault:

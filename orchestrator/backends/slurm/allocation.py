@@ -17,9 +17,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.backends.api import Ending, NotOursError
+from orchestrator.backends.api import Ending
 from orchestrator.backends.slurm import control, end_causes
 from orchestrator.core import codec
+from orchestrator.core.errors import NotOursError
 from orchestrator.core.host import interfaces
 from orchestrator.core.jobdir.durable import replace_text
 from orchestrator.core.jobdir.layout import JobDir

@@ -19,10 +19,11 @@ from dataclasses import dataclass
 from orchestrator.backends.api import Copied, Copy, Direction, LaunchError, Wake
 from orchestrator.backends.ssh.connect.connection import Connection
 from orchestrator.backends.ssh.copy import rsync, sftp
-from orchestrator.backends.ssh.copy.copy_task import Broken, CopyTask, Failed, GivenUp, Unfit, fits, mark
+from orchestrator.backends.ssh.copy.copy_task import Broken, CopyTask, Failed, Unfit, fits, mark
 from orchestrator.core.backoff import Backoff
 from orchestrator.core.checkpoints import disk
 from orchestrator.core.checkpoints.save import Piece
+from orchestrator.core.errors import Cancelled
 from orchestrator.core.jobdir.durable import sync_folder
 from orchestrator.core.observations import Retryable
 
@@ -146,7 +147,7 @@ class CopyQueue:
         while (queued := self._next()) is not None:
             try:
                 error = self._try(queued)
-            except GivenUp:
+            except Cancelled:
                 error = None
             except Exception as err:  # our own fault must not leave the supervisor waiting for this copy
                 error = f"{type(err).__name__}: {err}"
@@ -175,7 +176,7 @@ class CopyQueue:
             return None
 
     def _try(self, queued: _QueuedCopy) -> str | None:
-        """Try a copy once; return how it ended, None when it is to be tried again. Raises GivenUp."""
+        """Try a copy once; return how it ended, None when it is to be tried again. Raises Cancelled."""
         try:
             connection = self._connection(queued)
             if connection is None:

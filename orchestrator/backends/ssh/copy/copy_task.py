@@ -11,6 +11,7 @@ from pathlib import Path
 
 from orchestrator.backends.api import Copy
 from orchestrator.core.checkpoints.save import Piece
+from orchestrator.core.errors import Cancelled
 
 STALL_S_MAX = 60.0
 """A copy without a byte of progress for this long is broken off, and begun again over a connection that works."""
@@ -26,10 +27,6 @@ class Failed(Exception):
 
 class Unfit(Exception):
     """The files cannot be copied by this tool, but perhaps by another."""
-
-
-class GivenUp(Exception):
-    """The copy is no longer wanted."""
 
 
 class CopyTask:
@@ -59,9 +56,9 @@ class CopyTask:
                 self._abort()
 
     def check(self) -> None:
-        """Raise GivenUp when the copy is no longer wanted."""
+        """Raise Cancelled when the copy is no longer wanted."""
         if self._given_up.is_set():
-            raise GivenUp
+            raise Cancelled
 
     @contextlib.contextmanager
     def ended_by(self, abort: Callable[[], object]) -> Iterator[None]:
@@ -76,7 +73,7 @@ class CopyTask:
                 self._abort = before
 
     def wait(self, wait_s: float) -> None:
-        """Wait, unless the copy is given up. Raises GivenUp."""
+        """Wait, unless the copy is given up. Raises Cancelled."""
         self._given_up.wait(wait_s)
         self.check()
 
@@ -86,7 +83,7 @@ class CopyTask:
         self._began_s = time.monotonic()
 
     def advance(self, more_bytes: int) -> None:
-        """Add copied bytes to the progress, and wait as long as the rate limit requires. Raises GivenUp."""
+        """Add copied bytes to the progress, and wait as long as the rate limit requires. Raises Cancelled."""
         self.done_bytes += more_bytes
         self._paced_bytes += more_bytes
         if self.bytes_per_s is None:

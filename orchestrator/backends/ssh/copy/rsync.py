@@ -36,7 +36,7 @@ _LINE_CODES = (10, 12, 30, 35)
 
 
 def copy(task: CopyTask, ssh: tuple[str, ...], host: str, again: bool) -> None:
-    """Copy by rsync; `again`: an earlier try may have left parts of files. Raises Unfit, Broken, Failed, GivenUp."""
+    """Copy by rsync; `again`: an earlier try may have left parts of files. Raises Unfit, Broken, Failed, Cancelled."""
     task.begin()
     copied = ["--info=progress2", "--no-human-readable", *([] if again else ["--whole-file"])]
     _run(task, _argv(task, ssh, host, copied))
@@ -44,7 +44,7 @@ def copy(task: CopyTask, ssh: tuple[str, ...], host: str, again: bool) -> None:
 
 def require_unchanged(task: CopyTask, ssh: tuple[str, ...], host: str) -> None:
     """Compare the sizes and times of fetched files with those on their host. Raises Failed when one was written again
-    there; Unfit, Broken, GivenUp."""
+    there; Unfit, Broken, Cancelled."""
     done_bytes = task.done_bytes
     output = _run(task, _argv(task, ssh, host, ["--dry-run", f"--out-format={DIFFERS.decode()}%n"]))
     task.done_bytes = done_bytes

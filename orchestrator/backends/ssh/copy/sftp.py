@@ -33,7 +33,7 @@ _TAIL = """/bin/sh -c 'read -r n; IFS= read -r p; echo {mark}; exec tail -c "+$n
 
 
 def copy(task: CopyTask, connection: Connection) -> None:
-    """Copy file by file. Raises Broken, Failed, GivenUp, LaunchError."""
+    """Copy file by file. Raises Broken, Failed, Cancelled, LaunchError."""
     task.begin()
     with contextlib.closing(connection.sftp()) as sftp, task.ended_by(sftp.close):
         try:
