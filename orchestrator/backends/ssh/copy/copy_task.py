@@ -11,7 +11,7 @@ from pathlib import Path
 
 from orchestrator.backends.api import Copy
 from orchestrator.core.checkpoints.save import Piece
-from orchestrator.core.errors import Cancelled
+from orchestrator.core.errors import Cancelled, HostError
 
 STALL_S_MAX = 60.0
 """A copy without a byte of progress for this long is broken off, and begun again over a connection that works."""
@@ -19,10 +19,6 @@ STALL_S_MAX = 60.0
 
 class Broken(Exception):
     """The connection broke or is silent: the copy is to be tried again."""
-
-
-class Failed(Exception):
-    """The files cannot be copied; the message is for a person."""
 
 
 class Unfit(Exception):
@@ -95,7 +91,7 @@ class CopyTask:
     def damaged(self, name: str) -> Exception:
         """Return what it means that a file came with other bytes than it has on its host: once more, or never."""
         if name in self._damaged:
-            return Failed(f"{name} came damaged from {self.copy.node} twice")
+            return HostError(f"{name} came damaged from {self.copy.node} twice")
         self._damaged.append(name)
         return Broken(f"{name} was damaged on its way")
 
