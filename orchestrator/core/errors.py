@@ -60,7 +60,7 @@ class ClusterError(OrchError):
 
 
 class HostError(Exception):
-    """What a host cannot do, and why: run a program, hold a port, list its GPUs; `tail`: the end of what was printed."""
+    """What a host cannot do, and why: run a program, hold a port, list GPUs, copy a file; `tail`: the end of what was printed."""
 
     def __init__(self, reason: str, tail: str = "") -> None:
         super().__init__(reason)
