@@ -31,10 +31,6 @@ class LaunchError(Exception):
         self.trouble = trouble
 
 
-class NotOursError(Exception):
-    """This process runs in an allocation that does not belong to the job, or no longer does."""
-
-
 class Backend:
     """A place that agents can be started in. No call blocks for longer than a fork takes.
 

@@ -83,9 +83,9 @@ def nodes(free: bool, as_json: bool) -> int:
     known = seen_hosts.hosts(folder, wall_s)
     listed = [one.as_json() for one in known]
     if free:
-        from orchestrator.client.outline import stock
+        from orchestrator.client.outline.ask_hosts import ask_stocks
 
-        stocks, asked_s = stock.ask(folder, os.environ), time.time()
+        stocks, asked_s = ask_stocks(folder, os.environ), time.time()
         listed = [
             {**one, "free": stocks[one["host"]].as_json(asked_s) if one["host"] in stocks else None}
             for one in listed

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from orchestrator.client.logs.reader import LogLine, LogQuery
     from orchestrator.core.checkpoints.choice import Choice
     from orchestrator.core.jobdir.plan import Plan
-    from orchestrator.core.jobdir.submit_keys import SubmitKey
     from orchestrator.core.mask import Mask
     from orchestrator.journal.goodput import Goodput
     from orchestrator.journal.job_record import Record
     from orchestrator.spec.load import SpecFile
+    from orchestrator.submission.submit import SubmitKey
 
 POLL_S = 0.1
 
@@ -312,12 +312,12 @@ def submit_once(
 ) -> tuple[Job, bool]:
     """Submit a job file that was read with `overrides`, unless a job was submitted with `key` before; return the job, and
     whether it is new. Raises OrchError, leaving nothing behind."""
-    from orchestrator.core.jobdir import submit_keys
+    from orchestrator.submission.submit import held_key
 
     environ = os.environ if environ is None else environ
     if key is None:
         return _submit(file, overrides, environ, oversubscribe, None), True
-    with submit_keys.held(home.home(environ), key) as claim:
+    with held_key(home.home(environ), key) as claim:
         before = claim.job()
         if before is not None:
             return Job(before), False

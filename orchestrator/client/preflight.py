@@ -16,7 +16,7 @@ from orchestrator.brain.checks import node
 from orchestrator.brain.checks.finding import Finding, error, note, passed
 from orchestrator.client import remote_files
 from orchestrator.client.checks import checkpoint_space, sources
-from orchestrator.core.errors import ClusterError, OrchError
+from orchestrator.core.errors import ClusterError, HostError, OrchError
 from orchestrator.core.jobdir import home
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
@@ -131,7 +131,7 @@ def _python(file: SpecFile, plan: Plan, environ: Mapping[str, str]) -> Iterator[
     env = {**environ, **plan.env}
     try:
         python = setup_script.find_program(plan.program, env, file.workdir)
-    except setup_script.SetupError as err:
+    except HostError as err:
         yield error("python", (), f"{plan.program} cannot be used: {err}", _TRY_PYTHON, 3)
         return
     report = program.ask(GatherFacts(python, {}, code, own, (), (), counts_gpus=bool(gpus)), env)
@@ -175,7 +175,7 @@ def _here(plan: Plan, environ: Mapping[str, str]) -> Iterator[Finding]:
 def _loopback() -> Finding:
     try:
         port = rendezvous.free_port(f"{os.getpid()} {time.monotonic_ns()}")
-    except rendezvous.PortError as err:
+    except HostError as err:
         return error("network", (), str(err), "see what listens: ss -ltn", 3)
     return passed("network", f"127.0.0.1 has free ports, {port} among them")
 

@@ -1,6 +1,7 @@
 """Errors that a person can mend: the user's mistake, and a cluster that cannot do what was asked.
 
-Every other exception is a bug.
+Every other exception is a bug where it reaches the command line. The last three are for callers that know what they
+mean for the job.
 """
 
 from __future__ import annotations
@@ -56,3 +57,20 @@ class ClusterError(OrchError):
     """A machine, a queue or a network refused or did not answer."""
 
     exit_code = 3
+
+
+class HostError(Exception):
+    """What a host cannot do, and why: run a program, hold a port, list GPUs, copy a file; `tail`: the end of what was printed."""
+
+    def __init__(self, reason: str, tail: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.tail = tail
+
+
+class Cancelled(Exception):
+    """The work under way is no longer wanted."""
+
+
+class NotOursError(Exception):
+    """The job does not belong to this process, or no longer does: it is in another allocation, or its lock is signed by another."""

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import yaml
 
-from orchestrator.core.errors import Fault
+from orchestrator.core.errors import Fault, HostError
 from orchestrator.core.host import gpus
 from orchestrator.spec.foreign import launchers, sbatch_header
 from orchestrator.spec.foreign.launchers import ASSIGNMENT, CUDA, OWNED_NAMES, Count, Counts, Starter
@@ -287,7 +287,7 @@ class _Sizes:
 def _has_gpus() -> bool:
     if os.environ.get(CUDA, "0").split(",")[0].strip() in ("", "-1"):
         return False
-    with contextlib.suppress(gpus.GpuError):
+    with contextlib.suppress(HostError):
         return gpus.program() is not None and bool(gpus.here())
     return False
 

@@ -7,7 +7,7 @@ import socket
 import sys
 from collections.abc import Mapping
 
-from orchestrator.core.errors import ClusterError
+from orchestrator.core.errors import ClusterError, HostError
 from orchestrator.core.host import gpus
 from orchestrator.spec.load import SpecFile
 from orchestrator.submission import planner
@@ -43,7 +43,7 @@ def _gpus(environ: Mapping[str, str]) -> tuple[int, ...]:
     fix = "see why with nvidia-smi, or use procs_per_node for CPU ranks"
     try:
         done = gpus.run(tool, "--query-gpu=index,uuid", "--format=csv,noheader", limit_s=GPU_LIST_S_MAX)
-    except gpus.GpuError as err:
+    except HostError as err:
         raise ClusterError("nvidia-smi does not answer", tool, fix) from err
     if done.returncode == NO_GPUS:
         return ()

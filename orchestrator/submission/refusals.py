@@ -13,7 +13,7 @@ from pathlib import Path
 from orchestrator.agent.host import setup_script
 from orchestrator.core import codec
 from orchestrator.core.checkpoints import tree
-from orchestrator.core.errors import Fault, UserError
+from orchestrator.core.errors import Fault, HostError, UserError
 from orchestrator.core.jobdir import home
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.text import counted
@@ -75,7 +75,7 @@ def refuse_missing(file: SpecFile, plan: Plan, environ: Mapping[str, str]) -> No
         return  # it runs orch
     try:
         setup_script.find_program(plan.program, {**environ, **plan.env}, file.workdir)
-    except setup_script.SetupError as err:
+    except HostError as err:
         fields = ("python", "entrypoint", "command", "launch")
         field = next(name for name in fields if getattr(file.spec, name))
         raise UserError(err.reason, file.where(field), "install it, or name another") from err

@@ -2,26 +2,33 @@
 
 Rules: every possible refusal comes before a folder exists; a private file is private from its first byte; nothing secret
 is in argv, scripts or the journal.
+
+A submit with a key makes one job, however often it is repeated: `keys/KEY` in the job home names the job's id before its folder
+is moved into place, and says `made` after that. So a submit that was cut off in between is repeated, and a job that was deleted
+later is not made again. The file is locked meanwhile.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import re
 import shutil
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.core import codec
 from orchestrator.core.errors import ClusterError, UserError
 from orchestrator.core.host import host_memory
-from orchestrator.core.jobdir import home, ownership, requests, start_folder
+from orchestrator.core.jobdir import home, locks, ownership, requests, start_folder
 from orchestrator.core.jobdir.durable import replace_bytes, replace_text
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
-from orchestrator.core.jobdir.submit_keys import SubmitKey
 from orchestrator.core.mask import host_alone
 from orchestrator.core.slurm import queue, sbatch_options
 from orchestrator.spec.load import SpecFile, load
@@ -31,6 +38,12 @@ from orchestrator.submission import sbatch as sbatch_submission
 from orchestrator.submission.inventory import inventory, inventory_of_hosts
 from orchestrator.submission.planner import Inventory
 from orchestrator.submission.supervisor_process import start_supervisor
+
+KEY_CHARS_MAX = 100
+OTHER_S_MAX = 120.0
+"""How long another submit with the same key is waited for."""
+
+_MADE = "made"
 
 
 def plan_for(file: SpecFile, environ: Mapping[str, str], job_id: str, wall_s: float) -> Plan:
@@ -185,3 +198,58 @@ def keep_hosts_file(job: JobDir, file: SpecFile) -> None:
 def hosts_alone(overrides: Sequence[str], webhook: str | None) -> list[str]:
     """Return overrides as they are kept: with the host alone of a webhook's address, which may hold a token."""
     return [text.replace(webhook, host_alone(webhook)) if webhook else text for text in overrides]
+
+
+# Keys
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitKey:
+    """A key that this process alone submits with."""
+
+    key: str
+    folder: Path
+    fd: int
+
+    def job(self) -> JobDir | None:
+        """Return the job that was submitted with the key. Raises UserError when that job was deleted."""
+        job_id, _, made = os.pread(self.fd, 1000, 0).decode(errors="replace").strip().partition(" ")
+        if not job_id:
+            return None
+        job = JobDir(self.folder / "jobs" / job_id)
+        if job.root.exists():
+            self.note(job_id, made=True)
+            return job
+        if made == _MADE:
+            what = f"the job of this key, {job_id}, was deleted"
+            raise UserError(what, f"--key {self.key}", "choose another key for another job")
+        return None
+
+    def note(self, job_id: str, *, made: bool) -> None:
+        """Write down the job of the key: before its folder is moved into place, and after that."""
+        text = f"{job_id} {_MADE if made else ''}\n".encode()
+        os.pwrite(self.fd, text, 0)
+        os.ftruncate(self.fd, len(text))
+        os.fsync(self.fd)
+
+
+@contextlib.contextmanager
+def held_key(folder: Path, key: str) -> Iterator[SubmitKey]:
+    """Hold a key of a job home. Raises UserError for one that is no name of a file, and ClusterError when another submit
+    holds it for too long."""
+    if not re.fullmatch(rf"[A-Za-z0-9_][A-Za-z0-9._-]{{0,{KEY_CHARS_MAX - 1}}}", key):
+        fix = f"take 1 to {KEY_CHARS_MAX} letters, digits, dots, dashes and underscores, no dash or dot first"
+        raise UserError(f"{key[:KEY_CHARS_MAX]!r} is no key", "--key", fix)
+    path = folder / "keys" / key
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd = locks.open_file(path)
+    except OSError as err:
+        raise ClusterError(f"cannot be written: {err.strerror}", str(path), "mend that folder") from err
+    try:
+        if not locks.acquire(fd, OTHER_S_MAX):
+            what = f"another submit with this key is at work for {OTHER_S_MAX:.0f} s"
+            raise ClusterError(what, str(path), "orch status --all shows whether its job is there")
+        yield SubmitKey(key, folder, fd)
+    finally:
+        os.close(fd)

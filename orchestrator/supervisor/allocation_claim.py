@@ -6,11 +6,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from orchestrator.backends.api import Allocation, NotOursError
+from orchestrator.backends.api import Allocation
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import Facts, JobGoal
 from orchestrator.core import codec
+from orchestrator.core.errors import NotOursError
 from orchestrator.core.jobdir import full_disk
 from orchestrator.core.jobdir.durable import replace_text
 from orchestrator.core.jobdir.layout import JobDir

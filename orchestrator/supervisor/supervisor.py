@@ -16,11 +16,12 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from orchestrator.backends.api import Backend, NotOursError
+from orchestrator.backends.api import Backend
 from orchestrator.brain.brain import SLEPT_S
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.core import codec
+from orchestrator.core.errors import NotOursError
 from orchestrator.core.host import host_memory, procfs
 from orchestrator.core.jobdir import full_disk, locks, status_file
 from orchestrator.core.jobdir.layout import JobDir
@@ -40,7 +41,6 @@ from orchestrator.supervisor.agent_connections import (
     LinkEvent,
     Wake,
 )
-from orchestrator.supervisor.allocation_claim import SlurmStay
 from orchestrator.supervisor.executor import Executor, may_shut_down, rank_gang, save_gang, undismissed_hosts
 from orchestrator.supervisor.heartbeat_tracker import HeartbeatTracker, WorkShare
 from orchestrator.supervisor.host_queue import HostQueue
@@ -87,7 +87,7 @@ class Supervisor:
         earlier = [node.name for node in self._brain.facts.every_node()]
         self._nodes = tuple(dict.fromkeys([*(node.name for node in plan.nodes), *earlier]))
         self._connections = AgentConnections(plan.id, job_secrets.token, self._nodes)
-        self.stay = SlurmStay(job, plan, backend.allocation)
+        self.stay = allocation_claim.SlurmStay(job, plan, backend.allocation)
         self._wake_s = self._chore_due_s = self._show_due_s = 0.0
         self._rounds = WorkShare(WORK_SHARE_MAX, DECIDE_PAUSE_S_MAX)
         self._views = WorkShare(WORK_SHARE_MAX, STATUS_PAUSE_S_MAX)
@@ -390,7 +390,7 @@ def main(root: Path, backend_of: Callable[[JobDir, Plan], Backend], allocation: 
             supervisor = Supervisor(job, placed, translation.read_secrets(job), backend)
             try:
                 taken = asyncio.run(supervisor.run())
-            except locks.TakenOverError as err:
+            except NotOursError as err:
                 print(f"{err}: nothing more is done here", file=sys.stderr)
                 return allocation_claim.OVER if allocation else 0
             if plan.slurm is not None:

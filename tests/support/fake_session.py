@@ -13,6 +13,7 @@ from orchestrator.backends.ssh import host_worker as w
 from orchestrator.backends.ssh import session as ses
 from orchestrator.backends.ssh.connect import connection
 from orchestrator.backends.ssh.connect.port_forward import Forward
+from orchestrator.core.errors import Cancelled
 from orchestrator.core.wire.agent_config import AgentConfig, Needs
 from orchestrator.core.wire.bootstrap import AgentSeen
 
@@ -123,7 +124,7 @@ class FakeSession:
         if self.host.launch_error is not None:
             raise self.host.launch_error
         if not still_wanted():
-            raise ses.NotWantedAnyMore
+            raise Cancelled
         self.host.started += 1
         return AgentSeen(True, self.host.boot)
 

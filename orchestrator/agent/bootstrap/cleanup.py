@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from orchestrator.agent.bootstrap import job_folder
-from orchestrator.agent.bootstrap.replies import Fault, fault
+from orchestrator.agent.bootstrap.replies import fault
 from orchestrator.agent.process import keeper
 from orchestrator.core import codec
 from orchestrator.core.host import process_tags, procfs
@@ -34,10 +34,10 @@ DELETE_AGAIN_S = 0.2
 
 
 def clean_up(request: w.CleanUp) -> w.CleanedUp:
-    """End the job's processes on this host and delete its folder. Raises Fault when it cannot be deleted."""
+    """End the job's processes on this host and delete its folder. Raises RequestFailed when it cannot be deleted."""
     job = job_folder.resolved(request.root)
     if job.id != request.job or not job.id:
-        raise Fault("folder", f"{job.root} is not the folder of job {request.job}")
+        raise w.RequestFailed("folder", f"{job.root} is not the folder of job {request.job}")
     job_folder.require_own(job)
     nodes = _nodes(job)
     for node in nodes:

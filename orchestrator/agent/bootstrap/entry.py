@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from orchestrator.agent.bootstrap import fork, job_folder
-from orchestrator.agent.bootstrap.replies import Fault, Replies, fault
+from orchestrator.agent.bootstrap.replies import Replies, fault
 from orchestrator.core import codec
 from orchestrator.core.host import procfs
 from orchestrator.core.jobdir import locks, ownership
@@ -59,7 +59,7 @@ def main(mark: str, line: bytes, bundle: bytes, bundle_fd: int) -> int:
 
                 replies.send(survey.survey(request))
                 _visit(replies)
-    except Fault as failure:
+    except w.RequestFailed as failure:
         replies.send(failure.reply)
         return 1
     except (BrokenPipeError, EOFError):
@@ -114,16 +114,16 @@ def _bring_up(job: JobDir, config: AgentConfig, bundle_fd: int, replies: Replies
         if isinstance(reply, w.Leased) and _received_go(replies, keeper):
             keeper.send(w.GO.decode())
             replies.send(_next_reply(keeper, UP_S_MAX, while_connected=False))
-    except fork.EndedError as err:
+    except EOFError as err:
         output = _log_tail(log, begin_bytes) or "it printed nothing"
         reason = f"the agent's keeper ended with code {keeper.wait(UP_S_MAX)}: {output}"
-        raise Fault("agent", reason, f"its log is {log} there", "transient") from err
+        raise w.RequestFailed("agent", reason, f"its log is {log} there", "transient") from err
     finally:
         keeper.detach()
 
 
 def _next_reply(keeper: fork.Keeper, wait_s: float, *, while_connected: bool) -> w.Word:
-    """Return the keeper's next reply, or a failure when none comes in time. Raises EndedError.
+    """Return the keeper's next reply, or a failure when none comes in time. Raises EOFError.
 
     `while_connected`: raises BrokenPipeError when the launcher's end closes in the meantime; it sends nothing at this
     stage.
@@ -140,11 +140,11 @@ def _next_reply(keeper: fork.Keeper, wait_s: float, *, while_connected: bool) ->
 
 
 def _received_go(replies: Replies, keeper: fork.Keeper) -> bool:
-    """Wait for `GO`, as long as the keeper does. Raises EndedError when the keeper ends before."""
+    """Wait for `GO`, as long as the keeper does. Raises EOFError when the keeper ends before."""
     replies_fd = keeper.replies.fileno()
     ready = select.select([0, replies_fd], [], [], w.GO_S_MAX)[0]
     if replies_fd in ready:
-        raise fork.EndedError
+        raise EOFError
     return bool(ready) and replies.received_go()
 
 
@@ -167,6 +167,6 @@ def _reach(request: w.Reach) -> w.AgentSeen:
         try:
             replace_text(node / "endpoint", f"{request.endpoint}\n", durable=False)
         except OSError as err:
-            raise Fault("folder", f"{node}: {err.strerror}", "", "transient") from err
+            raise w.RequestFailed("folder", f"{node}: {err.strerror}", "", "transient") from err
     log = node / "agent.log"
     return w.AgentSeen(is_alive, procfs.boot_id(), _log_tail(log, 0) if log.is_file() else "")

@@ -24,10 +24,6 @@ from orchestrator.core.wire import bootstrap as w
 WAIT_POLL_S = 0.02
 
 
-class EndedError(Exception):
-    """The keeper has ended."""
-
-
 @dataclass(frozen=True, slots=True)
 class Keeper:
     """A keeper that was just started, with the pipes to and from it."""
@@ -37,18 +33,18 @@ class Keeper:
     replies: IO[bytes]
 
     def send(self, line: str) -> None:
-        """Send the keeper a line. Raises EndedError."""
+        """Send the keeper a line. Raises EOFError when it has ended."""
         try:
             self.orders.write(line.encode() + b"\n")
             self.orders.flush()
         except BrokenPipeError as err:
-            raise EndedError from err
+            raise EOFError from err
 
     def receive(self) -> bytes:
-        """Wait for the keeper's next line. Raises EndedError."""
+        """Wait for the keeper's next line. Raises EOFError when it has ended."""
         line = self.replies.readline(w.REPLY_BYTES_MAX)
         if not line:
-            raise EndedError
+            raise EOFError
         return line
 
     def wait(self, wait_s: float) -> int:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from orchestrator.agent.bootstrap.replies import Fault, Replies, fault
+from orchestrator.agent.bootstrap.replies import Replies, fault
 from orchestrator.core.jobdir import locks, ownership
 from orchestrator.core.jobdir.durable import replace_bytes, replace_text
 from orchestrator.core.jobdir.layout import JobDir
@@ -38,11 +38,11 @@ WRITE_TEST_BYTES = 4096
 
 
 def resolved(root: str) -> JobDir:
-    """Return the job's folder, absolute on this host. Raises Fault."""
+    """Return the job's folder, absolute on this host. Raises RequestFailed."""
     path = Path(root)
     with contextlib.suppress(RuntimeError):
         return JobDir((Path.home() / path.expanduser()).absolute())
-    raise Fault(
+    raise w.RequestFailed(
         "folder", f"{root}: `~` has no meaning on this host", "set ssh.remote_dir to an absolute path"
     )
 
@@ -56,15 +56,15 @@ def is_own(job: JobDir, token: str) -> bool:
 
 
 def require_own(job: JobDir) -> None:
-    """Raise Fault unless the job's folder, if it exists, and all that is used in it belong to this user alone."""
+    """Raise RequestFailed unless the job's folder, if it exists, and all that is used in it belong to this user alone."""
     if job.root.is_symlink() or job.root.exists():
         error = ownership.fault_within(job.root)
         if error is not None:
-            raise Fault("folder", f"{error.where}: {error.what}", error.fix)
+            raise w.RequestFailed("folder", f"{error.where}: {error.what}", error.fix)
 
 
 def check_space(job: JobDir, request: w.Launch) -> None:
-    """Check that the disk has room for what is missing, before anything is written. Raises Fault."""
+    """Check that the disk has room for what is missing, before anything is written. Raises RequestFailed."""
     try:
         disk = os.statvfs(nearest(job.root))
         needed_bytes = _missing_bytes(job, request) + SPARE_BYTES
@@ -73,10 +73,12 @@ def check_space(job: JobDir, request: w.Launch) -> None:
     free_bytes = disk.f_bavail * disk.f_frsize
     if free_bytes < needed_bytes:
         reason = f"{megabytes(free_bytes)} MB free in {job.root}, {megabytes(needed_bytes)} MB needed"
-        raise Fault("folder", reason, "free some space there, or set ssh.remote_dir to a larger disk")
+        raise w.RequestFailed(
+            "folder", reason, "free some space there, or set ssh.remote_dir to a larger disk"
+        )
     if disk.f_files and not disk.f_favail:
         reason = f"no more files can be made in {job.root}: its disk is out of inodes"
-        raise Fault("folder", reason, "remove files there, or set ssh.remote_dir to another disk")
+        raise w.RequestFailed("folder", reason, "remove files there, or set ssh.remote_dir to another disk")
 
 
 def _missing_bytes(job: JobDir, request: w.Launch) -> int:
@@ -91,7 +93,7 @@ def nearest(path: Path) -> Path:
 
 
 def open_at(job: JobDir, request: w.Launch) -> None:
-    """Create the job folder and the node's own folder in it, and check that they are writable. Raises Fault."""
+    """Create the job folder and the node's own folder in it, and check that they are writable. Raises RequestFailed."""
     config = request.config
     node = job.node(config.node)
     try:
@@ -108,7 +110,7 @@ def open_at(job: JobDir, request: w.Launch) -> None:
 
 
 def fill(job: JobDir, request: w.Launch, bundle: bytes, replies: Replies, placed: w.Placed) -> None:
-    """Copy bundle and code into the folder, unless they are there. Raises Fault, EOFError."""
+    """Copy bundle and code into the folder, unless they are there. Raises RequestFailed, EOFError."""
     try:
         with _locked(job, replies):
             replies.send(placed)
@@ -124,7 +126,7 @@ def fill(job: JobDir, request: w.Launch, bundle: bytes, replies: Replies, placed
 
 @contextlib.contextmanager
 def _locked(job: JobDir, replies: Replies) -> Iterator[None]:
-    """Hold the lock for work in the folder, on any host. Raises Fault when another launch holds it for `LOCK_S_MAX`."""
+    """Hold the lock for work in the folder, on any host. Raises RequestFailed when another launch holds it for `LOCK_S_MAX`."""
     deadline_s = time.monotonic() + LOCK_S_MAX
     progress = _Progress(replies, "waiting for another launch in the same folder")
     lock = job.root / "launch.lock"
@@ -133,7 +135,7 @@ def _locked(job: JobDir, replies: Replies) -> Iterator[None]:
         while not locks.acquire(fd, LOCK_POLL_S, LOCK_POLL_S):
             if time.monotonic() > deadline_s:
                 reason = f"another launch{locks.by_whom(lock)} has held {lock} for {LOCK_S_MAX:.0f} s"
-                raise Fault("folder", reason, "", "transient")
+                raise w.RequestFailed("folder", reason, "", "transient")
             progress.report()
         locks.sign(fd)
         yield
@@ -195,7 +197,7 @@ def _receive_code(code: w.Blob, part: Path, replies: Replies) -> None:
     replies.send(w.SendBlob("code"))
     with part.open("wb") as file:
         if replies.receive(code.size_bytes, file) != code.sha256:
-            raise Fault("copy", "the code archive did not arrive as it was sent", "", "transient")
+            raise w.RequestFailed("copy", "the code archive did not arrive as it was sent", "", "transient")
 
 
 def _link_sibling(job: JobDir, code: w.Blob, part: Path) -> bool:
@@ -231,4 +233,6 @@ def _unpack(archive: Path, to: Path, progress: _Progress) -> None:
             tar.extraction_filter = getattr(tarfile, "fully_trusted_filter", None)
             tar.extractall(to, members(tar))
     except (tarfile.TarError, EOFError, zlib.error) as err:
-        raise Fault("copy", f"the code archive cannot be unpacked: {err}", "submit the job again") from err
+        raise w.RequestFailed(
+            "copy", f"the code archive cannot be unpacked: {err}", "submit the job again"
+        ) from err

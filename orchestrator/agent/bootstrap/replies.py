@@ -21,14 +21,6 @@ SILENT_S_MAX = 120
 PIECE_BYTES = 256 * 1024
 
 
-class Fault(Exception):
-    """Failure of a request, with the reply to send."""
-
-    def __init__(self, stage: str, reason: str, fix: str = "", trouble: str = "permanent") -> None:
-        super().__init__(reason)
-        self.reply = w.Failed(stage, reason, fix, trouble)
-
-
 class Replies:
     """Connection to the launcher."""
 
@@ -69,7 +61,7 @@ class Replies:
         return self._source.readline(len(w.GO) + 1).strip() == w.GO
 
 
-def fault(stage: str, err: OSError, place: object) -> Fault:
+def fault(stage: str, err: OSError, place: object) -> w.RequestFailed:
     """Return an error of the system as a fault with its remedy."""
     where = err.filename or place
     reason = f"{where}: {(err.strerror or str(err)).lower()}"
@@ -85,8 +77,10 @@ def fault(stage: str, err: OSError, place: object) -> Fault:
         case errno.ENOLCK | errno.ENOSYS | errno.EOPNOTSUPP:
             fix = "files cannot be locked there: set ssh.remote_dir to a disk where they can"
         case _:
-            return Fault(stage, reason, "see to that disk, or set ssh.remote_dir to another one", "transient")
-    return Fault(stage, reason, fix)
+            return w.RequestFailed(
+                stage, reason, "see to that disk, or set ssh.remote_dir to another one", "transient"
+            )
+    return w.RequestFailed(stage, reason, fix)
 
 
 def _user() -> str:

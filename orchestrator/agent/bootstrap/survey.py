@@ -9,8 +9,9 @@ import tempfile
 from pathlib import Path
 
 from orchestrator.agent.bootstrap import job_folder
-from orchestrator.agent.bootstrap.replies import Fault, fault
+from orchestrator.agent.bootstrap.replies import fault
 from orchestrator.agent.process import leases
+from orchestrator.core.errors import HostError
 from orchestrator.core.host import gpus, hardware, procfs
 from orchestrator.core.wire import bootstrap as w
 
@@ -40,7 +41,7 @@ def _try_folder(written: str) -> tuple[str, str, str]:
     """Return the folder's resolved path, and why it cannot be made, with the remedy; empty texts for no fault."""
     try:
         root = job_folder.resolved(written).root
-    except Fault as failure:
+    except w.RequestFailed as failure:
         return "", failure.reply.reason, failure.reply.fix
     nearest = job_folder.nearest(root)
     try:
@@ -55,7 +56,7 @@ def _try_folder(written: str) -> tuple[str, str, str]:
 def _gpus() -> tuple[str, ...]:
     try:
         return tuple(f"{gpu.id}: {gpu.model}" for gpu in gpus.here())
-    except gpus.GpuError:
+    except HostError:
         return ()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Sequence
 
+from orchestrator.core.errors import HostError
 from orchestrator.core.host import gpus, procfs
 from orchestrator.core.host_facts import UNKNOWN, GpuFacts, GpuUser
 
@@ -44,7 +45,7 @@ def read() -> GpuHealth:
             return health
         health.gpus = tuple(_gpu(row) for row in table if len(row) >= len(_BASICS))
         apps = _query(tool, "compute-apps", ("pid", "gpu_uuid", "used_memory"))
-    except gpus.GpuError as err:
+    except HostError as err:
         health.fault = str(err)
         return health
     health.users = tuple(_user(row) for row in apps if len(row) == 3 and row[0].isdigit())

@@ -29,13 +29,14 @@ PINGS = 10
 BLOCK = bytes(1 << 16)
 COUNT_BYTES = 8
 GUESTS_MAX = 64
+STRANGER = "another machine answered"
 
 
 class PeerListener:
     """Listener on two ports: that of the rendezvous, and one that the kernel chooses, as gloo and NCCL do."""
 
     def __init__(self, token: str, port: int | None) -> None:
-        """Raises PortError when the fixed port is taken."""
+        """Raises HostError when the fixed port is taken."""
         self._token = token
         first = rendezvous.held_port(token, port)
         self._sockets = (first, rendezvous.listen(0))
@@ -98,10 +99,6 @@ def measure(addresses: Sequence[str], ports: Sequence[int], token: str, send_s: 
     return PeerMeasured(address, rtt_s, bytes_per_s, tuple(faults))
 
 
-class _Stranger(OSError):
-    """Another machine answered."""
-
-
 def _dial(address: str, port: int, token: str, send_s: float) -> tuple[float, float]:
     """Return the round trip and the throughput. Raises OSError."""
     with socket.create_connection((address, port), timeout=DIAL_S_MAX) as line:
@@ -111,7 +108,7 @@ def _dial(address: str, port: int, token: str, send_s: float) -> tuple[float, fl
         line.sendall(nonce)
         wanted = rendezvous.proof(token, nonce, 0)
         if not hmac.compare_digest(_received(line, len(wanted)), wanted):
-            raise _Stranger
+            raise OSError(STRANGER)
         rtt_s = min(_ping(line) for _ in range(PINGS))
         began_s = time.monotonic()
         while send_s and time.monotonic() - began_s < send_s:
@@ -133,14 +130,12 @@ def _received(line: socket.socket, wanted_bytes: int) -> bytes:
     while len(data) < wanted_bytes:
         more = line.recv(wanted_bytes - len(data))
         if not more:
-            raise _Stranger
+            raise OSError(STRANGER)
         data += more
     return data
 
 
 def _reason(err: OSError) -> str:
-    if isinstance(err, _Stranger):
-        return "another machine answered"
     if isinstance(err, TimeoutError):
         return f"timed out after {DIAL_S_MAX:g} s (firewall?)"
     if isinstance(err, ConnectionRefusedError):

@@ -16,12 +16,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from orchestrator.agent.host import rendezvous, setup_script
-from orchestrator.agent.outputs.save_scanner import GivenUp, Hasher
+from orchestrator.agent.outputs.save_scanner import Hasher
 from orchestrator.agent.ranks import warm
 from orchestrator.agent.ranks.rank_start import NodeEnvironment, RankCall
 from orchestrator.core import codec, observations
 from orchestrator.core.checkpoints import disk
 from orchestrator.core.checkpoints.save import Save
+from orchestrator.core.errors import Cancelled, HostError
 from orchestrator.core.host import hardware, interfaces, process_tags, procfs
 from orchestrator.core.jobdir import ownership
 from orchestrator.core.jobdir.layout import JobDir
@@ -236,7 +237,7 @@ class Preparation:
         try:
             env = self._layers(order).given
             self._setup = setup_script.Setup(order.plan.setup, env, self._job.code, folder, log)
-        except setup_script.SetupError as err:
+        except HostError as err:
             self._report(reports.PrepareFailed(order.attempt, err.reason, err.tail))
 
     def setup_ended(self, status: int) -> None:
@@ -246,7 +247,7 @@ class Preparation:
         self._setup = None
         try:
             self._made = {order.plan.setup: setup.result(status)}
-        except setup_script.SetupError as err:
+        except HostError as err:
             self._report(reports.PrepareFailed(order.attempt, err.reason, err.tail))
             return
         left = [(pid, procfs.stat(pid)) for pid in procfs.descendants(os.getpid())]
@@ -264,7 +265,7 @@ class Preparation:
         self._hasher.is_hurried = True
         try:
             fault = await asyncio.wrap_future(self._hasher.run(lambda pace: self._compare(order, pace)))
-        except GivenUp:
+        except Cancelled:
             return
         self._verifying = None
         if fault:
@@ -326,7 +327,7 @@ class Preparation:
             seed = f"{self._incarnation} {order.attempt} {self._call}"
             is_first = order.nodes[:1] == (self._config.node,)
             held = rendezvous.held_port(seed, order.plan.rendezvous_port, candidates) if is_first else None
-        except (setup_script.SetupError, rendezvous.PortError) as err:
+        except HostError as err:
             self._report(reports.PrepareFailed(order.attempt, str(err), ""))
             return
         if argv:

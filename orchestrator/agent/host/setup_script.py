@@ -13,18 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from orchestrator.agent.ranks import spawn
+from orchestrator.core.errors import HostError
 
 TAIL_BYTES = 4_000
 OWN_WORDS = "orch: "
-
-
-class SetupError(Exception):
-    """The node cannot be prepared; `tail` is the end of what the setup lines printed."""
-
-    def __init__(self, reason: str, tail: str = "") -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.tail = tail
 
 
 class Setup:
@@ -33,7 +25,7 @@ class Setup:
     def __init__(
         self, lines: tuple[str, ...], env: Mapping[str, str], cwd: Path, folder: Path, log: Path
     ) -> None:
-        """Start the lines. Raises SetupError when there is no bash."""
+        """Start the lines. Raises HostError when there is no bash."""
         self._env_fd = spawn.memory_file("setup-env")  # in memory, since secrets are in it
         env_file = f"/proc/{os.getpid()}/fd/{self._env_fd}"
         self._log = log
@@ -45,10 +37,10 @@ class Setup:
             self.pid = spawn.start(program)
         except OSError as err:
             os.close(self._env_fd)
-            raise SetupError(f"the setup lines cannot run: {err.strerror}: {err.filename}") from err
+            raise HostError(f"the setup lines cannot run: {err.strerror}: {err.filename}") from err
 
     def result(self, status: int) -> dict[str, str]:
-        """Return the environment at the end of the lines. Raises SetupError when they failed."""
+        """Return the environment at the end of the lines. Raises HostError when they failed."""
         with os.fdopen(self._env_fd, "rb") as file:
             file.seek(0)
             raw = file.read()
@@ -58,11 +50,11 @@ class Setup:
             tail = self._tail()
             last = tail.rstrip().rpartition("\n")[2]
             if last.startswith(OWN_WORDS):  # a line that orch added: it says how to mend it
-                raise SetupError(last.removeprefix(OWN_WORDS))
-            raise SetupError(f"the setup lines ended with {how}", tail)
+                raise HostError(last.removeprefix(OWN_WORDS))
+            raise HostError(f"the setup lines ended with {how}", tail)
         if not raw:
             reason = "the setup lines' environment was not written: do they set a trap on EXIT, or exec?"
-            raise SetupError(reason, self._tail())
+            raise HostError(reason, self._tail())
         pairs = (
             entry.decode("utf-8", "surrogateescape").partition("=") for entry in raw.split(b"\0") if entry
         )
@@ -75,22 +67,22 @@ class Setup:
 
 
 def find_program(program: str, env: Mapping[str, str], cwd: Path) -> str:
-    """Return the path of `program` on this node, relative to `cwd`. Raises SetupError when it does not exist."""
+    """Return the path of `program` on this node, relative to `cwd`. Raises HostError when it does not exist."""
     path = env.get("PATH", os.defpath)
     file = shutil.which(_full(program, cwd), path=path)
     if file is None:
-        raise SetupError(f"there is no {program} on this node (PATH is {path})")
+        raise HostError(f"there is no {program} on this node (PATH is {path})")
     return file
 
 
 def first_program(programs: tuple[str, ...], env: Mapping[str, str], cwd: Path) -> str:
-    """Return the first of the programs that this node has. Raises SetupError when it has none of them."""
+    """Return the first of the programs that this node has. Raises HostError when it has none of them."""
     for program in programs:
-        with contextlib.suppress(SetupError):
+        with contextlib.suppress(HostError):
             find_program(program, env, cwd)
             return program
     path = env.get("PATH", os.defpath)
-    raise SetupError(f"there is no {' and no '.join(programs)} on this node (PATH is {path})")
+    raise HostError(f"there is no {' and no '.join(programs)} on this node (PATH is {path})")
 
 
 def path_with(pythons: tuple[str, ...], env: Mapping[str, str], cwd: Path) -> str:

@@ -12,7 +12,8 @@ import socket
 import time
 from collections.abc import Mapping
 
-from orchestrator.agent.host import gpu_health, peers, program, rendezvous, resources
+from orchestrator.agent.host import gpu_health, peers, program, resources
+from orchestrator.core.errors import HostError
 from orchestrator.core.host import interfaces
 from orchestrator.core.host_facts import HostFacts
 from orchestrator.core.wire import bootstrap as w
@@ -49,7 +50,7 @@ class Steps:
         self.close()
         try:
             self._listener = peers.PeerListener(token, port)
-        except rendezvous.PortError as err:
+        except HostError as err:
             return w.PortsOpened((), (), str(err))
         return w.PortsOpened(self._listener.ports, interfaces.addresses(), "")
 

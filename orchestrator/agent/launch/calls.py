@@ -12,6 +12,7 @@ from typing import Any
 from orchestrator.agent.launch import files, options
 from orchestrator.agent.ranks.hook.launch import FOLDER_ENV
 from orchestrator.agent.ranks.rank_start import Call, Count
+from orchestrator.core.errors import UserError
 from orchestrator.core.settings.rank_env import NodePlan
 
 _OF_A_SHELL = ("_", "SHLVL", "OLDPWD")
@@ -54,7 +55,7 @@ class Request:
 
 
 def read(request: Request, at: NodePlan) -> Call | options.Once | options.ToReal:
-    """Return what a call other than Accelerate's asks for, compared with the job. Raises Refused."""
+    """Return what a call other than Accelerate's asks for, compared with the job. Raises UserError."""
     if request.name in _ACCELERATE:
         return options.ToReal()
     found = options.read(request.name, request.words, len(at.ranks), at.plan.world_size)
@@ -79,7 +80,7 @@ def accelerate_settings(words: tuple[str, ...], at: NodePlan) -> str:
 
 
 def of_accelerate(done: Any, at: NodePlan) -> Call:
-    """Return the call that Accelerate's own code has read. Raises Refused with Accelerate's words."""
+    """Return the call that Accelerate's own code has read. Raises UserError with Accelerate's words."""
     try:
         found = json.loads(done["out"])
         words, kind, env = tuple(found["words"]), str(found["kind"]), dict(found["env"])
@@ -87,7 +88,7 @@ def of_accelerate(done: Any, at: NodePlan) -> Call:
     except (ValueError, KeyError, TypeError):
         lines = str(done.get("err", "") if isinstance(done, dict) else "").strip().splitlines()
         text = lines[-1].removeprefix("orch: ") if lines else "Accelerate has not answered"
-        raise options.Refused(text, ACCELERATE_USAGE) from None
+        raise UserError(text, fix=ACCELERATE_USAGE) from None
     counts = {
         name: Count(int(number), f"--{name} {number}") if number is not None else None
         for name, number in asked.items()

@@ -12,14 +12,7 @@ from dataclasses import dataclass
 
 from orchestrator.agent.ranks.hook.launch import MODULES, NAMES, launcher_of
 from orchestrator.agent.ranks.rank_start import Call, Count
-
-
-class Refused(Exception):
-    """A line that the launcher would not take, or that does not fit the job; `usage` is the launcher's."""
-
-    def __init__(self, text: str, usage: str = "") -> None:
-        super().__init__(text)
-        self.text, self.usage = text, usage
+from orchestrator.core.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -112,7 +105,7 @@ _SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
 
 def read(launcher: str, words: Sequence[str], ranks_here: int, ranks: int) -> Call | Once | ToReal:
     """Return what a launcher's words ask for; `launcher` is one of `NAMES` or a module. `ranks_here` are the
-    job's ranks on this node, `ranks` all of them. Raises Refused."""
+    job's ranks on this node, `ranks` all of them. Raises UserError."""
     if launcher in ("torchrun", "torch.distributed.launch"):
         return _torchrun(launcher, words)
     if launcher == "deepspeed":
@@ -129,14 +122,14 @@ def read(launcher: str, words: Sequence[str], ranks_here: int, ranks: int) -> Ca
 
 
 def agree(call: Call, nodes: int, ranks_here: int, ranks: int) -> None:
-    """Compare what a call asks for with the job. Raises Refused."""
+    """Compare what a call asks for with the job. Raises UserError."""
     if call.nodes is not None and not call.nodes[0].number <= nodes <= call.nodes[1].number:
         asked = call.nodes[1]
-        raise Refused(_differs(asked, "node", nodes, f"nodes: {asked.number}", f"--nnodes={nodes}"))
+        raise UserError(_differs(asked, "node", nodes, f"nodes: {asked.number}", f"--nnodes={nodes}"))
     if call.ranks_each is not None and call.ranks_each.number != ranks_here:
         asked = call.ranks_each
         field_name = f"gpus_per_node: {asked.number} (procs_per_node: {asked.number} for CPU ranks)"
-        raise Refused(_differs(asked, "rank on each node", ranks_here, field_name, str(ranks_here)))
+        raise UserError(_differs(asked, "rank on each node", ranks_here, field_name, str(ranks_here)))
     if call.ranks is not None and call.ranks.number != ranks:
         asked = call.ranks
         each = asked.number // nodes if asked.number % nodes == 0 else 0
@@ -145,7 +138,7 @@ def agree(call: Call, nodes: int, ranks_here: int, ranks: int) -> None:
             if each
             else "fitting nodes and gpus_per_node"
         )
-        raise Refused(_differs(asked, "rank", ranks, fix, str(ranks)))
+        raise UserError(_differs(asked, "rank", ranks, fix, str(ranks)))
 
 
 def _differs(asked: Count, what: str, there: int, fields: str, number: str) -> str:
@@ -182,7 +175,7 @@ class _Given:
             at = self.take(words, at)
         self.rest = tuple(words[at:])
         if not self.rest:
-            raise Refused(f"{launcher} names no program behind its options", table.usage)
+            raise UserError(f"{launcher} names no program behind its options", fix=table.usage)
 
     def find(self, name: str) -> str:
         """Return an option's name as the table has it; empty for another word."""
@@ -193,7 +186,7 @@ class _Given:
         return meant[0] if len({self._known[full][0] for full in meant}) == 1 else ""
 
     def take(self, words: Sequence[str], at: int) -> int:
-        """Take the option at a position, and return the position behind it. Raises Refused."""
+        """Take the option at a position, and return the position behind it. Raises UserError."""
         word = words[at]
         name, equals, value = word.partition("=")
         full = self.find(name)
@@ -206,14 +199,14 @@ class _Given:
             self.all.append((word, f"{words[at + 1]}={words[at + 2]}"))
             return at + 3
         if not full:
-            raise Refused(
-                f"{self._launcher} has no option {name}, or orch does not know it", self._table.usage
+            raise UserError(
+                f"{self._launcher} has no option {name}, or orch does not know it", fix=self._table.usage
             )
         first, takes, is_used = self._known[full]
         text, at = word, at + 1
         if takes and not equals:
             if at >= len(words):
-                raise Refused(f"{self._launcher} {word} needs a value behind it", self._table.usage)
+                raise UserError(f"{self._launcher} {word} needs a value behind it", fix=self._table.usage)
             value, text, at = words[at], f"{word} {words[at]}", at + 1
         self.values[first], self.text[first] = value, text
         self.all.append((first, value))
@@ -222,23 +215,23 @@ class _Given:
         return at
 
     def number(self, name: str) -> Count | None:
-        """Return the number of an option, None where it is not given. Raises Refused."""
+        """Return the number of an option, None where it is not given. Raises UserError."""
         if name not in self.values:
             return None
         text = self.values[name]
         if not (text.isascii() and text.isdecimal() and int(text)):
-            raise Refused(f"{self.text[name]}: must be a whole number of at least 1", self._table.usage)
+            raise UserError(f"{self.text[name]}: must be a whole number of at least 1", fix=self._table.usage)
         return Count(int(text), self.text[name])
 
     def span(self, name: str, between: str) -> tuple[Count, Count] | None:
-        """Return the least and the most of a range, such as `--nnodes 1:4`. Raises Refused."""
+        """Return the least and the most of a range, such as `--nnodes 1:4`. Raises UserError."""
         if name not in self.values:
             return None
         low, _, high = self.values[name].partition(between)
         counts = []
         for text in (low, high or low):
             if not (text.isascii() and text.isdecimal()):
-                raise Refused(f"{self.text[name]}: must be a whole number", self._table.usage)
+                raise UserError(f"{self.text[name]}: must be a whole number", fix=self._table.usage)
             counts.append(Count(int(text), self.text[name]))
         return counts[0], counts[1]
 
@@ -246,7 +239,7 @@ class _Given:
 def _program(given: _Given, module: str) -> tuple[tuple[str, ...], bool]:
     is_module, is_command = module in given.values, "--no-python" in given.values
     if is_module and is_command:
-        raise Refused("--module and --no-python cannot stand together")
+        raise UserError("--module and --no-python cannot stand together")
     return (("-m", *given.rest) if is_module else given.rest), not is_command
 
 
@@ -325,7 +318,7 @@ def _srun(words: Sequence[str], ranks_here: int, ranks: int) -> Call | Once | To
         return ToReal(_placed(given.rest, cwd, pairs))
     for text in given.unused:
         if text.startswith("--container"):
-            raise Refused(f"srun {text}: for ranks in a container write the whole line as command:")
+            raise UserError(f"srun {text}: for ranks in a container write the whole line as command:")
     nodes = given.span("-N", "-")
     tasks_here = each.number if each else total.number * ranks_here // ranks if total else 0
     is_shell = given.rest[0].rpartition("/")[2] in _SHELLS
@@ -371,7 +364,7 @@ def _mpirun(words: Sequence[str], ranks: int) -> Call | Once | ToReal:
     if not given.runs:
         return ToReal()
     if ":" in given.rest:
-        raise Refused("mpirun … : … starts several programs, and all ranks of a job run the same one")
+        raise UserError("mpirun … : … starts several programs, and all ranks of a job run the same one")
     total, each = given.number("-n"), given.number("--npernode")
     pairs = [value for name, value in given.all if name in ("-x", "-genv") and "=" in value]
     cwd = given.values.get("--wdir", "")

@@ -29,6 +29,7 @@ from orchestrator.agent.ranks.hook.launch import FOLDER_ENV, GANGS_FILE, REAL_EN
 from orchestrator.agent.ranks.processes import NodeRanks, RanksGoal
 from orchestrator.agent.ranks.rank_start import Call, RankCall
 from orchestrator.core import placeholders
+from orchestrator.core.errors import UserError
 from orchestrator.core.host import procfs
 from orchestrator.core.settings import rank_env
 from orchestrator.core.settings.rank_env import NodePlan
@@ -178,7 +179,7 @@ class LaunchScript:
             answer = await self._read(request, reader, writer)
             if isinstance(answer, Call):
                 self._begin(request, answer, writer)
-        except options.Refused as err:
+        except UserError as err:
             self._refuse(request, err, writer)
             return
         if isinstance(answer, Call):
@@ -196,7 +197,7 @@ class LaunchScript:
     async def _read(
         self, request: calls.Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> Call | options.Once | options.ToReal:
-        """Return what is asked for. Raises Refused."""
+        """Return what is asked for. Raises UserError."""
         words = request.accelerate_words
         if words is None:
             return calls.read(request, self._at)
@@ -206,7 +207,7 @@ class LaunchScript:
 
     def _begin(self, request: calls.Request, call: Call, writer: asyncio.StreamWriter) -> None:
         if self._waiting is not None:
-            raise options.Refused(
+            raise UserError(
                 f"{call.launcher} is called while the ranks of launcher call {self._calls} run: one gang at a time; start the "
                 "calls one after the other"
             )
@@ -215,13 +216,13 @@ class LaunchScript:
         program = shutil.which(first, path=env.get("PATH", os.defpath)) or ""
         cwd = Path(request.cwd) / call.cwd
         if not cwd.is_dir():
-            raise options.Refused(
+            raise UserError(
                 f"{call.launcher} is called in {cwd}, and there is no such folder; make it, or cd to another"
             )
         if not program and (cwd / first).exists():
             program = str(cwd / first)
         if not program:
-            raise options.Refused(f"{call.launcher}: there is no {first or 'python'} on this node")
+            raise UserError(f"{call.launcher}: there is no {first or 'python'} on this node")
         values = placeholders.of_environment(request.env)
         words = [placeholders.fill(word, values) for word in call.words]
         argv = (program, *(words if call.is_python else words[1:]))
@@ -236,11 +237,11 @@ class LaunchScript:
         self._call = RankCall(self._calls, call, argv, cwd, env, limits)
         self._wake()
 
-    def _refuse(self, request: calls.Request, err: options.Refused, writer: asyncio.StreamWriter) -> None:
-        usage = f"\nusage: {err.usage}" if err.usage else ""
+    def _refuse(self, request: calls.Request, err: UserError, writer: asyncio.StreamWriter) -> None:
+        usage = f"\nusage: {err.fix}" if err.fix else ""
         line = " ".join((request.name, *request.words))
-        _send(writer, {"say": f"orch: {err.text}{usage}", "exit": 2})
-        self._fail(f"{err.text}", f"{line}{usage}\n")
+        _send(writer, {"say": f"orch: {err.what}{usage}", "exit": 2})
+        self._fail(f"{err.what}", f"{line}{usage}\n")
 
     def _fail(self, reason: str, tail: str, fix: str = "", *, is_final: bool = True) -> None:
         """Report that the attempt cannot go on, once, unless it is being stopped: that ends stand-ins, too."""

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from orchestrator.core.errors import HostError
 from orchestrator.core.host import gpus
 
 NVIDIA_SMI_S_MAX = 5.0
@@ -116,6 +117,6 @@ def _output(tool: str, *options: str) -> str:
     """
     try:
         done = gpus.run(tool, *options, "--format=csv", limit_s=NVIDIA_SMI_S_MAX)
-    except gpus.GpuError as err:
+    except HostError as err:
         return str(err)
     return (done.stdout + done.stderr)[:TEXT_CHARS_MAX]

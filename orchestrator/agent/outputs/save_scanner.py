@@ -27,6 +27,7 @@ from orchestrator.agent.ranks.processes import NodeRanks
 from orchestrator.core import codec
 from orchestrator.core.checkpoints import disk
 from orchestrator.core.checkpoints.save import Part, Save
+from orchestrator.core.errors import Cancelled
 from orchestrator.core.jobdir import locks, ownership
 from orchestrator.core.jobdir.durable import LINE_BYTES_MAX
 from orchestrator.core.jobdir.layout import JobDir
@@ -56,10 +57,6 @@ LOCK_FILE = "checkpoints.lock"
 _Seen: TypeAlias = tuple[SaveWatch, Change]
 
 
-class GivenUp(Exception):
-    """Hashing was cancelled because the agent leaves."""
-
-
 class Hasher:
     """Thread of the lowest priority that hashes files, one after the other."""
 
@@ -82,7 +79,7 @@ class Hasher:
         now_s = time.monotonic()
         self._ahead_s = max(self._ahead_s, now_s) + size_bytes / HASH_BYTES_PER_S
         if self._given_up.wait(0.0 if self.is_hurried else self._ahead_s - now_s):
-            raise GivenUp
+            raise Cancelled
 
 
 class SaveScanner:
@@ -295,7 +292,7 @@ class SaveScanner:
         if done:
             self._hashing = [pair for pair in self._hashing if not pair[1].done()]
         for seen, future in done:
-            with contextlib.suppress(OSError, GivenUp, concurrent.futures.CancelledError):
+            with contextlib.suppress(OSError, Cancelled, concurrent.futures.CancelledError):
                 pieces = future.result()
                 if isinstance(pieces, tuple):
                     self._report(reports.SaveHashed(seen.attempt, seen.key, pieces))

@@ -110,8 +110,8 @@ def main(run_agent: RunAgent, *, is_launched: bool = False) -> int:
     stock = leases.Stock(gpus.here, os.cpu_count() or 1)
     try:
         held = leases.acquire(config.needs, leases.me(config.job, config.node), stock)
-    except leases.LeaseError as err:
-        report(w.Failed("lease", err.reason, err.fix, "busy" if err.is_busy else "permanent"))
+    except w.RequestFailed as err:
+        report(err.reply)
         return 1
     if is_launched and not _wait_for_go(held):
         return 1

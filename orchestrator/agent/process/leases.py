@@ -18,12 +18,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from orchestrator.core import codec
+from orchestrator.core.errors import HostError
 from orchestrator.core.host import procfs
-from orchestrator.core.host.gpus import Gpu, GpuError
+from orchestrator.core.host.gpus import Gpu
 from orchestrator.core.jobdir import full_disk
 from orchestrator.core.text import counted
 from orchestrator.core.wire.agent_config import Needs
-from orchestrator.core.wire.bootstrap import HeldLeases
+from orchestrator.core.wire.bootstrap import HeldLeases, RequestFailed
 
 PREFIX = "orch-lease"
 
@@ -56,16 +57,6 @@ class Holder:
     def __str__(self) -> str:
         job = f"job {self.job}" if self.job else "a process that does not answer"
         return f"{job} of {self.user or 'an unknown user'}, pid {self.pid or 'unknown'}"
-
-
-class LeaseError(Exception):
-    """The host lacks what is needed: for now if `is_busy`, else permanently."""
-
-    def __init__(self, reason: str, fix: str, *, is_busy: bool) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.fix = fix
-        self.is_busy = is_busy
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +103,7 @@ def me(job: str, node: str) -> Holder:
 
 
 def acquire(needs: Needs, who: Holder, stock: Stock) -> Leases:
-    """Lease what is needed, all or nothing. Raises LeaseError, which names the holders of what is missing."""
+    """Lease what is needed, all or nothing. Raises RequestFailed, which names the holders of what is missing."""
     if not needs.gpus and not needs.slots:
         return Leases(who, (), ())
     return _take_gpus(needs.gpus, who, stock) if needs.gpus else _take_slots(needs, who, stock)
@@ -124,7 +115,7 @@ def held(stock: Stock, text: str) -> tuple[HeldLeases, ...]:
     names = list(dict.fromkeys(name for _, mark, name in marked if mark and name != "turn"))
     gpus: Sequence[Gpu] = ()
     if any(name.startswith("gpu-") for name in names):
-        with contextlib.suppress(GpuError):
+        with contextlib.suppress(HostError):
             gpus = stock.gpus()
     ids = {f"gpu-{gpu.uuid}": f"GPU {gpu.id}" for gpu in gpus}
     things = [ids.get(name, name.replace("-", " ", 1)) for name in sorted(names, key=_in_order)]
@@ -143,13 +134,13 @@ def _in_order(name: str) -> tuple[str, int, str]:
 def _take_gpus(count: int, who: Holder, stock: Stock) -> Leases:
     try:
         gpus = stock.gpus()
-    except GpuError as err:
+    except HostError as err:
         reason = f"{counted(count, 'GPU')} wanted, none can be had: {err}"
         fix = "install the NVIDIA driver there, or take the host off the list"
-        raise LeaseError(reason, fix, is_busy=False) from err
+        raise RequestFailed("lease", reason, fix) from err
     if len(gpus) < count:
         reason = f"{counted(count, 'GPU')} wanted, the host has {len(gpus)}"
-        raise LeaseError(reason, "lower gpus_per_node, or take the host off the list", is_busy=False)
+        raise RequestFailed("lease", reason, "lower gpus_per_node, or take the host off the list")
     names = {f"gpu-{gpu.uuid}": gpu for gpu in gpus}
     with _choosing_alone(stock.prefix):
         bound, taken = _bind(list(names), count, stock.prefix)
@@ -173,7 +164,7 @@ def _take_slots(needs: Needs, who: Holder, stock: Stock) -> Leases:
     count = needs.slots if needs.slots_there else min(needs.slots, total)
     if count > total:
         reason = f"{counted(count, 'slot')} wanted, the host has {total}"
-        raise LeaseError(reason, "lower procs_per_node, or raise the host's slots", is_busy=False)
+        raise RequestFailed("lease", reason, "lower procs_per_node, or raise the host's slots")
     with _choosing_alone(stock.prefix):
         bound, taken = _bind([f"slot-{number}" for number in range(total)], count, stock.prefix)
     if len(bound) < count:
@@ -221,13 +212,13 @@ def _address(name: str, prefix: str) -> bytes:
 
 @contextlib.contextmanager
 def _choosing_alone(prefix: str) -> Iterator[None]:
-    """Hold this host's lock for choosing. Raises LeaseError when another launch holds it for `CHOOSE_S_MAX`."""
+    """Hold this host's lock for choosing. Raises RequestFailed when another launch holds it for `CHOOSE_S_MAX`."""
     deadline_s = time.monotonic() + CHOOSE_S_MAX
     while (lock := _try_bind("turn", prefix)) is None:
         if time.monotonic() > deadline_s:
             [holder] = _holders(["turn"], prefix)
             reason = f"another launch on this host has been choosing for {CHOOSE_S_MAX:.0f} s: {holder}"
-            raise LeaseError(reason, "it is tried again", is_busy=True)
+            raise RequestFailed("lease", reason, "it is tried again", "busy")
         time.sleep(CHOOSE_POLL_S)
     with lock:
         yield
@@ -258,13 +249,13 @@ def _ask(name: str, prefix: str, by_pid: dict[int, Holder]) -> Holder | None:
         return by_pid[pid]
 
 
-def _busy(what: str, holders: dict[str, Holder | None], who: Holder) -> LeaseError:
+def _busy(what: str, holders: dict[str, Holder | None], who: Holder) -> RequestFailed:
     things = _by_holder(holders)
     reasons = [f"{_grouped(names)} held by {holder}" for holder, names in things.items()]
     own = next((holder for holder in things if holder.job == who.job), None)
     if own is not None:  # waiting does not help
         reasons.append(f"this very job has them as {own.node}: name each machine once in the list of hosts")
-    return LeaseError("; ".join([what, *reasons]), "it is tried again when they are free", is_busy=True)
+    return RequestFailed("lease", "; ".join([what, *reasons]), "it is tried again when they are free", "busy")
 
 
 def _by_holder(holders: dict[str, Holder | None]) -> dict[Holder, list[str]]:

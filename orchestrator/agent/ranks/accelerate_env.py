@@ -29,10 +29,6 @@ OWNED_NAMES = (
 """Variables that are orch's: places of ranks, rendezvous, GPUs."""
 
 
-class Refused(Exception):
-    """Accelerate cannot prepare the launch, or would start something that orch cannot replace."""
-
-
 class _Launch(BaseException):
     """The moment at which Accelerate would start processes, with the environment that they would get."""
 
@@ -41,8 +37,9 @@ class _Launch(BaseException):
         self.env = dict(env)
 
 
-def main(words: Sequence[str]) -> int:
-    """Print, as JSON, `env` and what a line starts; on failure say why on standard error, and return 1.
+def main(words: Sequence[str]) -> None:
+    """Print, as JSON, `env` and what a line starts. Raises SystemExit, which says why: Accelerate cannot prepare the launch, or
+    would start something that orch cannot replace.
 
     The word is a JSON object: `line`, the words behind `accelerate launch`, `processes` and `nodes` of the job, and `keep`, the names
     that are not to be changed.
@@ -50,18 +47,13 @@ def main(words: Sequence[str]) -> int:
     settings = json.loads(words[0])
     lines = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print at import is not for the reader
-    try:
-        found = variables(settings)
-    except Refused as err:
-        print(f"orch: {err}", file=sys.stderr)
-        return 1
+    found = variables(settings)
     with lines:
         json.dump({**settings["found"], "env": found}, lines)
-    return 0
 
 
 def variables(settings: dict[str, Any]) -> dict[str, str]:
-    """Return what the launch would change of this process's environment. Raises Refused."""
+    """Return what the launch would change of this process's environment. Raises SystemExit."""
     before = dict(os.environ)
     env = _environment(_launch_module(), settings)
     kept = {*settings["keep"], *OWNED_NAMES}
@@ -77,11 +69,11 @@ def _launch_module() -> Any:
         return importlib.import_module("accelerate.commands.launch")
     except ImportError as err:
         fix = "install accelerate in the Python of the launch line"
-        raise Refused(f"{sys.executable} cannot import accelerate ({err}); {fix}") from err
+        raise SystemExit(f"orch: {sys.executable} cannot import accelerate ({err}); {fix}") from err
 
 
 def _environment(launch: Any, settings: dict[str, Any]) -> dict[str, str]:
-    """Return the environment in which Accelerate would start the ranks. Raises Refused."""
+    """Return the environment in which Accelerate would start the ranks. Raises SystemExit."""
     args = _read_line(launch, settings)
     which = f"accelerate {_version()}"
     _stop_before_processes(launch)
@@ -91,8 +83,8 @@ def _environment(launch: Any, settings: dict[str, Any]) -> dict[str, str]:
         return moment.env
     except (Exception, SystemExit) as err:
         why = " ".join(str(err).split()) or type(err).__name__
-        raise Refused(f"{which} cannot launch: {why}") from err
-    raise Refused(f"{which} starts no local processes; orch cannot take the place of such a launch")
+        raise SystemExit(f"orch: {which} cannot launch: {why}") from err
+    raise SystemExit(f"orch: {which} starts no local processes; orch cannot take the place of such a launch")
 
 
 def _read_line(launch: Any, settings: dict[str, Any]) -> Any:
@@ -101,7 +93,7 @@ def _read_line(launch: Any, settings: dict[str, Any]) -> Any:
     parser = launch.launch_command_parser()
 
     def refuse(message: str) -> NoReturn:
-        raise Refused(f"accelerate launch {_version()}: {message}")
+        raise SystemExit(f"orch: accelerate launch {_version()}: {message}")
 
     parser.error = refuse
     args = parser.parse_args(settings["line"])
@@ -138,4 +130,4 @@ def _version() -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])

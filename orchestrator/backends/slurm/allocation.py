@@ -17,13 +17,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.backends.api import Ending, NotOursError
+from orchestrator.backends.api import Ending
 from orchestrator.backends.slurm import control, end_causes
 from orchestrator.core import codec
+from orchestrator.core.errors import NotOursError
 from orchestrator.core.host import interfaces
 from orchestrator.core.jobdir.durable import replace_text
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.core.slurm.hostlist import HostlistError, expand
+from orchestrator.core.slurm.hostlist import expand
 from orchestrator.core.slurm.job_states import Stage
 
 RECORD_S_MAX = 60.0
@@ -69,7 +70,7 @@ def grant_of(job: JobDir, environ: Mapping[str, str]) -> Grant | None:
         raise NotOursError(f"this is Slurm job {job_id}, and the job goes on in Slurm job {ids[-1]}")
     try:
         nodes = expand(environ.get("SLURM_JOB_NODELIST", ""))
-    except HostlistError as err:
+    except ValueError as err:
         raise NotOursError(f"SLURM_JOB_NODELIST cannot be read: {err}") from err
     restarts = environ.get("SLURM_RESTART_COUNT", "")
     return Grant(job_id, int(restarts) if restarts.isdigit() else 0, nodes)

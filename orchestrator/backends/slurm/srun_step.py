@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from orchestrator.core.slurm import command_output
-from orchestrator.core.slurm.hostlist import HostlistError, expand
+from orchestrator.core.slurm.hostlist import expand
 from orchestrator.core.slurm.step_env import UP
 
 WORDS_MAX = 20
@@ -139,7 +139,7 @@ class Step:
         node itself explains it better."""
         try:
             names = expand(nodes)
-        except HostlistError:
+        except ValueError:
             return
         for seen in [self.seen[name] for name in names if name in self.seen]:
             if seen.fate in (Fate.ENDED, Fate.FAILED):

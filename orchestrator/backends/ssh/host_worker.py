@@ -23,10 +23,10 @@ from orchestrator.backends.ssh.session import (
     HostGoal,
     HostObservation,
     HostWish,
-    NotWantedAnyMore,
     Session,
     WorkerDependencies,
 )
+from orchestrator.core.errors import Cancelled
 from orchestrator.core.observations import Retryable
 from orchestrator.core.wire.agent_config import AgentConfig
 from orchestrator.core.wire.bootstrap import AgentSeen
@@ -225,7 +225,7 @@ class HostWorker:
                 break
             try:
                 self._do(action, number)
-            except NotWantedAnyMore:
+            except Cancelled:
                 continue
             except LaunchError as err:
                 self._note_failure(action, number, err)
@@ -265,7 +265,7 @@ class HostWorker:
                 self._hang_up()
             session, address = self._open(config)
             if not self._wish.is_latest(number):
-                raise NotWantedAnyMore
+                raise Cancelled
             dialling = replace(config, address=address)
             presence = session.launch(dialling, lambda: self._wish.is_latest(number))
         with self._changed:

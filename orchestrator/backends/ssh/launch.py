@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from orchestrator.backends.ssh.conversation import CLOCKS, Clocks, Conversation, Line
-from orchestrator.backends.ssh.session import NotWantedAnyMore
 from orchestrator.core import codec
+from orchestrator.core.errors import Cancelled
 from orchestrator.core.wire import bootstrap as w
 from orchestrator.core.wire.agent_config import AgentConfig
 
@@ -101,7 +101,7 @@ def launch_agent(
     line: Line, launch: Launch, still_wanted: Callable[[], bool] = lambda: True, clocks: Clocks = CLOCKS
 ) -> LaunchedAgent:
     """Bring an agent up on a host. Raises LaunchError; then no agent runs there, unless only its last reply, that it is
-    up, was lost. Raises NotWantedAnyMore: an agent of an earlier launch may have been dismissed in the meantime."""
+    up, was lost. Raises Cancelled: an agent of an earlier launch may have been dismissed in the meantime."""
     request = w.Launch(
         root=launch.config.root, bundle=launch.launcher.blob, code=launch.code.blob,
         unpacked_bytes=launch.code.unpacked_bytes, config=launch.config,
@@ -116,7 +116,7 @@ def launch_agent(
         conversation.enter("lease")
         held = conversation.expect_either(w.Leased, w.AlreadyUp)
         if not still_wanted():
-            raise NotWantedAnyMore
+            raise Cancelled
         pid = held.pid if isinstance(held, w.AlreadyUp) else _go(conversation)
         return LaunchedAgent(
             root=folder.root, ships=folder.ships, gpus=held.gpus, has_rsync=folder.has_rsync, pid=pid, was_up=isinstance(held, w.AlreadyUp), boot_id=folder.boot_id,

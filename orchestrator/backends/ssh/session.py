@@ -15,6 +15,7 @@ import paramiko
 from orchestrator.backends.api import LaunchError
 from orchestrator.backends.ssh.connect.connection import ChannelTaker
 from orchestrator.backends.ssh.connect.port_forward import Forward
+from orchestrator.core.errors import Cancelled
 from orchestrator.core.wire.agent_config import AgentConfig
 from orchestrator.core.wire.bootstrap import AgentSeen
 
@@ -29,7 +30,7 @@ class Session(Protocol):
         """Let the host listen on a port of its own, whose connections go to `taker`; return the port."""
 
     def launch(self, config: AgentConfig, still_wanted: Callable[[], bool]) -> AgentSeen:
-        """Bring everything there and start the agent. Raises NotWantedAnyMore when the agent is no longer wanted just before
+        """Bring everything there and start the agent. Raises Cancelled when the agent is no longer wanted just before
         its start."""
 
     def reach(self, config: AgentConfig) -> AgentSeen:
@@ -87,20 +88,16 @@ class ConcurrencyLimit:
 
     @contextmanager
     def slot(self, still_wanted: Callable[[], bool]) -> Iterator[None]:
-        """Wait for a slot and hold it. Raises NotWantedAnyMore."""
+        """Wait for a slot and hold it. Raises Cancelled."""
         while not self._free.acquire(timeout=SLOT_POLL_S):
             if not still_wanted():
-                raise NotWantedAnyMore
+                raise Cancelled
         try:
             if not still_wanted():
-                raise NotWantedAnyMore
+                raise Cancelled
             yield
         finally:
             self._free.release()
-
-
-class NotWantedAnyMore(Exception):
-    """The action that waited is no longer wanted."""
 
 
 class Clock:

@@ -15,6 +15,7 @@ from orchestrator.brain.checks import network, node, sameness
 from orchestrator.brain.checks.finding import Finding, Severity, error, names, note
 from orchestrator.brain.checks.network import Link, Pair
 from orchestrator.client.checks.visits import Visits, apart
+from orchestrator.core.errors import Cancelled
 from orchestrator.core.host_facts import HostFacts, Source
 from orchestrator.core.observations import Address
 from orchestrator.core.text import counted
@@ -251,10 +252,6 @@ class _Reduction:
     on_gpu: bool
 
 
-class _OutOfTime(Exception):
-    """The time for trials is over."""
-
-
 def _reduction(
     hosts: Sequence[str],
     links: Mapping[Pair, Link],
@@ -290,7 +287,7 @@ def _reduce(visits: Visits, reduction: _Reduction, report: Report) -> None:
 
     def succeeds(nodes: tuple[str, ...]) -> bool:
         if time.monotonic() > end_s:
-            raise _OutOfTime
+            raise Cancelled
         failed = _trial(visits, reduction, nodes)
         faults.update(failed)
         return not failed
@@ -304,7 +301,7 @@ def _reduce(visits: Visits, reduction: _Reduction, report: Report) -> None:
     fix = "read the reason; with `NCCL_DEBUG=INFO` or `TORCH_CPP_LOG_LEVEL=INFO` in env: ranks say more"
     try:
         found = network.suspects(nodes, succeeds)
-    except _OutOfTime:
+    except Cancelled:
         text = f"a sum over {counted(len(nodes), 'node')} by {library} fails: {next(iter(faults.values()))}"
         report.findings += [
             error("reduce", (), text, fix),

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from orchestrator.agent.host import program_probe
-from orchestrator.core.errors import UserError
+from orchestrator.core.errors import HostError, UserError
 from orchestrator.core.host_facts import Source
 from orchestrator.spec.load import SpecFile
 
@@ -75,7 +75,7 @@ def _compiles(python: str, code: Sequence[Source], workdir: Path, environ: Mappi
 
     try:
         found = setup_script.find_program(python, environ, workdir)
-    except setup_script.SetupError:
+    except HostError:
         return True  # which the submit itself reports
     asked = GatherFacts(found, {}, tuple(code), (), (), (), counts_gpus=False)
     return not program.ask(asked, environ).syntax

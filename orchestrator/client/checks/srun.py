@@ -15,7 +15,7 @@ from orchestrator.backends.api import LaunchError
 from orchestrator.backends.ssh.conversation import Line, Remote
 from orchestrator.client.checks.visits import VISIT_S_MAX, Reach
 from orchestrator.core.slurm import step_env
-from orchestrator.core.slurm.hostlist import HostlistError, expand
+from orchestrator.core.slurm.hostlist import expand
 
 OPTIONS = (
     "--overlap", "--nodes=1", "--ntasks=1", "--mem=0", "--cpu-bind=none", "--mpi=none", "--kill-on-bad-exit=0",
@@ -36,7 +36,7 @@ def nodes(environ: Mapping[str, str]) -> tuple[str, ...]:
         return ()
     try:
         return expand(environ.get("SLURM_JOB_NODELIST", ""))
-    except HostlistError:
+    except ValueError:
         return ()
 
 

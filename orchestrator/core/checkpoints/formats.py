@@ -28,7 +28,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 from orchestrator.core.checkpoints import names
-from orchestrator.core.checkpoints.pickle_tokens import PickleError, Token, tokens
+from orchestrator.core.checkpoints.pickle_tokens import Token, tokens
 from orchestrator.core.checkpoints.save import Need
 
 HEAD_BYTES_MAX = 64 << 20
@@ -200,7 +200,7 @@ def _dcp(data: bytes, path: PurePosixPath) -> FileReading:
                 offset = token
             elif key == "length" and piece:
                 ends[piece] = max(ends.get(piece, 0), offset + token)
-    except PickleError:
+    except ValueError:
         return FileReading(fault="is cut off")
     needs = tuple(Need(str(path.parent / piece), end, str(path)) for piece, end in sorted(ends.items()))
     return FileReading(is_proved=bool(needs), needs=needs)
@@ -275,7 +275,7 @@ def _pairs(data: bytes) -> Iterator[tuple[Token, Token]]:
         for token in tokens(data):
             yield before, token
             before = token
-    except PickleError:
+    except ValueError:
         return
 
 

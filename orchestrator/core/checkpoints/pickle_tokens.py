@@ -28,36 +28,29 @@ _CLOSES = frozenset(
 """Opcodes that use up a mark."""
 
 
-class PickleError(ValueError):
-    """The bytes are not those of a pickle."""
-
-
 def tokens(data: bytes) -> Iterator[Token]:
-    """Yield the texts and numbers of the pickle at the beginning of `data`. Raises PickleError, also for one that is
+    """Yield the texts and numbers of the pickle at the beginning of `data`. Raises ValueError, also for one that is
     cut off."""
     memo: dict[int, str] = {}
     depth = count = 0
     last: str | None = None  # the text on top of the stack, until another opcode has come
-    try:
-        for opcode, found, _ in pickletools.genops(data):
-            name, before, last = opcode.name, last, None
-            argument: Any = found
-            if name in _TEXTS:
-                last = argument
+    for opcode, found, _ in pickletools.genops(data):
+        name, before, last = opcode.name, last, None
+        argument: Any = found
+        if name in _TEXTS:
+            last = argument
+            yield depth, argument
+        elif name in _NUMBERS:
+            if argument.bit_length() <= NUMBER_BITS_MAX:
                 yield depth, argument
-            elif name in _NUMBERS:
-                if argument.bit_length() <= NUMBER_BITS_MAX:
-                    yield depth, argument
-            elif name in _PUTS or name == "MEMOIZE":
-                if before is not None:
-                    memo[argument if name in _PUTS else count] = before
-                count += name == "MEMOIZE"
-            elif name in _GETS:
-                if argument in memo:
-                    yield depth, memo[argument]
-            elif name == "MARK":
-                depth += 1
-            elif name in _CLOSES:
-                depth = max(0, depth - 1)
-    except ValueError as err:
-        raise PickleError(str(err)) from err
+        elif name in _PUTS or name == "MEMOIZE":
+            if before is not None:
+                memo[argument if name in _PUTS else count] = before
+            count += name == "MEMOIZE"
+        elif name in _GETS:
+            if argument in memo:
+                yield depth, memo[argument]
+        elif name == "MARK":
+            depth += 1
+        elif name in _CLOSES:
+            depth = max(0, depth - 1)

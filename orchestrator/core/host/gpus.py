@@ -7,6 +7,8 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 
+from orchestrator.core.errors import HostError
+
 LIST_S_MAX = 15.0
 """How long nvidia-smi may take: without persistence mode it wakes every GPU first."""
 
@@ -26,10 +28,6 @@ class Gpu:
     model: str
 
 
-class GpuError(Exception):
-    """The host's GPUs cannot be listed."""
-
-
 def program(path: str | None = None) -> str | None:
     """Return where nvidia-smi is: in PATH or where drivers put it; with `path`, in that PATH only. None where it is not
     found."""
@@ -40,7 +38,7 @@ def program(path: str | None = None) -> str | None:
 
 
 def run(tool: str, *options: str, limit_s: float) -> subprocess.CompletedProcess[str]:
-    """Run nvidia-smi. Raises GpuError when it cannot be run or does not end in time; an exit code is the caller's."""
+    """Run nvidia-smi. Raises HostError when it cannot be run or does not end in time; an exit code is the caller's."""
     shown = f"`{tool} {' '.join(options)}`"
     try:
         return subprocess.run(
@@ -48,9 +46,9 @@ def run(tool: str, *options: str, limit_s: float) -> subprocess.CompletedProcess
             timeout=limit_s, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired as err:
-        raise GpuError(f"{shown} has not answered for {limit_s:g} s") from err
+        raise HostError(f"{shown} has not answered for {limit_s:g} s") from err
     except OSError as err:
-        raise GpuError(f"{shown} cannot be run: {err.strerror}") from err
+        raise HostError(f"{shown} cannot be run: {err.strerror}") from err
 
 
 def printed(done: subprocess.CompletedProcess[str]) -> str:
@@ -64,13 +62,13 @@ def rows(text: str) -> list[list[str]]:
 
 
 def here() -> tuple[Gpu, ...]:
-    """List this host's GPUs. Raises GpuError when that fails, or when there is no driver."""
+    """List this host's GPUs. Raises HostError when that fails, or when there is no driver."""
     tool = program()
     if tool is None:
-        raise GpuError("there is no nvidia-smi on this host")
+        raise HostError("there is no nvidia-smi on this host")
     done = run(tool, "-L", limit_s=LIST_S_MAX)
     if done.returncode != 0:
-        raise GpuError(f"`{tool} -L` ended with code {done.returncode}: {printed(done)}")
+        raise HostError(f"`{tool} -L` ended with code {done.returncode}: {printed(done)}")
     return listed(done.stdout)
 
 

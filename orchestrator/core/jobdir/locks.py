@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
+from orchestrator.core.errors import NotOursError
 from orchestrator.core.jobdir import ownership
 from orchestrator.core.jobdir.layout import JobDir
 
@@ -98,21 +99,17 @@ def holder(path: Path) -> Holder | None:
     return Holder(int(words[0]), words[1]) if len(words) == 2 and words[0].isdecimal() else None
 
 
-class TakenOverError(Exception):
-    """Another process has signed a lock that this one holds, on a disk that shows locks to no other machine."""
-
-
 class Signature:
-    """The signature of this process in a lock that it holds."""
+    """The signature of this process in a lock that it holds, on a disk that may show locks to no other machine."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._who = holder(path)
 
     def require(self) -> None:
-        """Raise TakenOverError where another has signed since; a signature that cannot be read is no other's."""
+        """Raise NotOursError where another has signed since; a signature that cannot be read is no other's."""
         if self._who is not None and holder(self._path) not in (None, self._who):
-            raise TakenOverError(f"another process has taken the job over{by_whom(self._path)}")
+            raise NotOursError(f"another process has taken the job over{by_whom(self._path)}")
 
 
 def by_whom(path: Path) -> str:

@@ -13,17 +13,13 @@ NODES_MAX = 65_536
 _BRACKET = re.compile(r"\[([^\[\]]*)\]")
 
 
-class HostlistError(ValueError):
-    """The text is not a host list."""
-
-
 def expand(text: str) -> tuple[str, ...]:
-    """Return the nodes of a host list, in its order. Raises HostlistError."""
+    """Return the nodes of a host list, in its order. Raises ValueError."""
     nodes: list[str] = []
     for word in _words(text):
         nodes += _expand_one(word)
         if len(nodes) > NODES_MAX:
-            raise HostlistError(f"more than {NODES_MAX} nodes in {text[:80]}")
+            raise ValueError(f"more than {NODES_MAX} nodes in {text[:80]}")
     return tuple(nodes)
 
 
@@ -31,7 +27,7 @@ def holds(text: str, node: str) -> bool:
     """Tell whether a host list may have a node; an empty or unreadable list may have any."""
     try:
         return not text or node in expand(text)
-    except HostlistError:
+    except ValueError:
         return True
 
 
@@ -41,13 +37,13 @@ def _words(text: str) -> list[str]:
     for char in text:
         depth += {"[": 1, "]": -1}.get(char, 0)
         if not 0 <= depth <= 1:
-            raise HostlistError(f"brackets do not match in {text[:80]}")
+            raise ValueError(f"brackets do not match in {text[:80]}")
         if char == "," and not depth:
             words.append("")
         else:
             words[-1] += char
     if depth:
-        raise HostlistError(f"brackets do not match in {text[:80]}")
+        raise ValueError(f"brackets do not match in {text[:80]}")
     return [word for word in words if word]
 
 
@@ -59,7 +55,7 @@ def _expand_one(word: str) -> list[str]:
     for choice in choices:
         size *= len(choice)
     if size > NODES_MAX:
-        raise HostlistError(f"more than {NODES_MAX} nodes in {word[:80]}")
+        raise ValueError(f"more than {NODES_MAX} nodes in {word[:80]}")
     return ["".join(one) for one in itertools.product(*choices)]
 
 
@@ -69,9 +65,9 @@ def _numbers(ranges: str, word: str) -> list[str]:
     for span in ranges.split(","):
         low, dash, high = span.partition("-")
         if not (low.isascii() and low.isdigit() and (not dash or (high.isascii() and high.isdigit()))):
-            raise HostlistError(f"{span or 'nothing'} is not a range of numbers in {word[:80]}")
+            raise ValueError(f"{span or 'nothing'} is not a range of numbers in {word[:80]}")
         first, last = int(low), int(high) if dash else int(low)
         if last < first or last - first >= NODES_MAX:
-            raise HostlistError(f"{span} is not a range of numbers in {word[:80]}")
+            raise ValueError(f"{span} is not a range of numbers in {word[:80]}")
         numbers += [f"{number:0{len(low)}d}" for number in range(first, last + 1)]
     return numbers

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from orchestrator.core.slurm import command_output
 from orchestrator.core.slurm.command import command
-from orchestrator.core.slurm.hostlist import HostlistError, expand
+from orchestrator.core.slurm.hostlist import expand
 
 SCONTROL_S_MAX = 10.0
 """How long a command may take: with its controller down, one gives up by itself after MessageTimeout, 10 s mostly."""
@@ -40,6 +40,6 @@ def is_orphaned(job: Mapping[str, str], restarts: str) -> bool:
     listed, host = job.get("NodeList", "(null)"), job.get("BatchHost", "")
     try:
         nodes = () if listed == "(null)" else expand(listed)
-    except HostlistError:
+    except ValueError:
         return False
     return bool(host and nodes) and host not in nodes

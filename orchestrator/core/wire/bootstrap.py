@@ -216,6 +216,14 @@ class Failed:
     trouble: str
 
 
+class RequestFailed(Exception):
+    """A request that the host cannot fulfil, with the reply to send."""
+
+    def __init__(self, stage: str, reason: str, fix: str = "", trouble: str = "permanent") -> None:
+        super().__init__(reason)
+        self.reply = Failed(stage, reason, fix, trouble)
+
+
 @dataclass(frozen=True, slots=True)
 class AgentSeen:
     """Whether the node's agent lives; `boot_id`: of the host's kernel; `words`: the last line of its log."""

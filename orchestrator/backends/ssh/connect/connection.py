@@ -31,6 +31,7 @@ from orchestrator.backends.ssh.connect.dial import (
 )
 from orchestrator.backends.ssh.connect.remote_command import RemoteCommand
 from orchestrator.backends.ssh.connect.ssh_config import Target, has_own_home, home
+from orchestrator.core.errors import HostError
 from orchestrator.core.observations import Retryable
 
 __all__ = ["Connection", "Jumps", "RemoteCommand"]
@@ -142,14 +143,14 @@ class Connection:
 
     def sftp(self) -> paramiko.SFTPClient:
         """Open an SFTP channel; by a command where a shell's greeting spoils the subsystem. Raises LaunchError("copy")."""
-        with contextlib.suppress(LaunchError, _NoSftp):
+        with contextlib.suppress(LaunchError, HostError):
             return _sftp(self._session("copy", lambda channel: channel.invoke_subsystem("sftp")))
         mark = f"orch-{secrets.token_hex(8)}"
         channel = self._exec(_SFTP_COMMAND.format(mark=mark), "copy")
         try:
             _skip_to(channel, mark.encode())
             return _sftp(channel)
-        except _NoSftp as err:
+        except HostError as err:
             channel.close()
             fix = "install rsync on both ends, or set `Subsystem sftp internal-sftp` in its sshd_config"
             raise LaunchError(
@@ -322,10 +323,6 @@ class _Slot:
         self.failure: LaunchError | None = None
 
 
-class _NoSftp(Exception):
-    """The answer did not come from an SFTP server."""
-
-
 def _line(target: Target, host_keys: known_hosts.Policy, jumps: Jumps) -> tuple[_Line, Proxy | None]:
     if target.jump is not None:
         return jumps.reach(target, target.jump, host_keys), None
@@ -356,7 +353,7 @@ def _sftp(channel: paramiko.Channel) -> paramiko.SFTPClient:
         client = paramiko.SFTPClient(channel)
     except (paramiko.SFTPError, paramiko.SSHException, EOFError, OSError) as err:
         channel.close()
-        raise _NoSftp(str(err) or "it ended") from err
+        raise HostError(str(err) or "it ended") from err
     channel.settimeout(SFTP_STALL_S_MAX)
     return client
 
@@ -369,10 +366,10 @@ def _skip_to(channel: paramiko.Channel, mark: bytes) -> None:
         try:
             more = channel.recv(NOISE_BYTES_MAX)
         except TimeoutError as err:
-            raise _NoSftp("its shell did not answer") from err
+            raise HostError("its shell did not answer") from err
         greeting += more
         if not more or len(greeting) > NOISE_BYTES_MAX:
-            raise _NoSftp(f"its shell said {greeting[-200:].decode(errors='replace').strip()!r}")
+            raise HostError(f"its shell said {greeting[-200:].decode(errors='replace').strip()!r}")
 
 
 ChannelTaker = Callable[[paramiko.Channel], None]

@@ -19,10 +19,11 @@ from dataclasses import dataclass
 from orchestrator.backends.api import Copied, Copy, Direction, LaunchError, Wake
 from orchestrator.backends.ssh.connect.connection import Connection
 from orchestrator.backends.ssh.copy import rsync, sftp
-from orchestrator.backends.ssh.copy.copy_task import Broken, CopyTask, Failed, GivenUp, Unfit, fits, mark
+from orchestrator.backends.ssh.copy.copy_task import Broken, CopyTask, Unfit, fits, mark
 from orchestrator.core.backoff import Backoff
 from orchestrator.core.checkpoints import disk
 from orchestrator.core.checkpoints.save import Piece
+from orchestrator.core.errors import Cancelled, HostError
 from orchestrator.core.jobdir.durable import sync_folder
 from orchestrator.core.observations import Retryable
 
@@ -146,7 +147,7 @@ class CopyQueue:
         while (queued := self._next()) is not None:
             try:
                 error = self._try(queued)
-            except GivenUp:
+            except Cancelled:
                 error = None
             except Exception as err:  # our own fault must not leave the supervisor waiting for this copy
                 error = f"{type(err).__name__}: {err}"
@@ -175,7 +176,7 @@ class CopyQueue:
             return None
 
     def _try(self, queued: _QueuedCopy) -> str | None:
-        """Try a copy once; return how it ended, None when it is to be tried again. Raises GivenUp."""
+        """Try a copy once; return how it ended, None when it is to be tried again. Raises Cancelled."""
         try:
             connection = self._connection(queued)
             if connection is None:
@@ -189,7 +190,7 @@ class CopyQueue:
             if err.trouble is not Retryable.PERMANENT:
                 return self._again(queued, err.reason)
             return f"{err.reason}; fix: {err.fix}" if err.fix else err.reason
-        except Failed as err:
+        except HostError as err:
             return str(err)
         return ""
 
@@ -265,21 +266,21 @@ class CopyQueue:
 
 
 def _make_room(copy: Copy) -> None:
-    """Make the local folder, and check that the files have room there. Raises Failed."""
+    """Make the local folder, and check that the files have room there. Raises HostError."""
     try:
         copy.local_dir.mkdir(parents=True, exist_ok=True)
         free_bytes = shutil.disk_usage(copy.local_dir).free
     except OSError as err:
-        raise Failed(f"{copy.local_dir} on this machine: {err.strerror}") from err
+        raise HostError(f"{copy.local_dir} on this machine: {err.strerror}") from err
     missing = [entry for entry in copy.expected if not fits(copy.local_dir / entry.name, entry)]
     needed_bytes = sum(entry.size_bytes for entry in missing) + SPARE_BYTES
     if missing and needed_bytes > free_bytes:
         sizes = f"{needed_bytes / 1e6:.0f} MB are needed, {free_bytes / 1e6:.0f} MB are free"
-        raise Failed(f"no space is left for it in {copy.local_dir} on this machine: {sizes}")
+        raise HostError(f"no space is left for it in {copy.local_dir} on this machine: {sizes}")
 
 
 def _settle(task: CopyTask, entry: Piece) -> None:
-    """Sync a fetched file, and give it the time that it has on its host. Raises Failed when it is not the expected one."""
+    """Sync a fetched file, and give it the time that it has on its host. Raises HostError when it is not the expected one."""
     path = task.copy.local_dir / entry.name
     try:
         with path.open("rb") as file:
@@ -289,10 +290,10 @@ def _settle(task: CopyTask, entry: Piece) -> None:
             mark(path, entry)
             return
     except FileNotFoundError as err:
-        raise Failed(f"{entry.name} is not a file any more on {task.copy.node}") from err
+        raise HostError(f"{entry.name} is not a file any more on {task.copy.node}") from err
     except OSError as err:
-        raise Failed(f"{path} on this machine: {err.strerror}") from err
-    raise Failed(f"{entry.name} was written again on {task.copy.node} before it was copied")
+        raise HostError(f"{path} on this machine: {err.strerror}") from err
+    raise HostError(f"{entry.name} was written again on {task.copy.node} before it was copied")
 
 
 def _differs(mtime_ns: int, expected_ns: int) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from orchestrator.backends.api import Copy
 from orchestrator.core.checkpoints.save import Piece
+from orchestrator.core.errors import Cancelled, HostError
 
 STALL_S_MAX = 60.0
 """A copy without a byte of progress for this long is broken off, and begun again over a connection that works."""
@@ -20,16 +21,8 @@ class Broken(Exception):
     """The connection broke or is silent: the copy is to be tried again."""
 
 
-class Failed(Exception):
-    """The files cannot be copied; the message is for a person."""
-
-
 class Unfit(Exception):
     """The files cannot be copied by this tool, but perhaps by another."""
-
-
-class GivenUp(Exception):
-    """The copy is no longer wanted."""
 
 
 class CopyTask:
@@ -59,9 +52,9 @@ class CopyTask:
                 self._abort()
 
     def check(self) -> None:
-        """Raise GivenUp when the copy is no longer wanted."""
+        """Raise Cancelled when the copy is no longer wanted."""
         if self._given_up.is_set():
-            raise GivenUp
+            raise Cancelled
 
     @contextlib.contextmanager
     def ended_by(self, abort: Callable[[], object]) -> Iterator[None]:
@@ -76,7 +69,7 @@ class CopyTask:
                 self._abort = before
 
     def wait(self, wait_s: float) -> None:
-        """Wait, unless the copy is given up. Raises GivenUp."""
+        """Wait, unless the copy is given up. Raises Cancelled."""
         self._given_up.wait(wait_s)
         self.check()
 
@@ -86,7 +79,7 @@ class CopyTask:
         self._began_s = time.monotonic()
 
     def advance(self, more_bytes: int) -> None:
-        """Add copied bytes to the progress, and wait as long as the rate limit requires. Raises GivenUp."""
+        """Add copied bytes to the progress, and wait as long as the rate limit requires. Raises Cancelled."""
         self.done_bytes += more_bytes
         self._paced_bytes += more_bytes
         if self.bytes_per_s is None:
@@ -98,7 +91,7 @@ class CopyTask:
     def damaged(self, name: str) -> Exception:
         """Return what it means that a file came with other bytes than it has on its host: once more, or never."""
         if name in self._damaged:
-            return Failed(f"{name} came damaged from {self.copy.node} twice")
+            return HostError(f"{name} came damaged from {self.copy.node} twice")
         self._damaged.append(name)
         return Broken(f"{name} was damaged on its way")
 

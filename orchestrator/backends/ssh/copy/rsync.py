@@ -17,7 +17,8 @@ import time
 from typing import IO
 
 from orchestrator.backends.api import Direction
-from orchestrator.backends.ssh.copy.copy_task import STALL_S_MAX, Broken, CopyTask, Failed, Unfit
+from orchestrator.backends.ssh.copy.copy_task import STALL_S_MAX, Broken, CopyTask, Unfit
+from orchestrator.core.errors import HostError
 
 OUTPUT_BYTES_MAX = 16_384
 END_S_MAX = 5.0
@@ -36,22 +37,22 @@ _LINE_CODES = (10, 12, 30, 35)
 
 
 def copy(task: CopyTask, ssh: tuple[str, ...], host: str, again: bool) -> None:
-    """Copy by rsync; `again`: an earlier try may have left parts of files. Raises Unfit, Broken, Failed, GivenUp."""
+    """Copy by rsync; `again`: an earlier try may have left parts of files. Raises Unfit, Broken, HostError, Cancelled."""
     task.begin()
     copied = ["--info=progress2", "--no-human-readable", *([] if again else ["--whole-file"])]
     _run(task, _argv(task, ssh, host, copied))
 
 
 def require_unchanged(task: CopyTask, ssh: tuple[str, ...], host: str) -> None:
-    """Compare the sizes and times of fetched files with those on their host. Raises Failed when one was written again
-    there; Unfit, Broken, GivenUp."""
+    """Compare the sizes and times of fetched files with those on their host. Raises HostError when one was written again
+    there; Unfit, Broken, Cancelled."""
     done_bytes = task.done_bytes
     output = _run(task, _argv(task, ssh, host, ["--dry-run", f"--out-format={DIFFERS.decode()}%n"]))
     task.done_bytes = done_bytes
     _, differs, rest = output.partition(DIFFERS)  # before that may be what the host shows at a login
     if differs:
         name = rest.partition(b"\n")[0].decode(errors="replace").removeprefix("./")
-        raise Failed(f"{name} was written again on {task.copy.node} before it was copied")
+        raise HostError(f"{name} was written again on {task.copy.node} before it was copied")
 
 
 def _run(task: CopyTask, argv: list[str]) -> bytes:
@@ -160,10 +161,10 @@ def _error(code: int, output: bytes, task: CopyTask) -> Exception:
     last = b" / ".join(lines[-3:]).decode(errors="replace")
     if _NO_SPACE.search(output):
         where = f"{copy.local_dir} on this machine" if fetches else f"{copy.remote_dir} on {copy.node}"
-        return Failed(f"no space is left for it in {where}")
+        return HostError(f"no space is left for it in {where}")
     if _NO_FILE.search(output):
         where = f"on {copy.node}" if fetches else "on this machine"
-        return Failed(f"it was deleted {where} before it was copied ({last})")
+        return HostError(f"it was deleted {where} before it was copied ({last})")
     if code in _LINE_CODES:
         return Broken(f"the line broke ({last})")
     return Unfit(f"rsync ended with code {code} ({last})")

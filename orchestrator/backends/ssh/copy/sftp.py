@@ -19,7 +19,8 @@ import paramiko
 
 from orchestrator.backends.api import Direction
 from orchestrator.backends.ssh.connect.connection import Connection, RemoteCommand
-from orchestrator.backends.ssh.copy.copy_task import STALL_S_MAX, Broken, CopyTask, Failed, fits, mark
+from orchestrator.backends.ssh.copy.copy_task import STALL_S_MAX, Broken, CopyTask, fits, mark
+from orchestrator.core.errors import HostError
 from orchestrator.core.jobdir.durable import installed
 
 REQUEST_BYTES = 32_768
@@ -33,7 +34,7 @@ _TAIL = """/bin/sh -c 'read -r n; IFS= read -r p; echo {mark}; exec tail -c "+$n
 
 
 def copy(task: CopyTask, connection: Connection) -> None:
-    """Copy file by file. Raises Broken, Failed, GivenUp, LaunchError."""
+    """Copy file by file. Raises Broken, HostError, Cancelled, LaunchError."""
     task.begin()
     with contextlib.closing(connection.sftp()) as sftp, task.ended_by(sftp.close):
         try:
@@ -88,7 +89,7 @@ def _fetch(task: CopyTask, connection: Connection, sftp: paramiko.SFTPClient, na
         raise _refused(err, sftp, path, copy.node) from err
     size_bytes, mtime_s = attributes.st_size or 0, int(attributes.st_mtime or 0)
     if expected is not None and (size_bytes, mtime_s) != (expected.size_bytes, expected.mtime_ns // 10**9):
-        raise Failed(f"{name} was written again on {copy.node} before it was copied")
+        raise HostError(f"{name} was written again on {copy.node} before it was copied")
     with _local(copy.local_dir):
         target.parent.mkdir(parents=True, exist_ok=True)
     with installed(target, durable=False) as part:
@@ -96,7 +97,7 @@ def _fetch(task: CopyTask, connection: Connection, sftp: paramiko.SFTPClient, na
         if expected is not None and expected.sha256 != digest:
             again = sftp.stat(os.fsencode(path))
             if (again.st_size, int(again.st_mtime or 0)) != (size_bytes, mtime_s):
-                raise Failed(f"{name} was written again on {copy.node} before it was copied")
+                raise HostError(f"{name} was written again on {copy.node} before it was copied")
             if expected.sha256:
                 raise task.damaged(name)
         os.utime(part, (mtime_s, mtime_s))
@@ -126,7 +127,7 @@ def _send(task: CopyTask, sftp: paramiko.SFTPClient, name: str) -> None:
     try:
         source = (copy.local_dir / name).open("rb")
     except OSError as err:
-        raise Failed(f"{copy.local_dir / name} on this machine: {err.strerror}") from err
+        raise HostError(f"{copy.local_dir / name} on this machine: {err.strerror}") from err
     with source:
         about = os.fstat(source.fileno())
         if name in task.sent or (name in copy.there and _is_there(sftp, path, about)):
@@ -205,11 +206,11 @@ def _rename(sftp: paramiko.SFTPClient, part: PurePosixPath, path: PurePosixPath)
 
 @contextlib.contextmanager
 def _local(here: Path) -> Iterator[None]:
-    """Turn errors of this machine's disk into Failed: they are not the connection's fault."""
+    """Turn errors of this machine's disk into HostError: they are not the connection's fault."""
     try:
         yield
     except OSError as err:
-        raise Failed(f"{here} on this machine: {err.strerror}") from err
+        raise HostError(f"{here} on this machine: {err.strerror}") from err
 
 
 def _refused(err: OSError, sftp: paramiko.SFTPClient, path: str, node: str) -> Exception:
@@ -218,9 +219,9 @@ def _refused(err: OSError, sftp: paramiko.SFTPClient, path: str, node: str) -> E
     if isinstance(err, TimeoutError | ConnectionError) or channel is None or channel.closed:
         return Broken(f"the line broke: {str(err) or type(err).__name__}")
     if isinstance(err, FileNotFoundError):
-        return Failed(f"{path} is not there on {node}")
+        return HostError(f"{path} is not there on {node}")
     if err.errno is None:
-        return Failed(
+        return HostError(
             f"{path} cannot be written on {node}, where no space may be left (its sftp-server: {err})"
         )
-    return Failed(f"{path} on {node}: {err.strerror or err}")
+    return HostError(f"{path} on {node}: {err.strerror or err}")

@@ -7,6 +7,7 @@ import os
 import pytest
 
 from orchestrator.agent.host import rendezvous
+from orchestrator.core.errors import HostError
 
 
 def test_a_free_port_is_in_the_range_and_a_held_one_is_passed_over() -> None:
@@ -19,8 +20,6 @@ def test_a_free_port_is_in_the_range_and_a_held_one_is_passed_over() -> None:
 def test_a_chosen_port_that_is_taken_is_told_with_who_has_it() -> None:
     with rendezvous.held_port("seed", None) as held:
         port = held.getsockname()[1]
-        with pytest.raises(
-            rendezvous.PortError, match=rf"port {port} is taken by pid {os.getpid()} \(.*python"
-        ):
+        with pytest.raises(HostError, match=rf"port {port} is taken by pid {os.getpid()} \(.*python"):
             rendezvous.held_port("seed", port)
     rendezvous.held_port("seed", port).close()

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.agent.host import setup_script
-from orchestrator.agent.host.setup_script import Setup, SetupError
+from orchestrator.agent.host.setup_script import Setup
+from orchestrator.core.errors import HostError
 
 ENV = {"PATH": os.environ["PATH"], "WHO": "world"}
 
@@ -41,7 +42,7 @@ def test_the_lines_environment_is_never_on_disk(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_first_failing_line_ends_them_and_their_last_words_are_told(tmp_path: Path) -> None:
     (tmp_path / "node.log").write_text("before\n")
-    with pytest.raises(SetupError) as caught:
+    with pytest.raises(HostError) as caught:
         _run(tmp_path, "echo one", "echo two >&2; exit 3", "echo three")
     assert caught.value.reason == "the setup lines ended with code 3"
     assert caught.value.tail == "one\ntwo\n"
@@ -49,20 +50,20 @@ def test_the_first_failing_line_ends_them_and_their_last_words_are_told(tmp_path
 
 @pytest.mark.slow
 def test_a_line_of_orch_that_refuses_is_the_reason(tmp_path: Path) -> None:
-    with pytest.raises(SetupError) as caught:
+    with pytest.raises(HostError) as caught:
         _run(tmp_path, "echo one", "echo 'orch: python3 cannot import accelerate; install it'; exit 1")
     assert caught.value.reason == "python3 cannot import accelerate; install it"
 
 
 @pytest.mark.slow
 def test_lines_that_take_the_exit_trap_for_themselves_are_told_of_it(tmp_path: Path) -> None:
-    with pytest.raises(SetupError, match="do they set a trap on EXIT"):
+    with pytest.raises(HostError, match="do they set a trap on EXIT"):
         _run(tmp_path, "trap true EXIT")
 
 
 @pytest.mark.slow
 def test_lines_that_cannot_run_are_a_setup_error(tmp_path: Path) -> None:
-    with pytest.raises(SetupError, match="cannot run"):
+    with pytest.raises(HostError, match="cannot run"):
         Setup(("true",), ENV, tmp_path / "missing", tmp_path, tmp_path / "node.log")
 
 
@@ -74,13 +75,13 @@ def test_a_program_is_found_on_the_path_or_relative_to_the_code(tmp_path: Path) 
     assert setup_script.find_program("bin/tool", ENV, tmp_path) == str(program)
     assert setup_script.find_program("tool", {"PATH": str(program.parent)}, Path("/")) == str(program)
     assert setup_script.find_program("/bin/sh", ENV, tmp_path) == "/bin/sh"
-    with pytest.raises(SetupError, match=r"there is no bin/none on this node \(PATH is "):
+    with pytest.raises(HostError, match=r"there is no bin/none on this node \(PATH is "):
         setup_script.find_program("bin/none", ENV, tmp_path)
 
 
 def test_the_first_program_that_is_there_is_taken_and_all_are_named_when_none_is(tmp_path: Path) -> None:
     assert setup_script.first_program(("/no/such/python", "sh", "cat"), ENV, tmp_path) == "sh"
-    with pytest.raises(SetupError, match=r"there is no /no/python and no nonesuch on this node \(PATH is "):
+    with pytest.raises(HostError, match=r"there is no /no/python and no nonesuch on this node \(PATH is "):
         setup_script.first_program(("/no/python", "nonesuch"), ENV, tmp_path)
 
 

@@ -21,11 +21,11 @@ from orchestrator.agent.outputs.save_scanner import (
     LAST_SCAN_S_MAX,
     LOCK_FILE,
     SCAN_SHARE_MAX,
-    GivenUp,
     Hasher,
 )
 from orchestrator.core.checkpoints import tree
 from orchestrator.core.checkpoints.save import Closing, Place
+from orchestrator.core.errors import Cancelled
 from orchestrator.core.wire import reports
 from tests.support.save_bench import WAIT_S_MAX, Bench, bench, play
 from tests.support.saved_files import saved, write
@@ -317,9 +317,9 @@ def test_hashing_is_paced_hurried_at_the_end_and_given_up_when_the_agent_leaves(
     slow, waiting = hasher.run(read), hasher.run(read)
     assert began.wait(WAIT_S_MAX)
     hasher.close()
-    with pytest.raises(GivenUp):
+    with pytest.raises(Cancelled):
         slow.result(WAIT_S_MAX)
-    with pytest.raises((GivenUp, concurrent.futures.CancelledError)):
+    with pytest.raises((Cancelled, concurrent.futures.CancelledError)):
         waiting.result(WAIT_S_MAX)
 
 

@@ -13,10 +13,12 @@ from pathlib import Path
 import pytest
 
 from orchestrator.agent.process import leases
-from orchestrator.agent.process.leases import Holder, LeaseError, Leases, Stock
+from orchestrator.agent.process.leases import Holder, Leases, Stock
+from orchestrator.core.errors import HostError
 from orchestrator.core.host import gpus, procfs
-from orchestrator.core.host.gpus import Gpu, GpuError
+from orchestrator.core.host.gpus import Gpu
 from orchestrator.core.wire.agent_config import Needs
+from orchestrator.core.wire.bootstrap import Failed, RequestFailed
 
 ME = leases.me("job-a", "host-1")
 OTHER = Holder("job-b", "host-1", "eve", 4711)
@@ -50,10 +52,10 @@ def held() -> Iterator[list[Leases]]:
         one.close()
 
 
-def _refusal(needs: Needs, of: Stock, who: Holder = OTHER) -> LeaseError:
-    with pytest.raises(LeaseError) as found:
+def _refusal(needs: Needs, of: Stock, who: Holder = OTHER) -> Failed:
+    with pytest.raises(RequestFailed) as found:
         leases.acquire(needs, who, of)
-    return found.value
+    return found.value.reply
 
 
 class _Answering:
@@ -110,7 +112,7 @@ def test_who_is_refused_keeps_nothing(held: list[Leases]) -> None:
     here = stock(3)
     held.append(leases.acquire(Needs(2, 0, 0), ME, here))
     with _Answering(*held):
-        assert _refusal(Needs(2, 0, 0), here).is_busy
+        assert _refusal(Needs(2, 0, 0), here).trouble == "busy"
     held.append(leases.acquire(Needs(1, 0, 0), OTHER, here))
     assert held[1].gpus == ("2",)
 
@@ -157,15 +159,19 @@ def test_a_lease_ends_with_the_last_process_that_has_it() -> None:
 
 def test_more_gpus_than_there_are_will_never_be_free() -> None:
     refusal = _refusal(Needs(8, 0, 0), stock(4))
-    assert not refusal.is_busy and refusal.reason == "8 GPUs wanted, the host has 4"
+    assert refusal.trouble == "permanent" and refusal.reason == "8 GPUs wanted, the host has 4"
 
 
 def test_a_host_whose_driver_fails_says_how() -> None:
     def broken() -> Sequence[Gpu]:
-        raise GpuError("there is no nvidia-smi on this host")
+        raise HostError("there is no nvidia-smi on this host")
 
     refusal = _refusal(Needs(1, 0, 0), Stock(broken, 4, "orch-test"))
-    assert not refusal.is_busy and "there is no nvidia-smi" in refusal.reason and "driver" in refusal.fix
+    assert (
+        refusal.trouble == "permanent"
+        and "there is no nvidia-smi" in refusal.reason
+        and "driver" in refusal.fix
+    )
 
 
 def test_slots_are_counted_and_never_given_twice(held: list[Leases]) -> None:
@@ -174,7 +180,7 @@ def test_slots_are_counted_and_never_given_twice(held: list[Leases]) -> None:
         held.append(leases.acquire(Needs(0, 2, 5), ME, here))
     with _Answering(*held):
         refusal = _refusal(Needs(0, 2, 5), here)
-    assert refusal.is_busy and "2 slots wanted, 1 of 5 free; slots 0-3 held by" in refusal.reason
+    assert refusal.trouble == "busy" and "2 slots wanted, 1 of 5 free; slots 0-3 held by" in refusal.reason
     held.append(leases.acquire(Needs(0, 1, 5), OTHER, here))
 
 
@@ -191,12 +197,12 @@ def test_a_job_with_more_ranks_than_cores_has_the_machine_to_itself(held: list[L
     here = stock(cores=2)
     held.append(leases.acquire(Needs(0, 8, 0), ME, here))
     with _Answering(*held):
-        assert _refusal(Needs(0, 1, 0), here).is_busy
+        assert _refusal(Needs(0, 1, 0), here).trouble == "busy"
 
 
 def test_slots_that_the_user_counted_are_a_limit() -> None:
     refusal = _refusal(Needs(0, 8, 4), stock(cores=64))
-    assert not refusal.is_busy and refusal.reason == "8 slots wanted, the host has 4"
+    assert refusal.trouble == "permanent" and refusal.reason == "8 slots wanted, the host has 4"
 
 
 def test_two_hosts_of_a_job_that_are_one_machine_share_its_slots(held: list[Leases]) -> None:
@@ -204,7 +210,7 @@ def test_two_hosts_of_a_job_that_are_one_machine_share_its_slots(held: list[Leas
     held.append(leases.acquire(Needs(0, 2, 0), ME, here))
     with _Answering(held[0]):
         held.append(leases.acquire(Needs(0, 2, 0), leases.me("job-a", "host-2"), here))
-        assert _refusal(Needs(0, 2, 0), here).is_busy
+        assert _refusal(Needs(0, 2, 0), here).trouble == "busy"
 
 
 def test_two_hosts_of_a_job_that_are_one_machine_do_not_share_gpus(held: list[Leases]) -> None:
@@ -220,12 +226,12 @@ def test_many_at_once_get_all_or_nothing() -> None:
     """Four want three of six GPUs: two have them, two have none."""
     here = stock(6)
     had: list[Leases] = []
-    refused: list[LeaseError] = []
+    refused: list[RequestFailed] = []
 
     def want() -> None:
         try:
             had.append(leases.acquire(Needs(3, 0, 0), ME, here))
-        except LeaseError as err:
+        except RequestFailed as err:
             refused.append(err)
 
     threads = [threading.Thread(target=want) for _ in range(4)]

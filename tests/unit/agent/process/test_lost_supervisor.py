@@ -17,9 +17,9 @@ from orchestrator.agent.process.lost_supervisor import (
     LostSupervisor,
     NewerAllocation,
 )
-from orchestrator.backends.api import NotOursError
 from orchestrator.backends.slurm.allocation import Grant
 from orchestrator.brain.model import decisions as d
+from orchestrator.core.errors import NotOursError
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.slurm import step_env
 from orchestrator.core.slurm.scontrol import is_orphaned

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.backends.api import LaunchError, NotOursError
+from orchestrator.backends.api import LaunchError
 from orchestrator.backends.slurm import allocation, backend, end_causes
 from orchestrator.backends.slurm.allocation import Grant, grant_of
 from orchestrator.backends.slurm.backend import SlurmBackend
+from orchestrator.core.errors import NotOursError
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.observations import Retryable
 from orchestrator.core.shown import Cause

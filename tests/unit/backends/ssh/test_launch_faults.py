@@ -21,8 +21,8 @@ from orchestrator.backends.api import LaunchError
 from orchestrator.backends.ssh import conversation
 from orchestrator.backends.ssh.conversation import Clocks
 from orchestrator.backends.ssh.launch import Code, Launch, LaunchedAgent, Launcher, launch_agent
-from orchestrator.backends.ssh.session import NotWantedAnyMore
 from orchestrator.core import codec
+from orchestrator.core.errors import Cancelled
 from orchestrator.core.observations import Retryable
 from orchestrator.core.wire import bootstrap as w
 from tests.support import fake_host
@@ -188,7 +188,7 @@ def _land(host: FakeHost, code: Code) -> LaunchedAgent | LaunchError:
 
 def test_an_agent_that_is_not_wanted_any_more_is_not_started(code: Code) -> None:
     host = FakeHost(steps(True, True, was_up=False), None, [])
-    with pytest.raises(NotWantedAnyMore):
+    with pytest.raises(Cancelled):
         launch_agent(host, Launch(Launcher("exit 0", BUNDLE), code, fake_host.config()), lambda: False)
     assert host.closed and host.keeper is KeeperState.ENDED
 
