@@ -210,6 +210,7 @@ def keep(save: Save, kept: Path, *, copies: bool, older: Iterable[Path] = ()) ->
                 os.link(root / piece.name, target)
             if not is_as_recorded(root, piece) or not is_as_recorded(part, piece):
                 return False  # written again meanwhile
+        shutil.rmtree(kept, ignore_errors=True)  # of an earlier writing of the same save
         part.rename(kept)
         return True
     finally:

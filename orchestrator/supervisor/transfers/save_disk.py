@@ -179,7 +179,8 @@ class Keeper:
             try:
                 older = self._kept(save.number)
                 place = self.place(save.number)
-                if place.is_dir() or disk.keep(save, place, copies=copies, older=older):
+                is_kept = all(disk.is_as_recorded(place, piece) for piece in save.pieces)
+                if is_kept or disk.keep(save, place, copies=copies, older=older):
                     self._drop(save.number)
             except OSError as err:
                 return full_disk.is_full(err)  # else it is written again

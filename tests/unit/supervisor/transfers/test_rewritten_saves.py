@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -113,3 +114,19 @@ def test_a_job_that_begins_from_a_file_of_another_one_is_counted_on_from_there(
     world.save({"net_0080.pth": state(80)}, steps=20)
     (began,) = [one for one in world.events if isinstance(one, e.BeganElsewhere)]
     assert (began.step, began.attempt) == (60, 1) and world.saves[1].step == 80
+
+
+def test_a_copy_of_an_earlier_writing_does_not_stand_for_the_one_that_counts(world: DeskWorld) -> None:
+    world.write({"last.pt": state(10)})
+    seen = world.seen("last.pt", closed_by=Closing.LAST_WORD)
+    world.desk.seen(world.at, "n0", seen, world.gang)  # its copy is begun
+    world.desk.close()  # and done
+    kept = world.job.checkpoints / ".kept/1/last.pt"
+    deadline_s = time.monotonic() + 20
+    while not kept.exists() and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    assert kept.read_bytes() == state(10)
+    world.restart()  # a supervisor that does not know of the copy
+    world.save({"last.pt": state(20)}, steps=20)
+    assert world.states() == [WHOLE]
+    assert kept.read_bytes() == state(20)
