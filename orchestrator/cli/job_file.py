@@ -76,7 +76,7 @@ def render(spec: Path, backend: str | None, overrides: tuple[str, ...]) -> int:
 @click.option(
     "--from-command",
     "command",
-    help="Make it of a launch line ('torchrun --nnodes 2 …'), a shell script, an sbatch script, or a loop over ssh.",
+    help="Make it of a launch line ('torchrun --nnodes 2 …'), a shell script, or an sbatch script.",
 )
 def init(file: Path, command: str | None) -> int:
     """Write a job file to start from (job.yaml), or to standard output (-)."""
