@@ -179,7 +179,7 @@ class _Job:
         )
         return observations.RankInspection(
             rank, 100 + rank, "S", doing, self.now_s - self.still_since[rank], frame("train.py:9 step"), pause.why if busy else "",
-            False, pause.phase if busy else "train", ("train.py:9 step",), (entered,), (), (),
+            pause.phase if busy else "train", ("train.py:9 step",), (entered,), (), (),
             (),
         )  # fmt: skip
 

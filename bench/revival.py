@@ -95,7 +95,7 @@ def looked(attempt: int, at: float, look: int) -> Iterator[News]:
     for node in range(NODES):
         ranks = tuple(
             observations.RankInspection(
-                rank, 1000 + rank, "R", observations.Activity.PROGRESSING, 0.0, frame(FRAMES[0]), "computes", False, "evaluate", FRAMES,
+                rank, 1000 + rank, "R", observations.Activity.PROGRESSING, 0.0, frame(FRAMES[0]), "computes", "evaluate", FRAMES,
                 (), (), (), (), gpu_use=0.9,
             )
             for rank in range(PER_NODE * node, PER_NODE * (node + 1))

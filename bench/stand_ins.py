@@ -210,7 +210,7 @@ def _inspection(rank: int, gang: Gang) -> seen.RankInspection:
         "0", "default group", gang.world, 12 * gang.step, "all_reduce", "float32[1000000]", 0.1, True
     )
     return seen.RankInspection(
-        rank, 1000 + rank, "R", seen.Activity.PROGRESSING, 0.0, frame(_FRAMES[0]), "computes", False, "train", _FRAMES,
+        rank, 1000 + rank, "R", seen.Activity.PROGRESSING, 0.0, frame(_FRAMES[0]), "computes", "train", _FRAMES,
         (last,), (), (), (), gpu_use=0.9,
     )  # fmt: skip
 

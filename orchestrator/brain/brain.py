@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from orchestrator.brain import notices, stragglers
-from orchestrator.brain.diagnosis import desync, inspections, suspects, suspicion
+from orchestrator.brain.diagnosis import desync, hang, inspections, suspects, suspicion
 from orchestrator.brain.diagnosis.diagnose import diagnose
 from orchestrator.brain.fold_beats import coalesced_beat
 from orchestrator.brain.fold_events import fold
@@ -149,7 +150,9 @@ def _judge_hang(
 
 
 def _inspect(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
-    why = inspections.why_inspect(facts, attempt, deadlines)
+    is_silent = inspections.in_round(facts, attempt) > 0
+    ends_at = hang.ends_at(facts, attempt) if is_silent else math.inf
+    why = inspections.why_inspect(facts, attempt, deadlines, ends_at)
     return inspections.orders(facts, attempt, why, deadlines) if why else []
 
 

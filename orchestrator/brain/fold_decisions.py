@@ -13,7 +13,7 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model.facts import AttemptFacts, Facts, PastAttempt, Phase
 from orchestrator.brain.model.node_facts import AgentState, NodeFacts, RendezvousFacts
 from orchestrator.brain.model.rank_facts import RankFacts
-from orchestrator.brain.scheduling import checkpoints, placement, repeated_failure
+from orchestrator.brain.scheduling import checkpoints, placement
 from orchestrator.core.checkpoints.save import SaveState
 from orchestrator.core.errors import Fault
 from orchestrator.core.planned import PlannedPool
@@ -51,7 +51,6 @@ def _begin_attempt(facts: Facts, news: d.BeginAttempt) -> None:
     facts.attempt = AttemptFacts(news.attempt, news.at, news.at, news.resume)
     facts.attempt.passed = news.passed
     facts.resumes += 0 < facts.resumed_after == news.attempt - 1
-    facts.attempt.patience_times = repeated_failure.patience_times(facts)
     facts.ranks = {number: RankFacts(number, rank.node) for number, rank in facts.ranks.items()}
     facts.forget_signs()
     desync.forget(facts)

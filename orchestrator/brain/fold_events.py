@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from orchestrator.brain import fold_beats, fold_decisions, stragglers
-from orchestrator.brain.diagnosis import desync, patience, suspicion
+from orchestrator.brain.diagnosis import desync, suspicion
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import AttemptFacts, Facts, JobGoal, News, Phase
 from orchestrator.brain.model.node_facts import (
@@ -313,7 +313,6 @@ def _inspected(facts: Facts, news: e.Inspected) -> None:
                 if fold_beats.entered_another(rank, inspection, quiet_since_s):
                     rank.collective_at = news.at
                 rank.inspection, rank.inspected_at = inspection, news.at
-                rank.longer_at = news.at if patience.takes_longer(inspection) else rank.longer_at
                 facts.mixed.update(inspection.mixed)
 
 

@@ -2,10 +2,10 @@
 
 Rules: only dataclasses of plain fields (numbers, text, booleans, None, enums, paths, tuples, lists, sets of text, dicts
 whose keys are text or whole numbers, and other dataclasses); an unknown or missing field is an error, since both ends
-run the same bundle; a field that does not count when two values are compared is left out; a value of a union of
-dataclasses carries its class name under `kind`. The input may come from a stranger: numbers are finite and of 64 bits,
-nothing is nested deeper than `DEPTH_MAX`, and anything else is a CodecError. A subclass of `float` may be
-`nan` and `inf`, as texts.
+run the same bundle, but one in the class's `GONE`, which earlier versions wrote, is passed over; a field that does not
+count when two values are compared is left out; a value of a union of dataclasses carries its class name under `kind`.
+The input may come from a stranger: numbers are finite and of 64 bits (of a subclass of `float` also `nan` and `inf`, as
+texts), nothing is nested deeper than `DEPTH_MAX`, and anything else is a CodecError.
 """
 
 from __future__ import annotations
@@ -344,6 +344,7 @@ def _dataclass_reader(cls: type) -> Reader:
         field.default_factory is dataclasses.MISSING for field in fields
     )
     in_order = [(field.name, readers[field.name], field.default) for field in fields]
+    known = readers.keys() | getattr(cls, "GONE", frozenset())
     needed = {
         field.name
         for field in fields
@@ -352,14 +353,13 @@ def _dataclass_reader(cls: type) -> Reader:
 
     def read(data: Any) -> Any:
         values = _expect(data, dict)
-        if not needed <= values.keys() or not values.keys() <= readers.keys():
-            keys = sorted((needed - values.keys()) | (values.keys() - readers.keys()))
+        if not needed <= values.keys() or not values.keys() <= known:
+            keys = sorted((needed - values.keys()) | (values.keys() - known))
             off = ", ".join(keys[:KEYS_SHOWN]) + ", …" * (len(keys) > KEYS_SHOWN)
             raise KeysError(f"{cls.__name__}: missing or unknown {off if off.isprintable() else _short(off)}")
         if not is_plain:
-            return cls(**{name: readers[name](value) for name, value in values.items()})
-        # By place, which is quicker.
-        return cls(
+            return cls(**{name: readers[name](value) for name, value in values.items() if name in readers})
+        return cls(  # by place, which is quicker
             *[read_one(values[name]) if name in values else default for name, read_one, default in in_order]
         )
 

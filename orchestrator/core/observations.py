@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import ClassVar
 
 from orchestrator.core.shown import Frame
 
@@ -128,6 +129,8 @@ class Failure:
 class RankInspection:
     """The state of one rank, as one inspection of its node has found it."""
 
+    GONE: ClassVar = frozenset({"has_limit", "starved_s"})
+
     rank: int
     pid: int
     # The letter of /proc
@@ -139,8 +142,6 @@ class RankInspection:
     where: Frame | None
     # What it does there, in words
     why: str
-    # The call that it waits in has a time limit, as a sleep has and a loop that polls
-    has_limit: bool
     # import, rendezvous, evaluate, save, exit or train, by its stack
     phase: str
     # Frames of the main thread, innermost first, as `file:line function`, without those of the import machinery
@@ -153,8 +154,6 @@ class RankInspection:
     unavailable: tuple[str, ...]
     # Another Python thread of it may enter collectives by itself
     others_act: bool = False
-    # How much of `still_s` its thread was ready to run and had no processor
-    starved_s: float = 0.0
     # Share of time in which its GPU is busy, 0.0 to 1.0, where that is known
     gpu_use: float | None = None
     # Keys of the groups whose counts are not those of collectives alone

@@ -6,7 +6,7 @@ The rest of the plan stays out of the journal: it is long, and of no use to the 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 Gang: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
 """The nodes of an attempt in the order of their ranks, each with its ranks."""
@@ -64,9 +64,11 @@ class PlannedPool:
 class Limits:
     """Every limit of a job. None means no limit, unless a field says otherwise."""
 
+    GONE: ClassVar = frozenset({"hang_floor_s", "hang_ceiling_s", "hang_patience_s"})
+
     # From the start of an attempt until all its ranks are started.
     start_timeout_s: float
-    # How long a silence may be. 0: it follows from what the job has shown, within `hang_floor_s` and `hang_ceiling_s`.
+    # How long a gang may stand still without a proof that it hangs. 0: see `brain.diagnosis.stall_timeout`.
     hang_timeout_s: float | None
     # How long a node may send nothing before it counts as lost.
     node_timeout_s: float
@@ -90,12 +92,8 @@ class Limits:
     # From the start of all ranks until they have met, and until the first optimizer step.
     rendezvous_timeout_s: float | None = None
     first_step_timeout_s: float | None = None
-    hang_floor_s: float = 5.0
-    hang_ceiling_s: float = 600.0
     # How long an attempt may wait for hosts that other jobs use.
     queue_timeout_s: float | None = None
-    # How long a rank may stand in one place while others wait for it. 0: the default, see `brain.diagnosis.suspicion`.
-    hang_patience_s: float | None = 0.0
     # How long an agent goes on that has long been without contact while its ranks made steps.
     away_fence_s: float = 0.0
     # Each node runs a script, and its ranks start where that calls a launcher.

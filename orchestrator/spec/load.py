@@ -115,13 +115,22 @@ def checked(path: Path, text: str, document: Document) -> SpecFile:
     return SpecFile(path, text, spec, folder, workdir, chosen, document)
 
 
+GONE = {
+    "monitor.hang_patience": "write monitor.hang_timeout: {}, or monitor.on_hang: notify if nothing is to be ended",
+    "monitor.hang_ceiling": "write monitor.hang_timeout: {} to end what stands still for so long",
+    "monitor.hang_floor": "remove it: what stands still for 5 s, or for three usual steps, is inspected and named",
+}
+"""Fields that earlier versions had, and what to write in their place."""
+
+
 def _fault(error: ErrorDetails, document: Document) -> Fault:
     path = [part for part in error["loc"] if part != "[key]"]
     kind, context = error["type"], error.get("ctx", {})
     if kind == "missing":
         what = "is missing; give the job a name, such as `name: my-job`"
     elif kind == "extra_forbidden":
-        what = f"is not a field{_meant(path)}"
+        instead = GONE.get(_dotted(path), "").format(shown(error["input"]))
+        what = f"is no field any more; {instead}" if instead else f"is not a field{_meant(path)}"
     elif kind == "value_error" and not isinstance(context["error"], WrongValue):
         what = str(context["error"])
     else:

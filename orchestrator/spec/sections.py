@@ -55,16 +55,8 @@ class Monitor(Part):
     )
     hang_timeout: rules.SilenceOrOff = about(
         "auto",
-        "Silence that makes a live job suspicious: `auto`, as its own step times tell; a time, after which unmoving "
-        "ranks are a hang without further patience; or off.",
-    )
-    hang_floor: rules.Seconds = about("5s", "Shortest silence that `hang_timeout: auto` finds suspicious.")
-    hang_ceiling: rules.Seconds = about("10m", "Longest silence that `hang_timeout: auto` finds innocent.")
-    hang_patience: rules.SilenceOrOff = about(
-        "auto",
-        "How long a rank may stand in one place while others wait for it, when no state proves that it never goes on: "
-        "`auto`: at least 5m, and as long as torch lets the others wait; a time, at most hang_ceiling; or off. A time is "
-        "doubled where it computes, polls, saves, evaluates or exits, and longer where the job's own steps and pauses are long.",
+        "How long no rank may make a step or move before the attempt is ended, where no state proves a hang: `auto`, as long "
+        "as the process group lets ranks wait, or 30m where none waits; a time; or off, then ranks are not even inspected.",
     )
     node_timeout: rules.NodeSilence = about(
         "auto",
@@ -86,19 +78,6 @@ class Monitor(Part):
             if isinstance(value, str)
             else _at_least(value, least_s, f"{BEATS_PER_NODE_TIMEOUT} heartbeats")
         )
-
-    @pydantic.field_validator("hang_ceiling")
-    @classmethod
-    def _is_above_floor(cls, value: float, info: ValidationInfo) -> float:
-        return _at_least(value, info.data.get("hang_floor", 0.0), "monitor.hang_floor")
-
-    @pydantic.field_validator("hang_patience")
-    @classmethod
-    def _is_below_ceiling(cls, value: object, info: ValidationInfo) -> object:
-        ceiling_s = info.data.get("hang_ceiling", 0.0)
-        if isinstance(value, float) and ceiling_s < value:
-            raise ValueError(f"must not be more than monitor.hang_ceiling ({ceiling_s:g} s): raise that, too")
-        return value
 
 
 class Notify(Part):

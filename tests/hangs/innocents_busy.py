@@ -148,7 +148,7 @@ def misbehave():
         50,
     ),
     Innocent(
-        "a_loop_that_computes_and_sleeps_has_the_patience_of_what_computes",
+        "a_loop_that_computes_and_sleeps",
         training("""
 def misbehave():
     if rank == 1:
@@ -160,7 +160,6 @@ def misbehave():
                 pass
 """),
         28,
-        spec={"monitor": {"hang_patience": 14}},
     ),
     Innocent(
         "one_call_of_150_s_into_c",

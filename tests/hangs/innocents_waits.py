@@ -216,7 +216,7 @@ def misbehave():
         mine.close()
     dist.barrier()
 """),
-        70, spec={"monitor": {"hang_patience": 30}},
+        70, spec={"monitor": {"hang_timeout": 30}},
     ),
     Innocent(
         "an_answer_over_http_after_150_s",

@@ -219,7 +219,7 @@ def look(
     stack = more.get("stack", ())
     plain: dict[str, Any] = {
         "rank": rank, "pid": 100 + rank, "state": "S", "activity": activity, "still_s": 0.0, "why": "",
-        "has_limit": False, "phase": "", "stack": (), "collectives": (), "groups": (), "collective_counts": (),
+        "phase": "", "stack": (), "collectives": (), "groups": (), "collective_counts": (),
         "unavailable": (), "where": frame(where), "inside": stack.index(where) if where in stack else 0,
     }  # fmt: skip
     return observations.RankInspection(**{**plain, **more})

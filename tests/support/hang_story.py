@@ -39,7 +39,7 @@ def beat(rank: int, count: int, state: str = "S", **more: Any) -> e.Heartbeat:
 def entered(
     rank: int, number: int, what: str = "all_reduce", shape: str = "float32[10]", members: tuple[int, ...] = ALL,
     group: str = "0", where: str = "train.py:9 step", activity: observations.Activity = WAITS, entered_s: float = 5.0,
-    limit_s: float | None = 60.0, **more: object,
+    limit_s: float | None = 600.0, **more: object,
 ) -> observations.RankInspection:  # fmt: skip
     """Return the inspection of a rank that has entered `number` collectives of a group."""
     one = observations.Collective(

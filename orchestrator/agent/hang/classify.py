@@ -67,8 +67,6 @@ class PreviousSample:
     context: SampleContext
     # Since when the rank has stood still (monotonic).
     since_s: float
-    # How long its thread had waited for a processor until then.
-    since_queue_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +83,7 @@ def classify(
     """Return the inspection of a rank, and what the next sample is compared with."""
     now_s = sample.after.at_s
     moved = _movement(sample, context, previous) if previous is not None else ""
-    since_s, since_queue_s = now_s, sample.after.queue_s
-    if previous is not None and not moved:
-        since_s, since_queue_s = previous.since_s, previous.since_queue_s
+    since_s = now_s if previous is None or moved else previous.since_s
     finding = _classify(sample, context, previous, moved)
     stack, inside = stack_frames.shown(sample.stack)
     inspection = observations.RankInspection(
@@ -99,7 +95,6 @@ def classify(
         where=stack_frames.where(sample.stack),
         line=sample.users_line[:LINE_CHARS_MAX],
         why=context.raised.then(finding.why) if context.raised else finding.why,
-        has_limit=sample.wait.limit_s is not None,
         phase="exit" if context.is_exiting else stack_frames.phase(sample.stack),
         stack=stack,
         inside=inside,
@@ -111,9 +106,8 @@ def classify(
         others_act=not sample.knows_others or any(_may_enter_collectives(thread) for thread in sample.others),
         gpu_use=context.gpu_use,
         raised=context.raised,
-        starved_s=round(max(sample.after.queue_s - since_queue_s, 0.0), 1),
     )
-    return inspection, PreviousSample(sample, context, since_s, since_queue_s)
+    return inspection, PreviousSample(sample, context, since_s)
 
 
 def _classify(
@@ -125,7 +119,7 @@ def _classify(
     if sample.state in "ZX":
         return Classification(observations.Activity.BLOCKED, f"ended (state {sample.state}), and not gone")
     if context.is_exiting:
-        words = f"has said its last word, and is still there, {describe.in_words(sample)}"
+        words = f"has finished its script, and is still there, {describe.in_words(sample)}"
         return Classification(observations.Activity.EXITING, words)
     if previous is None:
         return Classification(observations.Activity.UNKNOWN, describe.in_words(sample))

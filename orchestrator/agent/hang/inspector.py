@@ -334,6 +334,6 @@ def _unknown(
     """Return the inspection of a rank of which only its frames, if any, are known."""
     stack, inside = stack_frames.shown(frames)
     return observations.RankInspection(
-        rank, pid, state, observations.Activity.UNKNOWN, 0.0, stack_frames.where(frames), why, False,
+        rank, pid, state, observations.Activity.UNKNOWN, 0.0, stack_frames.where(frames), why,
         stack_frames.phase(frames), stack, (), (), (), unavailable, inside=inside,
     )  # fmt: skip

@@ -45,9 +45,8 @@ class ResourceUse:
     """The resources that a rank has used until `at_s` (monotonic)."""
 
     at_s: float
-    # The judged thread: on a processor or waiting for one; and waiting for one alone.
+    # The judged thread: on a processor or waiting for one.
     main_s: float
-    queue_s: float
     # All threads of the rank's own process on processors.
     process_s: float
     # By child: the greater of both.
@@ -144,10 +143,10 @@ def measure(pids: tuple[int, ...], tid: int = 0) -> ResourceUse:
     io_bytes = sum(io_counter.io_bytes(pid) or 0 for pid in pids[:CHILDREN_MAX])
     stat = procfs.stat(first)
     process_s = stat.cpu_s if stat is not None else 0.0
-    run_s, queue_s = kernel_wait.scheduled_s(first, tid or first)
     wakes = {tid: kernel_wait.wakes(first, tid) for tid in _tids(first)}
     wakes |= {pid: kernel_wait.wakes(pid, pid) for pid in others}
-    return ResourceUse(at_s, run_s + queue_s or process_s, queue_s, process_s, children_s, io_bytes, wakes)
+    main_s = sum(kernel_wait.scheduled_s(first, tid or first)) or process_s
+    return ResourceUse(at_s, main_s, process_s, children_s, io_bytes, wakes)
 
 
 def sample_rank(

@@ -4,15 +4,14 @@ Rules:
 1. Nothing is judged while any rank moves, nor on fewer than two inspections in a row. A node that misses one is waited for:
    its answer may be late. One that misses two has not been seen.
 2. Two things prove a hang: a stopped process, and collectives that do not match or miss a member that has ended.
-3. Any other rank that stands in one place is named at once and ends the attempt only after patience.
-4. A limit that the user has fixed replaces patience; two inspections are still needed.
+3. Any other rank that stands in one place is named at once, and ends the attempt only after the stall timeout.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from orchestrator.brain.diagnosis import collectives, hang_report, inspections, patience, suspicion
+from orchestrator.brain.diagnosis import collectives, hang_report, inspections, stall_timeout, suspicion
 from orchestrator.brain.diagnosis.collectives import Mismatch, Missing, Unknown, Whole
 from orchestrator.brain.model.deadlines import Deadlines
 from orchestrator.brain.model.decisions import Evidence, EvidenceKind, FailureCause, Kind, Verdict
@@ -51,7 +50,7 @@ def judge(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict 
     late = _no_first_step(facts, attempt, deadlines) or _never_came(facts, attempt, deadlines)
     if late is not None or suspicion.suspect_s(facts) is None:
         return late
-    return _never_left(facts, attempt) or _verified(facts, attempt, deadlines)
+    return _verified(facts, attempt, deadlines)
 
 
 # What needs no second inspection
@@ -77,29 +76,13 @@ def _stands_still(facts: Facts, attempt: AttemptFacts) -> Verdict | None:
     return None
 
 
-def _never_left(facts: Facts, attempt: AttemptFacts) -> Verdict | None:
-    """A rank that exits has nothing to do but to end; a destructor may block that, or take a while."""
-    for rank in inspections.living(facts):
-        if not rank.beat.exiting:
-            continue
-        here_s = rank.beat_at - rank.exiting_at
-        silence_s = (
-            suspicion.suspect_s(facts) or 0.0
-        )  # where the user has fixed it, there is no more patience than that
-        if here_s >= max(silence_s, patience.of_gang_s(facts, attempt, longer=True)):
-            summary = f"rank {rank.rank} on {rank.node} said its last word {here_s:.0f} s ago and never left"
-            return _by_state(facts, [rank], summary, rank.exiting_at)
-    return None
-
-
 def _by_state(facts: Facts, ranks: list[RankFacts], summary: str, since_s: float) -> Verdict:
     attempt, inspection = facts.attempt, ranks[0].inspection
     assert attempt is not None
-    cause = FailureCause.LEAVING if ranks[0].beat.exiting else FailureCause.STOPPED
     at = f", {inspection.where}" if len(ranks) == 1 and inspection is not None and inspection.where else ""
     return _hang(
         facts, attempt, ranks, summary, Unknown(), culprit=summary + at, since_s=since_s,
-        cause=cause, place=(ranks_text(rank.rank for rank in ranks),),
+        cause=FailureCause.STOPPED, place=(ranks_text(rank.rank for rank in ranks),),
     )  # fmt: skip
 
 
@@ -184,7 +167,7 @@ def stands_still(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> b
 
 
 def _verified(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict | None:
-    """Judge a gang of which no rank moves: by states that are proof, or when all patience is over."""
+    """Judge a gang of which no rank moves: by states that are proof, or when the stall timeout is over."""
     if not stands_still(facts, attempt, deadlines):
         return None
     answer = study(facts, attempt)
@@ -196,10 +179,9 @@ def _verified(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verd
     if all(inspections.waits(attempt, rank) for rank in alive) and _is_proof(facts, attempt, alive, answer):
         return _silence(facts, attempt, answer, culprits)
     late = _late(attempt, alive, answer)
-    if not patience.is_over(facts, attempt, late):
+    if not stall_timeout.is_over(facts, attempt, late):
         return None
-    patience_s = max(patience.of_rank_s(facts, attempt, rank) for rank in late)
-    return _silence(facts, attempt, answer, culprits, patience_s)
+    return _silence(facts, attempt, answer, culprits, stall_timeout.limit_s(facts, attempt))
 
 
 def suspects(facts: Facts, attempt: AttemptFacts, answer: collectives.Answer) -> list[RankFacts]:
@@ -295,12 +277,12 @@ def ends_at(facts: Facts, attempt: AttemptFacts) -> float:
     if any(_is_at_rendezvous(attempt, rank) for rank in inspections.living(facts)):
         limits.append(facts.limits.rendezvous_timeout_s)
     limits_at = [suspicion.limit_at(facts, attempt, limit_s) for limit_s in limits]
-    over_at = patience.over_at(facts, attempt, _late(attempt, _judged(facts, answer), answer))
+    over_at = stall_timeout.over_at(facts, attempt, _late(attempt, _judged(facts, answer), answer))
     return min([over_at, *(limit_at for limit_at in limits_at if limit_at is not None)])
 
 
 def _late(attempt: AttemptFacts, alive: list[RankFacts], answer: collectives.Answer) -> list[RankFacts]:
-    """Return the ranks whose patience counts: those that others wait for."""
+    """Return the ranks that must have stood still for the stall timeout: those that others wait for."""
     late = [rank for rank in alive if not inspections.waits(attempt, rank)] or alive
     behind = answer.behind if isinstance(answer, Missing) else ()
     return [rank for rank in late if rank.rank in behind] or late
@@ -364,10 +346,10 @@ def _hang(
         line = f"{named(side.ranks)}: {collectives.shaped(side.collective)}{at}"
         proof.insert(0, Evidence(line, EvidenceKind.RANKS))
     if spent_s:
-        is_torchs = not facts.limits.hang_patience_s and spent_s == patience.torch_limit_s(facts, attempt)
-        whose = "as long as torch lets the others wait" if is_torchs else "monitor.hang_patience"
-        unproved = f"no state proves it; patience was {spent_s:.0f} s ({whose})"
-        proof.insert(0, Evidence(unproved))
+        is_waited_for = any(one.activity is Activity.WAITING_FOR_RANKS for one in alive.values())
+        whose = "of the process group" if is_waited_for else "nothing moved in any process"
+        whose = "monitor.hang_timeout" if facts.limits.hang_timeout_s else whose
+        proof.insert(0, Evidence(f"no state proves it; the limit was {spent_s:.0f} s ({whose})"))
     return facts.verdict_on(
         Kind.HANG, summary, ranks=tuple(rank.rank for rank in culprits), waiting=waiting,
         node=hang_report.node_of(culprits), proof=tuple(proof), retry=facts.limits.on_hang != "fail", **more,  # type: ignore[arg-type]

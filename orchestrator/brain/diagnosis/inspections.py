@@ -111,8 +111,9 @@ def in_round(facts: Facts, attempt: AttemptFacts) -> int:
     return attempt.round if is_present else 0
 
 
-def why_inspect(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> str:
-    """Return why every rank is to be inspected now; empty if not."""
+def why_inspect(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines, ends_at: float) -> str:
+    """Return why every rank is to be inspected now; empty if not. `ends_at`: when (job clock) the attempt is ended if no
+    rank moves."""
     if attempt.phase is not Phase.RUN or not living(facts):
         return ""
     if facts.inspect_requested > facts.inspect_answered:
@@ -124,7 +125,7 @@ def why_inspect(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> st
     for due_s in () if limit_at is None else (limit_at + after_s for after_s in LATE_AFTER_S):
         if deadlines.passed(due_s) and (attempt.inspected_at or 0.0) < due_s:
             return f"no step {due_s - attempt.running_at:.0f} s after the start of all ranks"
-    return _why_stopped(facts, attempt, deadlines) or _why_silence(facts, attempt, deadlines)
+    return _why_stopped(facts, attempt, deadlines) or _why_silence(facts, attempt, deadlines, ends_at)
 
 
 def _why_stopped(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> str:
@@ -138,15 +139,18 @@ def _why_stopped(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> s
     return ""
 
 
-def _why_silence(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> str:
+def _why_silence(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines, ends_at: float) -> str:
     silence_s = suspicion.suspect_s(facts)
     if silence_s is None:
         return ""
     since_s = suspicion.quiet_since(facts, attempt)
     if not deadlines.passed(since_s + silence_s):
         return ""
-    number = in_round(facts, attempt)
-    if number and not deadlines.passed((attempt.inspected_at or 0.0) + _pause_s(facts, attempt, number)):
+    number, last_at = in_round(facts, attempt), attempt.inspected_at or 0.0
+    pause_s = _pause_s(facts, attempt, number) if number else 0.0
+    if last_at < ends_at < last_at + pause_s:
+        pause_s = max(PAUSES_S[0], ends_at - last_at)
+    if number and not deadlines.passed(last_at + pause_s):
         return ""
     return f"no sign of progress for {deadlines.now_s - since_s:.0f} s" + (
         f", inspection {number + 1}" if number else ""

@@ -1,7 +1,7 @@
 """Suspicion: how long a silence must last to be suspicious, and which signs of life break it.
 
 Suspicion only causes an inspection, which harms no rank; what an inspection proves is decided in `hang`. The silence
-that is suspicious follows from what the job has shown, or is what the user has fixed. What only one rank does (a line
+that is suspicious follows from what the job has shown. What only one rank does (a line
 of log, some I/O) delays an inspection, but not without end: a thread that prints `waiting` every second makes no
 progress.
 """
@@ -23,7 +23,10 @@ EXIT_SUSPECT_S = 5.0
 """The same once some ranks have ended well: the others have nothing to do but to end."""
 
 USUAL_TIMES = 3.0
-"""The number of usual step times without a sign that is suspicious, within the user's floor and ceiling."""
+"""The number of usual step times without a sign that is suspicious."""
+
+SUSPECT_S_MIN, SUSPECT_S_MAX = 5.0, 600.0
+"""The shortest and the longest silence that is suspicious, whatever the job has shown."""
 
 PUT_OFF_TIMES = 0.2
 """How many times the suspicious silence signs of single ranks can delay an inspection."""
@@ -115,9 +118,8 @@ def has_stepped(facts: Facts) -> bool:
 def suspect_s(facts: Facts) -> float | None:
     """Return how long a silence must last now to be suspicious, None where none is."""
     assert facts.limits is not None
-    limits = facts.limits
-    if limits.hang_timeout_s is None or limits.hang_timeout_s > 0:
-        return limits.hang_timeout_s
+    if facts.limits.hang_timeout_s is None:
+        return None
     usual = usual_s(facts)
     if facts.ended_well_at is not None:
         wanted_s = EXIT_SUSPECT_S
@@ -125,18 +127,12 @@ def suspect_s(facts: Facts) -> float | None:
         wanted_s = START_SUSPECT_S
     else:
         wanted_s = USUAL_TIMES * usual
-    return min(max(wanted_s, limits.hang_floor_s), limits.hang_ceiling_s)
+    return min(max(wanted_s, SUSPECT_S_MIN), SUSPECT_S_MAX, facts.limits.hang_timeout_s or SUSPECT_S_MAX)
 
 
 def makes_steps(facts: Facts, rank: RankFacts, now_s: float) -> bool:
     """Tell whether a rank goes on making steps: its last one is not much older than usual."""
-    assert facts.limits is not None
-    return now_s < rank.step_at + max(USUAL_TIMES * (usual_s(facts) or 0.0), facts.limits.hang_floor_s)
-
-
-def is_fixed(facts: Facts) -> bool:
-    """Tell whether the user has fixed how long a silence is a hang."""
-    return facts.limits is not None and bool(facts.limits.hang_timeout_s)
+    return now_s < rank.step_at + max(USUAL_TIMES * (usual_s(facts) or 0.0), SUSPECT_S_MIN)
 
 
 def limit_at(facts: Facts, attempt: AttemptFacts, limit_s: float | None) -> float | None:
@@ -159,24 +155,19 @@ def gang_at(facts: Facts, attempt: AttemptFacts) -> float:
 def quiet_since(facts: Facts, attempt: AttemptFacts) -> float:
     """Return since when (job clock) nothing speaks against an inspection."""
     since_s, silence_s = gang_at(facts, attempt), suspect_s(facts)
-    if is_fixed(facts) or silence_s is None:
+    if silence_s is None:
         return max(since_s, facts.progress_at)
     return max(since_s, min(facts.progress_at, since_s + PUT_OFF_TIMES * silence_s))
 
 
 def silent_since(facts: Facts, attempt: AttemptFacts, is_waited_for: bool) -> float:
-    """Return since when (job clock) nothing speaks against a hang without a proof. `is_waited_for`: a rank is seen to wait
-    for others. What puts it off, and for how long:
-
-    | sign           | before the first step, no rank waits | before it, one waits | after it            |
-    |----------------|--------------------------------------|----------------------|---------------------|
-    | log lines, I/O | without limit: a server has no steps | the ceiling at most  | the ceiling at most |
-    | processor time | the ceiling at most                  | the ceiling at most  | not at all          |
+    """Return since when (job clock) nothing speaks against a hang without a proof: since the last step. Signs of life of
+    single ranks (processor time, log lines, I/O) count as well: where the user has set a time, before the first step; else
+    where no rank is seen to wait for others (`is_waited_for`).
     """
     assert facts.limits is not None
-    since_s = gang_at(facts, attempt)
-    if is_fixed(facts):
-        return max(since_s, facts.progress_at)
-    if not has_stepped(facts) and not is_waited_for:
-        since_s = max(since_s, *(rank.activity_at for rank in facts.ranks.values()))
-    return max(since_s, min(facts.progress_at, since_s + facts.limits.hang_ceiling_s))
+    since_s, is_set = gang_at(facts, attempt), bool(facts.limits.hang_timeout_s)
+    if has_stepped(facts) if is_set else is_waited_for:
+        return since_s
+    busy_at = () if is_set else [rank.busy_at for rank in facts.ranks.values()]
+    return max(since_s, facts.progress_at, *busy_at)

@@ -77,7 +77,7 @@ class FailureCause(enum.Enum):
     NETWORK = "network"  # nothing: all ranks wait in one collective
     FIRST_STEP = "first step"  # where the ranks without one stand
     STOPPED = "stopped"  # the ranks that are stopped or zombies
-    LEAVING = "leaving"  # the rank that never ends
+    LEAVING = "leaving"  # of earlier versions: a rank that never ended
     NEVER_CAME = "never came"  # where those stand that have not come to the rendezvous
     COUNTS = "counts"  # the ranks that have run other collectives
     NODE = "node"  # its name

@@ -88,8 +88,6 @@ class AttemptFacts:
     passed: tuple[Passed, ...] = ()
     # What a person was told: the last notice of each topic and key.
     notices: list[d.Notice] = field(default_factory=list)
-    # How many times the usual patience it has: more after hangs that only patience saw.
-    patience_times: float = 1.0
 
     # How it ended: the verdict, its own steps up to the failure, and since when its ranks are being stopped.
     verdict: d.Verdict | None = None

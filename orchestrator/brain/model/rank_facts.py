@@ -62,7 +62,6 @@ class RankFacts:
     # A step proves that the whole gang lives.
     step_at: float = 0.0
     beat_at: float = 0.0
-    exiting_at: float = 0.0
     busy_at: float = 0.0
     pause_s: float = 0.0
     activity_at: float = 0.0
@@ -75,7 +74,6 @@ class RankFacts:
     inspection: observations.RankInspection | None = None
     inspected_at: float = 0.0
     collective_at: float = 0.0
-    longer_at: float = 0.0
 
     # How it ended, as in `Exited`.
     code: int | None = None

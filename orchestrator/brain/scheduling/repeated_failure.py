@@ -4,7 +4,6 @@ same way."""
 from __future__ import annotations
 
 import dataclasses
-import itertools
 
 from orchestrator.brain.model.decisions import Evidence, EvidenceKind, FailureCause, Kind, Verdict
 from orchestrator.brain.model.facts import AttemptFacts, Facts, PastAttempt
@@ -19,9 +18,6 @@ from orchestrator.brain.scheduling.checkpoints import (
 ALIKE_MAX = 4
 """How many attempts in a row may be resumed and fail after the same number of steps of their own. A script that always
 overwrites one checkpoint does not show whether it begins from it; failing equally far along each time does."""
-
-PATIENCE_TIMES = (1.0, 2.0, 4.0)
-"""How many times the usual patience an attempt has after none, one and more hangs in a row that only patience saw."""
 
 _OWN_FAULTS = (Kind.CRASH, Kind.OOM, Kind.HANG, Kind.LAUNCH)
 """What the job's own code can be the cause of; a lost node or a taken port may return without its fault."""
@@ -44,11 +40,6 @@ def recognise(facts: Facts, attempt: AttemptFacts, verdict: Verdict) -> Verdict:
     if not before or not verdict.retry or not own:
         return verdict
     if _same_point(before[-1], attempt, verdict) and not _may_be_the_hosts(facts, before[-1], verdict):
-        if verdict.patience_s and attempt.patience_times < PATIENCE_TIMES[-1]:
-            unsure = (
-                "the same place again, and no state proves it: the next attempt waits there for twice as long"
-            )
-            return dataclasses.replace(verdict, proof=(Evidence(unsure), *verdict.proof))
         at = f"step {verdict.step}" if verdict.step is not None else "the same point, before any step"
         return _no_progress(verdict, f"the same failure again at {at}", before[-1])
     if _equally_far(before, attempt, verdict):
@@ -67,14 +58,6 @@ def _loads_neither(facts: Facts, past: PastAttempt, attempt: AttemptFacts, verdi
     is_raised = verdict.signature.cause is FailureCause.EXCEPTION and verdict.signature.frame is not None
     got_on = past.attempt.failed_count or past.progressed or facts.made or facts.progressed()
     return is_alike and is_raised and None not in saves and saves[0] != saves[1] and not got_on
-
-
-def patience_times(facts: Facts) -> float:
-    """Return how many times the usual patience the next attempt has: where only patience saw the last hangs, a longer wait
-    shows whether what is done there takes long."""
-    before = [past.verdict for past in facts.past if past.number > facts.resumed_after]
-    unsure = itertools.takewhile(lambda one: one is not None and bool(one.patience_s), reversed(before))
-    return PATIENCE_TIMES[min(sum(1 for _ in unsure), len(PATIENCE_TIMES) - 1)]
 
 
 def _same_point(past: PastAttempt, attempt: AttemptFacts, verdict: Verdict) -> bool:

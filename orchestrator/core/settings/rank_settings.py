@@ -239,8 +239,7 @@ def _watchdog(limits: Limits) -> Setting:
 
     The limits of collectives, 600 s or 1800 s, are arguments in the script: not ours to set.
     """
-    patience_s = max(limits.hang_ceiling_s, limits.hang_timeout_s or 0.0)
-    wait_s = max(WATCHDOG_S, math.ceil(2 * patience_s))
+    wait_s = max(WATCHDOG_S, math.ceil(2 * (limits.hang_timeout_s or 0.0)))
     reason = "torch must not abort a rank before orch has judged a hang"
     return Setting("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", str(wait_s), SetBy.ORCH, reason)
 

@@ -8,7 +8,7 @@ are not.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from orchestrator.core.checkpoints.save import Part, Piece
 from orchestrator.core.observations import (
@@ -57,6 +57,8 @@ class Hello:
 class SignTimes:
     """When (job clock) a rank last gave each kind of sign; only in heartbeats that were coalesced for the journal."""
 
+    GONE: ClassVar = frozenset({"exiting_at"})
+
     # Last sign of life, see `suspicion.SIGNS`
     sign_at: float
     # Last optimizer step
@@ -67,8 +69,6 @@ class SignTimes:
     beat_at: float
     # Last heartbeat that showed it busy on a processor
     busy_at: float = 0.0
-    # When it first reported that it exits
-    exiting_at: float = 0.0
     # The longest time between two of its steps, in seconds
     pause_s: float = 0.0
     # Last sign of life other than processor time

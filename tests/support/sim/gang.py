@@ -233,7 +233,7 @@ class Gang:
     def _leave(self, rank: Rank) -> None:
         if rank.alive and self.world.night.stays_rank == rank.number and self.attempt == 1:
             rank.left = rank.hung = True
-            rank.stance = Stance(Activity.EXITING, "", "said its last word", since_s=self.world.now)
+            rank.stance = Stance(Activity.EXITING, "", "has finished its script", since_s=self.world.now)
         elif rank.alive and not rank.stands:
             self.exited_well += 1
             self.die(rank, code=0, failure=OWN if rank.number == self.world.night.caught_rank else None)
@@ -297,9 +297,6 @@ STANCES = {
     Harm.SAVES: Stance(Activity.BLOCKED, "train.py:80 save", "in write() of a file", phase="save"),
     Harm.NAPS: Stance(Activity.SLEEPING, "train.py:61 nap", "in a sleep", ends_at=0.0),
     Harm.LONG_STEP: Stance(Activity.SPINNING, "train.py:9 step", cpu=1.0),
-    Harm.STARVES: Stance(
-        Activity.BLOCKED, "train.py:55 sort", "in C code that keeps the GIL", cpu=0.3, starved=0.7
-    ),
 }
 """What a rank does that makes no step though its process lives; the last ones end, and harm nobody."""
 

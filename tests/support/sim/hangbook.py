@@ -12,7 +12,7 @@ from orchestrator.brain.model.rank_facts import RankState
 if TYPE_CHECKING:
     from .ledger import Ledger
 
-AT_ONCE = (d.FailureCause.STOPPED, d.FailureCause.LEAVING)
+AT_ONCE = (d.FailureCause.STOPPED,)
 """The causes of hangs that need no second look: the state of the process says enough."""
 
 MOVED_S_MAX = 5.0
@@ -95,11 +95,11 @@ class HangBook:
         if verdict.signature.cause not in AT_ONCE:
             looks = [number for number, at_s in self.looked_s.items() if at_s >= gang.stepped_s]
             must(len(looks) >= 2, f"{len(looks)} looks are too few: {verdict}")
+        if verdict.patience_s:
+            self._waited(verdict, world.now - gang.stepped_s)
         if world.night.limits.hang_timeout_s != 0:
             return
         must(gang.is_stuck, f"it would have gone on by itself: {verdict}")
-        if verdict.patience_s:
-            self._waited(verdict, world.now - gang.stepped_s)
         culprits = [rank for number, rank in gang.ranks.items() if number in verdict.ranks]
         guilty = [rank for rank in gang.ranks.values() if not rank.alive or rank.is_stuck]
         hit = not culprits or any(rank in guilty for rank in culprits)
@@ -109,23 +109,14 @@ class HangBook:
             must(all(rank in guilty for rank in culprits), f"innocents are blamed: {verdict}")
 
     def _waited(self, verdict: d.Verdict, silent_s: float) -> None:
-        """Without a proof ranks have as long as torch gives them, and longer after a hang that only patience saw, unless the
-        user has resumed the job in between."""
+        """Without a proof ranks have as long as the user lets them, or torch."""
         night = self.ledger.world.night
-        least_s = night.limits.hang_patience_s or night.limit_s
+        least_s = night.limits.hang_timeout_s or night.limit_s
         self.ledger.must(silent_s >= least_s, f"{silent_s:.0f} s are too soon: {verdict}")
-        last = self.ledger.tries[self.ledger.forgiven : -1][-1:]
-        for before in (one.verdict for one in last if one.verdict is not None):
-            longer = before.signature != verdict.signature or verdict.patience_s > before.patience_s
-            self.ledger.must(longer, f"no longer than before: {verdict}")
 
     def _no_progress(self, verdict: d.Verdict) -> None:
-        """While only one host has hung, it may be that host's fault, and another one shows it; and what only patience saw
-        is seen three times before the job is given up."""
+        """While only one host has hung, it may be that host's fault, and another one shows it."""
         tries = self.ledger.tries
-        if verdict.kind is d.Kind.NO_PROGRESS and verdict.patience_s:
-            seen = [one for one in tries if one.verdict and one.verdict.patience_s]
-            self.ledger.must(len(seen) >= 2, f"no attempt was given longer: {verdict}")
         before = tries[-2].verdict if len(tries) > 1 else None
         fatal = before is not None and verdict.signature.cause is d.FailureCause.FATAL_SIGNAL
         if (

@@ -42,8 +42,8 @@ def _partitioned(at_s: float, *faults: Fault, steps: int = 200, prints: bool = F
     )
 
 
-BRIEF = limits_of(hang_timeout_s=0.0, hang_patience_s=20.0)
-"""Patience that a transcript can wait for."""
+BRIEF = limits_of(hang_timeout_s=20.0)
+"""A limit that a transcript can wait for."""
 
 NAMED = {
     "a-quiet-night": _night(),
@@ -58,7 +58,7 @@ NAMED = {
     "hang-with-stacks": _night(Fault(Harm.HANG, rank=3, step=14)),
     "hang-stuck-and-named": _auto(Fault(Harm.STUCK, rank=3, step=14), limits=BRIEF),
     "hang-beside-a-thread-that-logs": _auto(
-        Fault(Harm.STUCK_AND_LOGS, rank=1, step=14), limits=limits_of(hang_timeout_s=0.0, hang_patience_s=20.0, hang_ceiling_s=60.0)
+        Fault(Harm.STUCK_AND_LOGS, rank=1, step=14), limits=BRIEF
     ),
     "hang-in-different-collectives": _auto(Fault(Harm.SKIPS, rank=2, step=14)),
     "hang-behind-an-exception": _auto(Fault(Harm.RAISES, rank=1, step=14), nodes=1),
@@ -67,19 +67,19 @@ NAMED = {
     "no-hang-but-ranks-that-poll-for-one": _auto(Fault(Harm.NAPS, rank=2, step=14, lasts_s=30.0), polls=True),
     "hang-while-others-poll": _auto(Fault(Harm.STUCK, rank=2, step=14), polls=True),
     "hang-of-the-network": _auto(
-        Fault(Harm.CUT_GANG, node=1, step=14, lasts_s=60.0), limits=limits_of(hang_timeout_s=0.0, hang_patience_s=20.0)
+        Fault(Harm.CUT_GANG, node=1, step=14, lasts_s=60.0), limits=BRIEF
     ),
     "hang-after-the-last-word": _auto(stays_rank=2, limits=BRIEF),
     "hang-again-at-the-same-place": _auto(*(Fault(Harm.SKIPS, at_s, rank=3) for at_s in range(5, 120)), save_steps=99),
-    "hang-that-only-patience-sees-again": _auto(
+    "hang-that-no-state-proves-again": _auto(
         *(Fault(Harm.HANG, at_s, rank=3) for at_s in range(8, 600, 8)), start_s=(10.0, 12.0),
-        limits=limits_of(hang_timeout_s=0.0, hang_patience_s=20.0, hang_ceiling_s=60.0),
+        limits=BRIEF,
     ),
     "no-hang-within-the-time-that-torch-gives": _auto(
-        Fault(Harm.SPINS, rank=2, step=14, lasts_s=100.0), limits=limits_of(hang_timeout_s=0.0, hang_ceiling_s=30.0), limit_s=150.0
+        Fault(Harm.SPINS, rank=2, step=14, lasts_s=100.0), limits=limits_of(hang_timeout_s=0.0), limit_s=150.0
     ),
     "hang-noticed-and-taken-back": _auto(
-        Fault(Harm.CUT_GANG, node=1, step=14, lasts_s=100.0), limits=limits_of(hang_timeout_s=0.0, on_hang="notify", hang_patience_s=20.0)
+        Fault(Harm.CUT_GANG, node=1, step=14, lasts_s=100.0), limits=limits_of(hang_timeout_s=20.0, on_hang="notify")
     ),
     "no-hang-but-an-evaluation": _auto(Fault(Harm.EVALUATES, rank=0, step=14, lasts_s=100.0)),
     "desync-and-resumed-from-before": _night(

@@ -39,7 +39,6 @@ class Harm(enum.Enum):
     NAPS = "naps"
     LONG_STEP = "long step"
     SYNCS_BESIDE = "syncs beside"  # it waits in a collective that a thread beside it enters in a while
-    STARVES = "starves"  # computes on a machine that has little time for it
     SKIPS_ONE = "skips one"  # the rank runs one collective fewer in a step, and the gang goes on
     ADDS_ONE = "adds one"  # one more
     IMMORTAL = "immortal"  # the rank's process outlives SIGKILL for `lasts_s` (state D)
@@ -134,7 +133,7 @@ class Night:
     polls: bool = False  # ranks wait for each other in loops of their own: none is seen to wait
     look_s: tuple[float, float] = (0.1, 1.5)  # how long a look takes
     thread_saves_steps: int = 16  # how often a thread runs collectives of its own
-    limit_s: float = 5.0  # how long torch lets a collective wait: less than any patience, so that this shows
+    limit_s: float = 300.0  # how long torch lets a collective wait
     sends: bool = False  # ranks send to single others, which is counted with their collectives
     probe_rank: int = -1  # this rank alone makes steps of another optimizer now and then
     alone_steps: int = 0  # for so many steps ranks have formed no process group
@@ -210,7 +209,6 @@ _RARE = (
     Harm.FAULTS,
     Harm.RAISES,
     Harm.KEY_CHANGED,
-    Harm.STARVES,
     *OF_QUEUES,
     *ENDLESS,
     *INNOCENT,
@@ -334,9 +332,9 @@ def _judged_by_looks(night: Night) -> Night:
         Fault(rng.choice(INNOCENT), rng.uniform(5.0, 100.0), 0, rng.randrange(size), rng.uniform(1.0, 50.0))
         for _ in range(rng.choice((0, 1, 2, 3)))
     ]
-    limits = dataclasses.replace(night.limits, hang_timeout_s=0.0, hang_ceiling_s=rng.choice((120.0, 600.0)))
+    limits = dataclasses.replace(night.limits, hang_timeout_s=0.0)
     return dataclasses.replace(
-        night, limits=limits, faults=(*night.faults, *still, *pauses), calm_s=max(night.calm_s, 180.0),
+        night, limits=limits, limit_s=rng.choice((120.0, 300.0)), faults=(*night.faults, *still, *pauses), calm_s=max(night.calm_s, 180.0),
         stays_rank=rng.choice((-1, -1, -1, rng.randrange(size))),
     )  # fmt: skip
 

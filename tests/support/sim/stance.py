@@ -21,7 +21,7 @@ SLEEP_S = 3600.0
 class Stance:
     """How a rank stands that makes no step. `cpu`: the share of a processor it uses; `logs`: it writes a line each
     second; `what`: the collective it is in instead of its peers'; `elsewhere`: it waits for others, but not in theirs;
-    `starved`: the share of time in which it could run and may not; `others_act`: a thread beside may enter collectives;
+    `others_act`: a thread beside may enter collectives;
     `raised`: the exception that it handles."""
 
     activity: observations.Activity
@@ -34,7 +34,6 @@ class Stance:
     what: str = ""
     elsewhere: bool = False
     others_act: bool = False
-    starved: float = 0.0
     raised: observations.Failure | None = None
     since_s: float = 0.0
 
@@ -55,8 +54,7 @@ class Eyes:
             self.before[rank.number] = (key, now_s)
             first = known is None or found.activity is not observations.Activity.PROGRESSING
             return dataclasses.replace(found, activity=observations.Activity.UNKNOWN) if first else found
-        starved_s = rank.stance.starved * (now_s - known[1]) if rank.stance is not None else 0.0
-        return dataclasses.replace(found, still_s=now_s - known[1], starved_s=starved_s)
+        return dataclasses.replace(found, still_s=now_s - known[1])
 
 
 def _ageless(one: observations.Collective) -> observations.Collective:
@@ -80,12 +78,12 @@ def _found(rank: Rank) -> observations.RankInspection:
     )  # fmt: skip
     if rank.number == world.night.hidden_rank and world.now < world.night.hidden_s:
         return observations.RankInspection(
-            rank.number, rank.pid, rank.state, observations.Activity.UNKNOWN, 0.0, None, "it did not answer", False, "",
+            rank.number, rank.pid, rank.state, observations.Activity.UNKNOWN, 0.0, None, "it did not answer", "",
             (), (), (), (), (),
         )  # fmt: skip
     there = world.now >= rank.ready_s and not rank.is_silent
     return observations.RankInspection(
-        rank.number, rank.pid, rank.state, stance.activity, 0.0, frame(stance.where), stance.why, stance.ends_at is not None,
+        rank.number, rank.pid, rank.state, stance.activity, 0.0, frame(stance.where), stance.why,
         stance.phase, (stance.where,), (one,) if there else (), counts.GROUPS if rank.counted.odd else (), counts.history(rank), (),
         stance.others_act, mixed=(counts.MAIN,) if world.night.sends else (), raised=stance.raised,
     )  # fmt: skip

@@ -46,7 +46,7 @@ def _look(
 ) -> observations.RankInspection:
     plain: dict[str, Any] = {
         "rank": rank, "pid": 5000 + rank, "state": "S", "activity": activity, "still_s": 3.04, "where": frame(where), "inside": 1,
-        "why": "in all_reduce #9,655 (default group)", "has_limit": False, "phase": "train", "stack": WAITS,
+        "why": "in all_reduce #9,655 (default group)", "phase": "train", "stack": WAITS,
         "collectives": (GROUP,), "groups": (), "collective_counts": (), "unavailable": ("py-spy is not installed: no native frames",),
     }  # fmt: skip
     return observations.RankInspection(**{**plain, **more})
@@ -259,7 +259,7 @@ def test_ranks_with_gpus_are_shown_with_how_busy_those_are() -> None:
 
 
 def test_what_an_exiting_rank_does_is_said_once() -> None:
-    words = "has said its last word, and is still there (state S)"
+    words = "has finished its script, and is still there (state S)"
     leaves = _look(0, observations.Activity.EXITING, why=words, where="", stack=(), still_s=0.0)
     text = cells.plain(stack_view.stacks({**_taken(), "ranks": [stacks.rank_json(leaves, "gpu00")]}))
     assert f"rank 0 on gpu00: exiting: {words}\n" in text

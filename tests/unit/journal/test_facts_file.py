@@ -23,7 +23,7 @@ from tests.support import jobs
 from tests.support.frames import frame
 
 _LOOK = observations.RankInspection(
-    0, 7, "S", observations.Activity.WAITING_FOR_RANKS, 3.0, frame("train.py:8 step"), "in all_reduce", False, "train", ("a:1 f",),
+    0, 7, "S", observations.Activity.WAITING_FOR_RANKS, 3.0, frame("train.py:8 step"), "in all_reduce", "train", ("a:1 f",),
     (observations.Collective("0", "default", (0, 1), 3, "all_reduce", "float32[4]", 2.0, earlier=(observations.EnteredCollective(2, "x", ""),)),),
     ("0",), (observations.CollectiveCounts(3, 0, 3, (9,)),), ("gpu: none",), mixed=("0",),
 )  # fmt: skip

@@ -43,8 +43,8 @@ def test_a_rank_without_steps_that_is_missed_in_a_collective_has_patience_as_any
 
     late = entered(3, 6, activity=BLOCKED, why="waits for a child to end")
     waiting = [entered(rank, 7) for rank in (0, 1, 2)]
-    assert none_of(silence(served(), *waiting, late, for_s=280.0), d.Judge)
-    assert judged(served(), *waiting, late, for_s=340.0).ranks == (3,)
+    assert none_of(silence(served(), *waiting, late, for_s=590.0), d.Judge)
+    assert judged(served(), *waiting, late, for_s=640.0).ranks == (3,)
 
 
 def test_a_rank_that_waits_after_an_exception_is_named_with_it_whoever_is_in_the_minority() -> None:

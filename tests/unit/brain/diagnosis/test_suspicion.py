@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.brain.diagnosis import inspections, patience, suspects, suspicion
+from orchestrator.brain.diagnosis import inspections, suspects, suspicion
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.core import observations
@@ -61,13 +61,13 @@ def test_three_usual_steps_of_silence_are_suspicious_within_floor_and_ceiling(
     assert _first_look_s(story) == pytest.approx(wanted_s, abs=0.5)
 
 
-def test_the_user_sets_floor_and_ceiling() -> None:
-    story = _auto(hang_floor_s=20.0)
-    _step(story, 9)
-    assert _first_look_s(story) == pytest.approx(20.0, abs=0.5)
-    story = _auto(hang_ceiling_s=9.0)
+def test_a_hang_timeout_below_the_suspicious_silence_is_the_silence() -> None:
+    story = _auto(hang_timeout_s=9.0)
     _step(story, 9, median_step_s=60.0)
     assert _first_look_s(story) == pytest.approx(9.0, abs=0.5)
+    story = _auto(hang_timeout_s=3600.0)
+    _step(story, 9)
+    assert _first_look_s(story) == pytest.approx(5.0, abs=0.5), "it ends later, and is named as soon"
 
 
 def test_the_slowest_rank_tells_what_is_usual() -> None:
@@ -253,7 +253,7 @@ def test_what_is_suspected_is_said_in_one_line() -> None:
 
 
 def test_what_two_looks_found_unmoved_is_told_once_for_each_place_and_nothing_is_done_about_it() -> None:
-    story = _auto(hang_ceiling_s=5000.0, hang_patience_s=5000.0)
+    story = _auto(hang_timeout_s=5000.0)
     told = []
     # A place that was named is named again only when the silence is longer than any before it.
     for count, (where, looks_taken) in enumerate(
@@ -308,31 +308,6 @@ def test_before_the_first_step_the_line_says_so() -> None:
     story = _auto()
     story.wait(31.0)
     assert _said(story)[0] == "no step yet for 31 s: looking"
-
-
-def test_patience_grows_with_the_steps_and_with_the_pauses_that_the_job_has_shown_in_any_attempt() -> None:
-    def patience_s(story: Story, longer: bool = False) -> float:
-        assert story.brain.facts.attempt is not None
-        return patience.of_gang_s(story.brain.facts, story.brain.facts.attempt, longer)
-
-    story = _auto()
-    assert patience_s(story) == 600.0, "before the first step it is the ceiling"
-    _step(story, 1, median_step_s=0.1)
-    assert (patience_s(story), patience_s(story, longer=True)) == (300.0, 600.0)
-    story.now_s += 150.0
-    story.hear(_beat(0, 2, median_step_s=0.1), _beat(1, 2, median_step_s=4.0))
-    assert patience_s(story) == 450.0, "three times the pause"
-    story.hear(story.exited(0, 1, None, count=2))
-    story.stop_all()
-    story.run(2)
-    story.hear(e.Heartbeat(0.0, "n0", 2, (RankHeartbeat(0, 1, "S", 0, 0.0, median_step_s=0.1),)))
-    assert patience_s(story) == 450.0, "the job has shown it, in whichever attempt"
-    story = _auto()
-    _step(story, 1, median_step_s=40.0)
-    assert patience_s(story) == 800.0, "20 steps, though that is above the ceiling"
-    story = _auto(hang_patience_s=60.0)
-    _step(story, 1)
-    assert (patience_s(story), patience_s(story, longer=True)) == (60.0, 120.0)
 
 
 def test_every_sign_has_a_name_and_a_weight() -> None:

@@ -1,0 +1,51 @@
+"""Stall timeout: how long a gang may stand still when no state proves that it never continues.
+
+| `monitor.hang_timeout` | a rank is seen to wait for others             | no rank is                                  |
+|------------------------|-----------------------------------------------|---------------------------------------------|
+| `auto`                 | as long as the process group lets it wait     | `IDLE_S_MAX`; never if all compute or sleep |
+| a time                 | that time                                     | that time                                   |
+"""
+
+from __future__ import annotations
+
+import math
+
+from orchestrator.brain.diagnosis import collectives, inspections, suspicion
+from orchestrator.brain.model.facts import AttemptFacts, Facts
+from orchestrator.brain.model.rank_facts import RankFacts
+from orchestrator.core.observations import Activity
+
+IDLE_S_MAX = 1800.0
+"""How long nothing may move in any process of a gang in which no rank waits for another."""
+
+
+def limit_s(facts: Facts, attempt: AttemptFacts) -> float:
+    """Return for how many seconds the gang may stand still; infinite where its ranks may do so for as long as they like."""
+    assert facts.limits is not None
+    if facts.limits.hang_timeout_s:
+        return facts.limits.hang_timeout_s
+    seen = list(inspections.results(facts, attempt).values())
+    waiting = [one for one in seen if one.activity is Activity.WAITING_FOR_RANKS]
+    if waiting:
+        return collectives.limit_s(waiting)
+    are_at_work = all(one.activity in (Activity.SPINNING, Activity.SLEEPING) or one.gpu_use for one in seen)
+    return math.inf if are_at_work else IDLE_S_MAX
+
+
+def over_at(facts: Facts, attempt: AttemptFacts, ranks: list[RankFacts]) -> float:
+    """Return when (job clock) the timeout is over if the ranks that are waited for stay where they are."""
+    is_waited_for = any(inspections.waits(attempt, rank) for rank in inspections.living(facts))
+    since_s = suspicion.silent_since(facts, attempt, is_waited_for)
+    # Inspections cannot show what stood still before the first one: the silence that led to it counts, too.
+    silence_s = suspicion.suspect_s(facts) or 0.0
+    for rank in ranks:
+        still_s = inspections.still_s(facts, attempt, rank)
+        if still_s is not None:
+            since_s = max(since_s, rank.inspected_at - still_s - silence_s)
+    return since_s + limit_s(facts, attempt)
+
+
+def is_over(facts: Facts, attempt: AttemptFacts, ranks: list[RankFacts]) -> bool:
+    """Tell whether the timeout is over by what was last heard."""
+    heard_s = max(rank.inspected_at for rank in facts.ranks.values())
+    return heard_s >= over_at(facts, attempt, ranks)
