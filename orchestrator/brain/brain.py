@@ -150,7 +150,7 @@ def _judge_hang(
 
 
 def _inspect(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
-    is_silent = inspections.in_round(facts, attempt) > 0
+    is_silent = attempt.running_at is not None and inspections.in_round(facts, attempt) > 0
     ends_at = hang.ends_at(facts, attempt) if is_silent else math.inf
     why = inspections.why_inspect(facts, attempt, deadlines, ends_at)
     return inspections.orders(facts, attempt, why, deadlines) if why else []

@@ -22,7 +22,7 @@ IDLE_S = 1_830.0
 """The same where no rank is seen to wait."""
 
 SLOW_STEP_S = 4.0
-CASES = 37
+CASES = 38
 
 
 def hang_night(seed: int) -> tuple[Night, Expected]:
@@ -102,13 +102,14 @@ def _others(plain: Night, step: int, rank: int) -> list[tuple[Night, Expected]]:
         (_late(plain, rank, 0.0), Expected(Kind.RENDEZVOUS, rank, node)),
         (_late(plain, rank, 85.0), Expected(Kind.RENDEZVOUS, rank, node)),
         (_late(plain, rank, float("inf")), Expected(Kind.RENDEZVOUS, says="have not come")),
-        (_unstepped(plain, rank), Expected(Kind.HANG, rank, node, UNSURE_S)),
+        (_unstepped(plain, Harm.STUCK_AND_LOGS, rank), Expected(Kind.HANG, rank, node, UNSURE_S)),
+        (_unstepped(plain, Harm.STOPPED, rank), Expected(Kind.HANG, rank, node, SURE_S)),
     ]
 
 
-def _unstepped(night: Night, rank: int) -> Night:
-    """Return a night in which a rank is blocked before the first step, beside a thread that logs."""
-    stuck = Fault(Harm.STUCK_AND_LOGS, 60.0, rank // night.ranks, rank)
+def _unstepped(night: Night, harm: Harm, rank: int) -> Night:
+    """Return a night in which a rank comes to stand before the first step."""
+    stuck = Fault(harm, 60.0, rank // night.ranks, rank)
     return dataclasses.replace(night, step_s=70.0, steps=4, faults=(stuck,))
 
 
