@@ -119,7 +119,7 @@ MUTATIONS = (
         "tests/unit/core/settings/test_rank_settings.py::test_a_secret_is_never_shown"),
     Mutation("NCCL's words go to a file though the user has asked for them", "orchestrator/core/settings/rank_settings.py", 'if "NCCL_DEBUG" in environ:', 'if False:',
         "tests/unit/core/settings/test_rank_settings.py::test_what_nccl_prints_goes_where_the_user_expects_it_once_he_has_asked_for_it"),
-    Mutation('torch gives up before orch has judged', "orchestrator/core/settings/rank_settings.py", 'max(WATCHDOG_S, math.ceil(2 * patience_s))', 'WATCHDOG_S',
+    Mutation('torch gives up before orch has judged', "orchestrator/core/settings/rank_settings.py", 'max(WATCHDOG_S, math.ceil(2 * (limits.hang_timeout_s or 0.0)))', 'WATCHDOG_S',
         "tests/unit/core/settings/test_rank_settings.py::test_torch_waits_longer_than_orch"),
     Mutation("ranks take the cores of a host's other slots", "orchestrator/core/settings/rank_settings.py", 'if plan.ssh is not None and not at.gpus:', 'if False:',
         "tests/unit/core/settings/test_rank_settings.py::test_a_rank_gets_its_share_of_the_cores"),

@@ -362,7 +362,7 @@ KILLERS = {
     "hosts are taken as they come up": "pool 6",
     "there are no spares": "pool 6",
     "spares are launched when a line breaks": "pool 10",
-    "a lost host is relied upon": "pool 43",
+    "a lost host is relied upon": "pool 124",
     "a host that was launched in vain is hoped for": "pool 21",
     "spares are not made ready": "pool 6",
     "setup lines run on spares beside ranks": "random 251",
