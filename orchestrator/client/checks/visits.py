@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from dataclasses import dataclass, field
@@ -110,23 +109,11 @@ class Visits:
         self, steps: Mapping[str, w.Step], wanted: type[T], limit_s: float = STEP_S_MAX
     ) -> dict[str, T | LaunchError]:
         """Have hosts do a step each, all at the same time; return their answers."""
-        answers = self.timed(steps, wanted, limit_s)
-        return {
-            name: answer if isinstance(answer, LaunchError) else answer[0] for name, answer in answers.items()
-        }
-
-    def timed(
-        self, steps: Mapping[str, w.Step], wanted: type[T], limit_s: float = STEP_S_MAX
-    ) -> dict[str, tuple[T, float] | LaunchError]:
-        """Do as `ask` does; return with each answer when it came, by the monotonic clock."""
-        waiting: dict[str, futures.Future[tuple[T, float]]] = {}
+        waiting: dict[str, futures.Future[T]] = {}
         for name, step in steps.items():
             waiting[name] = futures.Future()
             self._hosts[name].steps.put(_Asked(step, wanted, limit_s, waiting[name]))
-        answers: dict[str, tuple[T, float] | LaunchError] = {}
-        for name, answer in waiting.items():
-            answers[name] = _result(answer, limit_s + STEP_S_MAX)
-        return answers
+        return {name: _result(answer, limit_s + STEP_S_MAX) for name, answer in waiting.items()}
 
     def _run(self) -> None:
         """Visit all hosts; a host that could not be visited fails its survey, and one that was lost all later steps."""
@@ -142,7 +129,7 @@ class Visits:
                 except LaunchError as err:
                     asked.answer.set_exception(err)
                     raise
-                asked.answer.set_result((reply, time.monotonic()))
+                asked.answer.set_result(reply)
 
     def _fail(self, name: str, error: LaunchError) -> None:
         """Fail the survey of a host, and whatever it is asked later, until the visit ends."""
