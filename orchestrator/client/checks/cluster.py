@@ -52,6 +52,8 @@ class Questions:
     addresses: Mapping[str, str]
     port: int | None
     interface: str | None
+    # Hosts with GPUs that other jobs hold: no check may use one
+    gpus_held: tuple[str, ...]
 
 
 @dataclass(slots=True)
@@ -113,6 +115,9 @@ def check(visits: Visits, hosts: Sequence[str], questions: Questions) -> Report:
         return report
     if all((program := facts[name].program) and program.torch for name in hosts):
         alone = _alone(hosts, links, opened, questions, facts)
+        if questions.gpus_held and questions.job.gpus_each:
+            text = "another job holds GPUs, so the sum is made on CPUs"
+            report.findings.append(note("reduce", questions.gpus_held, text))
         if len(alone) == len(hosts):
             _reduce(visits, alone, report)
     return report
@@ -225,11 +230,11 @@ def _alone(
 ) -> dict[str, w.ReduceAll]:
     """Return what each node that others reach would do alone: in a trial of several they meet at the first one's port."""
     addresses = {other: link.address for (_, other), link in links.items() if link.address}
-    on_gpu = bool(questions.job.gpus_each) and all(facts[name].gpus for name in hosts)
+    has_gpus = bool(questions.job.gpus_each) and all(facts[name].gpus for name in hosts)
     return {
         name: w.ReduceAll(
             rank=0, world=1, address=addresses[name], port=opened[name].ports[0], program=questions.programs[name],
-            env={**_interface_env(opened[name].addresses, addresses[name]), **questions.env}, on_gpu=on_gpu,
+            env={**_interface_env(opened[name].addresses, addresses[name]), **questions.env}, on_gpu=has_gpus and not questions.gpus_held,
         )
         for name in hosts if name in addresses
     }  # fmt: skip

@@ -90,7 +90,11 @@ def _is_busy(host: PlannedNode, seen: HostSurveyed, pool: PlannedPool) -> bool:
     kind = "GPU" if pool.gpus_each else "slot"
     total = len(seen.gpus) if pool.gpus_each else host.slots or seen.cores
     wanted = pool.gpus_each or min(pool.ranks_each, total)
-    return total - sum(one.count for one in seen.held if one.things.startswith(kind)) < wanted
+    return total - _held(seen, kind) < wanted
+
+
+def _held(seen: HostSurveyed, kind: str) -> int:
+    return sum(one.count for one in seen.held if one.things.startswith(kind))
 
 
 def _remember(
@@ -129,6 +133,7 @@ def _questions(
         addresses={one.name: one.address for one in plan.nodes},
         port=plan.rendezvous_port,
         interface=file.spec.rendezvous.interface,
+        gpus_held=tuple(name for name, one in seen.items() if plan.ssh is not None and _held(one, "GPU")),
     )
 
 
