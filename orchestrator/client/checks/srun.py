@@ -7,11 +7,11 @@ import os
 import selectors
 import subprocess
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
 from orchestrator.backends.api import LaunchError
+from orchestrator.backends.ssh import fanout
 from orchestrator.backends.ssh.conversation import Line, Remote
 from orchestrator.client.checks.visits import VISIT_S_MAX, Reach
 from orchestrator.core.slurm import step_env
@@ -52,12 +52,7 @@ def by_srun(environ: Mapping[str, str]) -> Reach:
             except LaunchError as err:
                 failed(name, err)
 
-        threads = [threading.Thread(target=go, args=(name,), daemon=True) for name in names]
-        for thread in threads:
-            thread.start()
-        end_s = time.monotonic() + VISIT_S_MAX
-        for thread in threads:
-            thread.join(max(0.0, end_s - time.monotonic()))
+        fanout.fan_out(names, go, VISIT_S_MAX, len(names))
 
     return reach
 
