@@ -53,7 +53,10 @@ def waiting(slurm: SlurmBox, path: str, folder: Path) -> Iterator[tuple[subproce
         begun = slurm.login.popen(
             argv(path), user="trainer", env={"ORCH_HOME": HOME}, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr
         )  # fmt: skip
-    wait_for(lambda: "number 1 of 1 in main, expected to start at 2" in err.read_text(), "where it stands")
+    wait_for(
+        lambda: "number 1 of 1 in partition main, expected to start at 2" in err.read_text(),
+        "where it stands",
+    )
     print(err.read_text())
     yield begun, blocker
     slurm.queue.scancel(blocker)

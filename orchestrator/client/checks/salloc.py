@@ -1,7 +1,7 @@
 """Allocation of a check that is in none: salloc with the job's options, and where it stands in the queue until it begins.
 
 salloc holds the nodes while its command runs, and that is a `cat` on a pipe of this process: however this process ends,
-they go back. While salloc waits, a signal of the terminal ends both.
+they go back. While salloc waits, a signal of the terminal ends both; one that is left alone by this process ends with its turn.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ def allocation(
     `say` is told where it stands in the queue. Raises UserError for a job that waits for ever, ClusterError where salloc refuses.
     """
     own = [option for option in options if not option.startswith(_BATCH_ONLY)]
+    own.append(f"--job-name=check-{file.spec.name}")
     if (file.spec.time_limit or 0.0) > LIMIT_S:
         own.append(f"--time={LIMIT_S / sbatch_options.MINUTE_S:.0f}")
     env = environment(environ)
@@ -74,7 +75,7 @@ def _granted(salloc: SlurmCommand, file: SpecFile, queue: SlurmQueue, say: Calla
         job = queue.query([pending[1]])[pending[1]]
         what = command_output.say(job, "").what
         if change := command_output.needed_change(job):
-            raise UserError(what, file.where("slurm"), f"check it with --set {change}")
+            raise UserError(what, file.where("slurm"), f"change the job file, or try --set {change}")
         what += queue.place(job.id) + command_output.start(job.expected_start)
         if what != said:
             say(f"{what}; Ctrl-C ends the wait")

@@ -39,7 +39,7 @@ def test_an_allocation_is_asked_for_as_the_job_would_but_for_a_short_time(tmp_pa
         assert (there["SLURM_JOB_ID"], there["SLURM_JOB_NODELIST"]) == ("7", "node[1-2]")
         assert not {"SLURM_NNODES", "OWN"} & set(there), "sbatch would not get them either"
     options = (tmp_path / "bin/options").read_text().split()
-    assert options == ["--nodes=2", "--time=02:00:00", "--qos=a", "--time=20"]
+    assert options == ["--nodes=2", "--time=02:00:00", "--qos=a", "--job-name=check-gpt", "--time=20"]
     assert (tmp_path / "bin/released").exists()
 
 
@@ -60,7 +60,7 @@ def test_an_allocation_that_waits_for_ever_is_given_up_with_what_to_change(tmp_p
         allocation(file, OPTIONS, environ, print),
     ):
         pass
-    assert told.value.fix == "check it with --set time_limit=…"
+    assert told.value.fix == "change the job file, or try --set time_limit=…"
 
 
 def test_a_waiting_allocation_says_where_it_stands(tmp_path: Path) -> None:
@@ -73,5 +73,5 @@ def test_a_waiting_allocation_says_where_it_stands(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt) as told, allocation(file, OPTIONS, environ, say):
         pass
-    where = "number 2 of 2 in main, expected to start at 2026-11-28 19:17 UTC"
+    where = "number 2 of 2 in partition main, expected to start at 2026-11-28 19:17 UTC"
     assert str(told.value) == f"Slurm job 7 waits in the queue: Priority, {where}; Ctrl-C ends the wait"
