@@ -14,8 +14,8 @@ import sys
 import click
 
 from orchestrator.cli import terminal
-from orchestrator.cli.group import CLUSTER_CANNOT, INTERRUPTED, cli
-from orchestrator.core.errors import OrchError, UserError
+from orchestrator.cli.group import CLUSTER_CANNOT, cli
+from orchestrator.core.errors import INTERRUPTED, OrchError, UserError
 from orchestrator.core.jobdir import home
 from orchestrator.submission.supervisor_process import revive
 

@@ -14,7 +14,7 @@ import click
 from orchestrator.cli import terminal
 from orchestrator.cli.params import JobName, Verbs, complete_backend, complete_field
 from orchestrator.client.job import Job
-from orchestrator.core.errors import OrchError, UserError
+from orchestrator.core.errors import INTERRUPTED, OrchError, UserError
 from orchestrator.core.jobdir import home
 from orchestrator.core.version import VERSION
 
@@ -29,7 +29,6 @@ JOB_FAILED = 1
 CLUSTER_CANNOT = 3
 NEEDS_A_PERSON = 4
 TIME_IS_OVER = 124
-INTERRUPTED = 130
 
 JOB = click.argument("job", required=False, type=JobName())
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")

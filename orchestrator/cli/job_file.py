@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shlex
@@ -23,12 +24,14 @@ from orchestrator.core.invisible_characters import harmless
 def check(spec: Path, backend: str | None, overrides: tuple[str, ...], as_json: bool) -> int:
     """Look whether a job could run, and start nothing.
 
-    Looks at the spec, the code, the space, the interpreter with its torch, the script's syntax, and the network; over SSH at every host.
+    Looks at the spec, the code, the space, the interpreter with its torch, the script's syntax, and the network; over SSH at every host, on Slurm at nodes that it waits for in the queue as the job would.
     """
     from orchestrator.client import preflight
     from orchestrator.views import tables
 
-    findings = preflight.check(spec, backend, overrides, os.environ)
+    findings = preflight.check(
+        spec, backend, overrides, os.environ, functools.partial(terminal.say, err=True)
+    )
     if as_json:
         print_json([finding.as_json() for finding in findings])
     else:

@@ -11,7 +11,6 @@ from orchestrator.cli.group import (
     AS_JSON,
     BACKEND,
     FOLLOW,
-    INTERRUPTED,
     JOB,
     KEY,
     OVERSUBSCRIBE,
@@ -23,7 +22,7 @@ from orchestrator.cli.group import (
 )
 from orchestrator.cli.params import complete_save
 from orchestrator.client.job import Job
-from orchestrator.core.errors import ClusterError, UserError
+from orchestrator.core.errors import INTERRUPTED, ClusterError, UserError
 from orchestrator.core.jobdir import start_folder
 from orchestrator.core.jobdir.plan import Plan
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import socket
@@ -13,10 +14,10 @@ from pathlib import Path
 
 from orchestrator.agent.host import program, rendezvous, resources, setup_script
 from orchestrator.brain.checks import node
-from orchestrator.brain.checks.finding import Finding, error, note, passed
+from orchestrator.brain.checks.finding import Finding, error, note, passed, warning
 from orchestrator.client import remote_files
 from orchestrator.client.checks import checkpoint_space, sources
-from orchestrator.core.errors import ClusterError, HostError, OrchError
+from orchestrator.core.errors import INTERRUPTED, ClusterError, HostError, OrchError, UserError
 from orchestrator.core.jobdir import home
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
@@ -30,17 +31,21 @@ FREE_BYTES_MIN = 1 << 30
 
 
 def check(
-    spec: Path, backend: str | None, overrides: Sequence[str], environ: Mapping[str, str]
+    spec: Path,
+    backend: str | None,
+    overrides: Sequence[str],
+    environ: Mapping[str, str],
+    say: Callable[[str], None] = lambda text: None,
 ) -> list[Finding]:
     """Return the findings in the order in which a job would meet them; the first fault of the plan is the last finding.
 
-    Raises SpecError when the spec cannot be read.
+    `say` is told where it stands while it waits for nodes of Slurm. Raises SpecError when the spec cannot be read.
     """
     file = load(spec, overrides=overrides, backend=backend)
-    return list(_findings(file, environ))
+    return list(_findings(file, environ, say))
 
 
-def _findings(file: SpecFile, environ: Mapping[str, str]) -> Iterator[Finding]:
+def _findings(file: SpecFile, environ: Mapping[str, str], say: Callable[[str], None]) -> Iterator[Finding]:
     yield passed("spec", f"{file.path} can be read")
     try:
         plan = submit.plan_for(file, environ, home.new_id(file.spec.name, time.time()), time.time())
@@ -56,32 +61,25 @@ def _findings(file: SpecFile, environ: Mapping[str, str]) -> Iterator[Finding]:
     for host, why in plan.set_aside.items():
         text = f"{host} is taken only when no other host is left: it failed {why}"
         yield note("aside", (host,), text)
-    code_bytes = 0
-    try:
-        found, code_bytes = _code(file, environ)
-        yield passed("code", found)
-    except OrchError as err:
-        yield _fault("code", err)
-    yield _try("space", lambda: _space(home.home(environ)))
+    code, code_bytes = _code(file, environ)
+    before = [code, _try("space", lambda: _space(home.home(environ)))]
+    yield from before
     if plan.ssh is not None:
         from orchestrator.client.checks import hosts
 
         yield from hosts.findings(file, plan, remote_files.remote_root(plan), code_bytes, environ)
         return
-    yield from _python(file, plan, environ)
-    if plan.slurm is None:
-        yield from _here(plan, environ)
+    before += _python(file, plan, environ)
+    yield from before[2:]
+    if plan.slurm is not None:
+        yield from _on_slurm(file, plan, environ, before, say)
+        return
+    yield from _here(plan, environ)
     interfaces = [name for _, name in socket.if_nameindex()]
-    if plan.slurm is None and (
-        fault := refusals.missing_interface(file.spec.rendezvous.interface, interfaces)
-    ):
+    if fault := refusals.missing_interface(file.spec.rendezvous.interface, interfaces):
         where = file.where("rendezvous.interface")
         yield error("network", (), f"{where}: {fault}", "name one of these, or leave it out", 2)
-    if plan.slurm is None:
-        yield _loopback()
-        return
-    yield _try("queue", lambda: _queue(file, plan, environ))
-    yield from _nodes(file, plan, environ)
+    yield _loopback()
 
 
 def _fault(what: str, err: OrchError) -> Finding:
@@ -95,17 +93,22 @@ def _try(what: str, check: Callable[[], Finding]) -> Finding:
         return _fault(what, err)
 
 
-def _code(file: SpecFile, environ: Mapping[str, str]) -> tuple[str, int]:
-    """Return how much of the code is copied, in words and in bytes. Raises OrchError."""
+def _code(file: SpecFile, environ: Mapping[str, str]) -> tuple[Finding, int]:
+    """Return how much of the code is copied, in words and in bytes."""
     limit_mb = file.spec.snapshot.limit_mb
-    survey = snapshot.survey(file.workdir, limit_mb, home.home(environ))
-    size = f"{len(survey.copies)} files, {survey.size_bytes / 1e6:.1f} MB to copy"
-    if file.spec.backend != "ssh":
-        return f"{size}, {len(survey.links)} ignored entries to link", survey.size_bytes
-    if not file.spec.ssh.sync:
-        return f"{size}; ssh.sync names nothing of what git ignores", survey.size_bytes
-    synced = snapshot.with_sync(survey, file.spec.ssh.sync, limit_mb, home.home(environ)).synced
-    return f"{size}, and {len(synced)} more files by ssh.sync", survey.size_bytes
+    try:
+        survey = snapshot.survey(file.workdir, limit_mb, home.home(environ))
+        size = f"{len(survey.copies)} files, {survey.size_bytes / 1e6:.1f} MB to copy"
+        if file.spec.backend != "ssh":
+            size += f", {len(survey.links)} ignored entries to link"
+        elif not file.spec.ssh.sync:
+            size += "; ssh.sync names nothing of what git ignores"
+        else:
+            synced = snapshot.with_sync(survey, file.spec.ssh.sync, limit_mb, home.home(environ)).synced
+            size += f", and {len(synced)} more files by ssh.sync"
+    except OrchError as err:
+        return _fault("code", err), 0
+    return passed("code", size), survey.size_bytes
 
 
 def _space(folder: Path) -> Finding:
@@ -190,15 +193,43 @@ def _queue(file: SpecFile, plan: Plan, environ: Mapping[str, str]) -> Finding:
     return passed("queue", sbatch.test(script.text, environ, file.where))
 
 
+def _on_slurm(
+    file: SpecFile,
+    plan: Plan,
+    environ: Mapping[str, str],
+    before: Sequence[Finding],
+    say: Callable[[str], None],
+) -> Iterator[Finding]:
+    """Ask sbatch, and check the nodes of the allocation that this process is in, or of one that salloc waits for."""
+    from orchestrator.client.checks import salloc, srun
+
+    assert plan.slurm is not None
+    queue = _try("queue", lambda: _queue(file, plan, environ))
+    yield queue
+    if srun.nodes(environ):
+        yield from _nodes(file, plan, environ)
+        return
+    if not all(finding.ok for finding in (*before, queue)):
+        yield note("nodes", (), "not looked at: the faults above come first")
+        return
+    with contextlib.ExitStack() as stack:
+        try:
+            there = stack.enter_context(salloc.allocation(file, plan.slurm.options, environ, say))
+        except KeyboardInterrupt:
+            text = "not looked at: interrupted in Slurm's queue, which the check has left"
+            yield replace(note("nodes", (), text), exit_code=INTERRUPTED)
+        except UserError as err:
+            yield _fault("nodes", err)
+        except ClusterError as err:
+            yield warning("nodes", (), f"not looked at: {err.what}", err.fix)
+        else:
+            yield from _nodes(file, plan, there)
+
+
 def _nodes(file: SpecFile, plan: Plan, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Check the nodes of the allocation that this process is in."""
+    """Check the nodes of an allocation."""
     from orchestrator.client.checks import hosts, srun
 
-    names = srun.nodes(environ)
-    if not names:
-        nodes = plan.pool.nodes if plan.pool is not None else 1
-        text = f"not looked at, since Slurm has not chosen them; `salloc --nodes={nodes} orch check {file.path.name}` looks at some"
-        yield note("nodes", (), text)
-        return
-    there = replace(plan, nodes=tuple(PlannedNode(name, name, "", (), ()) for name in names))
-    yield from hosts.findings(file, there, str(home.home(environ) / "jobs" / plan.id), 0, environ)
+    nodes = tuple(PlannedNode(name, name, "", (), ()) for name in srun.nodes(environ))
+    root = str(home.home(environ) / "jobs" / plan.id)
+    yield from hosts.findings(file, replace(plan, nodes=nodes), root, 0, environ)

@@ -22,6 +22,10 @@ class Fault:
         return f"{self.where}: {self.what}"
 
 
+INTERRUPTED = 130
+"""The exit code of a command that its user has interrupted."""
+
+
 class OrchError(Exception):
     """A failure with its place and its remedy; `exit_code` is that of the command line (1 is a failed job's)."""
 

@@ -117,6 +117,24 @@ class HostFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class Link:
+    """A link to another node as one of its ends has measured it."""
+
+    # Where the other end answers, empty where it does not
+    address: str
+    rtt_s: float
+    # 0: not measured
+    bytes_per_s: float
+    # Of the rendezvous port, and of one that the kernel chose: why it is not reached, empty where it is
+    faults: tuple[str, ...]
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether one of the ports is not reached."""
+        return any(self.faults)
+
+
+@dataclass(frozen=True, slots=True)
 class HardwareFacts:
     """What a host has for ranks, and what its environment sets already."""
 

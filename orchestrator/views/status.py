@@ -22,6 +22,7 @@ from orchestrator.core.jobdir.status_file import (
     time_of_day,
 )
 from orchestrator.core.shown import Follows, Suspicion
+from orchestrator.core.slurm import command_output
 from orchestrator.core.slurm.hostlist import holds
 from orchestrator.core.text import counted, follows, ranks_text, sentence, with_fix
 from orchestrator.views import large_job
@@ -179,9 +180,7 @@ def queue(status: Status) -> list[Line]:
     """Return Slurm's state of a job, and how to mend what keeps it in the queue."""
     if (queued := status.queue) is None:
         return []
-    what, fix = queued.said, queued.fix
-    if queued.expected_start:
-        what += f", expected to start at {queued.expected_start[:16].replace('T', ' ')} UTC"
+    what, fix = queued.said + command_output.start(queued.expected_start), queued.fix
     if queued.silent:
         age = f", {duration(queued.heard_s)} ago" if queued.heard_s else ""
         what += f"{age}; no answer now: {queued.silent}"

@@ -168,6 +168,28 @@ def test_a_slow_wire_and_the_host_with_which_an_all_reduce_fails_are_named(small
     assert code == 0, "three hosts are enough"
 
 
+def test_a_sum_is_not_made_on_gpus_that_another_job_holds(small: Desk, box: Box) -> None:
+    break_gpus(box)
+    seen = TORCH["torch/__init__.py"].replace(
+        "device_count = staticmethod(lambda: 0)", "device_count = lambda: 1"
+    )
+    for host in box.nodes:
+        host.write(f"{EXTRA}/torch/__init__.py", seen, user="trainer")
+    spec: dict[str, Any] = {"gpus_per_node": 1, "procs_per_node": 1, "ssh": {"hosts": "node[1-2]"}}
+    try:
+        job = small.submit({**FAKE_TORCH, "train.py": STEPPER + "run(100_000)\n"}, nodes=1, **spec)
+        job.wait_for_step(1)
+        done = small.orch(
+            "check", small.write(SCRIPT, nodes=2, env={"PYTHONPATH": EXTRA}, **spec), check=False
+        )
+    finally:
+        for host in box.nodes:
+            host.path("/home/trainer/.bashrc").unlink()
+    print(done.stdout)
+    assert "note  reduce   node1: another job holds GPUs, so the sum is made on CPUs" in done.stdout
+    assert "a sum over 2 nodes by gloo is right" in done.stdout
+
+
 @pytest.mark.soak
 def test_a_lost_host_is_remembered_set_aside_and_taken_again_after_a_passed_check(
     small: Desk, box: Box

@@ -1,37 +1,117 @@
-"""Does `orch check` look at the nodes of the allocation that it runs in? On a real Slurm."""
+"""Does `orch check` look at the nodes of its allocation, or wait for one as a job would? On a real Slurm."""
 
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from tests.support.cluster.desk import Desk
+from tests.support.cluster.host import wait_for
 from tests.support.cluster.slurm import SlurmBox
 from tests.support.cluster.small_torch import install
 
 HOME = "/home/trainer/desk/home"
 SCRIPT = {"train.py": "import json\n"}
+END_S_MAX = 60.0
+
+
+def argv(path: str) -> list[str]:
+    """Return the command that checks a job."""
+    return [sys.executable, "-m", "orchestrator.cli", "check", path, "--json"]
 
 
 def check(slurm: SlurmBox, path: str, *salloc: str) -> list[dict[str, Any]]:
     """Check a job on login, in an allocation where one is named, and return the findings."""
-    argv = [*salloc, sys.executable, "-m", "orchestrator.cli", "check", path, "--json"]
-    done = slurm.login.run(argv, user="trainer", env={"ORCH_HOME": HOME}, check=False, limit_s=120)
+    done = slurm.login.run(
+        [*salloc, *argv(path)], user="trainer", env={"ORCH_HOME": HOME}, check=False, limit_s=120
+    )
     assert done.stdout, done.stderr
-    found: list[dict[str, Any]] = json.loads(done.stdout)
+    return listed(done.stdout)
+
+
+def listed(text: str) -> list[dict[str, Any]]:
+    """Return the findings that a check has printed."""
+    found: list[dict[str, Any]] = json.loads(text)
     for one in found:
         print(one["severity"], one["what"], one["nodes"], one["found"], "|", one["fix"])
     return found
+
+
+@contextmanager
+def waiting(slurm: SlurmBox, path: str, folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """Begin a check while all nodes are taken; give it and the job that has them once it says that it waits."""
+    blocker = slurm.queue.sbatch("exec sleep 600", "--nodes=4", "--exclusive", "--time=30")
+    slurm.queue.wait_for_state(blocker, "RUNNING")
+    out, err = folder / "out", folder / "err"
+    with out.open("wb") as stdout, err.open("wb") as stderr:
+        begun = slurm.login.popen(
+            argv(path), user="trainer", env={"ORCH_HOME": HOME}, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr
+        )  # fmt: skip
+    wait_for(
+        lambda: "number 1 of 1 in partition main, expected to start at 2" in err.read_text(),
+        "where it stands",
+    )
+    print(err.read_text())
+    yield begun, blocker
+    slurm.queue.scancel(blocker)
+    slurm.queue.wait_for_state(blocker, "CANCELLED")
+
+
+def ctrl_c(slurm: SlurmBox, begun: subprocess.Popen[bytes]) -> int:
+    """Signal what a Ctrl-C would, and return the exit code."""
+    commands = ("orchestrator.cli check", "salloc")
+    slurm.login.signal(
+        [one.proc for one in slurm.login.processes() if any(word in one.command for word in commands)],
+        signal.SIGINT,
+    )
+    return begun.wait(END_S_MAX)
+
+
+def test_a_check_outside_of_an_allocation_looks_at_nodes_that_it_gets_and_leaves_nothing(
+    slurm: SlurmBox, desk: Desk
+) -> None:
+    path = desk.write(SCRIPT, nodes=2, env=install([slurm.login]), time_limit="2h")
+    found = check(slurm, path)
+    assert [one["nodes"] for one in found if one["what"] == "host"] == [["node1"], ["node2"]]
+    texts = [one["found"] for one in found]
+    assert "2 of 2 hosts can be used, 2 wanted" in texts and not slurm.queue.entries()
+    assert any(text.startswith("a sum over 2 nodes by gloo is right") for text in texts), texts
+    assert json.loads(desk.orch("status", "--all", "--json").stdout) == []
+    assert not [*desk.box.login.path(HOME).glob("jobs/*")]
+
+
+def test_a_waiting_check_goes_on_when_nodes_are_free(slurm: SlurmBox, desk: Desk, tmp_path: Path) -> None:
+    path = desk.write(SCRIPT, nodes=2, env=install([slurm.login]))
+    with waiting(slurm, path, tmp_path) as (begun, blocker):
+        slurm.queue.scancel(blocker)
+        assert begun.wait(END_S_MAX) == 0
+    assert "2 of 2 hosts can be used, 2 wanted" in [
+        one["found"] for one in listed((tmp_path / "out").read_text())
+    ]
+
+
+def test_a_ctrl_c_takes_a_waiting_check_out_of_the_queue_and_shows_what_it_knows(
+    slurm: SlurmBox, desk: Desk, tmp_path: Path
+) -> None:
+    path = desk.write(SCRIPT, nodes=2)
+    with waiting(slurm, path, tmp_path) as (begun, blocker):
+        assert ctrl_c(slurm, begun) == 130
+        assert [entry.id for entry in slurm.queue.entries()] == [blocker]
+    *before, last = listed((tmp_path / "out").read_text())
+    assert (last["what"], last["severity"]) == ("nodes", "note") and "interrupted" in last["found"]
+    assert [one["what"] for one in before][-1] == "queue"
 
 
 def test_the_nodes_of_an_allocation_are_checked_together_and_a_cut_between_two_is_named(
     slurm: SlurmBox, desk: Desk
 ) -> None:
     path = desk.write(SCRIPT, nodes=2, env=install([slurm.login]))
-    before = check(slurm, path)
-    (note,) = [one for one in before if one["what"] == "nodes"]
-    assert "`salloc --nodes=2 orch check job.yaml` looks at some" in note["found"]
     found = check(slurm, path, "salloc", "--nodes=3", "--nodelist=node1,node2,node3")
     assert [one["nodes"] for one in found if one["what"] == "host"] == [["node1"], ["node2"], ["node3"]]
     texts = [one["found"] for one in found]

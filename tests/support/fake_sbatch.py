@@ -16,7 +16,7 @@ test -e "{folder}/say.$n" && . "{folder}/say.$n"
 
 @dataclass(frozen=True, slots=True)
 class FakeSbatch:
-    """A folder with sbatch, scancel, squeue and srun; sbatch answers, and of the others it is known what they were told."""
+    """A folder with sbatch, scancel, squeue, srun and salloc; sbatch answers, and of the others it is known what they were told."""
 
     folder: Path
 
@@ -44,7 +44,7 @@ class FakeSbatch:
 def make(folder: Path) -> FakeSbatch:
     """Put the commands into a new folder; sbatch takes every job, as number 7."""
     folder.mkdir()
-    for name in ("sbatch", "scancel", "squeue", "srun"):
+    for name in ("sbatch", "scancel", "squeue", "srun", "salloc"):
         text = (
             SBATCH.format(folder=folder)
             if name == "sbatch"

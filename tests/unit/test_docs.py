@@ -19,10 +19,10 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model.facts import News, Phase
 from orchestrator.brain.model.node_facts import AgentState
 from orchestrator.brain.model.rank_facts import RankState
-from orchestrator.cli.group import INTERRUPTED, JOB_FAILED, NEEDS_A_PERSON, TIME_IS_OVER, cli
+from orchestrator.cli.group import JOB_FAILED, NEEDS_A_PERSON, TIME_IS_OVER, cli
 from orchestrator.client import post_mortem, stacks
 from orchestrator.core.checkpoints.save import SaveState
-from orchestrator.core.errors import ClusterError, UserError
+from orchestrator.core.errors import INTERRUPTED, ClusterError, UserError
 from orchestrator.core.jobdir import status_file
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan

@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 
 from orchestrator.agent.host import rendezvous
-from orchestrator.core.wire.bootstrap import PeerMeasured
+from orchestrator.core.host_facts import Link
 
 DIAL_S_MAX = 2.0
 """How long one address may take to answer."""
@@ -79,7 +79,7 @@ class PeerListener:
             self._guests.release()
 
 
-def measure(addresses: Sequence[str], ports: Sequence[int], token: str, send_s: float) -> PeerMeasured:
+def measure(addresses: Sequence[str], ports: Sequence[int], token: str, send_s: float) -> Link:
     """Dial each port of another node at the first of its addresses that answers; send for `send_s` to the first port."""
     address, rtt_s, bytes_per_s = "", 0.0, 0.0
     faults = []
@@ -96,7 +96,7 @@ def measure(addresses: Sequence[str], ports: Sequence[int], token: str, send_s: 
                 rtt_s, bytes_per_s = took
             break
         faults.append(", ".join(why))
-    return PeerMeasured(address, rtt_s, bytes_per_s, tuple(faults))
+    return Link(address, rtt_s, bytes_per_s, tuple(faults))
 
 
 def _dial(address: str, port: int, token: str, send_s: float) -> tuple[float, float]:

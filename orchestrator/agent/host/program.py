@@ -8,7 +8,6 @@ import pkgutil
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -46,12 +45,11 @@ def ask(step: GatherFacts, env: Mapping[str, str]) -> ProgramFacts:
 _TEXTS = ("python", "torch", "no_torch", "cuda", "nccl", "syntax", "changes_path")
 
 
-def all_reduce(program: str, env: Mapping[str, str], asked: Mapping[str, Any]) -> tuple[str, float]:
-    """Take part in an all-reduce as one rank; return why it failed, empty when it did not, and the seconds it took."""
-    began_s = time.monotonic()
+def all_reduce(program: str, env: Mapping[str, str], asked: Mapping[str, Any]) -> str:
+    """Take part in an all-reduce as one rank; return why it failed, empty when it did not."""
     done = _run(program, "reduce_rank", dict(asked), env, REDUCE_S_MAX)
     fault = done if isinstance(done, str) else str(done.get("fault", ""))
-    return fault[:WORDS_CHARS_MAX], time.monotonic() - began_s
+    return fault[:WORDS_CHARS_MAX]
 
 
 def _run(

@@ -1,4 +1,4 @@
-"""Steps of a check on this node, one after another: the clock, the facts, ports, links, an all-reduce.
+"""Steps of a check on this node, one after another: the facts, ports, links, an all-reduce.
 
 What a step has opened is closed at the end of the check.
 """
@@ -9,7 +9,6 @@ import os
 import platform
 import resource
 import socket
-import time
 from collections.abc import Mapping
 
 from orchestrator.agent.host import gpu_health, peers, program, resources
@@ -29,10 +28,8 @@ class Steps:
     def run(self, step: w.Step) -> w.Word:
         """Do a step, and return what came of it."""
         match step:
-            case w.ReadClock():
-                return w.ClockRead(time.time())
             case w.GatherFacts():
-                return w.FactsGathered(self.facts(step))
+                return self.facts(step)
             case w.OpenPorts(token, port):
                 return self._open(token, port)
             case w.MeasurePeer(addresses, ports, token, send_s):
@@ -60,8 +57,7 @@ class Steps:
             "rank": step.rank, "world": step.world, "address": step.address, "port": step.port,
             "on_gpu": step.on_gpu, "group_s_max": program.REDUCE_GROUP_S_MAX,
         }  # fmt: skip
-        fault, took_s = program.all_reduce(step.program, {**self._environ, **step.env}, asked)
-        return w.AllReduced(fault, took_s)
+        return w.AllReduced(program.all_reduce(step.program, {**self._environ, **step.env}, asked))
 
     def facts(self, step: w.GatherFacts) -> HostFacts:
         """Gather the node's facts."""

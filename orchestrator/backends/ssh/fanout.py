@@ -41,7 +41,7 @@ SHOWN_MAX = 8
 T = TypeVar("T")
 
 
-def _fan_out(
+def fan_out(
     hosts: Sequence[str], visit: Callable[[str], T], limit_s: float, at_once: int
 ) -> dict[str, T | LaunchError]:
     """Return each host's result, in the order of the hosts. What a visit raises is raised here."""
@@ -113,7 +113,7 @@ def each(
             return LaunchError("connect", reason, "try again")
 
     try:
-        return _fan_out(hosts, visit, limit_s, at_once)
+        return fan_out(hosts, visit, limit_s, at_once)
     finally:
         jumps.close()
 

@@ -93,6 +93,9 @@ class Survey:
     """What a host offers, with the Python that would run the agent."""
 
     version: str
+    # By how many seconds its clock is ahead, and how far off that may be
+    clock_s: float
+    clock_error_s: float
     notes: tuple[str, ...]
     host: w.HostSurveyed
 
@@ -108,7 +111,7 @@ def launch_agent(
     )  # fmt: skip
     with _conversing(line, launch.launcher, request, clocks) as conversation:
         conversation.code = launch.code.path
-        _, clock_s = _begin(conversation)
+        _, clock_s, _ = _begin(conversation)
         conversation.enter("folder")
         folder = conversation.expect(w.Placed)
         conversation.enter("copy")
@@ -173,18 +176,21 @@ def visiting(
 
 
 def _surveyed(conversation: Conversation) -> Survey:
-    python, clock_s = _begin(conversation)
+    python, clock_s, error_s = _begin(conversation)
     conversation.enter("look")
     host = conversation.expect(w.HostSurveyed)
-    return Survey(python.version, conversation.notes(clock_s), host)
+    return Survey(python.version, clock_s, error_s, conversation.notes(clock_s), host)
 
 
-def _begin(conversation: Conversation) -> tuple[w.PythonFound, float]:
-    """Wait for the shell and a Python; return it, and by how many seconds the host's clock is ahead."""
+def _begin(conversation: Conversation) -> tuple[w.PythonFound, float, float]:
+    """Wait for the shell and a Python; return it, by how many seconds the host's clock is ahead, and the error of that:
+    it was read at some time of this wait."""
+    began_s = conversation.clocks.wall()
     conversation.expect(w.InShell)
     conversation.enter("python")
     python = conversation.expect(w.PythonFound)
-    return python, python.clock_s - conversation.clocks.wall()
+    error_s = (conversation.clocks.wall() - began_s) / 2
+    return python, python.clock_s - began_s - error_s, error_s
 
 
 def _go(conversation: Conversation) -> int:

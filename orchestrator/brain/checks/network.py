@@ -14,9 +14,9 @@ from __future__ import annotations
 import bisect
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from orchestrator.brain.checks.finding import Finding, error, note, warning
+from orchestrator.core.host_facts import Link
 
 SLOW_FACTOR = 4.0
 """A link with less than this part of the median throughput is slow."""
@@ -31,20 +31,6 @@ LINKS_MIN = 3
 Pair = tuple[str, str]
 Trial = Callable[[tuple[str, ...]], bool]
 """Runs an all-reduce over these nodes, and tells whether it succeeded."""
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """A link as one of its ends has measured it; `faults`: of the rendezvous port, and of one that the kernel chose."""
-
-    address: str
-    rtt_s: float
-    bytes_per_s: float
-    faults: tuple[str, ...]
-
-    @property
-    def is_cut(self) -> bool:
-        return any(self.faults)
 
 
 def rounds(nodes: Sequence[str]) -> list[list[Pair]]:

@@ -1,4 +1,4 @@
-"""A check of all hosts together: clocks, facts, links in rounds, an all-reduce, and a bisection where it fails.
+"""A check of all hosts together: facts, links in rounds, an all-reduce, and a bisection where it fails.
 
 Each stage leaves out the hosts that an earlier one has found unusable. The whole is bounded by the limits named here.
 """
@@ -8,20 +8,19 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from orchestrator.backends.api import LaunchError
 from orchestrator.brain.checks import network, node, sameness
 from orchestrator.brain.checks.finding import Finding, Severity, error, names, note
-from orchestrator.brain.checks.network import Link, Pair
+from orchestrator.brain.checks.network import Pair
 from orchestrator.client.checks.visits import Visits, apart
 from orchestrator.core.errors import Cancelled
-from orchestrator.core.host_facts import HostFacts, Source
+from orchestrator.core.host_facts import HostFacts, Link, Source
 from orchestrator.core.observations import Address
 from orchestrator.core.text import counted
 from orchestrator.core.wire import bootstrap as w
 
-CLOCK_READINGS = 3
 FACTS_S_MAX = 150.0
 """Facts may have to import torch, from a disk that is cold."""
 
@@ -53,6 +52,8 @@ class Questions:
     addresses: Mapping[str, str]
     port: int | None
     interface: str | None
+    # Hosts with GPUs that other jobs hold: no check may use one
+    gpus_held: tuple[str, ...]
 
 
 @dataclass(slots=True)
@@ -102,7 +103,6 @@ def _is_each(finding: Finding) -> bool:
 def check(visits: Visits, hosts: Sequence[str], questions: Questions) -> Report:
     """Check the hosts together."""
     report = Report()
-    hosts = _clocks(visits, hosts, report)
     report.facts = facts = _facts(visits, hosts, questions, report)
     hosts = [name for name in facts if name not in report.unusable()]
     if len(hosts) < 2:
@@ -114,28 +114,13 @@ def check(visits: Visits, hosts: Sequence[str], questions: Questions) -> Report:
     ):
         return report
     if all((program := facts[name].program) and program.torch for name in hosts):
-        reduction = _reduction(hosts, links, opened, questions, facts)
-        if len(reduction.nodes) == len(hosts):
-            _reduce(visits, reduction, report)
+        alone = _alone(hosts, links, opened, questions, facts)
+        if questions.gpus_held and questions.job.gpus_each:
+            text = "another job holds GPUs, so the sum is made on CPUs"
+            report.findings.append(note("reduce", questions.gpus_held, text))
+        if len(alone) == len(hosts):
+            _reduce(visits, alone, report)
     return report
-
-
-def _clocks(visits: Visits, hosts: Sequence[str], report: Report) -> list[str]:
-    """Read the hosts' clocks, each against the middle of its round trip; the shortest of several counts."""
-    best: dict[str, tuple[float, float]] = {}
-    for _ in range(CLOCK_READINGS):
-        sent = time.time(), time.monotonic()
-        answers, failures = apart(visits.timed({name: w.ReadClock() for name in hosts}, w.ClockRead))
-        report.add_failures(failures)
-        hosts = list(answers)
-        for name, (read, at_s) in answers.items():
-            trip_s = at_s - sent[1]
-            offset_s = read.clock_s - (sent[0] + trip_s / 2)
-            if name not in best or trip_s < best[name][1]:
-                best[name] = offset_s, trip_s
-    for name in hosts:
-        report.findings += node.clock(name, best[name][0], best[name][1] / 2)
-    return list(hosts)
 
 
 def _facts(
@@ -149,9 +134,8 @@ def _facts(
         )
         for name in hosts
     }  # fmt: skip
-    answers, failures = apart(visits.ask(steps, w.FactsGathered, FACTS_S_MAX))
+    facts, failures = apart(visits.ask(steps, HostFacts, FACTS_S_MAX))
     report.add_failures(failures)
-    facts = {name: answer.facts for name, answer in answers.items()}
     for name, one in facts.items():
         report.findings += node.findings(name, one, questions.job)
     report.findings += sameness.findings(facts)
@@ -223,14 +207,11 @@ def _measured(
     steps = {
         end: w.MeasurePeer(targets[other], opened[other].ports, token, SEND_S) for end, other in ends.items()
     }
-    answers, failures = apart(visits.ask(steps, w.PeerMeasured, LINK_S_MAX))
+    answers, failures = apart(visits.ask(steps, Link, LINK_S_MAX))
     report.add_failures(
         {name: failure for name, failure in failures.items() if name not in report.unusable()}
     )
-    return {
-        (one, ends[one]): Link(answer.address, answer.rtt_s, answer.bytes_per_s, answer.faults)
-        for one, answer in answers.items()
-    }
+    return {(one, ends[one]): link for one, link in answers.items()}
 
 
 def _better(one: Link, other: Link) -> Link:
@@ -240,38 +221,23 @@ def _better(one: Link, other: Link) -> Link:
 # All-reduce
 
 
-@dataclass(frozen=True, slots=True)
-class _Reduction:
-    """What a trial needs: the nodes, the address and port of each as rank 0, and environments."""
-
-    nodes: tuple[str, ...]
-    addresses: Mapping[str, str]
-    ports: Mapping[str, int]
-    programs: Mapping[str, str]
-    env: Mapping[str, dict[str, str]]
-    on_gpu: bool
-
-
-def _reduction(
+def _alone(
     hosts: Sequence[str],
     links: Mapping[Pair, Link],
     opened: Mapping[str, w.PortsOpened],
     questions: Questions,
     facts: Mapping[str, HostFacts],
-) -> _Reduction:
+) -> dict[str, w.ReduceAll]:
+    """Return what each node that others reach would do alone: in a trial of several they meet at the first one's port."""
     addresses = {other: link.address for (_, other), link in links.items() if link.address}
-    env = {
-        name: {**_interface_env(opened[name].addresses, addresses.get(name, "")), **questions.env}
-        for name in hosts
-    }
-    return _Reduction(
-        nodes=tuple(name for name in hosts if name in addresses),
-        addresses=addresses,
-        ports={name: opened[name].ports[0] for name in hosts},
-        programs=questions.programs,
-        env=env,
-        on_gpu=bool(questions.job.gpus_each) and all(facts[name].gpus for name in hosts),
-    )
+    has_gpus = bool(questions.job.gpus_each) and all(facts[name].gpus for name in hosts)
+    return {
+        name: w.ReduceAll(
+            rank=0, world=1, address=addresses[name], port=opened[name].ports[0], program=questions.programs[name],
+            env={**_interface_env(opened[name].addresses, addresses[name]), **questions.env}, on_gpu=has_gpus and not questions.gpus_held,
+        )
+        for name in hosts if name in addresses
+    }  # fmt: skip
 
 
 def _interface_env(own: Sequence[Address], address: str) -> dict[str, str]:
@@ -279,20 +245,20 @@ def _interface_env(own: Sequence[Address], address: str) -> dict[str, str]:
     return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface} if interface else {}
 
 
-def _reduce(visits: Visits, reduction: _Reduction, report: Report) -> None:
+def _reduce(visits: Visits, alone: Mapping[str, w.ReduceAll], report: Report) -> None:
     """Try an all-reduce over all nodes; where it fails, find the nodes that make it fail."""
-    end_s = time.monotonic() + BISECT_S_MAX
-    library = "NCCL" if reduction.on_gpu else "gloo"
+    end_s, nodes = time.monotonic() + BISECT_S_MAX, tuple(alone)
+    library = "NCCL" if alone[nodes[0]].on_gpu else "gloo"
     faults: dict[str, str] = {}
 
     def succeeds(nodes: tuple[str, ...]) -> bool:
         if time.monotonic() > end_s:
             raise Cancelled
-        failed = _trial(visits, reduction, nodes)
+        failed = _trial(visits, alone, nodes)
         faults.update(failed)
         return not failed
 
-    began_s, nodes = time.monotonic(), reduction.nodes
+    began_s = time.monotonic()
     if succeeds(nodes):
         took_s = time.monotonic() - began_s
         text = f"a sum over {counted(len(nodes), 'node')} by {library} is right ({took_s:.1f} s with the import of torch)"
@@ -315,16 +281,13 @@ def _reduce(visits: Visits, reduction: _Reduction, report: Report) -> None:
     )
 
 
-def _trial(visits: Visits, reduction: _Reduction, nodes: Sequence[str]) -> dict[str, str]:
+def _trial(visits: Visits, alone: Mapping[str, w.ReduceAll], nodes: Sequence[str]) -> dict[str, str]:
     """Run an all-reduce over some nodes; return why it failed, by node."""
-    first = nodes[0]
+    first = alone[nodes[0]]
     steps = {
-        name: w.ReduceAll(
-            rank=rank, world=len(nodes), address=reduction.addresses[first], port=reduction.ports[first],
-            program=reduction.programs[name], env=reduction.env[name], on_gpu=reduction.on_gpu,
-        )
+        name: replace(alone[name], rank=rank, world=len(nodes), address=first.address, port=first.port)
         for rank, name in enumerate(nodes)
-    }  # fmt: skip
+    }
     answers = visits.ask(steps, w.AllReduced, REDUCE_S_MAX)
     said = {
         name: answer.reason if isinstance(answer, LaunchError) else answer.fault

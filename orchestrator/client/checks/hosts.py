@@ -48,23 +48,18 @@ def findings(
     reach = visits.over_ssh(plan.ssh) if plan.ssh is not None else srun.by_srun(environ)
     with visits.Visits(reach, launchers, root, plan.pythons) as hosts:
         surveys = hosts.surveys()
-        seen = {name: one.host for name, one in surveys.items() if not isinstance(one, LaunchError)}
-        faults = {
-            planned.name: list(
-                _faults(
-                    planned.name, surveys[planned.name], plan, wanted_bytes, file.spec.rendezvous.interface
-                )
-            )
-            for planned in plan.nodes
-        }
+        surveyed, lost = visits.apart(surveys)
+        interface = file.spec.rendezvous.interface
+        faults = {name: list(_faults(name, surveys[name], plan, wanted_bytes, interface)) for name in names}
         fit = [name for name in names if not faults[name]]
-        report = cluster.check(hosts, fit, _questions(file, plan, root, seen, environ))
-    _remember(surveys, report, environ)
+        report = cluster.check(hosts, fit, _questions(file, plan, root, surveyed, environ))
+    for name in report.facts:
+        report.findings += node.clock(name, surveyed[name].clock_s, surveyed[name].clock_error_s)
+    _remember(surveyed, lost, report, environ)
     for planned in plan.nodes:
         yield from faults[planned.name]
-        survey = surveys[planned.name]
-        if planned.name in report.facts and not isinstance(survey, LaunchError):
-            yield _usable(planned, survey, plan, report.facts[planned.name].program)
+        if planned.name in report.facts:
+            yield _usable(planned, surveyed[planned.name], plan, report.facts[planned.name].program)
     wanted = plan.pool.nodes + plan.pool.spares
     unusable = report.unusable()
     left = [name for name in fit if name not in unusable]
@@ -79,45 +74,49 @@ def findings(
         yield error("hosts", (), text, fix, ClusterError.exit_code)
     else:
         yield passed("hosts", text)
-    surveyed = {one: surveys[one.name] for one in plan.nodes if one.name in left}
     busy = [
-        one
-        for one, survey in surveyed.items()
-        if not isinstance(survey, LaunchError) and _is_busy(one, survey, plan.pool)
+        one.name
+        for one in plan.nodes
+        if one.name in left and _is_busy(one, surveyed[one.name].host, plan.pool)
     ]
     if len(left) - len(busy) < wanted <= len(left):
         text = f"{len(left) - len(busy)} of {counted(len(left), 'host')} have enough free now: a job would wait for its turn"
-        fix = f"wait, or see who holds {', '.join(one.name for one in busy[:5])} above; monitor.queue_timeout ends the wait"
+        fix = f"wait, or see who holds {', '.join(busy[:5])} above; monitor.queue_timeout ends the wait"
         yield warning("free", (), text, fix)
 
 
-def _is_busy(host: PlannedNode, survey: launch.Survey, pool: PlannedPool) -> bool:
+def _is_busy(host: PlannedNode, seen: HostSurveyed, pool: PlannedPool) -> bool:
     """Tell whether other jobs hold so much of a host that an attempt must wait for it."""
-    seen = survey.host
     kind = "GPU" if pool.gpus_each else "slot"
     total = len(seen.gpus) if pool.gpus_each else host.slots or seen.cores
     wanted = pool.gpus_each or min(pool.ranks_each, total)
-    return total - sum(one.count for one in seen.held if one.things.startswith(kind)) < wanted
+    return total - _held(seen, kind) < wanted
+
+
+def _held(seen: HostSurveyed, kind: str) -> int:
+    return sum(one.count for one in seen.held if one.things.startswith(kind))
 
 
 def _remember(
-    surveys: Mapping[str, launch.Survey | LaunchError], report: cluster.Report, environ: Mapping[str, str]
+    surveyed: Mapping[str, launch.Survey],
+    lost: Mapping[str, LaunchError],
+    report: cluster.Report,
+    environ: Mapping[str, str],
 ) -> None:
     """Keep which hosts have failed and passed, for later jobs: by what is a host's own fault, not this job's."""
-    lost = {name: str(survey) for name, survey in surveys.items() if isinstance(survey, LaunchError)}
-    gpus = {name: len(one.host.gpus) for name, one in surveys.items() if not isinstance(one, LaunchError)}
-    passed = dict.fromkeys(report.facts, "")
+    faults = {**dict.fromkeys(report.facts, ""), **report.own_faults(), **lost}
     with contextlib.suppress(OSError):  # a check is worth as much without
-        for host, fault in {**passed, **report.own_faults(), **lost}.items():
-            note = host_memory.Note(host, time.time(), fault, gpus=gpus.get(host))
-            host_memory.write(home.home(environ), note)
+        for host, fault in faults.items():
+            gpus = len(surveyed[host].host.gpus) if host in surveyed else None
+            host_memory.write(home.home(environ), host_memory.Note(host, time.time(), str(fault), gpus=gpus))
 
 
 def _questions(
-    file: SpecFile, plan: Plan, root: str, seen: Mapping[str, HostSurveyed], environ: Mapping[str, str]
+    file: SpecFile, plan: Plan, root: str, surveyed: Mapping[str, launch.Survey], environ: Mapping[str, str]
 ) -> cluster.Questions:
     assert plan.pool is not None
     code, own = sources.of(file)
+    seen = {name: one.host for name, one in surveyed.items()}
     programs = {name: "" if _lies_in_the_code(one.program) else one.program for name, one in seen.items()}
     return cluster.Questions(
         job=node.Job(
@@ -134,6 +133,7 @@ def _questions(
         addresses={one.name: one.address for one in plan.nodes},
         port=plan.rendezvous_port,
         interface=file.spec.rendezvous.interface,
+        gpus_held=tuple(name for name, one in seen.items() if plan.ssh is not None and _held(one, "GPU")),
     )
 
 

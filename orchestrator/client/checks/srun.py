@@ -7,11 +7,11 @@ import os
 import selectors
 import subprocess
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
 from orchestrator.backends.api import LaunchError
+from orchestrator.backends.ssh import fanout
 from orchestrator.backends.ssh.conversation import Line, Remote
 from orchestrator.client.checks.visits import VISIT_S_MAX, Reach
 from orchestrator.core.slurm import step_env
@@ -24,7 +24,7 @@ OPTIONS = (
 """One task, in addition to what runs on the node, with all resources of the allocation there."""
 
 END_S_MAX = 10.0
-"""How long an srun may take to end once its input has."""
+"""How long a command of Slurm may take to end once its input has, and once it is told to."""
 
 READ_BYTES = 64 << 10
 ERRORS_BYTES_MAX = 4096
@@ -52,12 +52,7 @@ def by_srun(environ: Mapping[str, str]) -> Reach:
             except LaunchError as err:
                 failed(name, err)
 
-        threads = [threading.Thread(target=go, args=(name,), daemon=True) for name in names]
-        for thread in threads:
-            thread.start()
-        end_s = time.monotonic() + VISIT_S_MAX
-        for thread in threads:
-            thread.join(max(0.0, end_s - time.monotonic()))
+        fanout.fan_out(names, go, VISIT_S_MAX, len(names))
 
     return reach
 
@@ -68,29 +63,29 @@ class _SrunLine:
         self._environ = environ
 
     def run(self, command: str) -> Remote:
-        return SrunCommand(self._node, command, self._environ)
+        argv = ("srun", *OPTIONS, f"--nodelist={self._node}", "/bin/sh", "-c", command)
+        return SlurmCommand(argv, step_env.for_srun(self._environ), own_session=True)
 
 
-class SrunCommand:
-    """A command that srun runs on a node."""
+class SlurmCommand:
+    """A command of Slurm that runs for as long as its input is open."""
 
-    def __init__(self, node: str, command: str, environ: Mapping[str, str]) -> None:
-        """Start it. Raises LaunchError."""
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str], *, own_session: bool) -> None:
+        """Start it; in a session of its own the signals of the terminal do not reach it. Raises LaunchError."""
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 -- it lives as long as the command
         self._buffer = bytearray()
-        argv = ("srun", *OPTIONS, f"--nodelist={node}", "/bin/sh", "-c", command)
         try:
             self._process = subprocess.Popen(
-                argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
-                env=step_env.for_srun(environ), start_new_session=True, bufsize=0,
+                argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, env=env,
+                start_new_session=own_session, bufsize=0,
             )  # fmt: skip
         except OSError as err:
-            fix = "run the check where Slurm's commands are, in the allocation"
-            raise LaunchError("srun", f"srun cannot be run: {err.strerror}", fix) from err
+            fix = "run the check where Slurm's commands are"
+            raise LaunchError(argv[0], f"{argv[0]} cannot be run: {err.strerror}", fix) from err
 
     @property
     def errors(self) -> str:
-        """The end of its standard error, that of srun included."""
+        """The end of its standard error."""
         size = self._errors.seek(0, os.SEEK_END)
         self._errors.seek(max(0, size - ERRORS_BYTES_MAX))
         return self._errors.read().decode(errors="replace")
@@ -127,14 +122,14 @@ class SrunCommand:
         except subprocess.TimeoutExpired as err:
             raise TimeoutError from err
 
-    def close(self) -> None:
-        """End its input, and srun if that does not end it."""
+    def close(self, wait_s: float = END_S_MAX) -> None:
+        """End its input, and the command itself if that does not end it within this time."""
         for pipe in (self._process.stdin, self._process.stdout):
             with contextlib.suppress(OSError):
                 if pipe is not None:
                     pipe.close()
         try:
-            self._process.wait(END_S_MAX)
+            self._process.wait(wait_s)
         except subprocess.TimeoutExpired:
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -5,14 +5,11 @@ Every wait is bounded: by the conversation's own limits, and by `VISIT_S_MAX` fo
 
 from __future__ import annotations
 
-import queue
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
-from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 from orchestrator.backends.api import LaunchError
 from orchestrator.backends.ssh import fanout, launch
@@ -53,24 +50,6 @@ def over_ssh(ssh: PlannedSsh) -> Reach:
     return reach
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """A step that a host is to do, and where its answer goes."""
-
-    step: w.Step
-    wanted: type[Any]
-    limit_s: float
-    answer: futures.Future[Any]
-
-
-@dataclass(slots=True)
-class _Host:
-    """A visited host: its survey, and the steps that wait for it; None ends the visit."""
-
-    survey: futures.Future[launch.Survey] = field(default_factory=futures.Future)
-    steps: queue.SimpleQueue[_Asked | None] = field(default_factory=queue.SimpleQueue)
-
-
 class Visits:
     """Visits to hosts, from `with Visits(…)` to its end."""
 
@@ -81,12 +60,14 @@ class Visits:
         root: str,
         programs: tuple[str, ...],
     ) -> None:
-        self._reach = reach
         self._launchers = launchers
         self._root = root
         self._programs = programs
-        self._hosts = {host: _Host() for host in launchers}
-        self._thread = threading.Thread(target=self._run, name="visits", daemon=True)
+        self._visits: dict[str, futures.Future[launch.Visit]] = {name: futures.Future() for name in launchers}
+        self._over = threading.Event()
+        self._thread = threading.Thread(
+            target=reach, args=(list(launchers), self._visit, self._fail), name="visits", daemon=True
+        )
 
     def __enter__(self) -> Visits:
         self._thread.start()
@@ -95,71 +76,37 @@ class Visits:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for host in self._hosts.values():
-            host.steps.put(None)
+        self._over.set()
         self._thread.join(CLOSE_S_MAX)
 
     def surveys(self) -> dict[str, launch.Survey | LaunchError]:
         """Return every host's survey, or why there is none."""
-        surveys: dict[str, launch.Survey | LaunchError] = {}
-        for name, host in self._hosts.items():
-            surveys[name] = _result(host.survey, fanout.WORK_S_MAX)
-        return surveys
+        return self._each(list(self._visits), lambda name, visit: visit.survey, fanout.WORK_S_MAX)
 
     def ask(
         self, steps: Mapping[str, w.Step], wanted: type[T], limit_s: float = STEP_S_MAX
     ) -> dict[str, T | LaunchError]:
         """Have hosts do a step each, all at the same time; return their answers."""
-        answers = self.timed(steps, wanted, limit_s)
-        return {
-            name: answer if isinstance(answer, LaunchError) else answer[0] for name, answer in answers.items()
-        }
+        return self._each(
+            list(steps), lambda name, visit: visit.ask(steps[name], wanted, limit_s), limit_s + STEP_S_MAX
+        )
 
-    def timed(
-        self, steps: Mapping[str, w.Step], wanted: type[T], limit_s: float = STEP_S_MAX
-    ) -> dict[str, tuple[T, float] | LaunchError]:
-        """Do as `ask` does; return with each answer when it came, by the monotonic clock."""
-        waiting: dict[str, futures.Future[tuple[T, float]]] = {}
-        for name, step in steps.items():
-            waiting[name] = futures.Future()
-            self._hosts[name].steps.put(_Asked(step, wanted, limit_s, waiting[name]))
-        answers: dict[str, tuple[T, float] | LaunchError] = {}
-        for name, answer in waiting.items():
-            answers[name] = _result(answer, limit_s + STEP_S_MAX)
-        return answers
-
-    def _run(self) -> None:
-        """Visit all hosts; a host that could not be visited fails its survey, and one that was lost all later steps."""
-        self._reach(list(self._hosts), self._visit, self._fail)
+    def _each(
+        self, names: Sequence[str], work: Callable[[str, launch.Visit], T], limit_s: float
+    ) -> dict[str, T | LaunchError]:
+        """Do something in the visit of each of these hosts; a host that could not be visited fails it."""
+        return fanout.fan_out(
+            names, lambda name: work(name, self._visits[name].result()), limit_s, len(names)
+        )
 
     def _visit(self, line: Line, name: str) -> None:
-        host = self._hosts[name]
         with launch.visiting(line, self._launchers[name], self._root, self._programs) as visit:
-            host.survey.set_result(visit.survey)
-            while (asked := host.steps.get()) is not None:
-                try:
-                    reply = visit.ask(asked.step, asked.wanted, asked.limit_s)
-                except LaunchError as err:
-                    asked.answer.set_exception(err)
-                    raise
-                asked.answer.set_result((reply, time.monotonic()))
+            self._visits[name].set_result(visit)
+            self._over.wait(VISIT_S_MAX)
 
     def _fail(self, name: str, error: LaunchError) -> None:
-        """Fail the survey of a host, and whatever it is asked later, until the visit ends."""
-        host = self._hosts[name]
-        if not host.survey.done():
-            host.survey.set_exception(error)
-        while (asked := host.steps.get()) is not None:
-            asked.answer.set_exception(error)
-
-
-def _result(answer: futures.Future[Any], limit_s: float) -> Any:
-    try:
-        return answer.result(limit_s)
-    except LaunchError as err:
-        return err
-    except futures.TimeoutError:
-        return LaunchError("check", f"no answer within {limit_s:g} s", "look at the host, or try again")
+        if not self._visits[name].done():
+            self._visits[name].set_exception(error)
 
 
 def apart(answers: Mapping[str, T | LaunchError]) -> tuple[dict[str, T], dict[str, LaunchError]]:

@@ -189,6 +189,23 @@ def _utc(word: str) -> str | None:
 # Words for people
 
 
+def place(text: str, job_id: str) -> str:
+    """Return where a job stands by `squeue -o '%i|%P'` of the waiting ones in their order; empty where it is not among them."""
+    rows = [line.strip().partition("|") for line in text.splitlines()]
+    partition = next((partition for one, _, partition in rows if one == job_id), "")
+    waiting = [one for one, _, partition_of_one in rows if partition_of_one == partition]
+    return (
+        f", number {waiting.index(job_id) + 1} of {len(waiting)} in partition {partition}"
+        if partition
+        else ""
+    )
+
+
+def start(expected: str | None) -> str:
+    """Return when Slurm expects to start a waiting job; empty while it does not say."""
+    return f", expected to start at {expected[:16].replace('T', ' ')} UTC" if expected else ""
+
+
 def say(job: QueueJob, name: str) -> Fault:
     """Describe a job in one line, with the fix where something must be done. `name`: orch's own name of it."""
     match job.stage:
@@ -209,10 +226,10 @@ def say(job: QueueJob, name: str) -> Fault:
 
 def is_stuck(job: QueueJob) -> bool:
     """Tell whether a job waits that does not start before somebody acts."""
-    return job.stage is job_states.Stage.WAITING and (job.is_held or bool(_change(job)))
+    return job.stage is job_states.Stage.WAITING and (job.is_held or bool(needed_change(job)))
 
 
-def _change(job: QueueJob) -> str:
+def needed_change(job: QueueJob) -> str:
     """Return what to change in a job that cannot start as it is; empty for one that can."""
     first = re.split(r"[,\s(]", job.reason, maxsplit=1)[0].lower()
     return next((change for pattern, change in _NEVER.items() if re.fullmatch(pattern, first)), "")
@@ -225,7 +242,7 @@ def _waits(job: QueueJob, name: str) -> Fault:
         fix = "ask who looks after the cluster" if is_admins else f"scontrol release {job.id}"
         by = " by an administrator" if is_admins else ""
         return Fault("", f"Slurm job {job.id} is held{by}{why}", fix)
-    if change := _change(job):
+    if change := needed_change(job):
         fix = f"orch cancel {name}, then orch resume {name} --set {change}"
         return Fault("", f"Slurm job {job.id} cannot start as it is{why}", fix)
     return Fault("", f"Slurm job {job.id} waits in the queue{why}")

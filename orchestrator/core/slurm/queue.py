@@ -72,6 +72,11 @@ class SlurmQueue:
             return current
         return replace(kept, restarts=current.restarts, folder=current.folder, batch_host=current.batch_host)
 
+    def place(self, job_id: str) -> str:
+        """Return where a waiting job stands among those of its partition that squeue lists, in words."""
+        listed = self._command("squeue", "-h", "--states=PENDING", "--sort=-p,i", "-o", "%i|%P")
+        return command_output.place(listed.out, job_id)
+
     def cancel(self, job_id: str, *, again: bool = False) -> str:
         """Take a job out of the queue or off its nodes; return Slurm's words when it refuses, else nothing.
 

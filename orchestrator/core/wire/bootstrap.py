@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from orchestrator.core.host_facts import HardwareFacts, HostFacts, Source
+from orchestrator.core.host_facts import HardwareFacts, HostFacts, Link, Source
 from orchestrator.core.observations import Address
 from orchestrator.core.wire.agent_config import AgentConfig
 
@@ -85,11 +85,6 @@ Request: TypeAlias = Launch | Reach | CleanUp | SurveyHost
 
 
 @dataclass(frozen=True, slots=True)
-class ReadClock:
-    """Tell the time."""
-
-
-@dataclass(frozen=True, slots=True)
 class GatherFacts:
     """Report the node's facts. `own`: top-level modules of the job's own code, which is not on the host."""
 
@@ -134,7 +129,7 @@ class ReduceAll:
     on_gpu: bool
 
 
-Step: TypeAlias = ReadClock | GatherFacts | OpenPorts | MeasurePeer | ReduceAll
+Step: TypeAlias = GatherFacts | OpenPorts | MeasurePeer | ReduceAll
 
 
 # Replies
@@ -274,20 +269,6 @@ class HostSurveyed:
 
 
 @dataclass(frozen=True, slots=True)
-class ClockRead:
-    """The host's time, in seconds since 1970."""
-
-    clock_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class FactsGathered:
-    """What a check has found on the host."""
-
-    facts: HostFacts
-
-
-@dataclass(frozen=True, slots=True)
 class PortsOpened:
     """The ports that are listened on: the rendezvous's and another; `fault`: why they are not."""
 
@@ -297,22 +278,10 @@ class PortsOpened:
 
 
 @dataclass(frozen=True, slots=True)
-class PeerMeasured:
-    """A link to another node; `faults`: why each port cannot be reached, empty where it can."""
-
-    address: str
-    rtt_s: float
-    # 0: not measured
-    bytes_per_s: float
-    faults: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class AllReduced:
     """The end of an all-reduce; an empty fault for a success."""
 
     fault: str
-    took_s: float
 
 
 Word: TypeAlias = (
@@ -329,9 +298,8 @@ Word: TypeAlias = (
     | AgentSeen
     | CleanedUp
     | HostSurveyed
-    | ClockRead
-    | FactsGathered
+    | HostFacts
     | PortsOpened
-    | PeerMeasured
+    | Link
     | AllReduced
 )

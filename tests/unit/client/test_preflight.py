@@ -148,3 +148,17 @@ def test_a_job_folder_that_slurm_takes_for_another_is_refused(tmp_path: Path, na
     assert (queue.ok, queue.exit_code) == ((True, 0) if not said else (False, 2))
     assert not said or (f"the job folder has {said}" in queue.found and "ORCH_HOME" in queue.fix)
     assert slurm.calls == (not said)
+
+
+@pytest.mark.parametrize(
+    ("python", "severity", "words"),
+    [("#!/bin/sh\nexit 3\n", "note", "the faults above come first"), ("", "warning", "salloc gave no nodes")],
+)
+def test_on_slurm_no_nodes_are_asked_for_after_a_fault(
+    tmp_path: Path, python: str, severity: str, words: str
+) -> None:
+    slurm = fake_sbatch.make(tmp_path / "bin")
+    asked = tmp_path / "bin/salloc.told"
+    found = _found(tmp_path, "backend=slurm", "nodes=2", python=python, path=slurm.environ["PATH"])
+    assert (found["nodes"].severity.value, found["nodes"].exit_code) == (severity, 0)
+    assert words in found["nodes"].found and asked.exists() == (severity == "warning")

@@ -7,7 +7,8 @@ import itertools
 import pytest
 
 from orchestrator.brain.checks.finding import Severity
-from orchestrator.brain.checks.network import Link, Pair, findings, rounds, slow
+from orchestrator.brain.checks.network import Pair, findings, rounds, slow
+from orchestrator.core.host_facts import Link
 
 GOOD = Link("10.0.0.1", 0.0001, 1e9, ("", ""))
 CUT = Link("", 0.0, 0.0, ("10.0.0.2:20000 timed out", "10.0.0.2:40000 timed out"))

@@ -20,7 +20,7 @@ class _Alone:
 
 def test_a_host_without_an_address_is_named_and_no_link_is_measured() -> None:
     asked = cluster.Questions(
-        job=node.Job(1, 0, False, 0), programs={}, env={}, sources=(), own=(), folders=(), addresses={}, port=None, interface=None
+        job=node.Job(1, 0, False, 0), programs={}, env={}, sources=(), own=(), folders=(), addresses={}, port=None, interface=None, gpus_held=()
     )  # fmt: skip
     report = cluster.Report()
     assert cluster._links(cast(Visits, _Alone()), ["one", "two"], asked, report) == ({}, {})

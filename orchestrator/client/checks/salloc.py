@@ -1,0 +1,85 @@
+"""Allocation of a check that is in none: salloc with the job's options, and where it stands in the queue until it begins.
+
+salloc holds the nodes while its command runs, and that is a `cat` on a pipe of this process: however this process ends,
+they go back. While salloc waits, a signal of the terminal ends both; one that is left alone by this process ends with its turn.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator, Mapping
+
+from orchestrator.backends.api import LaunchError
+from orchestrator.client.checks.srun import SlurmCommand
+from orchestrator.client.checks.visits import VISIT_S_MAX
+from orchestrator.core.errors import ClusterError, UserError
+from orchestrator.core.slurm import command_output, sbatch_options
+from orchestrator.core.slurm.command import environment
+from orchestrator.core.slurm.queue import SlurmQueue
+from orchestrator.spec.load import SpecFile
+
+LIMIT_S = VISIT_S_MAX + 300.0
+"""The time limit of the allocation, unless the job's is shorter: a short job is placed sooner."""
+
+QUEUE_POLL_S = 2.0
+QUEUE_POLL_S_MAX = 60.0
+"""How long until the queue is asked first; then each time twice as long, up to the second."""
+
+END_S_MAX = 0.5
+"""How long salloc may take to end with its command, before it is told to."""
+
+_BATCH_ONLY = ("--requeue", "--signal=", "--open-mode=", "--mail-")
+"""Options of the job that salloc does not know, and mail, which tells of jobs."""
+
+_HOLD = 'echo "$SLURM_JOB_ID" "$SLURM_JOB_NODELIST"; exec cat'
+
+
+@contextlib.contextmanager
+def allocation(
+    file: SpecFile, options: tuple[str, ...], environ: Mapping[str, str], say: Callable[[str], None]
+) -> Iterator[dict[str, str]]:
+    """Wait for nodes as the job would get them; give the environment in which srun uses them, as a batch script has it.
+
+    `say` is told where it stands in the queue. Raises UserError for a job that waits for ever, ClusterError where salloc refuses.
+    """
+    own = [option for option in options if not option.startswith(_BATCH_ONLY)]
+    own.append(f"--job-name=check-{file.spec.name}")
+    if (file.spec.time_limit or 0.0) > LIMIT_S:
+        own.append(f"--time={LIMIT_S / sbatch_options.MINUTE_S:.0f}")
+    env = environment(environ)
+    try:
+        salloc = SlurmCommand(("salloc", *own, "/bin/sh", "-c", _HOLD), env, own_session=False)
+    except LaunchError as err:
+        raise ClusterError(err.reason, "", err.fix) from err
+    try:
+        job_id, _, nodes = _granted(salloc, file, SlurmQueue(lambda: environ), say).strip().partition(" ")
+        yield {**env, "SLURM_JOB_ID": job_id, "SLURM_JOB_NODELIST": nodes}
+    finally:
+        salloc.close(END_S_MAX)
+
+
+def _granted(salloc: SlurmCommand, file: SpecFile, queue: SlurmQueue, say: Callable[[str], None]) -> str:
+    """Return what salloc's command prints first; say where it stands until then, each time that it has changed."""
+    said, wait_s = "", QUEUE_POLL_S
+    while True:
+        with contextlib.suppress(TimeoutError):
+            line = salloc.line(wait_s)
+            if line is None:
+                words = [re.sub("^salloc: (error: )?", "", one) for one in salloc.errors.splitlines()]
+                raise ClusterError(f"salloc gave no nodes: {'; '.join(words[-3:])}", "", _FIX)
+            return line.decode()
+        wait_s = min(2 * wait_s, QUEUE_POLL_S_MAX)
+        if (pending := re.search(r"job allocation (\d+)", salloc.errors)) is None:
+            continue
+        job = queue.query([pending[1]])[pending[1]]
+        what = command_output.say(job, "").what
+        if change := command_output.needed_change(job):
+            raise UserError(what, file.where("slurm"), f"change the job file, or try --set {change}")
+        what += queue.place(job.id) + command_output.start(job.expected_start)
+        if what != said:
+            say(f"{what}; Ctrl-C ends the wait")
+        said = what
+
+
+_FIX = "see with salloc by hand why; in an allocation `orch check` looks at its nodes"
