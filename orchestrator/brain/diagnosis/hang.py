@@ -270,10 +270,10 @@ def _is_apart(facts: Facts, rank: RankFacts, answer: collectives.Answer) -> bool
     return max(other.steps for other in facts.ranks.values()) >= APART_STEPS
 
 
-def ends_at(facts: Facts, attempt: AttemptFacts) -> float:
+def ends_at(facts: Facts, attempt: AttemptFacts, answer: collectives.Answer) -> float:
     """Return when (job clock) a gang that stands still is ended if no rank moves; infinite where it is let be."""
     assert facts.limits is not None
-    answer, limits = study(facts, attempt), [facts.limits.first_step_timeout_s]
+    limits = [facts.limits.first_step_timeout_s]
     if any(_is_at_rendezvous(attempt, rank) for rank in inspections.living(facts)):
         limits.append(facts.limits.rendezvous_timeout_s)
     limits_at = [suspicion.limit_at(facts, attempt, limit_s) for limit_s in limits]

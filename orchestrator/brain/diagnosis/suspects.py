@@ -102,15 +102,16 @@ def _silence(facts: Facts, attempt: AttemptFacts, now_s: float) -> Suspicion | N
     if not _is_seen(facts, attempt):
         return Suspicion(f"{silent}: looking", [], "", for_s, Follows.UNKNOWN)
     working = [rank for rank in inspections.living(facts) if inspections.moves(attempt, rank)]
-    culprits = working or hang.suspects(facts, attempt, hang.study(facts, attempt))
-    what = f"{silent}: {_who(facts, attempt, culprits, bool(working))}"
+    answer = hang.study(facts, attempt)
+    culprits = working or hang.suspects(facts, attempt, answer)
+    what = f"{silent}: {_who(facts, attempt, culprits, answer, bool(working))}"
     ranks, node = [rank.rank for rank in culprits], hang_report.node_of(culprits)
     found = inspections.result(attempt, culprits[0]) if culprits else None
     frame = found.where if found is not None else None
     seen = Suspicion(what, ranks, node, for_s, Follows.MOVES, where=str(frame or ""), frame=frame)
     if working:
         return seen
-    ends_at = hang.ends_at(facts, attempt)
+    ends_at = hang.ends_at(facts, attempt, answer)
     if ends_at == math.inf or (facts.limits is not None and facts.limits.on_hang == "notify"):
         return replace(seen, follows=Follows.NOTHING)
     return replace(seen, follows=Follows.ENDS, in_s=max(0.0, ends_at - now_s))
@@ -154,9 +155,10 @@ def _is_seen(facts: Facts, attempt: AttemptFacts) -> bool:
     return bool(seen) and all(inspection.activity is not Activity.UNKNOWN for inspection in seen.values())
 
 
-def _who(facts: Facts, attempt: AttemptFacts, culprits: list[RankFacts], works: bool) -> str:
+def _who(
+    facts: Facts, attempt: AttemptFacts, culprits: list[RankFacts], answer: collectives.Answer, works: bool
+) -> str:
     """Say which ranks work, else which ones stand where, and in what the others wait."""
-    answer = hang.study(facts, attempt)
     numbers = {rank.rank for rank in culprits}
     seen = inspections.results(facts, attempt)
     others = {rank: inspection for rank, inspection in seen.items() if rank not in numbers}
