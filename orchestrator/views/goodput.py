@@ -77,12 +77,16 @@ def summary(of: Json) -> list[Line]:
 def table(found: Json, by: str | None) -> list[Line]:
     """Return what `orch goodput` shows: all time by kind, or what was lost by `cause` or `host`."""
     jobs = found["jobs"]
-    if found["ratio"] is None:
-        return [line("there is no time of ranks to count")]
     unit = _unit(found)
+    if not unit.whole_s:
+        return [line("there is no time of ranks to count")]
     name = jobs[0]["id"] if len(jobs) == 1 else counted(len(jobs), "job")
     whole = f"{unit.amount(unit.whole_s)} {unit.name}"
-    head = line(Cell(name, "bold"), f"  goodput {100 * found['ratio']:.1f}% of {whole}")
+    has_steps = found["ratio"] is not None
+    share = (
+        f"goodput {100 * found['ratio']:.1f}% of" if has_steps else "no goodput, since no step was made in"
+    )
+    head = line(Cell(name, "bold"), f"  {share} {whole}")
     if by is None:
         return [head, (), *columns(_kind_rows(found, unit), ("TIME", *unit.heads, "WHAT IT IS"))]
     rows = list(_loss_rows(jobs, by, unit))
