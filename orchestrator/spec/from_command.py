@@ -1,7 +1,7 @@
 """A job file made of a launch line or an sbatch script, and what became of what, for `orch init --from-command`.
 
-Rules: a line stays as it is typed. Of a script for sbatch the header becomes fields, and the body, unchanged, `launch`. Nothing else
-of a script is read.
+Rules: a line stays as it is typed. Of a script for sbatch the header becomes fields, and the body, unchanged, `launch`. Of a body, and
+the shell scripts that it names, only what starts launchers is read, with its counts.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ def _fill(document: Document, command: str, folder: Path) -> Header:
         script = path_in(folder, words[at])
         name = script.stem
         text = read(script)
-        header, launch = _of_script(text, given, words, at, is_sbatch=start.starter is Starter.SBATCH)
+        is_sbatch = start.starter is Starter.SBATCH
+        header, launch = _of_script(text, given, words, at, folder, is_sbatch=is_sbatch)
         header.notes.extend(_without_launcher(text))
     elif start.starter is Starter.SBATCH:
         raise ValueError("names no script behind sbatch's options")
@@ -141,7 +142,13 @@ def _script_of(words: Sequence[str], folder: Path) -> tuple[int, list[sbatch_hea
 
 
 def _of_script(
-    text: str, given: Sequence[sbatch_header.Option], words: Sequence[str], at: int, *, is_sbatch: bool
+    text: str,
+    given: Sequence[sbatch_header.Option],
+    words: Sequence[str],
+    at: int,
+    folder: Path,
+    *,
+    is_sbatch: bool,
 ) -> tuple[Header, str]:
     """Return what a script's header says, and its body, which is given the arguments behind `at`; one that is not meant for
     Slurm is run as it is. Raises ValueError for one that starts commands on other hosts."""
@@ -154,7 +161,7 @@ def _of_script(
         if _REMOTE.search(text):
             raise ValueError(_OTHER_HOSTS)
         return Header(), line
-    header = sbatch_header.header([*options, *given], _ranks_of(body))
+    header = sbatch_header.header([*options, *given], _ranks_of(body, folder))
     header.settings.insert(0, sbatch_header.Setting("backend", "slurm", "sbatch"))
     fields = {setting.field for setting in header.settings}
     if "time_limit_action" not in fields and re.search(r"\bscontrol\s+requeue\b", body):
@@ -177,13 +184,13 @@ def _of_script(
     return header, body.strip("\n") + "\n"
 
 
-def _ranks_of(body: str) -> Count | None:
-    """Return the ranks of a node as the launchers of a body count them literally, and all the same; else None."""
-    starts = [
-        words
-        for words in launchers.commands_of(body)
-        if launchers.start_of(words).starter is Starter.LAUNCHER
-    ]
+def _ranks_of(body: str, folder: Path) -> Count | None:
+    """Return the ranks of a node as the launchers of a body, and of the scripts that it names, count them literally, and all the
+    same; else None."""
+    lines = launchers.commands_of(body)
+    scripts = [path_in(folder, word) for words in lines for word in words if word.endswith((".sh", ".bash"))]
+    lines += [words for path in scripts if path.is_file() for words in launchers.commands_of(read(path))]
+    starts = [words for words in lines if launchers.start_of(words).starter is Starter.LAUNCHER]
     each = [count for words in starts if (count := launchers.counts(words).each) is not None]
     is_one = len({count.value for count in each}) == 1 and each[0].value.isdecimal()
     return each[0] if is_one else None

@@ -139,6 +139,11 @@ def test_one_task_whose_script_starts_a_launcher_says_nothing_of_ranks(tmp_path:
     for command in ("sbatch run.sh", line.replace("-l", "--gpus-per-node=2")):
         spec, text, _ = made(tmp_path, command)
         assert spec.gpus_per_node == 2 and "procs_per_node" not in text
+    (tmp_path / "node.sh").write_text("torchrun --nnodes $N --nproc_per_node 4 train.py\n")
+    for head in ("#SBATCH -N 2\n", "#SBATCH -N 2 --ntasks-per-node=1\n"):
+        (tmp_path / "run.sh").write_text(f"{head}{line}\n")
+        spec, _, _ = made(tmp_path, "sbatch run.sh")
+        assert (spec.nodes, spec.gpus_per_node, spec.procs_per_node) == (2, None, 4)
 
 
 def test_requeues_and_mail_become_fields_and_no_note_names_another(tmp_path: Path) -> None:
