@@ -97,10 +97,10 @@ class Goodput:
 
     @property
     def ratio(self) -> float | None:
-        """The productive share of all time, 0 to 1; None where no step was made."""
+        """The productive share of all time but that of spares, 0 to 1; None where no step was made."""
         sums = self.rank_seconds()
         has_steps = sums[TimeKind.PRODUCTIVE] + sums[TimeKind.WASTED] > 0
-        return sums[TimeKind.PRODUCTIVE] / sum(sums.values()) if has_steps else None
+        return sums[TimeKind.PRODUCTIVE] / (sum(sums.values()) - sums[TimeKind.IDLE]) if has_steps else None
 
     def losses(self) -> dict[Loss, float]:
         """Return the rank-seconds that each failure cost, in order."""

@@ -56,7 +56,7 @@ class _Unit:
 
 
 def _unit(of: Json) -> _Unit:
-    whole_s = sum(of["rank_seconds"].values())
+    whole_s = sum(of["rank_seconds"].values()) - of["rank_seconds"]["idle"]
     name, seconds = next(unit for unit in _UNITS if whole_s >= WHOLE_MIN * unit[1] or unit is _UNITS[-1])
     return _Unit(name, seconds, whole_s)
 

@@ -147,3 +147,9 @@ def test_a_clock_that_was_set_back_takes_no_time_away() -> None:
     for entry in entries[-10:]:
         object.__setattr__(entry, "wall_s", entry.wall_s - 3600.0)
     assert goodput.of_record(jobs.record(entries)) == right
+
+
+def test_the_time_of_a_spare_is_on_top() -> None:
+    spans = [goodput.Span(0, 1, kind, 0.0, 10.0, ranks) for kind, ranks in (
+        (goodput.TimeKind.PRODUCTIVE, 3), (goodput.TimeKind.STARTUP, 1), (goodput.TimeKind.IDLE, 4))]  # fmt: skip
+    assert Goodput(tuple(spans)).ratio == 0.75
