@@ -97,7 +97,10 @@ def _fill(document: Document, command: str, folder: Path) -> Header:
     elif start.starter in (Starter.PYTHON, Starter.RUNNER) or "".join(words[:1]).endswith(".py"):
         name, launch, key = run_line.name_of(words), command, "entrypoint"
     else:
-        raise ValueError("starts no launcher, no shell script and no python, and is no sbatch script")
+        raise ValueError(
+            "starts no launcher, no shell script and no python, and is no sbatch script: give what each node runs, without a "
+            "scheduler or a container around it; a program that itself starts a launcher is launch: in a job file"
+        )
     document.put("name", launchers.as_job_name(name), "--from-command")
     document.places[key] = Place("--from-command", has_key=True)
     for setting in header.settings:
