@@ -243,9 +243,8 @@ def _tool(action: Callable[..., Any], verb: str, does: ToolAnnotations) -> Tool:
             return action(**arguments)
 
     tool = Tool.from_function(answered, annotations=does)
-    taken = tool.fn_metadata.arg_model
-    taken.model_config["extra"] = "forbid"  # an argument of another name is an error
-    taken.model_rebuild(force=True)
+    tool.fn_metadata.arg_model.model_config["extra"] = "forbid"  # an argument of another name is an error
+    tool.fn_metadata.arg_model.model_rebuild(force=True)
     tool.parameters["additionalProperties"] = False
     if verb in OUTPUTS:
         schema = schema_of(verb)

@@ -85,8 +85,7 @@ def _fill(document: Document, command: str, folder: Path) -> Header:
         script = path_in(folder, words[at])
         name = script.stem
         text = read(script)
-        is_sbatch = start.starter is Starter.SBATCH
-        header, launch = _of_script(text, given, words, at, folder, is_sbatch=is_sbatch)
+        header, launch = _of_script(text, given, words, at, folder, is_sbatch=start.starter is Starter.SBATCH)
         header.notes.extend(_without_launcher(text))
     elif start.starter is Starter.SBATCH:
         raise ValueError("names no script behind sbatch's options")

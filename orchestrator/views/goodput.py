@@ -82,9 +82,10 @@ def table(found: Json, by: str | None) -> list[Line]:
         return [line("there is no time of ranks to count")]
     name = jobs[0]["id"] if len(jobs) == 1 else counted(len(jobs), "job")
     whole = f"{unit.amount(unit.whole_s)} {unit.name}"
-    has_steps = found["ratio"] is not None
     share = (
-        f"goodput {100 * found['ratio']:.1f}% of" if has_steps else "no goodput, since no step was made in"
+        "no goodput, since no step was made in"
+        if found["ratio"] is None
+        else f"goodput {100 * found['ratio']:.1f}% of"
     )
     head = line(Cell(name, "bold"), f"  {share} {whole}")
     if by is None:

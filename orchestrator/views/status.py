@@ -115,8 +115,7 @@ def job(
         lines.append(line(f"checkpoint  {short(status.checkpoint.path, status.dir)}{at}"))
     for kind, runs in groupby(sorted(status.trackers, key=lambda run: run.kind), lambda run: run.kind):
         *before, last = [short(run.path, status.dir) for run in runs]
-        many = f"{len(before) + 1} runs, the last " if before else ""
-        lines.append(line(f"{kind:<11} {many}{last}"))
+        lines.append(line(f"{kind:<11} ", f"{len(before) + 1} runs, the last " if before else "", last))
     lines += [] if over else _travels(status.travels)
     if nodes or not has_pool:
         lines += [(), *(_pool(nodes, over, every_rank) if has_pool else _nodes(nodes, over, every_rank))]

@@ -77,9 +77,10 @@ def shared(job: JobDir) -> tuple[str, ...]:
     with contextlib.suppress(ClusterError):  # the home cannot be read
         others = [other for other in home.unended(job.root.parents[1]) if own and other.id != job.id]
         found = {other.id: min(own & _written_outside(other), default="") for other in others}
-    fix = "fix: give each job a folder of its own"
     return tuple(
-        f"{name} runs, too, and writes the same file, {file}; {fix}" for name, file in found.items() if file
+        f"{name} runs, too, and writes the same file, {file}; fix: give each job a folder of its own"
+        for name, file in found.items()
+        if file
     )
 
 

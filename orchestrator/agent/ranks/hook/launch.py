@@ -181,8 +181,11 @@ def handing_over_accelerate(launch: "Callable[..., Any]") -> "Callable[..., Any]
         import itertools
 
         actions: Any = launch.__globals__["launch_command_parser"]()._actions
-        options = [one for one in actions if one.option_strings]
-        given = [one for one in options if getattr(args, one.dest, one.default) != one.default]
+        given = [
+            one
+            for one in actions
+            if one.option_strings and getattr(args, one.dest, one.default) != one.default
+        ]
         words = [
             (one.option_strings[0], str(getattr(args, one.dest)))[: 2 - (one.nargs == 0)] for one in given
         ]
