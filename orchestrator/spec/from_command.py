@@ -34,7 +34,9 @@ _LOGIN = "_path=$PATH; . /etc/profile; PATH=$_path:$PATH"
 """What a login shell reads, such as the function `module`; many an /etc/profile forgets the PATH before it."""
 
 _LINES_SHOWN_MAX = 8
-_REMOTE = re.compile(r"^[ \t]*(ssh|pdsh|clush)[ \t]", re.MULTILINE)
+_REMOTE = re.compile(
+    r"^([^#\n]*([;&|]|\b(do|then|nohup|timeout[ \t]+\S+)))?[ \t]*(ssh|pdsh|clush)[ \t]", re.MULTILINE
+)
 _OTHER_HOSTS = (
     "starts commands on other hosts, which orch does itself: give the command that each of them runs, "
     "and write backend: ssh and ssh.hosts into the job file"

@@ -200,3 +200,25 @@ def test_another_command_says_what_is_wrong(tmp_path: Path, command: str, fault:
     with pytest.raises(OrchError) as caught:
         from_command.job_file(command, tmp_path, tmp_path)
     assert fault in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("body", "is_remote"),
+    [
+        ('hosts=(a b)\nfor h in "${hosts[@]}"; do ssh $h "torchrun train.py" & done\n', True),
+        ("for h in a b; do\n  timeout 9 ssh $h torchrun train.py\ndone\n", True),
+        ("nohup ssh a torchrun train.py &\n", True),
+        ("# ; do ssh a\ntorchrun train.py --transport ssh --host a\n", False),
+        ("MASTER=$(ssh a hostname -I)\ntorchrun --master_addr $MASTER train.py\n", False),
+        ("rsync -e ssh a:data .\ntorchrun train.py\n", False),
+    ],
+)
+def test_a_script_that_reaches_other_hosts_itself_is_refused(
+    tmp_path: Path, body: str, is_remote: bool
+) -> None:
+    (tmp_path / "run.sh").write_text(body)
+    if not is_remote:
+        assert made(tmp_path, "bash run.sh")[0].launch
+        return
+    with pytest.raises(OrchError, match="starts commands on other hosts"):
+        from_command.job_file("bash run.sh", tmp_path, tmp_path)
