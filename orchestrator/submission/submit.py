@@ -160,13 +160,16 @@ def _fill(
         draft.root.mkdir(parents=True)
         home.require_ours(draft)
         snapshot.copy_files(code, draft.code)
+        webhook = file.spec.notify.url
+        copied = draft.code / os.path.relpath(os.path.realpath(file.path), os.path.realpath(file.workdir))
+        if webhook and copied.is_file() and copied.resolve().is_relative_to(draft.code.resolve()):
+            copied.chmod(credentials.PRIVATE)
         start_folder.note_brought(draft, code.copies)
         if plan.ssh is not None:
             snapshot.pack(code, draft.code, draft.archive)
             keep_hosts_file(draft, file)
         for path in (draft.checkpoints, draft.logs, draft.requests, draft.scripts, draft.root / "nodes"):
             path.mkdir()
-        webhook = file.spec.notify.url
         replace_text(draft.spec, file.text, mode=credentials.PRIVATE if webhook else 0o644, durable=False)
         replace_text(draft.overrides, json.dumps(hosts_alone(overrides, webhook)), durable=False)
         home.note_origin(draft, place.root)
