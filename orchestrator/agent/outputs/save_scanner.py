@@ -223,8 +223,7 @@ class SaveScanner:
         self._files.follow(process.folder for process in ranks.processes)
         names = tuple(self._places.name_of(path) for path in self._files.read)[-READ_MAX:]
         trainers = {last.pid for process in ranks.processes if (last := process.counter.read()).step}
-        is_known = self._files.know_beginning(trainers)
-        self._report(reports.CheckpointsRead(ranks.attempt, names, is_known))
+        self._report(reports.CheckpointsRead(ranks.attempt, names, self._files.know_beginning(trainers)))
 
     def _begin_look(self, ranks: NodeRanks, now_s: float, *, ended: bool) -> None:
         moment = Moment(time.monotonic(), ranks.steps, ended, ranks.all_ended_well)
