@@ -104,8 +104,7 @@ def job(
         why = without_notes(reason(status), nodes) if has_pool else reason(status)
         lines.append(line(Cell(why, "dim" if status.state == "SUCCEEDED" else "")))
     lines += queue(status)
-    lines += suspicion(status, called)
-    lines += notices(status)
+    lines += [*suspicion(status, called), *notices(status)]
     lines += _stragglers(status.stragglers)
     if status.is_late or status.copy_of:
         lines.append(line(Cell(outdated(status), "bold red")))
