@@ -167,9 +167,16 @@ def resume(job: str | None, checkpoint: str | None, overrides: tuple[str, ...], 
     terminal.write(saves_view.start(choice, str(found.folder.root)))
     if before is not None:
         _warn_of_batch(before, found.plan())
+        _warn_of_total(found.plan().total_steps, choice.save.step if choice.save is not None else None)
     if found.source.slurm_id():
         _print_queue(found)
     return follow_job(found) if follow else 0
+
+
+def _warn_of_total(total: int | None, step: int | None) -> None:
+    """Warn when a resumed job begins where it is to end, or behind that."""
+    if total is not None and step is not None and step >= total:
+        terminal.say(f"warning: total_steps is {total:,}, and the job begins at step {step:,}", err=True)
 
 
 def _warn_of_batch(before: Plan, after: Plan) -> None:

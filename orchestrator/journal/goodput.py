@@ -8,6 +8,7 @@ Pure, but for `read`: entries in, spans out. Rules, in the order of a job's way:
    it and all since the verdict before it.
 3. From its first new step on an attempt works, until the last progress that its verdict names. The share of its steps that
    no later attempt made again is productive, the rest is wasted: a restart loses the last ones.
+   A job that makes no step has no goodput: nothing tells its start from its work.
 4. From the last progress to the verdict the failure is being detected.
 5. At the end of the job, and before a return to the queue, ranks are being stopped from the verdict on.
 6. The time between a job's end and its resume is no time of the job.
@@ -96,10 +97,10 @@ class Goodput:
 
     @property
     def ratio(self) -> float | None:
-        """The productive share of all time, 0 to 1; None without any."""
+        """The productive share of all time but that of spares, 0 to 1; None where no step was made."""
         sums = self.rank_seconds()
-        whole_s = sum(sums.values())
-        return sums[TimeKind.PRODUCTIVE] / whole_s if whole_s > 0 else None
+        has_steps = sums[TimeKind.PRODUCTIVE] + sums[TimeKind.WASTED] > 0
+        return sums[TimeKind.PRODUCTIVE] / (sum(sums.values()) - sums[TimeKind.IDLE]) if has_steps else None
 
     def losses(self) -> dict[Loss, float]:
         """Return the rank-seconds that each failure cost, in order."""
@@ -143,7 +144,7 @@ def of_record(
         after = record.attempts[number + 1] if number + 1 < len(record.attempts) else None
         next_at = after.begun.at if after is not None else until_at
         done_at = record.facts.ended_well_at if after is None and record.facts.ranks_done else None
-        _lay_work(course, attempt, next_at, _kept_share(record, number, kept_steps[number]), done_at)
+        _lay_work(course, attempt, next_at, _kept_share(attempt, kept_steps[number]), done_at)
         _lay_end(course, attempt, next_at, goes_on=after is not None or record.facts.end is None)
     return Goodput((*course.spans, *_idle(record, course.clock, until_at)))
 
@@ -294,19 +295,12 @@ def _kept_steps(attempts: Sequence[AttemptHistory]) -> list[float]:
     return kept[::-1]
 
 
-def _kept_share(record: Record, number: int, kept_step: float) -> float | None:
-    """Return which share of an attempt's steps was kept; None where it has made none.
-
-    A job without any step that ended well has worked since its ranks began; what it saved was kept.
-    """
-    attempt, after = record.attempts[number], record.attempts[number + 1 : number + 2]
-    if attempt.last_step is not None:
-        made = max(1, attempt.last_step - attempt.base_step)
-        return min(1.0, max(0.0, (kept_step - attempt.base_step) / made))
-    last = record.attempts[-1].finished
-    if last is None or last.ending is not d.Ending.DONE or any(one.last_step for one in record.attempts):
+def _kept_share(attempt: AttemptHistory, kept_step: float) -> float | None:
+    """Return which share of an attempt's steps was kept; None where it has made none."""
+    if attempt.last_step is None:
         return None
-    return float(not after or after[0].begun.resume not in (None, attempt.begun.resume))
+    made = max(1, attempt.last_step - attempt.base_step)
+    return min(1.0, max(0.0, (kept_step - attempt.base_step) / made))
 
 
 def _idle(record: Record, clock: _WallClock, until_at: float) -> Iterator[Span]:

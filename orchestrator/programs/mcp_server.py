@@ -32,6 +32,7 @@ from orchestrator.client.job import Job
 from orchestrator.client.logs import reader, trackers
 from orchestrator.core.codec import Json
 from orchestrator.core.errors import OrchError, UserError
+from orchestrator.core.invisible_characters import visible
 from orchestrator.core.jobdir import home, status_file
 from orchestrator.core.jobdir.status_file import Status
 from orchestrator.core.version import VERSION
@@ -145,7 +146,7 @@ def logs(
     mask = found.mask()
     view = log_view.LogView(log_view.LogStyle(colour=False, prefix=True), mask)
     texts = view.add(reader.blocks(found.folder, query, time.time_ns(), mask))
-    data = "".join([*texts, view.rest()]).encode()
+    data = visible("".join([*texts, view.rest()])).encode()
     text = data[-LOG_BYTES_MAX:].decode("utf-8", "ignore")
     is_cut = len(data) > LOG_BYTES_MAX
     if is_cut:
@@ -242,6 +243,9 @@ def _tool(action: Callable[..., Any], verb: str, does: ToolAnnotations) -> Tool:
             return action(**arguments)
 
     tool = Tool.from_function(answered, annotations=does)
+    tool.fn_metadata.arg_model.model_config["extra"] = "forbid"  # an argument of another name is an error
+    tool.fn_metadata.arg_model.model_rebuild(force=True)
+    tool.parameters["additionalProperties"] = False
     if verb in OUTPUTS:
         schema = schema_of(verb)
         if tool.fn_metadata.wrap_output:

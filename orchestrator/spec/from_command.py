@@ -1,7 +1,7 @@
 """A job file made of a launch line or an sbatch script, and what became of what, for `orch init --from-command`.
 
-Rules: a line stays as it is typed. Of a script for sbatch the header becomes fields, and the body, unchanged, `launch`. Nothing else
-of a script is read.
+Rules: a line stays as it is typed. Of a script for sbatch the header becomes fields, and the body, unchanged, `launch`. Of a body, and
+the shell scripts that it names, only what starts launchers is read, with its counts.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ _LOGIN = "_path=$PATH; . /etc/profile; PATH=$_path:$PATH"
 """What a login shell reads, such as the function `module`; many an /etc/profile forgets the PATH before it."""
 
 _LINES_SHOWN_MAX = 8
-_REMOTE = re.compile(r"^[ \t]*(ssh|pdsh|clush)[ \t]", re.MULTILINE)
+_REMOTE = re.compile(
+    r"^([^#\n]*([;&|]|\b(do|then|nohup|timeout[ \t]+\S+)))?[ \t]*(ssh|pdsh|clush)[ \t]", re.MULTILINE
+)
 _OTHER_HOSTS = (
     "starts commands on other hosts, which orch does itself: give the command that each of them runs, "
     "and write backend: ssh and ssh.hosts into the job file"
@@ -85,7 +87,7 @@ def _fill(document: Document, command: str, folder: Path) -> Header:
         script = path_in(folder, words[at])
         name = script.stem
         text = read(script)
-        header, launch = _of_script(text, given, words, at, is_sbatch=start.starter is Starter.SBATCH)
+        header, launch = _of_script(text, given, words, at, folder, is_sbatch=start.starter is Starter.SBATCH)
         header.notes.extend(_without_launcher(text))
     elif start.starter is Starter.SBATCH:
         raise ValueError("names no script behind sbatch's options")
@@ -96,7 +98,10 @@ def _fill(document: Document, command: str, folder: Path) -> Header:
     elif start.starter in (Starter.PYTHON, Starter.RUNNER) or "".join(words[:1]).endswith(".py"):
         name, launch, key = run_line.name_of(words), command, "entrypoint"
     else:
-        raise ValueError("starts no launcher, no shell script and no python, and is no sbatch script")
+        raise ValueError(
+            "starts no launcher, no shell script and no python, and is no sbatch script: give what each node runs, without a "
+            "scheduler or a container around it; a program that itself starts a launcher is launch: in a job file"
+        )
     document.put("name", launchers.as_job_name(name), "--from-command")
     document.places[key] = Place("--from-command", has_key=True)
     for setting in header.settings:
@@ -141,7 +146,13 @@ def _script_of(words: Sequence[str], folder: Path) -> tuple[int, list[sbatch_hea
 
 
 def _of_script(
-    text: str, given: Sequence[sbatch_header.Option], words: Sequence[str], at: int, *, is_sbatch: bool
+    text: str,
+    given: Sequence[sbatch_header.Option],
+    words: Sequence[str],
+    at: int,
+    folder: Path,
+    *,
+    is_sbatch: bool,
 ) -> tuple[Header, str]:
     """Return what a script's header says, and its body, which is given the arguments behind `at`; one that is not meant for
     Slurm is run as it is. Raises ValueError for one that starts commands on other hosts."""
@@ -154,7 +165,7 @@ def _of_script(
         if _REMOTE.search(text):
             raise ValueError(_OTHER_HOSTS)
         return Header(), line
-    header = sbatch_header.header([*options, *given], _ranks_of(body))
+    header = sbatch_header.header([*options, *given], _ranks_of(body, folder))
     header.settings.insert(0, sbatch_header.Setting("backend", "slurm", "sbatch"))
     fields = {setting.field for setting in header.settings}
     if "time_limit_action" not in fields and re.search(r"\bscontrol\s+requeue\b", body):
@@ -177,13 +188,13 @@ def _of_script(
     return header, body.strip("\n") + "\n"
 
 
-def _ranks_of(body: str) -> Count | None:
-    """Return the ranks of a node as the launchers of a body count them literally, and all the same; else None."""
-    starts = [
-        words
-        for words in launchers.commands_of(body)
-        if launchers.start_of(words).starter is Starter.LAUNCHER
-    ]
+def _ranks_of(body: str, folder: Path) -> Count | None:
+    """Return the ranks of a node as the launchers of a body, and of the scripts that it names, count them literally, and all the
+    same; else None."""
+    lines = launchers.commands_of(body)
+    scripts = [path_in(folder, word) for words in lines for word in words if word.endswith((".sh", ".bash"))]
+    lines += [words for path in scripts if path.is_file() for words in launchers.commands_of(read(path))]
+    starts = [words for words in lines if launchers.start_of(words).starter is Starter.LAUNCHER]
     each = [count for words in starts if (count := launchers.counts(words).each) is not None]
     is_one = len({count.value for count in each}) == 1 and each[0].value.isdecimal()
     return each[0] if is_one else None

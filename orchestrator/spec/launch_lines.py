@@ -167,9 +167,10 @@ def _of_slurm(document: Document, words: Sequence[str]) -> list[Became]:
     if start.launcher != "srun":
         return []
     options, at = sbatch_header.read(words, start.behind, "srun")
-    inner, has_gpus = launchers.start_of(words[at:]).starter, _value(document, "gpus_per_node") is not None
-    has_gpus |= any(option.name.startswith("gpus") for option in options)
-    if inner is Starter.LAUNCHER or (inner is Starter.SHELL and has_gpus):  # that one counts the ranks
+    inner, given = launchers.start_of(words[at:]).starter, ("gpus_per_node", "procs_per_node")
+    has_ranks = any(_value(document, field) is not None for field in given)
+    has_ranks |= any(option.name.startswith("gpus") for option in options)
+    if inner is Starter.LAUNCHER or (inner is Starter.SHELL and has_ranks):  # that one counts the ranks
         options = [option for option in options if not option.name.startswith("ntasks")]
     elsewhere = document.data.get("backend") not in (None, "slurm")
     became = []

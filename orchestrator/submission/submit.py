@@ -160,13 +160,16 @@ def _fill(
         draft.root.mkdir(parents=True)
         home.require_ours(draft)
         snapshot.copy_files(code, draft.code)
+        webhook = file.spec.notify.url
+        name = Path(os.path.relpath(os.path.realpath(file.path), os.path.realpath(file.workdir)))
+        if webhook and name in code.copies and not (draft.code / name).is_symlink():
+            (draft.code / name).chmod(credentials.PRIVATE)
         start_folder.note_brought(draft, code.copies)
         if plan.ssh is not None:
             snapshot.pack(code, draft.code, draft.archive)
             keep_hosts_file(draft, file)
         for path in (draft.checkpoints, draft.logs, draft.requests, draft.scripts, draft.root / "nodes"):
             path.mkdir()
-        webhook = file.spec.notify.url
         replace_text(draft.spec, file.text, mode=credentials.PRIVATE if webhook else 0o644, durable=False)
         replace_text(draft.overrides, json.dumps(hosts_alone(overrides, webhook)), durable=False)
         home.note_origin(draft, place.root)
@@ -179,9 +182,9 @@ def _fill(
         draft.root.rename(place.root)
     except OSError as err:
         shutil.rmtree(draft.root, ignore_errors=True)
+        what = f"the job folder cannot be made: {err.strerror or err}"
         fix = "free some space or permissions there, or set ORCH_HOME to another place"
-        where = str(err.filename2 or err.filename or folder)
-        raise ClusterError(f"the job folder cannot be made: {err.strerror or err}", where, fix) from err
+        raise ClusterError(what, str(err.filename2 or err.filename or folder), fix) from err
     except BaseException:
         shutil.rmtree(draft.root, ignore_errors=True)
         raise

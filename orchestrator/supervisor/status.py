@@ -97,17 +97,17 @@ def status(
     now: Now,
     reasons: Mapping[str, str] = NOTHING,
     travels: Sequence[TransferStatus] = (),
+    notices: Sequence[str] = (),
 ) -> Status:
-    """Return the job as `orch status --json` shows it. `reasons`: why a node has no connection; `travels`: the checkpoints
-    in transfer."""
+    """Return the job as `orch status --json` shows it. `reasons`: why a node has no connection; `travels`: checkpoints in
+    transfer; `notices`: those that do not follow from facts."""
     attempt = facts.attempt
     number, base = (attempt.number, attempt.call_step) if attempt else (0, 0)
     alive = [rank for rank in facts.ranks.values() if rank.rank_state is RankState.ALIVE]
     now_state = state(facts)
     rates = {rank.rank: _rate_per_s(facts, rank, now) for rank in alive} if now_state == "RUNNING" else {}
     known = [rate_per_s for rate_per_s in rates.values() if rate_per_s is not None]
-    pace = [rate_per_s for rate_per_s in known if rate_per_s] or known  # some ranks only serve the others
-    slowest = min(pace, default=None)
+    slowest = min([rate for rate in known if rate] or known, default=None)  # some ranks only serve the others
     told = training.told(facts)
     total = plan.total_steps or training.total_steps(facts.step, training.rate_per_s(facts), told)
     suspected = _suspected(facts, now) if facts.end is None else None
@@ -122,7 +122,7 @@ def status(
         steps_per_s=None if slowest is None else round(slowest, 3),
         suspicion=suspected.what if suspected is not None else None,
         suspected=suspected,
-        notices=tuple(_notices(facts)),
+        notices=(*_notices(facts), *notices),
         progress=_progress(facts),
         training=training.shown(told, facts.step, total, slowest if now_state == "RUNNING" else 0.0),
         stragglers=_stragglers(facts),

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from orchestrator.agent.outputs import rank_files
 from orchestrator.backends.api import Backend
 from orchestrator.brain.brain import SLEPT_S
 from orchestrator.brain.model import decisions as d
@@ -55,8 +56,7 @@ CHORE_S = 0.5
 WORK_SHARE_MAX = 0.05
 """The share of a processor for decisions on heartbeats, and as much again for the status file."""
 
-DECIDE_PAUSE_S_MAX = 0.5
-STATUS_PAUSE_S_MAX = 2.0
+DECIDE_PAUSE_S_MAX, STATUS_PAUSE_S_MAX = 0.5, 2.0
 """How long either may be put off for that."""
 
 DECISIONS_MAX = 10_000
@@ -76,9 +76,7 @@ class Supervisor:
     def __init__(
         self, job: JobDir, plan: Plan, job_secrets: translation.JobSecrets, backend: Backend
     ) -> None:
-        self._job = job
-        self._plan = plan
-        self._mask = job_secrets.mask
+        self._job, self._plan, self._mask = job, plan, job_secrets.mask
         self._signature = locks.Signature(job.lock)
         self._heartbeats = HeartbeatTracker(plan.heartbeat_s)
         self._requests = RequestInbox(job.requests, job.plan)
@@ -100,8 +98,8 @@ class Supervisor:
         env = {**job_secrets.outer, **plan.env, **job_secrets.secrets}
         self._notifier = Notifier(plan, job.root, env, self._mask, job_secrets.webhook)
         self._slept, self._minded_s = Sleep(SLEPT_S), self._brain.now_s()
-        self._patience = full_disk.Patience()
-        self._series = SeriesWriter(job.series)
+        self._patience, self._series = full_disk.Patience(), SeriesWriter(job.series)
+        self._shared: tuple[str, ...] = ()  # which other jobs write the same files
         self._seeks = False  # waits for hosts whose agents could not be dismissed, or for notifications
         backend.wake = self._connections.wake
 
@@ -358,9 +356,11 @@ class Supervisor:
         if self._is_resumed():
             return
         now, facts = status_object.Now(self._brain.now_s(), time.time()), self._brain.facts
+        if not self._shared and (durable or self._series.is_due(now.wall_s)):
+            self._shared = rank_files.shared(self._job)
         with contextlib.suppress(OSError):  # a full disk must not end the supervisor over a view
             travels, reasons = self._desk.copies.travels(), self._executor.reasons(facts)
-            status = status_object.status(self._plan, facts, now, reasons, travels)
+            status = status_object.status(self._plan, facts, now, reasons, travels, self._shared)
             status_file.write(self._job, status_file.stamped(status, procfs.boot_id()), durable=durable)
             if status.state == "RUNNING" and self._series.is_due(now.wall_s):
                 self._series.add(status_object.sample(status, facts, now.wall_s))

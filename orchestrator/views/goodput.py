@@ -56,7 +56,7 @@ class _Unit:
 
 
 def _unit(of: Json) -> _Unit:
-    whole_s = sum(of["rank_seconds"].values())
+    whole_s = sum(of["rank_seconds"].values()) - of["rank_seconds"]["idle"]
     name, seconds = next(unit for unit in _UNITS if whole_s >= WHOLE_MIN * unit[1] or unit is _UNITS[-1])
     return _Unit(name, seconds, whole_s)
 
@@ -77,12 +77,17 @@ def summary(of: Json) -> list[Line]:
 def table(found: Json, by: str | None) -> list[Line]:
     """Return what `orch goodput` shows: all time by kind, or what was lost by `cause` or `host`."""
     jobs = found["jobs"]
-    if found["ratio"] is None:
-        return [line("there is no time of ranks to count")]
     unit = _unit(found)
+    if not unit.whole_s:
+        return [line("there is no time of ranks to count")]
     name = jobs[0]["id"] if len(jobs) == 1 else counted(len(jobs), "job")
     whole = f"{unit.amount(unit.whole_s)} {unit.name}"
-    head = line(Cell(name, "bold"), f"  goodput {100 * found['ratio']:.1f}% of {whole}")
+    share = (
+        "no goodput, since no step was made in"
+        if found["ratio"] is None
+        else f"goodput {100 * found['ratio']:.1f}% of"
+    )
+    head = line(Cell(name, "bold"), f"  {share} {whole}")
     if by is None:
         return [head, (), *columns(_kind_rows(found, unit), ("TIME", *unit.heads, "WHAT IT IS"))]
     rows = list(_loss_rows(jobs, by, unit))

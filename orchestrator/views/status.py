@@ -105,8 +105,7 @@ def job(
         why = without_notes(reason(status), nodes) if has_pool else reason(status)
         lines.append(line(Cell(why, "dim" if status.state == "SUCCEEDED" else "")))
     lines += queue(status)
-    lines += suspicion(status, called)
-    lines += notices(status)
+    lines += [*suspicion(status, called), *notices(status)]
     lines += _stragglers(status.stragglers)
     if status.is_late or status.copy_of:
         lines.append(line(Cell(outdated(status), "bold red")))
@@ -115,7 +114,8 @@ def job(
         at = f" (step {step:,})" if step is not None else ""
         lines.append(line(f"checkpoint  {short(status.checkpoint.path, status.dir)}{at}"))
     for kind, runs in groupby(sorted(status.trackers, key=lambda run: run.kind), lambda run: run.kind):
-        lines.append(line(f"{kind:<11} {named([short(run.path, status.dir) for run in runs])}"))
+        *before, last = [short(run.path, status.dir) for run in runs]
+        lines.append(line(f"{kind:<11} ", f"{len(before) + 1} runs, the last " if before else "", last))
     lines += [] if over else _travels(status.travels)
     if nodes or not has_pool:
         lines += [(), *(_pool(nodes, over, every_rank) if has_pool else _nodes(nodes, over, every_rank))]

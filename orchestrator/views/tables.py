@@ -77,7 +77,9 @@ def _since(held: Json) -> str:
 
 def waiting(statuses: Sequence[Status]) -> list[Line]:
     """Return the jobs that wait for hosts, a line each, in the order of their submit."""
-    return [line("waits  ", ": ".join(filter(None, (status.id, reason(status))))) for status in statuses]
+    return [
+        line("your job waits  ", ": ".join(filter(None, (status.id, reason(status))))) for status in statuses
+    ]
 
 
 def _host_row(entry: Json) -> list[Cell]:

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from orchestrator.brain.model import decisions as d
+from orchestrator.programs import outcome
 from orchestrator.views import cells, stacks, status
 from tests.support.local import FAKE_TORCH, STEPPER, Desk, kill, wait_until
 
@@ -85,3 +86,19 @@ def test_a_hang_a_restart_and_the_end_are_told_in_their_order(desk: Desk, tmp_pa
     assert notes[2]["verdict"] is None
     log = job.job.folder.supervisor_log.read_text()
     assert "notify.command was not told of restart: it ended with code 9" in log
+
+
+def test_a_job_whose_files_another_running_job_writes_ends_with_a_notice(desk: Desk, tmp_path: Path) -> None:
+    script = f"open({str(tmp_path / 'last.pt')!r}, 'wb').close()\n"
+    one = desk.submit(
+        {"train.py": f"{script}import time\ntime.sleep(3600)\n"}, procs_per_node=1, entrypoint="train.py"
+    )
+    wait_until((tmp_path / "last.pt").exists, "the first job's file")
+    two = desk.submit({"train.py": script}, procs_per_node=1, entrypoint="train.py")
+    ended = outcome.outcome_of(two.job, 60)
+    assert ended["state"] == "SUCCEEDED"
+    assert [notice for notice in ended["notices"] if one.job.id in notice] == [
+        f"{one.job.id} runs, too, and writes the same file, {tmp_path}/last.pt; fix: give each job a folder of its own"
+    ]
+    one.job.cancel()
+    one.wait()

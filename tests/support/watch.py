@@ -47,6 +47,7 @@ class Watch:
         self.job.code.mkdir(parents=True)
         for name, text in {"train.py": script, **(files or {})}.items():
             (self.job.code / name).write_text(text)
+        self.job.node("node-0").mkdir(parents=True)
         install_hook(self.job.node("node-0"))
         path = os.pathsep.join(
             part for part in (torch_window.install(folder / "window"), env.get("PYTHONPATH", "")) if part

@@ -32,6 +32,7 @@ from orchestrator.agent.ranks.rank_start import STACK_SIGNAL
 from orchestrator.core import observations
 from orchestrator.core.host import procfs
 from orchestrator.core.jobdir import ownership
+from orchestrator.core.jobdir.durable import make_inside
 from orchestrator.core.jobdir.layout import rank_name
 from orchestrator.core.shown import Frame
 from orchestrator.core.wire import reports
@@ -243,7 +244,7 @@ class Inspector:
 
     def _append(self, name: str, content: bytes) -> None:
         """Add to an evidence file, while it has room. Raises OSError."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_inside(self.folder.parents[1], self.folder)
         with ownership.growing_file(self.folder / name) as file:
             if file.tell() < EVIDENCE_BYTES_MAX:
                 file.write(content)

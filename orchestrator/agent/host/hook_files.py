@@ -37,6 +37,6 @@ def install_hook(node_folder: Path) -> None:
         source = pkgutil.get_data("orchestrator.agent.ranks.hook", Path(name).name)
         assert source is not None
         file = node_folder / "hook" / name
-        file.parent.mkdir(parents=True, exist_ok=True)
+        file.parent.mkdir(exist_ok=True)
         if not file.exists() or ownership.read_regular(file) != source:
             full_disk.wait_for(functools.partial(replace_bytes, file, source, durable=False))

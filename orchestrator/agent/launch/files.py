@@ -59,9 +59,9 @@ exit 1
 
 
 def write(folder: Path, address: str, hook: str, bundle: Path, *, stands_in_slurm: bool) -> None:
-    """Write all files into the folder; `hook`: the folder of the hook; `bundle`: orch, as it is on this node. Raises OSError."""
+    """Write all files into the folder and its `SLURM_FOLDER`; `hook`: the folder of the hook; `bundle`: orch, as it is on this node.
+    Raises OSError."""
     slurm = folder / SLURM_FOLDER
-    slurm.mkdir(parents=True, exist_ok=True)
     text = _PROGRAM.format(python=shlex.quote(sys.executable), executable=sys.executable, bundle=str(bundle))
     programs = dict.fromkeys((folder / name for name in STAND_INS), text)
     if stands_in_slurm:

@@ -31,6 +31,7 @@ from orchestrator.agent.ranks.rank_start import Call, RankCall
 from orchestrator.core import placeholders
 from orchestrator.core.errors import UserError
 from orchestrator.core.host import procfs
+from orchestrator.core.jobdir.durable import make_inside
 from orchestrator.core.settings import rank_env
 from orchestrator.core.settings.rank_env import NodePlan
 from orchestrator.core.wire import reports
@@ -85,6 +86,7 @@ class LaunchScript:
         self.is_running = True
         """The script's shell has not been reaped."""
         name = f"orch-{secrets.token_hex(16)}"
+        make_inside(at.job.root, self._stand_ins / files.SLURM_FOLDER)
         files.write(self._stand_ins, name, self._hook, at.job.bundle, stands_in_slurm=self._stands_in_slurm)
         (self._stand_ins / GANGS_FILE).unlink(missing_ok=True)
         file = self._stand_ins / "script.sh"

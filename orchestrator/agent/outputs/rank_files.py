@@ -5,17 +5,22 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import itertools
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from orchestrator.agent.ranks.hook.layout import FILES_FILE
-from orchestrator.agent.ranks.processes import RankProcess
-from orchestrator.core.jobdir import ownership
+from orchestrator.core.errors import ClusterError
+from orchestrator.core.jobdir import home, ownership
+from orchestrator.core.jobdir.layout import JobDir
 
 BLOCK_BYTES_MAX = 1 << 20
 """How much of one file is read at a time."""
+
+SHARED_RANKS_MAX = 64
+"""The files of how many ranks of a job are compared with those of other jobs."""
 
 
 @dataclass(slots=True)
@@ -31,11 +36,11 @@ class RankFiles:
     # By rank's file: how much of it has been read
     _offsets: dict[Path, int] = field(default_factory=dict)
 
-    def follow(self, processes: Iterable[RankProcess]) -> None:
-        """Take up what the hooks of these ranks have noted since the last call."""
-        for process in processes:
+    def follow(self, folders: Iterable[Path]) -> None:
+        """Take up what the hooks of the ranks with these folders have noted since the last call."""
+        for folder in folders:
             with contextlib.suppress(OSError):
-                self._follow(process.folder / FILES_FILE)
+                self._follow(folder / FILES_FILE)
 
     def _follow(self, file: Path) -> None:
         offset = self._offsets.get(file, 0)
@@ -61,7 +66,26 @@ class RankFiles:
             if is_new:
                 self.made.add(path)
 
-    def know_beginning(self, processes: Iterable[RankProcess]) -> bool:
+    def know_beginning(self, trainers: set[int]) -> bool:
         """Tell whether the reading of each process is noted that makes the steps of these ranks."""
-        trainers = {last.pid for process in processes if (last := process.counter.read()).step}
         return bool(trainers) and trainers <= self.readers
+
+
+def shared(job: JobDir) -> tuple[str, ...]:
+    """Return for each other job that is not over, and whose ranks write a file that ranks of this one write, too, that it does."""
+    own, found = _written_outside(job), dict[str, str]()
+    with contextlib.suppress(ClusterError):  # the home cannot be read
+        others = [other for other in home.unended(job.root.parents[1]) if own and other.id != job.id]
+        found = {other.id: min(own & _written_outside(other), default="") for other in others}
+    return tuple(
+        f"{name} runs, too, and writes the same file, {file}; fix: give each job a folder of its own"
+        for name, file in found.items()
+        if file
+    )
+
+
+def _written_outside(job: JobDir) -> set[str]:
+    """Return what ranks of a job have written outside of its folder, also where a link leads out of it."""
+    files, own = RankFiles(), f"{os.path.realpath(job.root)}/"
+    files.follow(itertools.islice(job.root.glob("nodes/*/attempt-*/rank-*"), SHARED_RANKS_MAX))
+    return {path for path in map(os.path.realpath, files.written) if not path.startswith(own)}

@@ -220,15 +220,15 @@ class SaveScanner:
         if not is_over and not all(process.steps or process.exited for process in ranks.processes):
             return
         self._is_beginning_told = True
-        self._files.follow(ranks.processes)
+        self._files.follow(process.folder for process in ranks.processes)
         names = tuple(self._places.name_of(path) for path in self._files.read)[-READ_MAX:]
-        is_known = self._files.know_beginning(ranks.processes)
-        self._report(reports.CheckpointsRead(ranks.attempt, names, is_known))
+        trainers = {last.pid for process in ranks.processes if (last := process.counter.read()).step}
+        self._report(reports.CheckpointsRead(ranks.attempt, names, self._files.know_beginning(trainers)))
 
     def _begin_look(self, ranks: NodeRanks, now_s: float, *, ended: bool) -> None:
         moment = Moment(time.monotonic(), ranks.steps, ended, ranks.all_ended_well)
         self._is_last, self._began_s = ended, now_s
-        self._files.follow(ranks.processes)
+        self._files.follow(process.folder for process in ranks.processes)
         has_first = any(process.rank == 0 for process in ranks.processes)
         watches = self._places.written(self._files.written, ranks.attempt, finds_more=has_first)
         if self._is_shared_place and not has_first:

@@ -36,7 +36,7 @@ from orchestrator.agent.ranks.template import die_with_parent
 from orchestrator.core import codec
 from orchestrator.core.host import gpus, process_tags, procfs
 from orchestrator.core.jobdir import full_disk, locks
-from orchestrator.core.jobdir.durable import replace_text
+from orchestrator.core.jobdir.durable import make_inside, replace_text
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.slurm import step_env
 from orchestrator.core.wire import bootstrap as w
@@ -94,8 +94,8 @@ def main(run_agent: RunAgent, *, is_launched: bool = False) -> int:
     """
     full_disk.print_patiently()
     config = _with_node(codec.loads(AgentConfig, sys.stdin.buffer.readline(CONFIG_BYTES_MAX)))
-    folder = JobDir(Path(config.root)).node(config.node)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = JobDir.at(config.root).node(config.node)
+    make_inside(Path(config.root), folder)
     report = _reply if is_launched else _note
     if not is_token(config.token):
         reason = "the token that it was given is empty or torn"

@@ -22,6 +22,7 @@ from orchestrator.agent.ranks.hook.layout import STEP_FILE
 from orchestrator.agent.ranks.io_counter import IoCounter
 from orchestrator.agent.ranks.rank_start import RankCall, RankStart
 from orchestrator.core.host import process_tags, procfs
+from orchestrator.core.jobdir.durable import make_inside
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.log_index import LogIndex
 from orchestrator.core.observations import Failure
@@ -126,11 +127,11 @@ class NodeRanks:
 
     def make_files(self, starts: Iterable[RankStart]) -> None:
         """Make the files of ranks, before any of them is started. Raises OSError."""
-        self.job.attempt_logs(self.attempt).mkdir(parents=True, exist_ok=True)
-        self.job.evidence(self.attempt).mkdir(parents=True, exist_ok=True)
+        make_inside(self.job.root, self.job.attempt_logs(self.attempt))
+        make_inside(self.job.root, self.job.evidence(self.attempt))
         for rank in starts:
             folder = self.job.rank_run(self.node, self.attempt, rank.rank)
-            folder.mkdir(parents=True, exist_ok=True)
+            make_inside(self.job.root, folder)
             step_counter.create(folder / STEP_FILE)
             self.job.rank_log(self.attempt, rank.rank).open("ab").close()
 

@@ -116,7 +116,7 @@ class Template:
         env = {name: value for name, value in self.env.items() if name not in ALONE}
         hook = str(self.folder / "hook")
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(exist_ok=True)
             for name in FILES:
                 file, source = folder / name, pkgutil.get_data("orchestrator.agent.ranks", name)
                 assert source is not None

@@ -23,7 +23,7 @@ from orchestrator.backends.slurm.srun_step import Fate, Step
 from orchestrator.core import codec
 from orchestrator.core.host import procfs
 from orchestrator.core.jobdir import full_disk
-from orchestrator.core.jobdir.durable import replace_text
+from orchestrator.core.jobdir.durable import make_inside, replace_text
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.observations import Retryable
 from orchestrator.core.slurm import step_env
@@ -141,7 +141,7 @@ class SlurmBackend(Backend):
         log = self._job.steps / f"{name}.log"
         log.parent.mkdir(exist_ok=True)
         for node in nodes:
-            self._job.node(node).mkdir(parents=True, exist_ok=True)
+            make_inside(self._job.root, self._job.node(node))
         count = len(nodes)
         sizes = (f"--nodes={count}", f"--ntasks={count}", f"--nodelist={','.join(nodes)}")
         script = self._job.scripts / AGENT_SCRIPT

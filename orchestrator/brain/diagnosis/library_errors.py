@@ -29,7 +29,7 @@ _MONITORED = re.compile(r"Ranks? (?P<ranks>[\d, ]+) failed to pass monitoredBarr
 _MISMATCH = re.compile(r"op\.preamble\.length <= op\.nbytes\. (?P<sent>\d+) vs (?P<wanted>\d+)")
 _NO_GPU = re.compile(r"have NCCL built in|ProcessGroupNCCL is only supported with GPUs")
 _NO_PROMPT = re.compile(r"^bdb\.BdbQuit")
-_SHM = re.compile(r"\(/dev/shm has [\d,]+ MiB\)")
+_SHM = re.compile(r"</torch_\d+\w*>: No space|out of shared memory|shared memory \(shm\)")
 _CUDA_GONE = re.compile(
     r"device-side assert triggered|an illegal memory access was encountered|unspecified launch failure"
 )

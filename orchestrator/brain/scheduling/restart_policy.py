@@ -115,9 +115,10 @@ def _anywhere(facts: Facts, attempt: AttemptFacts) -> RestartAttempt | GiveUp:
         return GiveUp(JobEnd.FAILED, f"{verdict.kind.value}: {verdict.summary}; restart.max is 0")
     spent = facts.spent + (0 if facts.progressed() else 1)
     if spent > facts.limits.restarts_max:
-        budget = f"the restart budget ({facts.limits.restarts_max} without progress) is spent"
+        used = f"{facts.limits.restarts_max} of {facts.limits.restarts_max} without progress"
         return GiveUp(
-            JobEnd.FAILED, f"{verdict.kind.value}: {verdict.summary}; {budget}{_suspicion(attempt)}"
+            JobEnd.FAILED,
+            f"{verdict.kind.value}: {verdict.summary}; the restart budget is spent: {used}{_suspicion(attempt)}",
         )
     wait_s = backoff_s(facts)
     return RestartAttempt(attempt.judged_at + wait_s, _why(facts, attempt, verdict.kind, spent))

@@ -89,7 +89,8 @@ def ask_stocks(folder: Path, environ: Mapping[str, str]) -> dict[str, Stock]:
     stocks: dict[str, Stock] = {}
     for plan in {plan.id: plan for plan, _ in reached.values()}.values():
         nodes = tuple(node for last, node in reached.values() if last is plan)
-        answers = ask_hosts(replace(plan, nodes=nodes), environ)
+        wanted = plan.pool and replace(plan.pool, gpus_each=0)  # what is free does not depend on the last job
+        answers = ask_hosts(replace(plan, nodes=nodes, pool=wanted), environ)
         stocks |= {node.name: _stock(node, answers[node.name]) for node in nodes}
     return stocks
 

@@ -10,6 +10,7 @@ import contextlib
 import errno
 import hashlib
 import os
+import re
 import shutil
 import stat
 from collections.abc import Callable, Iterable
@@ -149,7 +150,7 @@ def set_aside(root: Path, save: Save) -> list[tuple[str, str]]:
 
 
 def set_aside_begun(root: Path, save: Save, attempt: int) -> list[tuple[str, str]]:
-    """Rename folders like that of a save that were begun after it and have no file of one: ranks were killed before the first.
+    """Rename folders like that of a save that have greater numbers and no file of one: ranks were killed before the first.
 
     Return the renames.
     """
@@ -158,15 +159,18 @@ def set_aside_begun(root: Path, save: Save, attempt: int) -> list[tuple[str, str
     if "#" not in shape or not all(piece.name.startswith(f"{save.main}/") for piece in save.pieces):
         return []
     with contextlib.suppress(OSError):
-        since_ns = folder.stat().st_mtime_ns
         begun = [
             str(path.relative_to(root))
             for path in sorted(folder.parent.iterdir())
-            if without_count(path.name) == shape and path.is_dir() and path.stat().st_mtime_ns > since_ns
+            if without_count(path.name) == shape and path.is_dir() and _numbers(path) > _numbers(folder)
             if not any(is_save_file(file.name) for file in path.rglob("*"))
         ]
         return _set_aside(root, begun, attempt)
     return []
+
+
+def _numbers(path: Path) -> list[int]:
+    return [int(digits) for digits in re.findall(r"\d+", path.name)]
 
 
 def _set_aside(root: Path, names: Iterable[str], attempt: int) -> list[tuple[str, str]]:

@@ -49,6 +49,14 @@ def replace_text(path: Path, text: str, *, mode: int = 0o644, durable: bool = Tr
     replace_bytes(path, text.encode("utf-8", "surrogateescape"), mode=mode, durable=durable)
 
 
+def make_inside(root: Path, folder: Path) -> None:
+    """Make a folder of a job, and those between it and `root`, the job's own: never that one, which may be deleted by now.
+    Raises OSError."""
+    if folder != root:
+        make_inside(root, folder.parent)
+        folder.mkdir(exist_ok=True)
+
+
 def sync_folder(folder: Path) -> None:
     """Make the names in `folder` durable."""
     _sync(folder)

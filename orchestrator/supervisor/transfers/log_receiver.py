@@ -12,6 +12,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from orchestrator.core.jobdir import full_disk
+from orchestrator.core.jobdir.durable import make_inside
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.wire import orders, reports, shipped_files
 
@@ -100,11 +101,10 @@ class LogReceiver:
         while len(self._fds) >= FILES_OPEN_MAX:
             os.close(self._fds.popitem(last=False)[1])
         full = self._job.root / path
-        self._job.root.stat()  # a job that was deleted does not come back
-        full.parent.mkdir(parents=True, exist_ok=True)
+        make_inside(self._job.root, full.parent)
         rank = shipped_files.rank_of(path)
         if rank is not None:  # so that `have` knows whose it is, after a restart too
-            self._job.rank_run(node, *rank).mkdir(parents=True, exist_ok=True)
+            make_inside(self._job.root, self._job.rank_run(node, *rank))
         fd = os.open(full, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
         self._fds[path] = fd
         return fd

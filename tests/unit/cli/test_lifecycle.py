@@ -36,6 +36,17 @@ def test_another_effective_batch_is_told_with_both_numbers(
     assert said in err and bool(said) == bool(err)
 
 
+@pytest.mark.parametrize(
+    ("total", "step", "said"), [(700, 2000, True), (700, 699, False), (None, 9, False), (9, None, False)]
+)
+def test_a_resume_behind_its_total_is_warned_of(
+    total: int | None, step: int | None, said: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lifecycle._warn_of_total(total, step)
+    warning = "warning: total_steps is 700, and the job begins at step 2,000\n"
+    assert capsys.readouterr().err == (warning if said else "")
+
+
 def test_a_submit_warns_and_says_how_to_mend_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job = Job(folders.failed(tmp_path))
     assert lifecycle.report_submitted(job, follow=False, as_json=False) == 0

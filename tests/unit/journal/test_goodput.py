@@ -94,11 +94,10 @@ def test_a_failure_after_a_resume_is_recovered_from_as_any_other() -> None:
     assert found.losses() == {Loss(2, "node_lost", "node-1"): pytest.approx(RANKS * (110.0 - 101.0))}
 
 
-def test_a_job_whose_ranks_count_no_steps_has_worked_when_it_ended_well_and_not_before() -> None:
-    news = [*jobs.submitted(), *jobs.running(1, 1.0)]
-    assert _course(_account(news, until_s=50.0))[1:] == [("startup", 0.1, 50.0)]
-    done = [*news, d.Finish(60.0, "every rank exited with code 0", 1)]
-    assert _course(_account(done))[1:] == [("startup", 0.1, 1.5), ("productive", 1.5, 60.0)]
+def test_a_job_without_a_step_has_no_goodput_also_when_it_ended_well() -> None:
+    news = [*jobs.submitted(), *jobs.running(1, 1.0), d.Finish(60.0, "every rank exited with code 0", 1)]
+    found = _account(news)
+    assert (_course(found)[1:], found.ratio) == ([("startup", 0.1, 60.0)], None)
 
 
 def test_the_time_after_the_last_rank_has_ended_well_is_no_time_of_steps() -> None:
@@ -148,3 +147,9 @@ def test_a_clock_that_was_set_back_takes_no_time_away() -> None:
     for entry in entries[-10:]:
         object.__setattr__(entry, "wall_s", entry.wall_s - 3600.0)
     assert goodput.of_record(jobs.record(entries)) == right
+
+
+def test_the_time_of_a_spare_is_on_top() -> None:
+    spans = [goodput.Span(0, 1, kind, 0.0, 10.0, ranks) for kind, ranks in (
+        (goodput.TimeKind.PRODUCTIVE, 3), (goodput.TimeKind.STARTUP, 1), (goodput.TimeKind.IDLE, 4))]  # fmt: skip
+    assert Goodput(tuple(spans)).ratio == 0.75

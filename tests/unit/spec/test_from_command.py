@@ -139,6 +139,11 @@ def test_one_task_whose_script_starts_a_launcher_says_nothing_of_ranks(tmp_path:
     for command in ("sbatch run.sh", line.replace("-l", "--gpus-per-node=2")):
         spec, text, _ = made(tmp_path, command)
         assert spec.gpus_per_node == 2 and "procs_per_node" not in text
+    (tmp_path / "node.sh").write_text("torchrun --nnodes $N --nproc_per_node 4 train.py\n")
+    for head in ("#SBATCH -N 2\n", "#SBATCH -N 2 --ntasks-per-node=1\n"):
+        (tmp_path / "run.sh").write_text(f"{head}{line}\n")
+        spec, _, _ = made(tmp_path, "sbatch run.sh")
+        assert (spec.nodes, spec.gpus_per_node, spec.procs_per_node) == (2, None, 4)
 
 
 def test_requeues_and_mail_become_fields_and_no_note_names_another(tmp_path: Path) -> None:
@@ -195,3 +200,25 @@ def test_another_command_says_what_is_wrong(tmp_path: Path, command: str, fault:
     with pytest.raises(OrchError) as caught:
         from_command.job_file(command, tmp_path, tmp_path)
     assert fault in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("body", "is_remote"),
+    [
+        ('hosts=(a b)\nfor h in "${hosts[@]}"; do ssh $h "torchrun train.py" & done\n', True),
+        ("for h in a b; do\n  timeout 9 ssh $h torchrun train.py\ndone\n", True),
+        ("nohup ssh a torchrun train.py &\n", True),
+        ("# ; do ssh a\ntorchrun train.py --transport ssh --host a\n", False),
+        ("MASTER=$(ssh a hostname -I)\ntorchrun --master_addr $MASTER train.py\n", False),
+        ("rsync -e ssh a:data .\ntorchrun train.py\n", False),
+    ],
+)
+def test_a_script_that_reaches_other_hosts_itself_is_refused(
+    tmp_path: Path, body: str, is_remote: bool
+) -> None:
+    (tmp_path / "run.sh").write_text(body)
+    if not is_remote:
+        assert made(tmp_path, "bash run.sh")[0].launch
+        return
+    with pytest.raises(OrchError, match="starts commands on other hosts"):
+        from_command.job_file("bash run.sh", tmp_path, tmp_path)

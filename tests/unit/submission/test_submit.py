@@ -310,7 +310,8 @@ def test_the_address_of_a_webhook_is_kept_with_the_secrets_alone(tmp_path: Path,
     job = submission._fill(tmp_path / "home", file, made, code, environ, said)
     given = [] if by_set else ["code/job.yaml", "job.yaml"]  # as the user wrote it
     assert _holding(job, "t0ken") == sorted([*given, "secrets/webhook"])
-    assert {path.stat().st_mode & 0o077 for path in (job.webhook, *([] if by_set else [job.spec]))} == {0}
+    own = [job.webhook, *([] if by_set else [job.spec, job.code / "job.yaml"])]
+    assert {path.stat().st_mode & 0o077 for path in own} == {0}
     assert json.loads(job.plan.read_text())["notify"]["url"] == SHOWN
     assert Job(job).mask().apply(f"POST {HOOK}: services/t0ken-of-mine") == "POST https://***: ***"
 

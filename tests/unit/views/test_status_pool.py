@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from orchestrator.core.jobdir import status_file
-from orchestrator.core.jobdir.status_file import NodeStatus, RankStatus, Status, TransferStatus
+from orchestrator.core.jobdir.status_file import NodeStatus, RankStatus, Status, TrackerRun, TransferStatus
 from orchestrator.core.text import ranks_text
 from orchestrator.views import cells, status, tables
 from tests.support import golden, jobs
@@ -143,6 +143,16 @@ def test_what_is_being_copied_is_shown_with_how_far_it_has_come() -> None:
     assert "copying" not in cells.plain(status.job(_status(HOSTS, state="FAILED", travels=(one,))))
 
 
-@pytest.mark.parametrize(("reason", "shown"), [("", "waits  a\n"), ("busy: b", "waits  a: busy: b\n")])
+@pytest.mark.parametrize(
+    ("reason", "shown"), [("", "your job waits  a\n"), ("busy: b", "your job waits  a: busy: b\n")]
+)
 def test_a_job_that_waits_is_listed_with_its_reason_if_it_has_one(reason: str, shown: str) -> None:
     assert cells.plain(tables.waiting([_status((), id="a", state="QUEUED", reason=reason)])) == shown
+
+
+def test_runs_of_a_tracker_are_counted_and_the_last_is_named() -> None:
+    runs = tuple(TrackerRun("wandb", f"/job/code/wandb/offline-run-{number}") for number in (1, 2, 3))
+    text = cells.plain(status.job(_status(HOSTS, dir="/job", trackers=runs)))
+    assert "wandb       3 runs, the last wandb/offline-run-3\n" in text
+    text = cells.plain(status.job(_status(HOSTS, dir="/job", trackers=runs[:1])))
+    assert "wandb       wandb/offline-run-1\n" in text

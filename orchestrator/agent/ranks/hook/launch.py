@@ -2,7 +2,8 @@
 
 1. Where PATH does not lead to a stand-in, as in `python -m torch.distributed.run` or `/opt/env/bin/torchrun`, a Python of a
    node's script is the launcher: it becomes the stand-in before it has imported anything.
-2. Where such a Python calls torch's launcher in its own process, as `tune run` does, a stand-in runs in place of that call.
+2. Where such a Python calls torch's launcher or Accelerate's in its own process, as `tune run` does, a stand-in runs in place of
+   that call.
 3. Where it trains, or enters a process group of several, it is noted for the agent. So are torch's launcher below a rank, and
    each process of a rank that trains in a group: see `agent/launch/gangs.py`.
 """
@@ -124,11 +125,12 @@ def note_gang() -> None:
 
 class ScriptImports:
     """A finder on `sys.meta_path` in a Python of a node's script, which is no rank. It finds nothing of its own: it replaces a
-    function of torch as soon as that is imported, before a program has taken it from its module."""
+    function of a library as soon as that is imported, before a program has taken it from its module."""
 
     def __init__(self) -> None:
         self._awaited = {
             "torch.distributed.launcher.api": ("launch_agent", handing_over),
+            "accelerate.commands.launch": ("launch_command", handing_over_accelerate),
             "torch.distributed.distributed_c10d": ("init_process_group", noting_group),
             "torch.optim.optimizer": ("register_optimizer_step_post_hook", noting_steps),
         }
@@ -161,18 +163,45 @@ def handing_over(launch: "Callable[..., Any]") -> "Callable[..., Any]":
     def launch_agent(config: "Any", entrypoint: "Any", args: "Any", *more: "Any", **options: "Any") -> "Any":
         if callable(entrypoint):  # no other process can run it: its processes are noted as a gang
             return launch(config, entrypoint, args, *more, **options)
-        import subprocess
-
         is_python = entrypoint == sys.executable
         words = args[args[:1] == ["-u"] :] if is_python else ["--no-python", entrypoint, *args]
         # torchrun's own numbers where none are given are 1, and mean those of the job
         asked = {"--nnodes": config.max_nodes, "--nproc-per-node": config.nproc_per_node}
         counts = [f"{name}={number}" for name, number in asked.items() if number > 1]
-        call = [os.environ[FOLDER_ENV] + "/torchrun", *counts, *map(str, words)]
-        subprocess.run(call, env={**os.environ, PYTHON_ENV: sys.executable}, check=True)
+        stand_in("torchrun", [*counts, *map(str, words)])
         return {}
 
     return launch_agent
+
+
+def handing_over_accelerate(launch: "Callable[..., Any]") -> "Callable[..., Any]":
+    """Return Accelerate's launcher as one that a stand-in takes the place of, with the options that are not at their defaults."""
+
+    def launch_command(args: "Any") -> None:
+        import itertools
+
+        actions: Any = launch.__globals__["launch_command_parser"]()._actions
+        given = [
+            one
+            for one in actions
+            if one.option_strings and getattr(args, one.dest, one.default) != one.default
+        ]
+        words = [
+            (one.option_strings[0], str(getattr(args, one.dest)))[: 2 - (one.nargs == 0)] for one in given
+        ]
+        stand_in(
+            "accelerate-launch", [*itertools.chain(*words), args.training_script, *args.training_script_args]
+        )
+
+    return launch_command
+
+
+def stand_in(name: str, words: "list[str]") -> None:
+    """Run the stand-in for a launcher to its end."""
+    import subprocess
+
+    program = os.environ[FOLDER_ENV] + "/" + name
+    subprocess.run([program, *words], env={**os.environ, PYTHON_ENV: sys.executable}, check=True)
 
 
 def noting_group(form: "Callable[..., Any]") -> "Callable[..., Any]":

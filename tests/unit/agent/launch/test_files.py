@@ -26,6 +26,7 @@ pytestmark = pytest.mark.slow
 )
 def test_where_a_program_is_is_a_path(tmp_path: Path, line: str, said: str) -> None:
     folder, own = tmp_path / "stand-ins", tmp_path / "bin"
+    (folder / files.SLURM_FOLDER).mkdir(parents=True)
     files.write(folder, "address", "/hook", tmp_path / "bundle", stands_in_slurm=False)
     own.mkdir()
     (own / "python").write_text('#!/bin/sh\ntest "$PYTHONPATH" = /hook && echo the tool\n')

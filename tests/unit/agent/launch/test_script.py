@@ -44,6 +44,7 @@ async def play(folder: Path, text: str, *, until_call: bool = False) -> Seen:
     """Run a script on a node of two ranks that never end, until it ends or its attempt must, or until it calls a launcher."""
     job, seen = JobDir(folder), Seen()
     job.code.mkdir(exist_ok=True)
+    job.node("node-0").mkdir(parents=True)
     hook_files.install_hook(job.node("node-0"))
     job.bundle.write_bytes(bundle.build())
     job.attempt_logs(1).mkdir(parents=True)

@@ -49,8 +49,33 @@ def main(args=None):
 if __name__ == "__main__":
     main()
 """,
+    "accelerate/__init__.py": "",
+    "accelerate/commands/__init__.py": "",
+    "accelerate/commands/launch.py": """
+import argparse, subprocess, sys
+
+
+def launch_command_parser():
+    parser = argparse.ArgumentParser()
+    for name in ("config_file", "num_processes", "num_machines"):
+        parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}")
+    for name in ("multi_gpu", "use_fsdp", "use_deepspeed", "use_megatron_lm", "cpu", "no_python"):
+        parser.add_argument(f"--{name}", action="store_true")
+    parser.add_argument("-m", "--module", action="store_true")
+    parser.add_argument("training_script")
+    parser.add_argument("training_script_args", nargs=argparse.REMAINDER)
+    return parser
+
+
+def launch_command(args):
+    subprocess.Popen([sys.executable, args.training_script, *args.training_script_args]).wait()
+
+
+def main():
+    launch_command(launch_command_parser().parse_args())
+""",
 }
-"""As much of torch's launcher as there is to take over; the real one takes seconds to import, see `tests/integration`."""
+"""As much of torch's and Accelerate's launchers as there is to take over; the real one takes seconds to import, see `tests/integration`."""
 
 GANG = """
 import sys
@@ -106,6 +131,10 @@ if __name__ == "__main__":
     child.start()
     child.join()
 """,
+    "accelerated.py": """
+from accelerate.commands.launch import launch_command, launch_command_parser
+launch_command(launch_command_parser().parse_args(["--multi_gpu", "--num-processes", "2", "train.py", "--x"]))
+""",
     "child.py": "import subprocess\nsubprocess.run('torchrun --nproc-per-node 2 train.py'.split(), check=True)\n",
     "becomes.py": "import os\nos.execvp('torchrun', ['torchrun', '--nproc-per-node=2', 'train.py'])\n",
     "maestro.py": """
@@ -140,6 +169,8 @@ ONE_GANG = {
     "a console script": "chmod +x tune; ./tune run --nproc-per-node=2 train.py",
     "runpy": "python runs.py",
     "elastic_launch": "python elastic.py",
+    "accelerate's launch_command": "python accelerated.py",
+    "accelerate's main": "python -c 'from accelerate.commands.launch import main; main()' --multi_gpu --num_processes 2 -m pkg.cli",
     "in a spawned process": "python spawned.py",
 }
 

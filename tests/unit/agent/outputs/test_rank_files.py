@@ -10,6 +10,7 @@ import pytest
 from orchestrator.agent.outputs import rank_files
 from orchestrator.agent.outputs.rank_files import RankFiles
 from orchestrator.agent.ranks.hook.layout import FILES_FILE
+from orchestrator.core.jobdir.layout import JobDir
 from tests.support.save_bench import Bench, bench
 
 
@@ -25,14 +26,14 @@ def _followed(ranks: Bench, files: RankFiles, *notes: str) -> RankFiles:
     """Let the hook note this, and the agent follow."""
     with (ranks.ranks.processes[0].folder / FILES_FILE).open("a") as file:
         file.write("".join(notes))
-    files.follow(ranks.ranks.processes)
+    files.follow(process.folder for process in ranks.ranks.processes)
     return files
 
 
 def test_a_rank_that_has_noted_nothing_has_no_files(ranks: Bench) -> None:
     files = RankFiles()
-    files.follow(ranks.ranks.processes)
-    assert (files.written, files.made, files.read, files.know_beginning(ranks.ranks.processes)) == (
+    files.follow(process.folder for process in ranks.ranks.processes)
+    assert (files.written, files.made, files.read, files.know_beginning({os.getpid()})) == (
         {},
         set(),
         {},
@@ -79,11 +80,45 @@ def test_a_long_file_is_read_piece_by_piece(ranks: Bench, monkeypatch: pytest.Mo
     files = _followed(ranks, RankFiles(), *(f"written {number} 1 '/{number}.pt'\n" for number in range(9)))
     assert len(files.written) == 2
     for _ in range(4):
-        files.follow(ranks.ranks.processes)
+        files.follow(process.folder for process in ranks.ranks.processes)
     assert files.written == {f"/{number}.pt": number for number in range(9)}
 
 
 def test_the_beginning_is_known_once_the_process_that_steps_notes_its_reading(ranks: Bench) -> None:
     files = _followed(ranks, RankFiles(), "pid 1 0 ''\n")
-    assert not files.know_beginning(ranks.ranks.processes), "another process steps"
-    assert _followed(ranks, files, f"pid {os.getpid()} 0 ''\n").know_beginning(ranks.ranks.processes)
+    assert not files.know_beginning({os.getpid()}), "another process steps"
+    assert _followed(ranks, files, f"pid {os.getpid()} 0 ''\n").know_beginning({os.getpid()})
+
+
+def _job(home: Path, name: str, *written: Path) -> JobDir:
+    """Return a job that runs, in whose folder its rank is noted to have written these files."""
+    job = JobDir(home / "jobs" / f"{name}-20261128-120000000-k3")
+    noted = job.rank_run("node-0", 1, 0) / FILES_FILE
+    noted.parent.mkdir(parents=True)
+    noted.write_text("".join(f"written 3 1 {str(path)!a}\n" for path in written))
+    job.plan.touch()
+    return job
+
+
+def test_a_file_that_two_jobs_write_is_told_of_while_both_run(tmp_path: Path) -> None:
+    outputs = tmp_path / "work" / "outputs"
+    outputs.mkdir(parents=True)
+    one = _job(tmp_path, "one", outputs / "last.pt", tmp_path / "own.pt")
+    (one.root / "code").mkdir()
+    (one.root / "code" / "outputs").symlink_to(outputs)
+    two = _job(tmp_path, "two", one.root / "code" / "outputs" / "last.pt")
+    fix = "fix: give each job a folder of its own"
+    assert rank_files.shared(two) == (
+        f"{one.id} runs, too, and writes the same file, {outputs}/last.pt; {fix}",
+    )
+    assert len(rank_files.shared(one)) == 1
+    one.ended.touch()
+    assert rank_files.shared(two) == ()
+
+
+def test_files_of_other_names_and_those_in_a_jobs_own_folder_are_not_shared(tmp_path: Path) -> None:
+    one, two = _job(tmp_path, "one", tmp_path / "a.pt"), _job(tmp_path, "two", tmp_path / "b.pt")
+    third = _job(tmp_path, "third", one.code / "out.pt")
+    (one.root / "nodes").rename(one.root / "was")
+    (third.root / "nodes").rename(one.root / "nodes")
+    assert [rank_files.shared(job) for job in (one, two)] == [(), ()]

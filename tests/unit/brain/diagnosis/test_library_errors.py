@@ -44,6 +44,7 @@ MONITORED = "Rank 0: Ranks 2, 3 failed to pass monitoredBarrier in 30000 ms"
         ),
         ("ncclRemoteError: A call failed possibly due to a network error", "NCCL lost a peer"),
         ("torch.distributed.DistBackendError: NCCL error ..., unhandled system error", "/dev/shm"),
+        ("unable to write to file </torch_12_345_0>: No space left on device (28)", "--shm-size=8g"),
         ("RuntimeError: CUDA error: device-side assert triggered", "CUDA_LAUNCH_BLOCKING=1"),
     ],
 )

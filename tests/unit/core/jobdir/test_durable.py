@@ -9,8 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.agent.host.hook_files import install_hook
+from orchestrator.agent.host.node_log import NodeLog
+from orchestrator.agent.ranks.processes import NodeRanks
 from orchestrator.core.jobdir import durable
 from orchestrator.core.jobdir.durable import LineLog, read_lines, replace_bytes, replace_text
+from orchestrator.core.jobdir.layout import JobDir
 from tests.support.fake_disk import FakeDisk
 
 
@@ -121,3 +125,24 @@ def test_a_disk_that_fails_is_no_full_one(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setattr(os, "fdatasync", fail)
     with pytest.raises(OSError, match="Input/output"):
         log.sync()
+
+
+def test_a_folder_of_a_job_is_made_with_those_between_and_never_the_jobs_own(tmp_path: Path) -> None:
+    job = tmp_path / "job"
+    with pytest.raises(FileNotFoundError):
+        durable.make_inside(job, job / "logs" / "attempt-001")
+    assert not job.exists()
+    job.mkdir()
+    durable.make_inside(job, job / "logs" / "attempt-001")
+    durable.make_inside(job, job / "logs" / "attempt-001")
+    assert (job / "logs" / "attempt-001").is_dir()
+
+
+def test_an_agent_makes_no_folder_of_a_job_that_was_deleted(tmp_path: Path) -> None:
+    job = JobDir(tmp_path / "job")
+    NodeLog(job, "node-0").add(1, "a line")
+    with pytest.raises(FileNotFoundError):
+        NodeRanks(1, job, "node-0", []).make_files([])
+    with pytest.raises(FileNotFoundError):
+        install_hook(job.node("node-0"))
+    assert not job.root.exists()
