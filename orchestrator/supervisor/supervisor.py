@@ -55,8 +55,7 @@ CHORE_S = 0.5
 WORK_SHARE_MAX = 0.05
 """The share of a processor for decisions on heartbeats, and as much again for the status file."""
 
-DECIDE_PAUSE_S_MAX = 0.5
-STATUS_PAUSE_S_MAX = 2.0
+DECIDE_PAUSE_S_MAX, STATUS_PAUSE_S_MAX = 0.5, 2.0
 """How long either may be put off for that."""
 
 DECISIONS_MAX = 10_000
@@ -248,6 +247,7 @@ class Supervisor:
                 self._desk.read(now_s, report.node, read, save_gang(self._brain.facts))
             case _:
                 events = [translation.event(self._plan, report, self._mask, now_s)]
+                self._desk.learn(now_s, events[0])
         self._brain.learn_kept([*events, *self._desk.news(now_s)], report.incarnation, report.seq)
         for event in events:
             if isinstance(event, e.Exited):
