@@ -49,11 +49,16 @@ def collect(job: str | None, folder: Path | None, no_checkpoints: bool, everythi
     if handle.source.status().state in status_file.ENDED and not handle.folder.ended.exists():
         terminal.say("its last logs and checkpoints are still being fetched …", err=True)
         collecting.await_last(handle)
+    elif not handle.folder.ended.exists() and handle.plan().ssh is not None:
+        terminal.say(
+            "the job is not over: what its ranks write on their hosts comes after its end, but for logs and checkpoints",
+            err=True,
+        )
     # Of another user's job, only what its folder has is copied.
     may_fetch = handle.folder.ended.exists() and home.is_ours(handle.folder)
-    account = remote_files.Account({}, {})
-    if may_fetch:
-        account = remote_files.collect(handle, everything=everything)
+    account = (
+        remote_files.collect(handle, everything=everything) if may_fetch else remote_files.Account({}, {})
+    )
     done = collecting.collect(handle, folder, checkpoints=not no_checkpoints, everything=everything)
     if fetched := remote_files.summary([account]):
         terminal.say(fetched)

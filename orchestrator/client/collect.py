@@ -62,9 +62,12 @@ def collect(job: Job, to: Path | None, *, checkpoints: bool = True, everything: 
     saved = {homes.of(save) / piece.name for save in inside for piece in save.pieces}
     written = {job.folder.code / file.name: file.size_bytes for file in start_folder.written(job.folder)}
     others = {path: size_bytes for path, size_bytes in written.items() if path not in saved}
-    out = [save.path for save in whole if save not in inside]
+    out = [save for save in whole if save not in inside]
     elsewhere = tuple(
-        os.path.realpath(path) if Path(path).is_relative_to(job.folder.root) else path for path in out
+        os.path.realpath(save.path)
+        if Path(save.path).is_relative_to(job.folder.root)
+        else f"{save.host}:{save.path}".removeprefix(":")
+        for save in out
     )
     if to is None:
         return Collected(job.folder.root, len(inside), len(others), elsewhere)

@@ -355,7 +355,7 @@ def _relative(root: str) -> str:
 
 def summary(accounts: Iterable[Account]) -> str:
     """Return in one line what was fetched, of all jobs; empty for nothing."""
-    visits = [fetched for account in accounts for fetched in account.fetched.values()]
+    visits = [one for account in accounts for one in account.fetched.values() if one.files]
     files = sum(fetched.files for fetched in visits)
     size_mb = sum(fetched.size_bytes for fetched in visits) / 1e6
     return (

@@ -144,9 +144,9 @@ def _ambiguous(wanted: str, paths: Set[str]) -> UserError:
 
 
 def _paths(job: JobDir, plan: Plan, wanted: str) -> set[str]:
-    """Return what a person may mean by a path: from where they are, from the checkpoints, from the job folder."""
+    """Return what a person may mean by a path: from where they are, from the checkpoints, the job folder, and where ranks start."""
     place, _ = tree.place_of(*plan.checkpoint_place(job))
-    return {os.path.abspath(wanted), *(os.path.normpath(root / wanted) for root in (place, job.root))}  # noqa: PTH100 -- links stay as they are
+    return {os.path.abspath(root / wanted) for root in (Path(), place, job.root, job.code)}  # noqa: PTH100 -- links stay as they are
 
 
 def _is_at(save: Save, paths: set[str]) -> bool:
@@ -191,10 +191,13 @@ def _now(job: JobDir, plan: Plan, save: Save, *, deep: bool) -> tuple[Save, str]
 
 
 def _is_unseen(plan: Plan, save: Save) -> bool:
-    """Tell whether a save lies on a host, or may lie on a disk that only hosts have."""
+    """Tell whether a save lies on a host, or may lie on a disk that only hosts have, or only nodes of Slurm: of these, the other
+    files of its folder are not here either."""
     is_theirs = Path(plan.checkpoint_glob).is_absolute() if save.is_named else save.area != START
     return bool(save.places[0].host) or (
-        plan.ssh is not None and is_theirs and not os.path.lexists(save.path)
+        is_theirs
+        and plan.backend != "local"
+        and not os.path.lexists(save.path if plan.ssh is not None else Path(save.path).parent)
     )
 
 
@@ -222,7 +225,7 @@ def listed(job: JobDir, plan: Plan, *, verify: bool) -> list[Json]:
             save,
             by if verify else "",
             notes.get(save.number, ""),
-            job.code if save.area == START else root,
+            root if save.is_named else job.code if save.area == START else Path(save.area),
             is_start=save.number == start,
         )
         for save, by in seen.values()
@@ -314,7 +317,7 @@ def folders(job: JobDir) -> Json:
     whole = [save for save in known(job).values() if save.state is SaveState.WHOLE and save.places]
     by_folder: dict[str, int] = {}
     for save in whole:
-        host = f"{save.places[0].host}:" if save.places[0].host else ""
+        host = f"{save.host}:" if save.host and not os.path.lexists(save.path) else ""
         folder = f"{host}{os.path.dirname(save.path)}"  # noqa: PTH120 -- a host's path, not one of this machine
         by_folder[folder] = by_folder.get(folder, 0) + 1
     try:

@@ -21,7 +21,7 @@ from orchestrator.core.mask import Mask
 from orchestrator.core.version import VERSION
 from orchestrator.report import charts, material, timeline
 from orchestrator.report.material import Material
-from orchestrator.views import cells, next_steps
+from orchestrator.views import cells, next_steps, post_mortem
 from orchestrator.views.status import headline
 
 TEMPLATES = Path(__file__).parent
@@ -100,6 +100,7 @@ def environment(mask: Mask, folder: str) -> jinja2.Environment:
         "duration": cells.duration,
         "size": cells.size,
         "short": lambda text: cells.short(text, folder),
+        "source": post_mortem.source,
     }
     return found
 

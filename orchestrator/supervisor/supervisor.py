@@ -246,6 +246,7 @@ class Supervisor:
                 self._desk.read(now_s, report.node, read, save_gang(self._brain.facts))
             case _:
                 events = [translation.event(self._plan, report, self._mask, now_s)]
+                self._desk.learn(now_s, events[0])
         self._brain.learn_kept([*events, *self._desk.news(now_s)], report.incarnation, report.seq)
         for event in events:
             if isinstance(event, e.Exited):

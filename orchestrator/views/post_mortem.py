@@ -171,7 +171,7 @@ def _course(attempt: Json, state: str) -> str:
 CHOSEN = " (the script's choice)"
 
 
-def _source(attempt: Json) -> str:
+def source(attempt: Json) -> str:
     """Say from where an attempt began; a script may have gone on by itself from what it had saved."""
     given, first, began = attempt.get("resumed_step"), attempt["first_step"], attempt.get("began_from")
     if began is not None and began["path"] is None:
@@ -214,7 +214,7 @@ def transition(why: Json, number: int, told: str = "") -> str:
     verdict = ended["verdict"]
     failure = short(f"{verdict['kind']}: {verdict['head']}", why["dir"]) if verdict else ""
     end = f"; attempt {number - 1} {f'ended: {failure}' if verdict else _course(ended, why['state'])}"
-    text = f"{_source(begun)}{'' if failure and told.endswith(failure) else end}"
+    text = f"{source(begun)}{'' if failure and told.endswith(failure) else end}"
     return cut(short(text, why["dir"]), SENTENCE_CHARS_MAX)
 
 
@@ -231,7 +231,7 @@ def _attempt(attempt: Json, folder: str, state: str) -> Iterator[Line]:
         yield line(name, _PAD, Cell(f"{verdict['kind']}{at}", "bold red"), found)
         yield line(Cell(f"{_PAD}{short(verdict['head'], folder)}", "red"))
     when = _when(attempt["started_at"], attempt["ended_at"])
-    yield line(f"{_PAD}{short(_source(attempt), folder)}, {when}")
+    yield line(f"{_PAD}{short(source(attempt), folder)}, {when}")
     yield from _began(attempt)
     for told in attempt.get("told", ()):
         kind = f"{told['kind']}: " if told["kind"] else ""

@@ -92,7 +92,10 @@ def _verified(saves: Sequence[Json]) -> Iterator[Line]:
 def _where(entry: Json, folder: str) -> str:
     """Return what a save is called, and the host that has it where only a host has."""
     hosts = [place["host"] for place in entry["places"]]
-    return f"{entry['main']} on {hosts[0]}" if any(hosts[:1]) else _short(entry["path"], folder)
+    if any(hosts[:1]):
+        return f"{entry['main']} on {hosts[0]}"
+    is_theirs = not entry["exists"] and len({place["path"] for place in entry["places"]}) < len(hosts)
+    return f"{_short(entry['path'], folder)}{f' on {hosts[-1]}' if is_theirs else ''}"
 
 
 def _short(path: str, folder: str) -> str:

@@ -1,13 +1,15 @@
-"""Scripts that save below the folder where they start, with the real torch, on hosts that share no disk: every host begins from the
-same checkpoint, the one that orch names."""
+"""Scripts of all habits, with the real torch, on hosts that share no disk, and for those that save outside of the job's folder also
+on hosts that share one: every host begins from the same checkpoint, the one that orch names."""
 
 from __future__ import annotations
 
 import pytest
 
 from tests.support.cluster import all_habits
+from tests.support.cluster.box import Box
 from tests.support.cluster.desk import Desk
-from tests.support.habits import BELOW_START
+from tests.support.habits import BELOW_START, ELSEWHERE, NOTHING, script_of
+from tests.support.torch_script import under_torchrun
 
 pytestmark = pytest.mark.soak
 
@@ -15,9 +17,46 @@ AT_ONCE = 4
 """How many jobs run beside each other, each on two hosts of its own."""
 
 
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return the weights with which every script ends if nothing disturbs it: the same for all, on all ranks."""
+    return under_torchrun(tmp_path_factory.mktemp("torchrun"), script_of(NOTHING, ""), {"ORCH_ATTEMPT": "0"})[
+        0
+    ]
+
+
 @pytest.mark.parametrize("first", range(0, len(BELOW_START), AT_ONCE))
-def test_every_host_begins_where_the_script_says_it_did(desk: Desk, first: int) -> None:
+def test_every_host_begins_where_the_script_says_it_did(desk: Desk, first: int, weights: str) -> None:
     habits = BELOW_START[first:][:AT_ONCE]
     hosts = [f"node[{2 * place + 1}-{2 * place + 2}]" for place in range(len(habits))]
     fields = [{"nodes": 2, "procs_per_node": 1, "ssh": {"hosts": one}} for one in hosts]
-    all_habits.play(desk, habits, fields)
+    all_habits.play(desk, habits, fields, weights)
+
+
+def test_what_is_saved_on_a_disk_that_hosts_share_is_known_from_its_first_checkpoint(
+    desk: Desk, box: Box, weights: str
+) -> None:
+    scratch = box.state / "scratch"
+    for habit in ELSEWHERE:
+        (scratch / habit.name).mkdir(parents=True)
+        (scratch / habit.name).chmod(0o777)
+    hosts = [f"node[{2 * place + 1}-{2 * place + 2}]" for place in range(len(ELSEWHERE))]
+    fields = [{"nodes": 2, "procs_per_node": 1, "ssh": {"hosts": one}} for one in hosts]
+    all_habits.play(desk, ELSEWHERE, fields, weights, str(scratch))
+
+
+def test_what_is_saved_on_the_disk_of_one_host_is_known_though_the_submit_machine_does_not_see_it(
+    desk: Desk, box: Box, weights: str
+) -> None:
+    scratch = "/tmp/own"
+    for host in box.nodes:
+        host.run(["mkdir", "-p", *(f"{scratch}/{habit.name}" for habit in ELSEWHERE)], user="trainer")
+    fields = [
+        {"nodes": 1, "procs_per_node": 2, "ssh": {"hosts": f"node{place + 1}"}}
+        for place in range(len(ELSEWHERE))
+    ]
+    all_habits.play(desk, ELSEWHERE, fields, weights, scratch)
+
+
+def test_a_script_that_saves_nothing_begins_anew_each_time(desk: Desk, weights: str) -> None:
+    all_habits.play_nothing(desk, weights, nodes=2, procs_per_node=1, ssh={"hosts": "node[1-2]"})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+
 import pytest
 
 from tests.support.cluster import verbs
@@ -120,3 +122,55 @@ def test_a_host_that_is_down_keeps_its_files_and_is_named(desk: Desk, box: Box) 
     box.power_on("node3")
     desk.orch("clean", job.id)
     assert (job.folder.code / "out/rank_1.csv").exists() and not job.on_host("node3").root.exists()
+
+
+GROWING = """
+block = bytes(range(256)) * 4096
+
+
+def grow(step):
+    print("words of step", step, flush=True)
+    with open("out/train.log", "ab") as file:
+        file.write(b"%08d" % step + block)
+
+
+run(205, 0.05, grow, start=5)
+"""
+
+
+def test_a_file_that_grows_is_left_to_its_rank_until_the_end_and_comes_whole_then(
+    desk: Desk, box: Box
+) -> None:
+    """It has 200 MB in the end."""
+    job = desk.submit(
+        {**FAKE_TORCH, "train.py": HEAD + GROWING}, entrypoint="train.py", nodes=1, procs_per_node=1, ssh={"hosts": "node2"}
+    )  # fmt: skip
+    job.wait_for_step(20)
+    for number in range(3):
+        place = f"{TRAINER.home}/grown-{number}"
+        done = desk.orch("collect", job.id, "--to", place)
+        assert (
+            "the job is not over: what its ranks write on their hosts comes after its end" in done.stderr
+        ), done
+        part = box.login.path(f"{place}/logs/attempt-001/rank-00000.log").read_bytes()
+        assert part and job.folder.rank_log(1, 0).read_bytes().startswith(part)
+    assert job.seen()["state"] == "RUNNING"
+    status = job.wait()
+    assert (status["state"], status["step"], status["restarts"]) == ("SUCCEEDED", 205, 0), job.story()
+    theirs = job.on_host("node2").code / "out/train.log"
+    assert theirs.stat().st_size == 200 * (8 + (1 << 20))
+    # Something else on the host still writes to it
+    words = [
+        "sh",
+        "-c",
+        f"for i in $(seq 100); do echo more >>{TRAINER.home}/.orch/jobs/{job.id}/code/out/train.log; sleep 0.05; done",
+    ]
+    writer = subprocess.Popen(box.host("node2").argv(words, user="trainer"))
+    done = desk.orch("collect", job.id, check=False)
+    assert "Traceback" not in done.stderr and done.returncode in (0, 3), done
+    assert writer.wait(60) == 0
+    ours = job.folder.code / "out/train.log"
+    assert theirs.read_bytes().startswith(ours.read_bytes()) and ours.stat().st_size >= 200 << 20
+    again = desk.orch("collect", job.id)
+    came = [ours, *job.folder.from_hosts.rglob("train.log")]
+    assert any(one.read_bytes() == theirs.read_bytes() for one in came), again

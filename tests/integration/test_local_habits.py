@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import fnmatch
+import html
+import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from orchestrator.client import saves
-from tests.support.habits import COMMON, DEATHS, EVERY, HABITS, STEPS, Habit
+from orchestrator.core.text import counted
+from orchestrator.report import page
+from orchestrator.views import cells
+from tests.support.habits import DEATHS, EVERY, HABITS, STEPS, Habit, env_of, script_of
 from tests.support.local import Desk, Sight, desk_at
 from tests.support.packages import need
-from tests.support.torch_script import WITHOUT_DYNAMO, under_torchrun
+from tests.support.torch_script import under_torchrun
 
 need("torch")
 
@@ -29,7 +35,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Return the weights of both ranks of a script that torchrun runs and no rank of which dies: all train the same."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    return under_torchrun(folder, WITHOUT_DYNAMO + COMMON + HABITS[0].script, {"ORCH_ATTEMPT": "0"})
+    return under_torchrun(folder, script_of(HABITS[0], ""), {"ORCH_ATTEMPT": "0"})
 
 
 def _submit(desk: Desk, habit: Habit, scratch: Path) -> tuple[Sight, Path]:
@@ -39,8 +45,7 @@ def _submit(desk: Desk, habit: Habit, scratch: Path) -> tuple[Sight, Path]:
     if habit.name == "link":
         (work / "results").symlink_to(scratch)
         (scratch / "net_0001.pth.old").write_bytes(b"was here before the job")
-    env = {name: str(scratch / "mine") for name in habit.env}
-    script = WITHOUT_DYNAMO + COMMON + f"SCRATCH = {str(scratch)!r}\n" + habit.script
+    script, env = script_of(habit, str(scratch)), env_of(habit, str(scratch))
     return desk.submit({"train.py": script}, entrypoint="train.py", env=env, restart={"max": 1}), scratch
 
 
@@ -54,6 +59,7 @@ def test_what_a_script_does_by_itself_is_what_orch_says_of_it(
     if habit.name == "nothing":  # dies at each step anew, and gets no further
         assert status["state"] in ("SUCCEEDED", "FAILED")
         assert [one["began_from"] for one in why["attempts"]] == [None] * len(why["attempts"])
+        _assert_page(job, status, why)
         return
     assert status["state"] == "SUCCEEDED", (status["reason"], job.log(0, status["attempt"]))
     assert [one["attempt"] for one in why["attempts"]] == [1, 2, 3, 4]
@@ -70,6 +76,7 @@ def test_what_a_script_does_by_itself_is_what_orch_says_of_it(
     assert all(few <= made < few + 2 * EVERY for few, made in zip(least, repeated, strict=True)), repeated
     if habit.name == "link":
         assert (scratch / "net_0001.pth.old").exists()
+    _assert_page(job, status, why)
 
 
 def _assert_begun(job: Sight, attempt: dict[str, object], habit: Habit, number: int, scratch: Path) -> None:
@@ -89,3 +96,32 @@ def _assert_begun(job: Sight, attempt: dict[str, object], habit: Habit, number: 
     place = habit.place.replace("SCRATCH", str(scratch))
     name = str(Path(began["path"])).removeprefix(f"{job.root}/code/")
     assert fnmatch.fnmatchcase(name, place), (name, place)
+
+
+def _assert_page(job: Sight, status: dict[str, Any], why: dict[str, Any]) -> None:
+    """The page of the job has the figures of the JSON outputs."""
+    text = page.page(job.job)
+    table = re.search('aria-label="Attempts".*?</table>', text, re.DOTALL)
+    assert table is not None
+    rows = [_cells(row) for row in re.findall("<tr>(.*?)</tr>", table[0], re.DOTALL)[1:]]
+    assert len(rows) == len(why["attempts"]) == status["restarts"] + 1
+    for row, attempt in zip(rows, why["attempts"], strict=True):
+        again = f", {attempt['repeated_steps']} made again" if attempt["repeated_steps"] else ""
+        assert row[0] == str(attempt["attempt"])
+        assert row[3] == f"{attempt['first_step']} to {attempt['last_step']}{again}"
+        began = attempt["began_from"]
+        path = cells.short(began["path"], str(job.root)) if began else "the beginning"
+        assert row[4] == (f"{path} (the script's choice), step {began['step']}" if began else path)
+    whole = _cells(text)[0]
+    assert f"{status['state']} attempt {status['attempt']} step {status['step']} " in whole
+    assert f"{counted(status['restarts'], 'restart')} " in whole
+    spent = why["goodput"]["rank_seconds"]
+    assert why["goodput"]["ratio"] == pytest.approx(spent["productive"] / sum(spent.values()), abs=0.01)
+    percent = round(100 * spent["productive"] / sum(spent.values()), 2)
+    assert f"productive {percent:.1f} %" in whole
+
+
+def _cells(markup: str) -> list[str]:
+    """Return the texts of a row of a table, one for each cell; all of the text for what is none."""
+    found = re.findall("<t[dh][^>]*>(.*?)</t[dh]>", markup, re.DOTALL) if "<html" not in markup else [markup]
+    return [" ".join(html.unescape(re.sub("<[^>]+>", " ", one)).split()) for one in found]

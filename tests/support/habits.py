@@ -1,17 +1,21 @@
 """Scripts that save and resume by themselves, each in the way of a well-known one: orch is told nothing about where they save.
 
 Each rank trains the same small model. A script dies by itself, where `DEATHS` says: between two steps, or in the midst of writing
-a checkpoint. At its end it prints its weights.
+a checkpoint. At its end it prints its weights. Where `HELD` is in its environment, it waits before that step to be cancelled.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tests.support.torch_script import WITHOUT_DYNAMO
+
 STEPS = 50
 EVERY = 10
 DEATHS = {1: (23, "step"), 2: (30, "writing"), 3: (44, "step")}
 """By attempt: the step at which rank 0 kills itself, and whether while it steps or while it writes the checkpoint of that step."""
+
+HELD = {"HABIT_ATTEMPT": "4", "HABIT_STEP": "47"}
 
 COMMON = f"""
 import glob, hashlib, io, json, os, pathlib, re, signal, time
@@ -23,6 +27,7 @@ model = torch.nn.Linear(8, 4)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 DEATHS = {DEATHS!r}
 death = DEATHS.get(attempt, (0, ""))
+held = (int(os.environ.get("HABIT_ATTEMPT", 0)), int(os.environ.get("HABIT_STEP", 0)))
 
 
 def die():
@@ -65,6 +70,8 @@ def train(start, save_at):
     for step in range(start + 1, {STEPS} + 1):
         if rank == 0 and death == (step, "step"):
             die()
+        if (attempt, step) == held:
+            time.sleep(600)  # until a person cancels the job
         torch.manual_seed(step)
         optimizer.zero_grad()
         (model(torch.randn(16, 8)) ** 2).mean().backward()
@@ -83,7 +90,6 @@ class Habit:
     name: str
     script: str
     place: str
-    # What its newest whole checkpoint before step 23 is called, where that can be said
     env: tuple[str, ...] = ()
 
 
@@ -186,3 +192,18 @@ train(0, lambda step: None)
 
 BELOW_START = [habit for habit in HABITS if habit.name not in ("scratch", "variable", "link", "nothing")]
 """Those that save below the folder where they start."""
+
+ELSEWHERE = [habit for habit in HABITS if habit.name in ("scratch", "variable", "link")]
+"""Those that save outside of the job's folder."""
+
+NOTHING = HABITS[-1]
+
+
+def script_of(habit: Habit, scratch: str) -> str:
+    """Return the script of a habit; `scratch`: the folder in which those of `ELSEWHERE` save."""
+    return WITHOUT_DYNAMO + COMMON + f"SCRATCH = {scratch!r}\n" + habit.script
+
+
+def env_of(habit: Habit, scratch: str) -> dict[str, str]:
+    """Return what a habit's script expects in its environment."""
+    return dict.fromkeys(habit.env, f"{scratch}/mine")

@@ -7,7 +7,7 @@ import ast
 import contextlib
 import itertools
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,8 +26,10 @@ SHARED_RANKS_MAX = 64
 @dataclass(slots=True)
 class RankFiles:
     """The files by their absolute paths. `written`: the step at which each was written last; `made`: those that were not
-    there before; `read`: those that were read before the first step, in the order of their last reading."""
+    there before; `read`: those that were read before the first step, in the order of their last reading. `place`: returns where a
+    file lies."""
 
+    place: Callable[[str], str] = str
     written: dict[str, int] = field(default_factory=dict)
     made: set[str] = field(default_factory=set)
     read: dict[str, None] = field(default_factory=dict)
@@ -53,7 +55,7 @@ class RankFiles:
         for line in lines[:-1]:
             with contextlib.suppress(ValueError, SyntaxError):
                 kind, number, is_new, path = line.decode().split(" ", 3)
-                self._take(kind, int(number), is_new == "1", str(ast.literal_eval(path)))
+                self._take(kind, int(number), is_new == "1", self.place(ast.literal_eval(path)))
 
     def _take(self, kind: str, number: int, is_new: bool, path: str) -> None:
         if kind == "pid":

@@ -30,7 +30,9 @@ Written: TypeAlias = tuple[SaveWatch, dict[str, int]]
 class SavePlaces:
     """The watches of these folders; the first one's is `checkpoint.path`."""
 
-    def __init__(self, job: JobDir, checkpoint_glob: str) -> None:
+    def __init__(self, job: JobDir, checkpoint_glob: str, *, ships: bool = False) -> None:
+        """`ships`: what is saved in the job's folder is copied to where the job was submitted."""
+        self._root = os.path.realpath(job.root) if ships else "/"
         root, glob = tree.place_of(*job.checkpoint_place(checkpoint_glob))
         leaves = glob if root == job.code else ""
         start = SaveWatch(job.code, "*", START, WrittenFolders(job.code), leaves)
@@ -62,6 +64,14 @@ class SavePlaces:
             if inside is not None:
                 found[inside[1]][path.removeprefix(inside[0])] = step
         return list(zip(self.watches, found, strict=True))
+
+    def true_path(self, path: str) -> str:
+        """Return a path below where ranks start that leads out of the job's folder by a link as what the link leads to, where the
+        job's files are copied: this one is not."""
+        folder, _, name = path.rpartition("/")
+        real = os.path.realpath(folder)
+        is_below = path.startswith(tuple(f"{root}/" for root in _roots(self.watches[1])))
+        return f"{real}/{name}" if is_below and not Path(real).is_relative_to(self._root) else path
 
     def name_of(self, path: str) -> str:
         """Return a file as the supervisor knows it: relative to the checkpoints' folder, or with `START` to where ranks start, or

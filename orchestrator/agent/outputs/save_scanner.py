@@ -100,8 +100,8 @@ class SaveScanner:
         self._note = note
         self._wake = wake
         self._hasher = hasher
-        self._places = SavePlaces(self._job, config.checkpoint_glob)
-        self._files = RankFiles()
+        self._places = SavePlaces(self._job, config.checkpoint_glob, ships=config.ships)
+        self._files = RankFiles(self._places.true_path)
         self._is_beginning_told = False
         # Hosts that share nothing but an absolute place: there the host of rank 0 looks.
         self._is_shared_place = config.ships and Path(config.checkpoint_glob).is_absolute()
@@ -160,7 +160,7 @@ class SaveScanner:
 
     def begin(self, attempt: int, looks: bool = True) -> None:
         """Begin an attempt. `looks`: whether this agent looks for its saves."""
-        self._files, self._is_beginning_told = RankFiles(), False
+        self._files, self._is_beginning_told = RankFiles(self._places.true_path), False
         self._looks = self._may_look and looks
         self._finish_by_s, self._is_last, self.looks_done = None, False, 0
         self._hasher.is_hurried = False

@@ -202,6 +202,11 @@ class Save:
         return root if self.main == "." else f"{root}/{self.main}"
 
     @property
+    def host(self) -> str:
+        """The host whose disk its path is on, if only that may have it."""
+        return next((one.host for one in self.places if one.host and one.root == self.places[0].root), "")
+
+    @property
     def stamps(self) -> frozenset[tuple[str, int, int]]:
         """What tells its files from all that were written under their names."""
         return frozenset(piece.stamp for piece in self.pieces)
@@ -216,7 +221,7 @@ class Save:
         if self.is_named or self.key.startswith(START):
             return "" if self.is_named else START
         roots = [place.root for place in self.places] or [part.root for part in self.parts]
-        return roots[0] if roots else "/"
+        return roots[0] if roots else self.key.rpartition("/")[0] or "/"
 
     @property
     def is_named(self) -> bool:

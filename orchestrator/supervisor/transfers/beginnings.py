@@ -56,11 +56,11 @@ class Beginnings:
         have_all = len(heard) == len(gang.nodes)
         if found:
             return Beginning(found[0].number) if have_all or node == gang.nodes[0] else None
-        if not have_all or not all(one.is_known for one in heard):
-            return None
         others = [name for one in heard for name in one.names if PurePosixPath(name).suffix in STATES]
-        if newest is None:
-            return Beginning(0, others[-1]) if others else None
+        if have_all and newest is None and others:
+            return Beginning(0, others[-1])
+        if not have_all or newest is None or not all(one.is_known for one in heard):
+            return None
         folders = {PurePosixPath(name).parent for name in owners}
         is_seen = newest.format not in UNSEEN_FORMATS
         is_unsure = any(PurePosixPath(name).parent in folders for name in others)

@@ -78,9 +78,8 @@ class SaveDesk:
             self._stuck = {(facts.attempt.number, rank.node) for rank in ended if not rank.ended_well}
         for number, known in facts.saves.items():
             if number not in self.saves:
-                gone = dataclasses.replace(
-                    known, state=SaveState.GONE, why="it is not in the ledger any more"
-                )
+                why = "it is not in the ledger any more"
+                gone = dataclasses.replace(known, state=SaveState.GONE, why=why)
                 self._events.append(e.SaveChanged(at, gone))
         self.mirror(facts)
         for save in sorted(self.saves.values(), key=lambda save: save.number)[-SYNCED_MAX:]:
@@ -135,8 +134,7 @@ class SaveDesk:
         """Enter the sha256 of a save's files, where they are still those."""
         digests = {piece.stamp: piece.sha256 for piece in report.pieces}
         for save in self._of(report.key, report.attempt):
-            known = closing.with_digests(save, digests)
-            if known != save:
+            if (known := closing.with_digests(save, digests)) != save:
                 self._ledger.put(known)
                 if known.is_coming and known.is_hashed:
                     self.copies.fetch(known)
@@ -159,6 +157,13 @@ class SaveDesk:
             self._stuck.add((event.attempt, event.node))
             self._beats.pop(event.node, None)
 
+    def learn(self, at: float, event: e.Event) -> None:
+        """Give up what a host wrote on a disk that this machine does not see, where another host that is to begin from it lacks it:
+        they do not share that disk."""
+        if isinstance(event, e.PrepareFailed) and (lost := self.unseen(event.save)) is not None:
+            for save in save_disk.out_of_sight(self.saves.values(), lost, event.node):
+                self._enter(at, save)
+
     def over(self, at: float, gang: closing.Gang) -> None:
         """A node has stopped the attempt, or was lost with it."""
         self._gang = gang
@@ -172,10 +177,8 @@ class SaveDesk:
         self._pin = facts.pin
         for number, known in facts.saves.items():
             save = self.saves.get(number)
-            if save is not None and save.state is not known.state:
-                states = {save.state, known.state}
-                if states == {SaveState.WHOLE, SaveState.DISTRUSTED}:
-                    self._ledger.put(dataclasses.replace(save, state=known.state, why=known.why))
+            if save is not None and {save.state, known.state} == {SaveState.WHOLE, SaveState.DISTRUSTED}:
+                self._ledger.put(dataclasses.replace(save, state=known.state, why=known.why))
 
     def compare(self, at: float, order: d.CompareSave) -> None:
         """Close the books on an attempt, and compare the save that the next one is to begin from; `SaveCompared` follows."""
@@ -194,8 +197,7 @@ class SaveDesk:
 
     def end(self, at: float) -> None:
         """The job has ended: what is kept beside a save that is in its place goes."""
-        save = self._newest()
-        if save is not None:
+        if (save := self._newest()) is not None:
             self._keeper.end(save)
 
     def news(self, at: float) -> list[e.Event]:
@@ -212,14 +214,12 @@ class SaveDesk:
     def unseen(self, number: int) -> Save | None:
         """Return a save if it lies on a disk that hosts see and this machine does not: a host has to compare it."""
         save = self.saves.get(number)
-        return save if save is not None and self._homes.is_unseen(save) else None
+        is_theirs = save is not None and self._homes.is_unseen(save)
+        return save if is_theirs and not self._keeper.place(number).is_dir() else None
 
     def torn_on(self, node: str, attempt: int) -> tuple[Save, ...]:
-        """Return the torn saves of the attempt before this one, as they are on a host: hosts that each have their own disk are to
-        find the same."""
-        torn = [s for s in self.saves.values() if s.state is SaveState.TORN and s.attempt == attempt - 1]
-        torn = [one for one in torn if one.is_damaged or len(self._gang.nodes) > 1]
-        return tuple(own for save in torn if (own := save_copies.on_host(save, node)) is not None)
+        """Return the torn saves of the attempt before this one, as they are on a host."""
+        return save_disk.torn_on(self.saves.values(), node, attempt - 1, self._homes, len(self._gang.nodes))
 
     def close(self) -> None:
         """End the thread, once what it has begun is done."""
@@ -276,7 +276,7 @@ class SaveDesk:
         self._keeper.copy(dataclasses.replace(save, places=(place,)), then)
 
     def _close(self, at: float, save: Save, found: closing.Found, gang: closing.Gang) -> None:
-        state, pieces = closing.merged(save), closing.pieces_of(save.parts)
+        state, pieces, host = closing.merged(save), closing.pieces_of(save.parts), save.parts[0].host
         save = dataclasses.replace(
             save, state=found.state, closed_by=found.closed_by, why=found.why, is_damaged=found.is_damaged, format=state.format,
             content=state.content, fits_any_size=state.fits_any_size, stated=state.step, cites=state.cites,
@@ -290,6 +290,8 @@ class SaveDesk:
             save = dataclasses.replace(save, state=SaveState.OPEN, is_coming=True)
             if save.is_hashed:
                 self.copies.fetch(save)
+        elif found.state is SaveState.WHOLE and self._homes.is_unseen(save):
+            save = dataclasses.replace(save, places=(*save.places, Place(host, save.places[0].root)))
         self._enter(at, save)
         self._watches.pop(save.number, None)
 
@@ -347,18 +349,15 @@ class SaveDesk:
             is_own = save.is_named or self._homes.owns(save)
             if save.number not in self._stays and is_own and self._homes.has(save):
                 self._stays.add(save.number)
-                self._thread.later(
-                    functools.partial(disk.delete, save, self._homes.of(save)),
-                    functools.partial(self._pruned, save),
-                )
+                delete = functools.partial(disk.delete, save, self._homes.of(save))
+                self._thread.later(delete, functools.partial(self._pruned, save))
 
     def _pruned(self, save: Save, at: float, why: str) -> None:
         if why:
             self.notes.append(f"{save.main} stays, though checkpoint.keep is {self._keep}: {why}")
             return
-        self._enter(
-            at, dataclasses.replace(self.saves[save.number], state=SaveState.PRUNED, why="checkpoint.keep")
-        )
+        known = self.saves[save.number]
+        self._enter(at, dataclasses.replace(known, state=SaveState.PRUNED, why="checkpoint.keep"))
         self.copies.discard(save)
 
     def _compared(self, at: float, order: d.CompareSave, ready: save_disk.Ready) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from orchestrator.core.checkpoints.save import START, Place, Save, SaveState
 from orchestrator.core.jobdir import full_disk
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
-from orchestrator.supervisor.transfers.save_copies import has_same
+from orchestrator.supervisor.transfers.save_copies import has_same, on_host
 
 BEGUN = 0
 """Stands for the number of a save whose folder has no file yet."""
@@ -51,7 +51,7 @@ class Homes:
 
     def is_unseen(self, save: Save) -> bool:
         """Tell whether a save lies on a disk that hosts see and this machine does not."""
-        return self._is_ssh and not self.are_copied(save) and not self.of(save).exists()
+        return self._is_ssh and not self.are_copied(save) and not os.path.lexists(self.of(save) / save.main)
 
     def of(self, save: Save) -> Path:
         """Return the folder that the names of a save are relative to."""
@@ -239,6 +239,29 @@ def movable(saves: Iterable[Save], attempt: int, homes: Homes) -> list[Save]:
         and save.is_damaged
         and not proved.issuperset(piece.stamp for piece in save.pieces)
         and (homes.owns(save) or (not save.is_named and save.is_new and not sharers(homes, save)))
+    ]
+
+
+def torn_on(saves: Collection[Save], node: str, attempt: int, homes: Homes, hosts: int) -> tuple[Save, ...]:
+    """Return the torn saves of an attempt that are to be moved out of the way on a host: several hosts that each have their own disk
+    are to find the same there."""
+    torn = [save for save in saves if save.state is SaveState.TORN and save.attempt == attempt]
+    there = [on_host(save, node) for save in torn if save.is_damaged or hosts > 1]
+    return (*filter(None, there), *filter(homes.is_unseen, movable(saves, attempt, homes)))
+
+
+def out_of_sight(saves: Iterable[Save], lost: Save, node: str) -> list[Save]:
+    """Return the whole saves that a node does not see, as it lacks `lost`: another host wrote all of them, where its script chose.
+    They are given up."""
+    is_theirs, why = (
+        not lost.is_named and lost.host not in ("", node),
+        f"it lies on {lost.host}, and {node} does not see it",
+    )
+    like = lost.host, lost.area, SaveState.WHOLE
+    return [
+        dataclasses.replace(save, state=SaveState.DISTRUSTED, why=why)
+        for save in saves
+        if is_theirs and (save.host, save.area, save.state) == like
     ]
 
 

@@ -55,6 +55,14 @@ def test_a_folder_is_named_by_itself_or_by_a_file_of_it(shelf: Shelf, wanted: st
     assert _find(shelf, wanted) == 3
 
 
+@pytest.mark.parametrize("wanted", ["out/net_30.pth", "code/out/net_30.pth"])
+def test_a_save_where_ranks_start_is_named_as_status_and_post_mortem_name_it(
+    shelf: Shelf, wanted: str
+) -> None:
+    shelf.add_at_start(30, {"out/net_30.pth": state(30)})
+    assert _find(shelf, wanted) == 3
+
+
 @pytest.mark.parametrize("name", ["1", "step-50.pt"])
 def test_a_word_that_means_two_checkpoints_is_asked_back(
     shelf: Shelf, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -239,7 +247,7 @@ def test_files_on_a_disk_that_only_hosts_have_are_taken_as_they_were_recorded(
     ssh.add(10, places=(Place("", "/no/such/disk"),))
     assert _rows(ssh)["step-10.pt"][0] == "gone"
     over_ssh = PlannedSsh(None, None, "known", "~/.orch", (), None)
-    ssh.replan(ssh=over_ssh, checkpoint_glob="/no/such/disk/*")
+    ssh.replan(backend="ssh", ssh=over_ssh, checkpoint_glob="/no/such/disk/*")
     assert _rows(ssh)["step-10.pt"] == ("whole", None, True)
     assert _rows(ssh, verify=True)["step-10.pt"] == ("whole", None, True), "and nothing of it was compared"
     ssh.change(dataclasses.replace(saves.known(ssh.job)[1], key="/no/such/disk/step-10.pt"))

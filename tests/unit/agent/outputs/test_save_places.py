@@ -48,6 +48,23 @@ def test_a_file_is_named_alike_behind_a_link_to_the_job_home(tmp_path: Path) -> 
     assert {places.name_of(f"{tmp_path}/{home}/code/a.pt") for home in ("home", "real")} == {"./a.pt"}
 
 
+@pytest.mark.parametrize("ships", [True, False])
+def test_what_a_link_leads_out_of_the_job_lies_there_where_the_folder_is_copied(
+    tmp_path: Path, ships: bool
+) -> None:
+    code, data = tmp_path / "job/code", tmp_path / "data"
+    for folder in (code / "out", data):
+        folder.mkdir(parents=True)
+    (code / "results").symlink_to(data)
+    (code / "inner").symlink_to("out")
+    places = SavePlaces(JobDir(tmp_path / "job"), "*", ships=ships)
+    assert places.true_path(f"{code}/results/run/a.pt") == (
+        f"{data}/run/a.pt" if ships else f"{code}/results/run/a.pt"
+    )
+    for path in (f"{code}/inner/a.pt", f"{code}/out/a.pt", "/elsewhere/a.pt"):
+        assert places.true_path(path) == path
+
+
 def test_folders_elsewhere_are_watched_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(save_places, "ELSEWHERE_MAX", 2)
     places = SavePlaces(JobDir(tmp_path), "*")

@@ -90,8 +90,9 @@ def test_what_no_hook_sees_read_may_have_been_read() -> None:
 
 
 def test_a_job_without_a_checkpoint_may_have_read_a_file_that_is_none_of_its_own() -> None:
-    read = _read("conf.yaml", "/elsewhere/last.ckpt")
-    assert Beginnings().learn("n0", read, ALONE, [], None) == Beginning(0, "/elsewhere/last.ckpt")
+    for is_known in (True, False):  # a script that has made no step is not known to have read nothing else
+        read = _read("conf.yaml", "/elsewhere/last.ckpt", is_known=is_known)
+        assert Beginnings().learn("n0", read, ALONE, [], None) == Beginning(0, "/elsewhere/last.ckpt")
     assert Beginnings().learn("n0", _read("conf.yaml"), ALONE, [], None) is None
 
 

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from orchestrator.backends.api import Direction
+from orchestrator.brain.model import events as e
 from orchestrator.core.checkpoints.save import Closing, Place, SaveState
 from tests.support.desk_world import DeskWorld, Files
 from tests.support.saved_files import Model, adam, distributed, torch_save
 
-OPEN, WHOLE, TORN, GONE, PRUNED = (
-    SaveState.OPEN, SaveState.WHOLE, SaveState.TORN, SaveState.GONE, SaveState.PRUNED,
+OPEN, WHOLE, TORN, GONE, PRUNED, DISTRUSTED = (
+    SaveState.OPEN, SaveState.WHOLE, SaveState.TORN, SaveState.GONE, SaveState.PRUNED, SaveState.DISTRUSTED,
 )  # fmt: skip
 
 
@@ -334,3 +335,39 @@ def test_a_place_in_the_working_folder_comes_home_and_goes_back_there(tmp_path: 
     copy = world.copier.of("n1")
     assert (copy.direction, copy.remote_dir) == (Direction.SEND, "/far/n1/code")
     assert world.desk.copies.there(world.latest(), "n1", "/far/n1").path == "/far/n1/code/out/a.pt"
+
+
+# Where hosts save outside of the job's folder
+
+
+def save_outside(world: DeskWorld, name: str, step: int, *, is_torn: bool = False) -> None:
+    """Let the first node write a save at an absolute path on its own disk, which this machine does not see."""
+    data = state(step)
+    world.write({name: data[: len(data) // 2] if is_torn else data})
+    seen = world.seen(name, steps=step, is_new=True)
+    root = seen.part.root
+    (Path(root) / name).unlink()
+    seen = dataclasses.replace(seen, key=f"{root}/{seen.key}", series=f"{root}/{seen.series}")
+    world.desk.seen(world.at, "n0", seen, world.gang)
+    world.go_on()
+
+
+@pytest.mark.parametrize(("node", "expected"), [("n2", [DISTRUSTED, DISTRUSTED]), ("n0", [WHOLE, WHOLE])])
+def test_what_a_host_wrote_on_its_own_disk_is_given_up_where_another_one_lacks_it(
+    world: DeskWorld, node: str, expected: list[SaveState]
+) -> None:
+    for step in (10, 20):
+        save_outside(world, f"step_{step}.pt", step)
+    assert (world.states(), world.latest().host) == ([WHOLE, WHOLE], "n0")
+    world.desk.learn(1.0, e.PrepareFailed(1.0, node, 2, "step_20.pt is gone", "", 2))
+    world.learn()
+    assert [save.state for save in world.facts.saves.values()] == world.states() == expected
+
+
+def test_a_torn_save_outside_is_moved_where_it_lies(world: DeskWorld) -> None:
+    save_outside(world, "step_10.pt", 10)
+    save_outside(world, "step_20.pt", 20, is_torn=True)
+    world.stop()
+    world.compare(1)
+    (torn,) = world.desk.torn_on("n0", 2)
+    assert (world.states(), torn.number, torn.places) == ([WHOLE, TORN], 2, (Place("", str(world.place())),))
