@@ -52,13 +52,18 @@ class OwnCode:
 
     def _note(self, path: "Any") -> None:
         """Note a file of the submitter's that is not copied, as it is now."""
-        if path not in self._noted and "-packages/" not in path and not path.startswith(self._others):
+        if (
+            path not in self._noted
+            and path.startswith("/")
+            and "-packages/" not in path
+            and not path.startswith(self._others)
+        ):
             self._noted.add(path)
             try:
                 with open(self._notes, "a") as file:
                     file.write(f"{os.stat(path).st_mtime_ns} {path!a}\n")
             except OSError:
-                pass  # a built-in module has no file
+                pass  # without it, why says less
 
     def _places(self, entry: str) -> "list[str]":
         """Return the copy of a folder, and the folder."""
