@@ -62,14 +62,8 @@ def not_copied(job: JobDir, plan: Plan, environ: Mapping[str, str]) -> tuple[Fau
         found += (place for place in places if _is_own(Path(place), others))
     if plan.ssh is not None or not found:
         return ()
-    named = ", ".join(sorted(set(found)))
-    return (
-        Fault(
-            "",
-            f"ranks import what is not copied: {named}",
-            "change nothing there until the job has ended: its next attempt would run it",
-        ),
-    )
+    what = f"ranks import what is not copied: {', '.join(sorted(set(found)))}"
+    return (Fault("", what, "change nothing there until the job has ended: its next attempt would run it"),)
 
 
 def _is_own(place: Path, others: tuple[str | Path, ...]) -> bool:
