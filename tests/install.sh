@@ -5,7 +5,8 @@
 set -euo pipefail
 
 policy=/usr/sbin/policy-rc.d
-wanted=(openssh-server openssh-client iproute2 nftables rsync pdsh clustershell slurm-wlm munge slurmdbd mariadb-server systemd)
+wanted=(openssh-server openssh-client iproute2 nftables rsync pdsh clustershell slurm-wlm munge slurmdbd mariadb-server systemd
+  debootstrap) # tests/slurm/test_slurm_versions.py makes roots of other suites
 command -v cc >/dev/null || wanted+=(gcc libc6-dev) # tests/hangs makes a clock of its own
 command -v chromium google-chrome >/dev/null || wanted+=(chromium) # tests/unit/report looks at pages
 command -v promtool >/dev/null || wanted+=(prometheus) # tests/integration/test_programs.py checks metrics with promtool

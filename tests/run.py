@@ -108,6 +108,7 @@ CLUSTER_FAULTS = (
 )
 
 SLURM_REQUEUE = "tests/slurm/test_slurm_requeue.py"
+SLURM_VERSIONS = "tests/slurm/test_slurm_versions.py"
 SLURM_QUEUE = "tests/slurm/test_slurm_queue.py tests/slurm/test_slurm_submit.py"
 
 MILLION = 1_000_000
@@ -168,7 +169,8 @@ SUITES: dict[str, tuple[Group, ...]] = {
         tests("nights of all kinds", "tests/sim/test_nights.py", "", ORCH_NIGHTS="10000"),
         tests("bad input", "tests/unit/test_fuzz.py tests/unit/test_damage.py", "", ORCH_FUZZ="100"),
         tests("galleries", "tests/hangs", ""),
-        tests("the rest", "tests --ignore=tests/hangs", "soak and not quiet"),
+        tests("other Slurms", SLURM_VERSIONS, "soak"),
+        tests("the rest", f"tests {ignored('tests/hangs', SLURM_VERSIONS)}", "soak and not quiet"),
         tests("galleries under load", "tests/hangs", "", ORCH_JOBS_AT_ONCE="8"),
         *(
             tests(

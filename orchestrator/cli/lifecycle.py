@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
@@ -77,7 +78,11 @@ def report_submitted(job: Job, *, follow: bool, as_json: bool, is_new: bool = Tr
     for name, to in start_folder.output_links(job.folder).items() if is_new and not as_json else ():
         note = f"{name} is a link to {to}, since git ignores it: the jobs of this workdir share what is in it"
         terminal.say(f"  note    {note}")
-    for warning in refusals.warnings(job.plan()) if is_new else ():
+    for warning in (
+        (*refusals.warnings(job.plan()), *refusals.not_copied(job.folder, job.plan(), os.environ))
+        if is_new
+        else ()
+    ):
         terminal.say(f"warning: {warning.what}\n  fix: {warning.fix}", err=True)
     if follow:
         return follow_job(job, as_json=as_json)

@@ -190,6 +190,12 @@ class Job:
             why = post_mortem.why(plan, record)
         for attempt in why["attempts"][-losses.ATTEMPTS_MAX :] if len(why["attempts"]) > 1 else ():
             attempt["losses"] = losses.of_log(self.folder.rank_log(attempt["attempt"], 0))
+        changed = self.source.changed_imports()
+        for attempt in why["attempts"]:
+            attempt["remarks"] += [
+                f"imported {path}, which is not in the job's copy of the code, and has changed since a rank first did so"
+                for path in changed.get(attempt["attempt"], ())
+            ]
         why |= {"suspicion": None, "dir": str(self.folder.root)}
         saves.explain(self.folder, plan, why, record)
         if record.facts.end is not None:

@@ -6,6 +6,7 @@ A job of Slurm is in Slurm's queue, too: see `slurm_status`.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ from orchestrator.core.codec import Json
 from orchestrator.core.errors import ClusterError
 from orchestrator.core.host import procfs
 from orchestrator.core.jobdir import full_disk, locks, ownership, requests, status_file
-from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.jobdir.layout import JobDir, attempt_of
 from orchestrator.core.jobdir.status_file import Status
 from orchestrator.submission import supervisor_process
 
@@ -56,6 +57,19 @@ class JobSource:
             return now
         full = str(self.folder.root) if full_disk.is_used_up(self.folder.root) else ""
         return replace(status, supervisor=locks.holder(self.folder.lock), full_disk=full)
+
+    def changed_imports(self) -> dict[int, dict[str, None]]:
+        """Return by attempt the files that ranks imported, that are not in the snapshot, and that were others before. What ranks
+        note of them is on this disk; of hosts over SSH nothing is known."""
+        first: dict[str, str] = {}
+        changed: dict[int, dict[str, None]] = {}
+        for file in sorted(self.folder.root.glob("nodes/*/*/*/imports.txt"), key=lambda one: one.parts[-3]):
+            with contextlib.suppress(OSError):
+                for line in ownership.read_regular(file).decode(errors="replace").splitlines():
+                    time_ns, _, path = line.partition(" ")
+                    if first.setdefault(path, time_ns) != time_ns:
+                        changed.setdefault(attempt_of(file.parents[1]) or 0, {})[path] = None
+        return changed
 
     def _rewritten(self, late: Status) -> Status | None:
         """Return what a supervisor has written while its status was watched, which proves that only the clocks of two machines

@@ -3,6 +3,7 @@ and warnings of what is allowed, but hardly meant."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import socket
@@ -14,7 +15,8 @@ from orchestrator.agent.host import setup_script
 from orchestrator.core import codec
 from orchestrator.core.checkpoints import tree
 from orchestrator.core.errors import Fault, HostError, UserError
-from orchestrator.core.jobdir import home
+from orchestrator.core.jobdir import home, start_folder
+from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.text import counted
 from orchestrator.spec.load import SpecFile
@@ -44,6 +46,35 @@ def warnings(plan: Plan) -> tuple[Fault, ...]:
     name, limit = found[0]
     what = f"checkpoint.keep deletes checkpoints by their age, and the script keeps the best ones ({name})"
     return (Fault("", what, f"leave checkpoint.keep out, and limit them in the script by {limit}"),)
+
+
+def not_copied(job: JobDir, plan: Plan, environ: Mapping[str, str]) -> tuple[Fault, ...]:
+    """Return the warning that ranks may import what is not in the snapshot and what people go on editing, as far as it is seen at
+    once: compiled modules that git ignores, entries of PYTHONPATH and lines of `.pth` files. Never raises."""
+    found: list[str] = []
+    with contextlib.suppress(OSError, ValueError, LookupError):
+        others = (codec.loads_plain(job.provenance.read_bytes())["submitted_from"], Path(__file__).parents[2])
+        found += (to for name, to in start_folder.links(job).items() if name.endswith(".so"))
+        places = plan.env.get("PYTHONPATH", environ.get("PYTHONPATH", "")).split(os.pathsep)
+        python = Path((plan.pythons or (plan.program,))[0])
+        for file in python.parents[1].glob("lib/python3*/site-packages/*.pth"):
+            places += file.read_text(errors="replace").splitlines()
+        found += (place for place in places if _is_own(Path(place), others))
+    if plan.ssh is not None or not found:
+        return ()
+    what = f"ranks import what is not copied: {', '.join(sorted(set(found)))}"
+    return (Fault("", what, "change nothing there until the job has ended: its next attempt would run it"),)
+
+
+def _is_own(place: Path, others: tuple[str | Path, ...]) -> bool:
+    """Tell whether a folder is the submitter's, and not below these others: the workdir and orch itself."""
+    return (
+        place.is_absolute()
+        and place.is_dir()
+        and place.stat().st_uid == os.getuid()
+        and "-packages" not in str(place)
+        and not any(map(place.is_relative_to, others))
+    )
 
 
 RANKS_PER_CORE_MAX = 8

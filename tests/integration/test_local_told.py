@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -102,3 +103,24 @@ def test_a_job_whose_files_another_running_job_writes_ends_with_a_notice(desk: D
     ]
     one.job.cancel()
     one.wait()
+
+
+MEETS = "import torch.distributed as dist\ndist.init_process_group('gloo')\n"
+
+
+def test_ranks_whose_shell_has_sent_them_elsewhere_are_told_by_their_stacks(desk: Desk) -> None:
+    files = {
+        "train.py": MEETS,
+        "run.sh": f"export MASTER_PORT=$((29700 + RANK))\n{sys.executable} train.py\n",
+    }
+    job = desk.submit(files, procs_per_node=2, command="bash run.sh")
+
+    def said() -> bool:
+        ranks = job.job.stacks()["ranks"] if job.seen()["state"] == "RUNNING" else []
+        return [f"MASTER_PORT is {29700 + one['rank']} by the script" in one["why"] for one in ranks] == [
+            True
+        ] * 2
+
+    wait_until(said, "the ports that the shell has set")
+    job.job.cancel()
+    job.wait()

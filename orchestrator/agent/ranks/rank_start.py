@@ -12,6 +12,7 @@ from typing import Any
 
 from orchestrator.agent.ranks import spawn
 from orchestrator.agent.ranks.hook.layout import (
+    GIVEN_ENV,
     RANK_DIR_ENV,
     SOCKET_ENV,
     STACK_SIGNAL_ENV,
@@ -159,6 +160,7 @@ class NodeEnvironment:
         own = {
             **numbers,
             **rank_env.rank_env(at, rank, meet),
+            GIVEN_ENV: f"{meet[0]} {meet[1]} {rank} {at.plan.world_size}",
             RANK_DIR_ENV: str(at.job.rank_run(at.node, at.attempt, rank)),
             process_tags.NAME: self.tag,
         }

@@ -254,5 +254,5 @@ def waiting_text(inspections: Mapping[int, RankInspection], answer: Answer) -> s
 def _elsewhere(inspection: RankInspection) -> str:
     """Say where a rank waits for others that is in no collective."""
     if inspection.phase == "rendezvous":
-        return "at the rendezvous"
+        return f"at the rendezvous{f' ({inspection.raised.text})' if inspection.raised is not None else ''}"
     return (inspection.why or "wait for others") + (f", {inspection.where}" if inspection.where else "")

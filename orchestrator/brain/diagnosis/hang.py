@@ -210,7 +210,8 @@ def suspects(facts: Facts, attempt: AttemptFacts, answer: collectives.Answer) ->
 
 
 def awaited(facts: Facts, attempt: AttemptFacts) -> list[RankFacts]:
-    """Return the ranks that the last inspection of this silence has found elsewhere while others waited."""
+    """Return the ranks that the last inspection of this silence has found elsewhere while others waited, and those that waited
+    for others elsewhere than they were told to."""
     if not inspections.in_round(facts, attempt):
         return []
     seen = [rank for rank in facts.ranks.values() if inspections.result(attempt, rank) is not None]
@@ -218,6 +219,7 @@ def awaited(facts: Facts, attempt: AttemptFacts) -> list[RankFacts]:
         rank
         for rank in seen
         if not inspections.does(attempt, rank, Activity.WAITING_FOR_RANKS, Activity.UNKNOWN)
+        or ((found := inspections.result(attempt, rank)) and found.phase == "rendezvous" and found.raised)
     ]
     return away if len(away) < len(seen) else []
 

@@ -85,10 +85,11 @@ def written(job: JobDir) -> list[WrittenFile]:
 
 
 def links(job: JobDir) -> dict[str, str]:
-    """Return the folders where ranks start that are links out of the job's folder, and where they lead. Raises OSError."""
+    """Return the folders and compiled modules where ranks start that are links out of the job's folder, and where they lead.
+    Raises OSError."""
     found = {}
-    for folder, folders, _ in os.walk(job.code):
-        for name in sorted(folders):
+    for folder, folders, files in os.walk(job.code):
+        for name in sorted([*folders, *(name for name in files if name.endswith(".so"))]):
             path = Path(folder, name)
             if path.is_symlink() and not path.resolve().is_relative_to(job.root.resolve()):
                 found[str(path.relative_to(job.code))] = str(path.resolve())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from orchestrator.client.job import Job
 from orchestrator.core import codec
 from orchestrator.core.errors import UserError
+from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan, PlannedSsh
 from orchestrator.spec.load import load
 from orchestrator.submission import refusals, submit
@@ -104,6 +106,37 @@ def test_keeping_by_age_beside_a_script_that_keeps_the_best_is_warned_of(
     assert len(said) == bool(limit)
     if limit:
         assert said[0].fix == f"leave checkpoint.keep out, and limit them in the script by {limit}"
+
+
+def test_what_ranks_import_from_where_people_edit_is_warned_of(tmp_path: Path) -> None:
+    """A job of a workdir with a compiled module that git ignores, and of a Python with editable installs."""
+    folder, work, site = (
+        JobDir(tmp_path / "job"),
+        tmp_path / "work",
+        tmp_path / "venv/lib/python3.12/site-packages",
+    )
+    for place in (folder.code / "src", work / "src", work / "lib", site, tmp_path / "site-packages"):
+        place.mkdir(parents=True)
+    (tmp_path / "beside").mkdir()
+    (tmp_path / "named").mkdir()
+    environ = {"PYTHONPATH": f"{work}/lib:lib:{tmp_path}/gone:{tmp_path}/site-packages"}
+    folder.provenance.write_text(json.dumps({"submitted_from": str(work)}))
+    plan = replace(jobs.plan(), pythons=(str(tmp_path / "venv/bin/python"),))
+    assert refusals.not_copied(folder, plan, environ) == ()
+
+    (work / "src" / "_fast.so").write_text("")
+    (folder.code / "src" / "_fast.so").symlink_to(work / "src" / "_fast.so")
+    (site / "b.pth").write_text(f"{tmp_path}/beside\n{work}/src\nimport sys\n")
+    environ["PYTHONPATH"] += f":{tmp_path}/named"
+    (said,) = refusals.not_copied(folder, plan, environ)
+    found = [f"{tmp_path}/{name}" for name in ("beside", "named", "work/src/_fast.so")]
+    assert said.what == f"ranks import what is not copied: {', '.join(found)}"
+    on_hosts = PlannedSsh(None, None, "strict", "~/.orch", (), None)
+    assert refusals.not_copied(folder, replace(plan, ssh=on_hosts), environ) == ()
+    folder.provenance.write_text("")
+    assert refusals.not_copied(folder, plan, environ) == (), (
+        "a job that was submitted is not lost for a warning"
+    )
 
 
 @pytest.mark.parametrize("override", ["workdir=.", "snapshot.limit_mb=5", "ssh.sync=data/", " workdir = x"])

@@ -7,7 +7,7 @@ import _thread
 import os
 import sys
 
-from .layout import ERROR_FILE, NOTES_FILE
+from .layout import ERROR_FILE, GIVEN_ENV, NOTES_FILE
 
 TYPE_CHECKING = False  # typing's own costs 3 ms
 if TYPE_CHECKING:
@@ -60,9 +60,8 @@ class Errors:
         self._folder = folder
         self._notes = notes
         self._pid = os.getpid()
-        GIVEN.update(
-            (name, os.environ.get(name, "")) for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
-        )
+        names = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
+        GIVEN.update(zip(names, os.environ.pop(GIVEN_ENV, "").split(), strict=False))
         self._last_written: BaseException | None = None
         self._hook: object = None
 
@@ -127,10 +126,10 @@ def record_of(value: BaseException) -> str:
 
 
 def other_rendezvous() -> str:
-    """Say where the rank's own process, which has formed no process group, meets others elsewhere than it was told; empty where it
-    does not."""
+    """Say where the first Python of the rank, which has formed no process group, meets others elsewhere than it was told; empty
+    where it does not."""
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
-    is_apart = c10d is not None and not c10d._world.pg_map and os.getsid(0) == os.getpid()
+    is_apart = c10d is not None and not c10d._world.pg_map
     now = {name: os.environ.get(name, "") for name in GIVEN if is_apart}
     return ", ".join(
         f"{name} is {now[name]} by the script, orch gave {GIVEN[name]}"

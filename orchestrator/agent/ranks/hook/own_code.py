@@ -2,10 +2,12 @@
 
 Editable installs, absolute entries of PYTHONPATH and `sys.path.insert` name that folder, where people go on editing. What the copy
 does not have, such as a compiled extension, is imported from there all the same; so is what another loader than Python's own finds.
+`imports.txt` has a line for each such file, and each of another folder that is neither Python's nor an installed package's: the
+time of its last change in ns, and its path as a Python text in ASCII.
 """
 
 # No pathlib: it would cost every interpreter start 5 ms.
-# ruff: noqa: PTH110, PTH118, PTH120
+# ruff: noqa: PTH110, PTH116, PTH118, PTH120, PTH123
 
 import os
 import sys
@@ -20,9 +22,11 @@ _PLAIN = ("SourceFileLoader", "SourcelessFileLoader", "ExtensionFileLoader")
 class OwnCode:
     """A finder on `sys.meta_path` that asks those behind it, and answers with the copy of what they have found."""
 
-    def __init__(self, submitted_from: str, code: str) -> None:
+    def __init__(self, submitted_from: str, code: str, rank_dir: str) -> None:
         self._roots = sorted({submitted_from, os.path.realpath(submitted_from)})
         self._code, self._real = code, os.path.realpath(code)
+        self._others = (os.path.dirname(os.__file__) + os.sep, os.path.dirname(code) + os.sep)
+        self._notes, self._noted = os.path.join(rank_dir, "imports.txt"), {None}
         sys.path[:] = [place for entry in sys.path for place in self._places(entry)]
         sys.meta_path.insert(0, self)
 
@@ -38,12 +42,28 @@ class OwnCode:
     def _of_copy(self, spec: "Any") -> "Any":
         twin = self._twin(spec.origin) if spec.has_location and type(spec.loader).__name__ in _PLAIN else ""
         if not twin:
+            self._note(spec.origin)
             return spec
         from importlib.util import spec_from_file_location
 
         inner = spec.submodule_search_locations
         places = None if inner is None else [place for entry in inner for place in self._places(entry)]
         return spec_from_file_location(spec.name, twin, submodule_search_locations=places) or spec
+
+    def _note(self, path: "Any") -> None:
+        """Note a file of the submitter's that is not copied, as it is now."""
+        if (
+            path not in self._noted
+            and path.startswith("/")
+            and "-packages/" not in path
+            and not path.startswith(self._others)
+        ):
+            self._noted.add(path)
+            try:
+                with open(self._notes, "a") as file:
+                    file.write(f"{os.stat(path).st_mtime_ns} {path!a}\n")
+            except OSError:
+                pass  # without it, why says less
 
     def _places(self, entry: str) -> "list[str]":
         """Return the copy of a folder, and the folder."""
@@ -66,4 +86,4 @@ def follow(submitted_from: str, rank_dir: str) -> None:
     job = rank_dir
     for _ in range(4):
         job = os.path.dirname(job)
-    OwnCode(submitted_from, os.path.join(job, "code"))
+    OwnCode(submitted_from, os.path.join(job, "code"), rank_dir)

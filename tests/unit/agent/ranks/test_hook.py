@@ -340,10 +340,11 @@ torch.distributed.rendezvous.meet()
     ("sets", "groups", "said"),
     [
         ({"MASTER_PORT": "12355"}, {}, "MASTER_PORT is 12355 by the script, orch gave 29500"),
+        ({"RANK": "0"}, {}, "MASTER_PORT is 1 by the script, orch gave 29500"),
         ({"MASTER_PORT": "29500", "OTHER": "1"}, {}, ""),
         ({"MASTER_PORT": "12355"}, {"a group": 1}, ""),
     ],
-    ids=["another port", "the same", "it has met them"],
+    ids=["another port", "a port of the shell", "the same", "it has met them"],
 )
 def test_a_rank_that_meets_others_elsewhere_than_it_was_told_says_so(
     rank: Rank, sets: dict[str, str], groups: dict[str, int], said: str
@@ -352,10 +353,10 @@ def test_a_rank_that_meets_others_elsewhere_than_it_was_told_says_so(
     rank.script("", "torch/distributed/distributed_c10d.py")
     rank.script("def meet(): raise RuntimeError('EADDRINUSE')", "torch/distributed/rendezvous.py")
     argv = [sys.executable, str(rank.script(MEETS)), repr(sets), repr(groups)]
-    env = {**rank.env, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-    done = subprocess.run(
-        argv, env=env, start_new_session=True, capture_output=True, text=True, timeout=60, check=False
-    )
+    # A shell between the agent and Python has set the port.
+    given = {"MASTER_ADDR": "127.0.0.1", "RANK": "0", "WORLD_SIZE": "2"}
+    env = {**rank.env, **given, "MASTER_PORT": "1", "ORCH_GIVEN": "127.0.0.1 29500 0 2"}
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=False)
     found = failure.parse_error(done.stdout.encode())
     assert (found.message if found else "") == said
     assert found is None or found.then("in a wait") == f"{said}: in a wait"

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from orchestrator.brain.diagnosis import hang_report
+from orchestrator.brain.diagnosis.suspects import suspicion_now
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.core import observations, text
@@ -116,6 +117,36 @@ def test_who_has_not_come_to_the_rendezvous_is_named_after_the_users_limit() -> 
     verdict = judged(story, *came, late, for_s=8.0)
     assert verdict.kind is d.Kind.RENDEZVOUS and verdict.ranks == (2,)
     assert verdict.waiting == "ranks 0-1,3 at the rendezvous" and "train.py:1 <module>" in verdict.culprit
+
+
+def test_a_rank_that_meets_others_elsewhere_is_blamed_for_those_that_gave_up() -> None:
+    apart = observations.Failure("", "MASTER_ADDR is n7.lan by the script, orch gave 127.0.0.1", "", None)
+    found = [look(rank, WAITS, phase="rendezvous", stack=AT) for rank in (0, 2, 3)]
+    story = gang_of(steps=0, rendezvous_timeout_s=900.0)
+    silence(story, *found, look(1, WAITS, phase="rendezvous", stack=AT, raised=apart), for_s=60.0)
+    seen = suspicion_now(story.brain.facts, story.now_s)
+    assert seen and seen.ranks == [1] and "ranks 0,2-3 at the rendezvous" in seen.what
+    assert seen.in_s == 840.0, "that a rank is named ends it no sooner"
+    text = "wait timeout after 60000ms, keys: /default_pg/0//cpu//0/0"
+    gave_up = observations.Failure("torch.distributed.DistStoreError", text, "", None)
+    story.hear(story.exited(2, failure=gave_up), story.exited(0, failure=gave_up))
+    verdict = only(story.wait(6.0), d.Judge).verdict
+    assert (verdict.kind, verdict.ranks) == (d.Kind.RENDEZVOUS, (1,))
+
+
+def test_where_all_ranks_meet_elsewhere_all_are_named_with_it() -> None:
+    story = gang_of(2, steps=0, rendezvous_timeout_s=900.0)
+    ports = [observations.Failure("", f"MASTER_PORT is {port} by the script", "", None) for port in (1, 2)]
+    silence(
+        story,
+        *(look(rank, WAITS, phase="rendezvous", stack=AT, raised=ports[rank]) for rank in (0, 1)),
+        for_s=60.0,
+    )
+    seen = suspicion_now(story.brain.facts, story.now_s)
+    assert seen and seen.what.endswith(
+        "rank 0 at the rendezvous (MASTER_PORT is 1 by the script); "
+        "rank 1 at the rendezvous (MASTER_PORT is 2 by the script)"
+    )
 
 
 def test_a_rank_whose_stack_comes_late_is_looked_at_again_before_it_is_named() -> None:
