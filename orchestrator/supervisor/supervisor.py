@@ -62,9 +62,7 @@ DECIDE_PAUSE_S_MAX, STATUS_PAUSE_S_MAX = 0.5, 2.0
 DECISIONS_MAX = 10_000
 """More rounds of decisions in a row than this are a bug."""
 
-TURNING_POINTS = (
-    d.BeginAttempt, d.DistrustSave, d.Place, d.Judge, d.Notice, d.Finish, d.EndJob, d.Requeue,
-)  # fmt: skip
+TURNING_POINTS = (d.BeginAttempt, d.DistrustSave, d.Place, d.Judge, d.Notice, d.Finish, d.EndJob, d.Requeue)
 """The decisions that are printed, and shown in a durable status."""
 
 EVERYWHERE, HERE = "0.0.0.0", "127.0.0.1"

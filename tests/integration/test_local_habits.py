@@ -113,6 +113,11 @@ def _assert_page(job: Sight, status: dict[str, Any], why: dict[str, Any]) -> Non
         path = cells.short(began["path"], str(job.root)) if began else "the beginning"
         assert row[4] == (f"{path} (the script's choice), step {began['step']}" if began else path)
     whole = _cells(text)[0]
+    if (newest := status["checkpoint"]) is not None:
+        assert (
+            f"newest checkpoint: {cells.short(newest['path'], str(job.root))}, step {newest['step']} "
+            in whole
+        )
     assert f"{status['state']} attempt {status['attempt']} step {status['step']} " in whole
     assert f"{counted(status['restarts'], 'restart')} " in whole
     spent = why["goodput"]["rank_seconds"]

@@ -1,1 +1,1 @@
-"""Where and when an attempt runs: hosts, allocations, rendezvous, resume checkpoint, restart policy, repeated failures, fence."""
+"""Where and when an attempt runs: hosts, allocations, rendezvous, checkpoints given up, restart policy, repeated failures, fence."""
