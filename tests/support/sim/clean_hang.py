@@ -22,7 +22,7 @@ IDLE_S = 1_830.0
 """The same where no rank is seen to wait."""
 
 SLOW_STEP_S = 4.0
-CASES = 38
+CASES = 39
 
 
 def hang_night(seed: int) -> tuple[Night, Expected]:
@@ -104,7 +104,14 @@ def _others(plain: Night, step: int, rank: int) -> list[tuple[Night, Expected]]:
         (_late(plain, rank, float("inf")), Expected(Kind.RENDEZVOUS, says="have not come")),
         (_unstepped(plain, Harm.STUCK_AND_LOGS, rank), Expected(Kind.HANG, rank, node, UNSURE_S)),
         (_unstepped(plain, Harm.STOPPED, rank), Expected(Kind.HANG, rank, node, SURE_S)),
+        (_looked_late(plain, step, rank), Expected(Kind.HANG, rank, node, UNSURE_S + 30.0)),
     ]
+
+
+def _looked_late(night: Night, step: int, rank: int) -> Night:
+    """Return a night in which answers to an inspection often come after the next one."""
+    night = dataclasses.replace(night, nodes=max(night.nodes, 3))
+    return dataclasses.replace(_with(night, Harm.STUCK, step, rank), look_s=(1.0, 12.0))
 
 
 def _unstepped(night: Night, harm: Harm, rank: int) -> Night:

@@ -326,7 +326,7 @@ KILLERS = {
     "a start has no deadline": "random 39",
     "a start never takes too long": "named host-gone-for-good",
     "hangs are not seen": "desync 7",
-    "a late answer is none": "random 15469",
+    "a late answer is none": "hang 77",
     "a stopped rank is not seen": "hang 37",
     "a short pause is a hang": "clean 4",
     "no back-off deadline": "named checkpoint-that-cannot-be-loaded-and-no-library-says-so",
