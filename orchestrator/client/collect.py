@@ -277,7 +277,8 @@ class HostFile:
 class Arrivals:
     """Where the files of ranks that an ended job's hosts still have come to in its folder, if they come at all.
 
-    - A file that the folder lacks comes into its place. Another one of the same name comes beside it, into
+    - What orch writes on a host only grows, and what is missing at its end comes.
+    - A file of ranks that the folder lacks comes into its place. Another one of the same name comes beside it, into
       `from-hosts/HOST`; so does one that would get into the folder of a whole save that does not have it.
     - What has come does not come again. Sizes and times tell, in whole seconds, which is what SFTP has.
     - What the ledger calls pruned, or written over by a save that is home as it was recorded, does not come.
@@ -296,6 +297,8 @@ class Arrivals:
     def place(self, host: str, file: HostFile) -> Path | None:
         """Return where a file is to come; None if it need not. Raises OSError."""
         own = self._homes.of_host(file.name)
+        if not is_of_ranks(file.name):
+            return None if own.is_file() and own.stat().st_size >= file.size_bytes else own
         if self._is_over(file):
             return None
         if not os.path.lexists(own):

@@ -21,7 +21,6 @@ READERS = {
     "client/collect.py": "the same, and copies get the times of their sources",
     "client/logs/trackers.py": "which runs of a tracker are shown",
     "client/host_listing.py": "whether a file is as it was at its last look, to the second",
-    "client/remote_files.py": "whether a file is as it was at its last look, to the second",
     "core/host/file_age.py": "",
     "core/jobdir/requests.py": "shown, and its age is by `file_age`",
     "programs/metrics.py": "its age is by `file_age`",
