@@ -24,14 +24,14 @@ from orchestrator.client import host_listing, saves
 from orchestrator.client.collect import (
     OTHERS_BYTES_MAX,
     Arrivals,
-    HostFile,
     is_of_ranks,
     left_there,
 )
 from orchestrator.client.job import Job
 from orchestrator.core import codec
+from orchestrator.core.checkpoints.save import Piece
 from orchestrator.core.errors import ClusterError, HostError
-from orchestrator.core.jobdir import home, ownership
+from orchestrator.core.jobdir import home, locks, ownership, requests
 from orchestrator.core.jobdir.durable import replace_text
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
@@ -155,7 +155,8 @@ def _visit_all(
 ) -> Account:
     """Fetch what each host has, and do `then` there when nothing is missing, or what is may be discarded.
 
-    Raises UserError for a job that is not this user's alone: its folder says which hosts to visit and what runs there.
+    Raises UserError for a job that is not this user's alone: its folder says which hosts to visit and what runs there; ClusterError
+    while another command is at work on the job, and when it was resumed.
     """
     home.require_ours(job.folder)
     plan, hosts = job.plan(), hosts_used(job)
@@ -172,7 +173,13 @@ def _visit_all(
             then(connection, host)
         return fetched
 
-    results = fanout.each(hosts, plan.ssh, visit, limit_s=ALL_S_MAX)
+    try:
+        with locks.command_lock(job.folder, 0.0):
+            if not job.folder.ended.exists():
+                raise ClusterError("was resumed, so it is not over", job.id, "wait for its end")
+            results = fanout.each(hosts, plan.ssh, visit, limit_s=ALL_S_MAX)
+    except OSError as err:
+        raise requests.refused(err, job.folder.root) from err
     return Account(
         {host: result for host, result in results.items() if isinstance(result, Fetched)},
         {host: result for host, result in results.items() if isinstance(result, LaunchError)},
@@ -248,7 +255,7 @@ class _Fetcher:
         except OSError:
             return False
 
-    def _fetch_file(self, session: Session, file: HostFile, fetched: Fetched) -> None:
+    def _fetch_file(self, session: Session, file: Piece, fetched: Fetched) -> None:
         task = session.task
         task.done_bytes = 0
         try:

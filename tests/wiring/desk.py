@@ -19,7 +19,7 @@ MUTATIONS = (
         "tests/unit/submission/test_sbatch.py::test_a_resume_that_sbatch_refuses_changes_nothing"),
     Mutation("a supervisor is started in any folder", "orchestrator/submission/supervisor_process.py", "    home.require_ours(job)\n", "",
         "tests/unit/core/jobdir/test_ownership.py::test_no_supervisor_is_started_and_nothing_asked_where_another_could_have_had_a_hand[the bundle is a link]"),
-    Mutation("a resume does not take its lock", "orchestrator/client/job.py", "with locks.resuming(self.folder) as is_mine:", "for is_mine in (True,):",
+    Mutation("a resume does not take its lock", "orchestrator/client/job.py", "with locks.command_lock(self.folder):", "if True:",
         "tests/unit/submission/test_resume.py::test_of_several_who_resume_a_job_at_once_one_does_and_the_others_are_told"),
     Mutation("a journal that was cut is taken for whole", "orchestrator/journal/lost_journal.py", "if size_bytes < recorded_bytes:", "if False:",
         "tests/unit/journal/test_lost_journal.py::test_a_journal_shorter_than_the_facts_know_it_is_lost_and_one_that_grows_or_ends_torn_is_not"),
