@@ -174,9 +174,7 @@ def _visit_all(
         return fetched
 
     try:
-        with locks.command_lock(job.folder, 0.0):
-            if not job.folder.ended.exists():
-                raise ClusterError("was resumed, so it is not over", job.id, "wait for its end")
+        with locks.ended_job(job.folder):
             results = fanout.each(hosts, plan.ssh, visit, limit_s=ALL_S_MAX)
     except OSError as err:
         raise requests.refused(err, job.folder.root) from err

@@ -157,3 +157,15 @@ def command_lock(job: JobDir, limit_s: float = RESUME_S_MAX) -> Iterator[None]:
             what = f"another command is at work on the job{by_whom(job.resume_lock)}"
             raise ClusterError(what, job.id, "see with orch status what comes of that, then try again")
         yield
+
+
+@contextlib.contextmanager
+def ended_job(job: JobDir) -> Iterator[None]:
+    """Hold that right for a job that has ended, so that it stays so. Raises ClusterError where it has not, or another command holds
+    the right; OSError."""
+    with command_lock(job, 0.0):
+        if not job.ended.exists():
+            raise ClusterError(
+                "was resumed, so it is not over", job.id, f"orch status {job.id} shows how it is"
+            )
+        yield
