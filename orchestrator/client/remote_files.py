@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
@@ -162,8 +162,8 @@ def _visit_all(
     plan, hosts = job.plan(), hosts_used(job)
     if plan.ssh is None or not hosts:
         return Account({}, {})
-    fetcher = _Fetcher(job.folder, plan, RateLimit(plan.ssh.copy_mb_s))
-    fetcher.others_bytes_max = float("inf") if everything else OTHERS_BYTES_MAX
+    others_bytes_max = float("inf") if everything else OTHERS_BYTES_MAX
+    fetcher = _Fetcher(job.folder, plan, RateLimit(plan.ssh.copy_mb_s), others_bytes_max)
 
     def visit(connection: Connection, host: str) -> Fetched:
         fetched = fetcher.fetch(connection, host)
@@ -212,15 +212,14 @@ def _script(job: JobDir, host: str) -> str:
 class _Fetcher:
     """Fetches one job's files from its hosts, which may share a disk: so a file has one reader at a time."""
 
-    def __init__(self, job: JobDir, plan: Plan, limit: RateLimit) -> None:
+    def __init__(self, job: JobDir, plan: Plan, limit: RateLimit, others_bytes_max: float) -> None:
+        """`others_bytes_max`: see `Arrivals.too_large`."""
         self._job = job
         self._root = _relative(remote_root(plan))
         self._brought = host_listing.brought(job)
         self._arrivals = Arrivals(job, Homes(job, plan), saves.known(job))
-        self.others_bytes_max: float = OTHERS_BYTES_MAX
-        self._limit = limit
+        self._limit, self._others_bytes_max = limit, others_bytes_max
         self._locks: dict[str, threading.Lock] = {}
-        self._lock = threading.Lock()
 
     def fetch(self, connection: Connection, host: str) -> Fetched:
         """Fetch what a host has and the job folder lacks."""
@@ -231,7 +230,7 @@ class _Fetcher:
             if self._is_own(client):
                 return fetched
             files = [*host_listing.files(client, self._root, self._brought, fetched.missing, fetched.beside)]
-            left = self._arrivals.too_large(files, self.others_bytes_max)
+            left = self._arrivals.too_large(files, self._others_bytes_max)
             root = PurePosixPath(client.normalize("."), self._root)  # SFTP begins there, a shell may not
             copy = Copy("collect", host, Direction.FETCH, str(root), self._job.root, ())
             session = Session(CopyTask(copy, self._limit), connection, client)
@@ -239,7 +238,7 @@ class _Fetcher:
                 if file.name not in left and (
                     shipped_files.may_send(host, file.name) or is_of_ranks(file.name)
                 ):
-                    with self._file_lock(file.name):
+                    with self._locks.setdefault(file.name, threading.Lock()):
                         self._fetch_file(session, file, fetched)
             fetched.missing += left_there(left)
         return fetched
@@ -276,13 +275,6 @@ class _Fetcher:
             fetched.beside.append(f"{file.name} is not the one in the job folder; it is in {path}")
         fetched.files += task.done_bytes > 0
         fetched.size_bytes += task.done_bytes
-
-    @contextlib.contextmanager
-    def _file_lock(self, name: str) -> Iterator[None]:
-        with self._lock:
-            lock = self._locks.setdefault(name, threading.Lock())
-        with lock:
-            yield
 
 
 def _relative(root: str) -> str:
