@@ -19,6 +19,8 @@ MUTATIONS = (
         "tests/unit/submission/test_sbatch.py::test_a_resume_that_sbatch_refuses_changes_nothing"),
     Mutation("a supervisor is started in any folder", "orchestrator/submission/supervisor_process.py", "    home.require_ours(job)\n", "",
         "tests/unit/core/jobdir/test_ownership.py::test_no_supervisor_is_started_and_nothing_asked_where_another_could_have_had_a_hand[the bundle is a link]"),
+    Mutation("hosts are visited beside a resume", "orchestrator/client/remote_files.py", "with locks.ended_job(job.folder):", "if True:",
+        "tests/ssh/test_ssh_fanout.py::test_no_host_is_visited_while_another_command_is_at_work_on_the_job"),
     Mutation("a resume does not take its lock", "orchestrator/client/job.py", "with locks.command_lock(self.folder):", "if True:",
         "tests/unit/submission/test_resume.py::test_of_several_who_resume_a_job_at_once_one_does_and_the_others_are_told"),
     Mutation("a journal that was cut is taken for whole", "orchestrator/journal/lost_journal.py", "if size_bytes < recorded_bytes:", "if False:",
