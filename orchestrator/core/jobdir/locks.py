@@ -155,7 +155,7 @@ def command_lock(job: JobDir, limit_s: float = RESUME_S_MAX) -> Iterator[None]:
     with resuming(job, limit_s) as is_mine:
         if not is_mine:
             what = f"another command is at work on the job{by_whom(job.resume_lock)}"
-            raise ClusterError(what, job.id, "see with orch status what comes of that, then try again")
+            raise ClusterError(what, job.id, "wait until that is done, then try again")
         yield
 
 
