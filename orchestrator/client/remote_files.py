@@ -155,8 +155,8 @@ def _visit_all(
 ) -> Account:
     """Fetch what each host has, and do `then` there when nothing is missing, or what is may be discarded.
 
-    Raises UserError for a job that is not this user's alone: its folder says which hosts to visit and what runs there; ClusterError
-    while another command is at work on the job, and when it was resumed.
+    None is visited while another command is at work on the job, or when it was resumed. Raises UserError for a job that is not this
+    user's alone: its folder says which hosts to visit and what runs there.
     """
     home.require_ours(job.folder)
     plan, hosts = job.plan(), hosts_used(job)
@@ -176,8 +176,9 @@ def _visit_all(
     try:
         with locks.ended_job(job.folder):
             results = fanout.each(hosts, plan.ssh, visit, limit_s=ALL_S_MAX)
-    except OSError as err:
-        raise requests.refused(err, job.folder.root) from err
+    except (ClusterError, OSError) as err:  # what is here can be collected all the same
+        fault = requests.refused(err, job.folder.root) if isinstance(err, OSError) else err
+        return Account({}, {"its hosts": LaunchError("folder", fault.what, fault.fix)})
     return Account(
         {host: result for host, result in results.items() if isinstance(result, Fetched)},
         {host: result for host, result in results.items() if isinstance(result, LaunchError)},
