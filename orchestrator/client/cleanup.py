@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from orchestrator.agent.process import keeper
 from orchestrator.backends.api import LaunchError
 from orchestrator.client import remote_files
 from orchestrator.client.job import Job
-from orchestrator.core.errors import OrchError
+from orchestrator.core.errors import ClusterError, OrchError
 from orchestrator.core.host import file_age, process_tags
 from orchestrator.core.jobdir import home, locks
 from orchestrator.core.jobdir.layout import JobDir
@@ -27,51 +29,53 @@ def clean_local(jobs: Sequence[Job]) -> tuple[str, dict[str, remote_files.Accoun
 
     Return what was done, empty for nothing; and, by job, what could not be done and why.
     """
-    left: dict[str, remote_files.Account] = {}
-    cleaned: list[str] = []
-    removed: list[str] = []
-    for job in jobs:
-        run = job.folder.root / "nodes"
-        if not job.folder.ended.exists() or not run.exists() or job.folder.archive.exists():
-            continue  # over SSH it holds the agents' reports, and nothing of the job runs here
-        try:
-            why = _clean_run_files(job.folder, run)
-        except OSError as err:
-            why = _left(
-                f"cannot be deleted: {run}: {err.strerror or err}", "see to that, then orch clean again"
-            )
-        if why:
-            left[job.id] = why
-        else:
-            cleaned.append(job.id)
-    for draft in sorted(
-        path for place in {job.folder.root.parent for job in jobs} for path in _drafts(place)
-    ):
-        if why := _delete_folder(draft):
-            left[draft.name] = why
-        else:
-            removed.append(draft.name)
+    # Over SSH the run files are the agents' reports, and nothing of the job runs here
+    ran = [job.folder for job in jobs if job.folder.ended.exists() and not job.folder.archive.exists()]
+    homes = sorted({job.folder.root.parent for job in jobs})
+    drafts = sorted(draft for place in homes for draft in _drafts(place))
+    cleaned, left = _each({job.id: job for job in ran if _run_files(job).exists()}, _clean_run_files)
+    removed, undeleted = _each({draft.name: draft for draft in drafts}, _delete_folder)
     parts = [f"cleaned up {counted(len(cleaned), 'ended job')}{_named(cleaned)}"] if cleaned else []
     parts += [f"removed {counted(len(removed), 'cut off submit')}{_named(removed)}"] if removed else []
-    return ", ".join(parts), left
+    return ", ".join(parts), left | undeleted
+
+
+T = TypeVar("T")
+
+
+def _each(
+    things: Mapping[str, T], clean: Callable[[T], None]
+) -> tuple[list[str], dict[str, remote_files.Account]]:
+    """Clean up each of these; return the names of those that are clean, and of each other one why it is not."""
+    done: list[str] = []
+    left: dict[str, remote_files.Account] = {}
+    for name, thing in things.items():
+        try:
+            clean(thing)
+            done.append(name)
+        except ClusterError as err:
+            left[name] = remote_files.Account({}, {"this machine": LaunchError("clean", err.what, err.fix)})
+    return done, left
 
 
 def _named(names: Sequence[str]) -> str:
     return f" ({', '.join(names[:NAMED_MAX])}{', …' if len(names) > NAMED_MAX else ''})"
 
 
-def _clean_run_files(job: JobDir, run: Path) -> remote_files.Account | None:
-    """End what a job left running here and remove its run files, unless it is resumed at that moment; return what is
-    left and why, None for nothing."""
-    with locks.resuming(job, 0.0) as is_mine:
-        if not is_mine or not job.ended.exists():
-            return _resumed(job)
+def _run_files(job: JobDir) -> Path:
+    return job.root / "nodes"
+
+
+def _clean_run_files(job: JobDir) -> None:
+    """End what a job left running here and remove its run files. Raises ClusterError, also if it is resumed at that moment."""
+    run = _run_files(job)
+    with _deleting(run), locks.ended_job(job):
         tags = [process_tags.of(job.root, node.name) for node in sorted(run.iterdir())]
         living = [pid for tag in tags for pid in keeper.clean_up_processes(tag)]
         if living:
             what = f"cannot be ended: process {', '.join(map(str, living))}"
-            return _left(what, "see with ps what holds it up")
-        return _delete_folder(run)
+            raise ClusterError(what, fix="see with ps what holds it up")
+        _delete_folder(run)
 
 
 def _drafts(place: Path) -> list[Path]:
@@ -84,46 +88,37 @@ def _drafts(place: Path) -> list[Path]:
     return old
 
 
-def _delete_folder(folder: Path) -> remote_files.Account | None:
-    """Delete a folder with all that can be deleted in it; return what is left and why, None when it is gone."""
+@contextlib.contextmanager
+def _deleting(folder: Path) -> Iterator[None]:
+    """Say what of a folder cannot be deleted. Raises ClusterError for OSError."""
+    try:
+        yield
+    except OSError as err:
+        is_inside = Path(err.filename or "/").is_relative_to(folder)
+        what = f"cannot be deleted: {err.filename if is_inside else folder}: {err.strerror or err}"
+        fix = f"see to that, then orch clean again, or rm -r {folder}"
+        raise ClusterError(what, fix=fix) from err
+
+
+def _delete_folder(folder: Path) -> None:
+    """Delete a folder with all that can be deleted in it. Raises ClusterError for what cannot."""
     shutil.rmtree(folder, ignore_errors=True)
-    try:
+    with _deleting(folder), contextlib.suppress(FileNotFoundError):
         shutil.rmtree(folder)
-    except FileNotFoundError:
-        return None
-    except OSError as err:
-        what = f"cannot be deleted: {err.filename or folder}: {err.strerror or err}"
-        return _left(what, f"see to that, then orch clean again, or rm -r {folder}")
-    return None
 
 
-def _delete_job(job: JobDir) -> remote_files.Account | None:
-    """Delete the folder of a job that is over, unless it is resumed at that moment.
+def _delete_job(job: JobDir) -> None:
+    """Delete the folder of a job that is over. Raises ClusterError, also if it is resumed at that moment.
 
-    Plan and end mark go last, so that a cleanup that failed can be repeated. Return what is left and why, None when the
-    folder is gone.
+    Plan and end mark go last, so that a cleanup that failed can be repeated.
     """
-    again = f"see to that, then orch clean again, or rm -r {job.root}"
-    try:
-        with locks.resuming(job, 0.0) as is_mine:
-            if not is_mine or not job.ended.exists():
-                return _resumed(job)
-            for path in sorted({*job.root.iterdir()} - {job.plan, job.ended}):
-                if not path.is_dir() or path.is_symlink():
-                    path.unlink()
-                elif why := _delete_folder(path):
-                    return why
-            return _delete_folder(job.root)
-    except OSError as err:
-        return _left(f"cannot be deleted: {err.filename or job.root}: {err.strerror or err}", again)
-
-
-def _resumed(job: JobDir) -> remote_files.Account:
-    return _left("was resumed, so it is not over", f"orch status {job.id} shows how it is")
-
-
-def _left(what: str, fix: str) -> remote_files.Account:
-    return remote_files.Account({}, {"this machine": LaunchError("clean", what, fix)})
+    with _deleting(job.root), locks.ended_job(job):
+        for path in sorted({*job.root.iterdir()} - {job.plan, job.ended}):
+            if path.is_dir() and not path.is_symlink():
+                _delete_folder(path)
+            else:
+                path.unlink()
+        _delete_folder(job.root)
 
 
 def cleaned_text(accounts: Mapping[str, remote_files.Account]) -> str:
@@ -165,10 +160,6 @@ def older_than(jobs: Sequence[Job], age_s: float) -> list[Job]:
 
 def delete(jobs: Sequence[Job]) -> tuple[str, dict[str, remote_files.Account]]:
     """Delete ended jobs' folders; return what was done, and, by job, what could not be done and why."""
-    left: dict[str, remote_files.Account] = {}
-    for job in jobs:
-        if why := _delete_job(job.folder):
-            left[job.id] = why
-    gone = [job for job in jobs if job.id not in left]
-    names = sorted({home.name_of(job.id) for job in gone})
+    gone, left = _each({job.id: job.folder for job in jobs}, _delete_job)
+    names = sorted(map(home.name_of, gone))
     return f"deleted {counted(len(gone), 'job')} ({', '.join(names)})" if gone else "", left

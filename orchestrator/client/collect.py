@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import stat
+import tempfile
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from orchestrator.client.job import POLL_S, Job
 from orchestrator.client.logs import trackers
 from orchestrator.core.checkpoints import disk
 from orchestrator.core.checkpoints.choice import NAMED
-from orchestrator.core.checkpoints.save import Save, SaveState
+from orchestrator.core.checkpoints.save import Piece, Save, SaveState
 from orchestrator.core.codec import Json
 from orchestrator.core.errors import ClusterError, OrchError, UserError
 from orchestrator.core.jobdir import home, ownership, start_folder
@@ -82,8 +83,8 @@ def collect(job: Job, to: Path | None, *, checkpoints: bool = True, everything: 
 
 
 def _copy_all(job: Job, to: Path, written: Sequence[Path], *, checkpoints: bool) -> list[Path]:
-    """Copy the parts of a job, and these files of its ranks; what was copied is deleted again if one fails. Return what is no file
-    that can be copied, such as a pipe. Raises ClusterError."""
+    """Copy the parts of a job, and these files of its ranks, all or none. Return what is no file that can be copied, such as a pipe.
+    Raises ClusterError."""
     odd = list[Path]()
     why = json.dumps(_why(job), indent=2)
     made = [path for path in (to, *to.parents) if not path.exists()]
@@ -93,21 +94,27 @@ def _copy_all(job: Job, to: Path, written: Sequence[Path], *, checkpoints: bool)
     without = _twice(job)
     try:
         to.mkdir(parents=True, exist_ok=True)
-        (to / "why.json").write_text(why)
-        for part in parts:
-            if part.exists() and (not part.is_symlink() or home.is_ours(job.folder)):
-                odd += _copy_folder(part, to / part.name, without)
-        for file in dict.fromkeys((*files, *_of_trackers(job), *written)):
-            if file.exists():
-                place = to / file.relative_to(job.folder.root)
-                place.parent.mkdir(parents=True, exist_ok=True)
-                _copy(file, place)
+        with tempfile.TemporaryDirectory(prefix=".", dir=to, ignore_cleanup_errors=True) as name:
+            stage = Path(name)
+            (stage / "why.json").write_text(why)
+            for part in parts:
+                if part.exists() and (not part.is_symlink() or home.is_ours(job.folder)):
+                    odd += _copy_folder(part, stage / part.name, without)
+            for file in dict.fromkeys((*files, *_of_trackers(job), *written)):
+                if file.exists():
+                    place = stage / file.relative_to(job.folder.root)
+                    place.parent.mkdir(parents=True, exist_ok=True)
+                    _copy(file, place)
+            for path in stage.iterdir():
+                path.rename(to / path.name)
     except BaseException as err:
-        copied = [*(to / path.name for path in (*parts, *files, *trackers.places(job.folder))), to / "code"]
-        _take_back([to / "why.json", *copied], made)
+        for path in made:
+            with contextlib.suppress(OSError):  # it was not made, or another process uses it by now
+                path.rmdir()
         if isinstance(err, OSError):
             fix = "mend that, or free some space there, then collect again; nothing was left there"
-            raise ClusterError(f"cannot be copied: {_reason(err)}", str(to), fix) from err
+            where = f"{err.filename}: " if err.filename else ""
+            raise ClusterError(f"cannot be copied: {where}{_reason(err)}", str(to), fix) from err
         raise
     return odd
 
@@ -143,50 +150,45 @@ def _twice(job: Job) -> tuple[Path, ...]:
     return (checkpoints / COMING, *(in_place if own else [kept]))
 
 
-def _copy_folder(source: Path, target: Path, without: Collection[Path] = ()) -> list[Path]:
-    """Copy a folder, see `_copy`; return what in it is neither a file nor a folder nor a link."""
+def _copy_folder(source: Path, target: Path, without: Collection[Path]) -> list[Path]:
+    """Copy a folder, see `_copy`, but for some folders in it; return what in it cannot be copied."""
     odd = list[Path]()
-
-    def left_out(folder: str, names: list[str]) -> list[str]:
-        odd.extend(path for name in names if _is_odd(path := Path(folder, name)))
-        return [name for name in names if (path := Path(folder, name)) in without or path in odd]
-
-    try:
-        shutil.copytree(source, target, symlinks=True, copy_function=_copy, ignore=left_out)
-    except shutil.Error as err:
-        # What is not there any more, a running job has deleted
-        if there := [one for one in err.args[0] if os.path.lexists(one[0])]:
-            raise shutil.Error(there) from err
-    for folder, _, _ in os.walk(
-        target
-    ):  # they have the modes of their sources: take others' right to write from them
-        Path(folder).chmod(ownership.mode_of_copy(Path(folder).stat().st_mode))
+    target.mkdir(ownership.mode_of_copy(source.stat().st_mode) | stat.S_IRWXU)
+    for place, folders, names in os.walk(source, onerror=_raise_unless_gone):
+        folders[:] = [name for name in folders if Path(place, name) not in without]
+        for path in [Path(place, name) for name in (*folders, *names)]:
+            if not _copy(path, target / path.relative_to(source)):
+                odd.append(path)
     return odd
 
 
-def _is_odd(path: Path) -> bool:
-    """Tell whether what lies at a path is a pipe, a socket or a device."""
-    with contextlib.suppress(OSError):
-        mode = path.lstat().st_mode
-        return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode))
-    return False
+def _raise_unless_gone(err: OSError) -> None:
+    """Raise what keeps a folder from being listed, unless a running job has deleted it meanwhile."""
+    if not isinstance(err, FileNotFoundError):
+        raise err
 
 
-def _copy(source: str | Path, target: str | Path) -> None:
-    """Copy a file with its times.
+def _copy(source: Path, target: Path) -> bool:
+    """Copy a file with its times, a link, or a folder without what is in it; return False for a pipe, a socket or a device.
 
     Its mode loses set-user-ID and others' right to write: a file of another user's job must not run as the collector.
     """
     try:
-        shutil.copyfile(source, target, follow_symlinks=False)
-        about = Path(source).lstat()
+        about = source.lstat()
+        if stat.S_ISDIR(about.st_mode):
+            target.mkdir(ownership.mode_of_copy(about.st_mode) | stat.S_IRWXU)
+        elif stat.S_ISREG(about.st_mode) or stat.S_ISLNK(about.st_mode):
+            shutil.copyfile(source, target, follow_symlinks=False)
+        else:
+            return False
     except FileNotFoundError:
         if os.path.lexists(source):
             raise
-        return  # a running job has deleted or renamed it meanwhile
-    if not Path(target).is_symlink():
+        return True  # a running job has deleted or renamed it meanwhile
+    if stat.S_ISREG(about.st_mode):
         os.utime(target, ns=(about.st_atime_ns, about.st_mtime_ns))
-        Path(target).chmod(ownership.mode_of_copy(about.st_mode))
+        target.chmod(ownership.mode_of_copy(about.st_mode))
+    return True
 
 
 def _why(job: Job) -> Json:
@@ -213,23 +215,7 @@ def _refuse_unfit(job: Job, to: Path) -> None:
 
 
 def _reason(err: BaseException) -> str:
-    """Return why a copy failed; of many files that could not be copied the first, and how many more."""
-    if not isinstance(err, shutil.Error):
-        return (err.strerror if isinstance(err, OSError) else None) or str(err)
-    failed = err.args[0]
-    source, _, why = failed[0]
-    return f"{source}: {why}" + (f", and {len(failed) - 1} more" if len(failed) > 1 else "")
-
-
-def _take_back(copies: Sequence[Path], made: Sequence[Path]) -> None:
-    """Remove the copies of a collect that failed, and the folders that were `made` for it, the innermost first."""
-    for path in copies:
-        shutil.rmtree(path, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            path.unlink()
-    for path in made:
-        with contextlib.suppress(OSError):  # it was not made, or another process uses it by now
-            path.rmdir()
+    return (err.strerror if isinstance(err, OSError) else None) or str(err)
 
 
 LAST_S_MAX = 360.0
@@ -256,31 +242,18 @@ def is_hidden(name: str) -> bool:
     """Tell whether a file of a job on a host need not come: compiled code, what orch itself has not finished, or a file outside of
     the folders of ranks whose name begins with a dot."""
     folder, *parts = name.split("/")
-    if parts[-1] in (".", "..", "__pycache__"):
+    if parts[-1] == start_folder.CACHE:
         return True
     if folder == "checkpoints":
         return parts[0] in (COMING, disk.KEPT)
     return parts[-1].startswith(".") and folder != "code"
 
 
-@dataclass(frozen=True, slots=True)
-class HostFile:
-    """A file of the job on a host, by its name in the job's folder there."""
-
-    name: str
-    size_bytes: int
-    mtime_s: int
-
-    def is_like(self, path: Path) -> bool:
-        """Tell whether a file here has its size and time. Raises OSError."""
-        about = path.stat()
-        return about.st_size == self.size_bytes and int(about.st_mtime) == self.mtime_s
-
-
 class Arrivals:
     """Where the files of ranks that an ended job's hosts still have come to in its folder, if they come at all.
 
-    - A file that the folder lacks comes into its place. Another one of the same name comes beside it, into
+    - What orch writes on a host only grows, and what is missing at its end comes.
+    - A file of ranks that the folder lacks comes into its place. Another one of the same name comes beside it, into
       `from-hosts/HOST`; so does one that would get into the folder of a whole save that does not have it.
     - What has come does not come again. Sizes and times tell, in whole seconds, which is what SFTP has.
     - What the ledger calls pruned, or written over by a save that is home as it was recorded, does not come.
@@ -288,38 +261,39 @@ class Arrivals:
 
     def __init__(self, job: JobDir, homes: Homes, saves: Mapping[int, Save]) -> None:
         self._job, self._homes = job, homes
-        # By name: the states of the saves that a file was of, with its size and time then
-        self._states: dict[str, list[tuple[SaveState, int, int]]] = {}
+        # By its place here: the saves that a file was of, as it was then
+        self._saved: dict[Path, list[tuple[Save, Piece]]] = {}
         for save in saves.values():
             for piece in save.pieces:
-                about = save.state, piece.size_bytes, piece.mtime_ns // 10**9
-                self._states.setdefault(str(homes.of(save) / piece.name), []).append(about)
+                self._saved.setdefault(homes.of(save) / piece.name, []).append((save, piece))
         self._whole = [save for save in saves.values() if save.state is SaveState.WHOLE]
 
-    def place(self, host: str, file: HostFile) -> Path | None:
+    def place(self, host: str, file: Piece) -> Path | None:
         """Return where a file is to come; None if it need not. Raises OSError."""
         own = self._homes.of_host(file.name)
-        if self._is_over(file):
+        if not is_of_ranks(file.name):
+            return None if own.is_file() and own.stat().st_size >= file.size_bytes else own
+        if self._is_over(own, file):
             return None
         if not os.path.lexists(own):
-            if not self._is_alien(file):
+            if not self._is_alien(own):
                 return own
-        elif file.is_like(own):
+        elif _is_like(own, file):
             return None
         for number in range(1, VERSIONS_MAX):
             path = self._job.from_hosts / (host if number == 1 else f"{host}.{number}") / file.name
             if not os.path.lexists(path):
                 return path
-            if file.is_like(path):
+            if _is_like(path, file):
                 return None
         raise OSError(errno.EMFILE, f"{VERSIONS_MAX - 1} versions of it lie in {self._job.from_hosts}")
 
-    def too_large(self, files: Sequence[HostFile], bytes_max: float) -> dict[str, int]:
+    def too_large(self, files: Sequence[Piece], bytes_max: float) -> dict[str, int]:
         """Return the files where ranks start that are of no checkpoint, with their sizes, if they are more than this together."""
         others = {
             file.name: file.size_bytes
             for file in files
-            if file.name.startswith("code/") and str(self._homes.of_host(file.name)) not in self._states
+            if file.name.startswith("code/") and self._homes.of_host(file.name) not in self._saved
         }
         return others if sum(others.values()) > bytes_max else {}
 
@@ -327,7 +301,7 @@ class Arrivals:
         """Tell whether a place is not that of its name."""
         return path.is_relative_to(self._job.from_hosts)
 
-    def drop_copy(self, file: HostFile, path: Path) -> bool:
+    def drop_copy(self, file: Piece, path: Path) -> bool:
         """Delete what came beside a file with the same bytes; tell whether it did. Raises OSError."""
         own = self._homes.of_host(file.name)
         if (
@@ -339,29 +313,35 @@ class Arrivals:
         path.unlink()
         return True
 
-    def _is_over(self, file: HostFile) -> bool:
+    def _is_over(self, own: Path, file: Piece) -> bool:
         """Tell whether `checkpoint.keep` deleted a file, or a save that is home has written it over."""
-        about, own = (file.size_bytes, file.mtime_s), self._homes.of_host(file.name)
-        states = [state for state, *known in self._states.get(str(own), ()) if tuple(known) == about]
-        if SaveState.WHOLE in states:
-            return False
-        return SaveState.PRUNED in states or (SaveState.GONE in states and self._is_home(own))
-
-    def _is_home(self, own: Path) -> bool:
-        found = ((self._homes.of(save), piece) for save in self._whole for piece in save.pieces)
-        return any(
-            folder / piece.name == own and disk.is_as_recorded(folder, piece) for folder, piece in found
+        saved = self._saved.get(own, ())
+        states = [save.state for save, piece in saved if _is_that(file, piece.size_bytes, piece.mtime_ns)]
+        is_home = any(
+            save.state is SaveState.WHOLE and disk.is_as_recorded(self._homes.of(save), piece)
+            for save, piece in saved
         )
+        is_over = SaveState.PRUNED in states or (SaveState.GONE in states and is_home)
+        return is_over and SaveState.WHOLE not in states
 
-    def _is_alien(self, file: HostFile) -> bool:
+    def _is_alien(self, own: Path) -> bool:
         """Tell whether a file would get into the folder of a whole save that does not have it, or become the ledger."""
-        own = self._homes.of_host(file.name)
         return own == self._job.ledger or any(
             own.is_relative_to(self._homes.of(save) / save.main)
             and all(self._homes.of(save) / piece.name != own for piece in save.pieces)
             for save in self._whole
             if save.main != "."
         )
+
+
+def _is_like(path: Path, file: Piece) -> bool:
+    """Tell whether a file here has the size and time of one on a host. Raises OSError."""
+    about = path.stat()
+    return _is_that(file, about.st_size, about.st_mtime_ns)
+
+
+def _is_that(file: Piece, size_bytes: int, mtime_ns: int) -> bool:
+    return file.size_bytes == size_bytes and disk.is_same_time(file.mtime_ns, mtime_ns)
 
 
 def left_there(left: Mapping[str, int]) -> list[str]:

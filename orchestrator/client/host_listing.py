@@ -11,8 +11,10 @@ import tarfile
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from orchestrator.client.collect import HostFile, is_hidden, is_of_ranks
+from orchestrator.client.collect import is_hidden, is_of_ranks
+from orchestrator.core.checkpoints.save import Piece
 from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.supervisor.transfers.save_copies import stays_inside
 
 if TYPE_CHECKING:
     import paramiko
@@ -24,8 +26,8 @@ BY_HAND = "copy it by hand: scp -r; then orch clean --discard"
 
 def files(
     sftp: paramiko.SFTPClient, root: str, known: Mapping[str, int], missing: list[str], odd: list[str]
-) -> Iterator[HostFile]:
-    """Yield the files of a job on a host that may have to be fetched, so none that was `brought`; append to `missing` a text for
+) -> Iterator[Piece]:
+    """Yield the files of a job on a host that may have to be fetched, so none that was `brought`, with times in whole seconds; append to `missing` a text for
     what cannot be seen, to `odd` one for what is no file."""
     count = 0
     todo = [(name, 1) for name in ("logs", "evidence", "nodes", "checkpoints", "code")]
@@ -43,8 +45,11 @@ def files(
             continue
         for entry in entries:
             name, mode = f"{folder}/{entry.filename}", entry.st_mode or 0
-            if "/" in entry.filename or is_hidden(name):
-                continue  # an unfinished file, or one that a host may not send
+            if is_hidden(name):
+                continue
+            if not stays_inside(name):
+                missing.append(f"{name!r} is no name of a file here; {BY_HAND}")
+                continue
             count += 1
             if count > FILES_MAX:
                 missing.append(f"more than {FILES_MAX:,} files of the job, from {name} on; {BY_HAND}")
@@ -55,7 +60,7 @@ def files(
                 todo.append((name, depth + 1))
             elif stat.S_ISREG(mode):
                 if entry.st_mtime or known.get(name) != entry.st_size:
-                    yield HostFile(name, entry.st_size or 0, int(entry.st_mtime or 0))
+                    yield Piece(name, entry.st_size or 0, int(entry.st_mtime or 0) * 10**9)
             elif is_of_ranks(name) and name not in known:
                 odd.append(f"{name} is a link, a pipe or the like, and was not copied")
 

@@ -142,11 +142,7 @@ class Job:
         """
         home.require_ours(self.folder)
         try:
-            with locks.resuming(self.folder) as is_mine:
-                if not is_mine:
-                    what = f"another command is resuming the job{locks.by_whom(self.folder.resume_lock)}"
-                    fix = "see with orch status what comes of that, then try again"
-                    raise ClusterError(what, self.id, fix)
+            with locks.command_lock(self.folder):
                 return self._resume(checkpoint, tuple(overrides), os.environ if environ is None else environ)
         except OSError as err:
             raise requests.refused(err, self.folder.root) from err

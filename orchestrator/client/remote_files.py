@@ -9,31 +9,30 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from orchestrator.backends.api import LaunchError
+from orchestrator.backends.api import Copy, Direction, LaunchError
 from orchestrator.backends.ssh import fanout
+from orchestrator.backends.ssh.copy.copy_task import Broken, CopyTask, RateLimit
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.client import host_listing, saves
 from orchestrator.client.collect import (
     OTHERS_BYTES_MAX,
     Arrivals,
-    HostFile,
     is_of_ranks,
     left_there,
 )
 from orchestrator.client.job import Job
 from orchestrator.core import codec
-from orchestrator.core.errors import ClusterError
-from orchestrator.core.jobdir import home, ownership
-from orchestrator.core.jobdir.durable import installed, replace_text
+from orchestrator.core.checkpoints.save import Piece
+from orchestrator.core.errors import ClusterError, HostError
+from orchestrator.core.jobdir import home, locks, ownership, requests
+from orchestrator.core.jobdir.durable import replace_text
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.text import counted, first
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
     import paramiko
 
     from orchestrator.backends.ssh.connect.connection import Connection
+    from orchestrator.backends.ssh.copy.sftp import Session
 
 BESIDE_SHOWN = 5
 """How many files of a host that came beside others, and things that are no files, are named."""
@@ -155,14 +155,15 @@ def _visit_all(
 ) -> Account:
     """Fetch what each host has, and do `then` there when nothing is missing, or what is may be discarded.
 
-    Raises UserError for a job that is not this user's alone: its folder says which hosts to visit and what runs there.
+    None is visited while another command is at work on the job, or when it was resumed. Raises UserError for a job that is not this
+    user's alone: its folder says which hosts to visit and what runs there.
     """
     home.require_ours(job.folder)
     plan, hosts = job.plan(), hosts_used(job)
     if plan.ssh is None or not hosts:
         return Account({}, {})
-    fetcher = _Fetcher(job.folder, plan, _RateLimit(plan.ssh.copy_mb_s))
-    fetcher.others_bytes_max = float("inf") if everything else OTHERS_BYTES_MAX
+    others_bytes_max = float("inf") if everything else OTHERS_BYTES_MAX
+    fetcher = _Fetcher(job.folder, plan, RateLimit(plan.ssh.copy_mb_s), others_bytes_max)
 
     def visit(connection: Connection, host: str) -> Fetched:
         fetched = fetcher.fetch(connection, host)
@@ -172,7 +173,12 @@ def _visit_all(
             then(connection, host)
         return fetched
 
-    results = fanout.each(hosts, plan.ssh, visit, limit_s=ALL_S_MAX)
+    try:
+        with locks.ended_job(job.folder):
+            results = fanout.each(hosts, plan.ssh, visit, limit_s=ALL_S_MAX)
+    except (ClusterError, OSError) as err:  # what is here can be collected all the same
+        fault = requests.refused(err, job.folder.root) if isinstance(err, OSError) else err
+        return Account({}, {"its hosts": LaunchError("folder", fault.what, fault.fix)})
     return Account(
         {host: result for host, result in results.items() if isinstance(result, Fetched)},
         {host: result for host, result in results.items() if isinstance(result, LaunchError)},
@@ -204,64 +210,38 @@ def _script(job: JobDir, host: str) -> str:
     )
 
 
-class _RateLimit:
-    """Limit on the speed of all copies together."""
-
-    def __init__(self, mb_s: float | None) -> None:
-        self._bytes_per_s = None if mb_s is None else mb_s * 1e6
-        self._free_s = time.monotonic()
-        self._lock = threading.Lock()
-
-    def wait(self, size_bytes: int) -> None:
-        """Wait until this number of bytes may have been copied."""
-        if self._bytes_per_s is None:
-            return
-        with self._lock:
-            self._free_s = max(self._free_s, time.monotonic()) + size_bytes / self._bytes_per_s
-            wait_s = self._free_s - time.monotonic()
-        time.sleep(max(0.0, wait_s))
-
-
-@dataclass(frozen=True, slots=True)
-class _Visit:
-    """An open connection to a host, and its SFTP client."""
-
-    connection: Connection
-    sftp: paramiko.SFTPClient
-    host: str
-
-
 class _Fetcher:
     """Fetches one job's files from its hosts, which may share a disk: so a file has one reader at a time."""
 
-    def __init__(self, job: JobDir, plan: Plan, rate_limit: _RateLimit) -> None:
+    def __init__(self, job: JobDir, plan: Plan, limit: RateLimit, others_bytes_max: float) -> None:
+        """`others_bytes_max`: see `Arrivals.too_large`."""
         self._job = job
         self._root = _relative(remote_root(plan))
         self._brought = host_listing.brought(job)
         self._arrivals = Arrivals(job, Homes(job, plan), saves.known(job))
-        self.others_bytes_max: float = OTHERS_BYTES_MAX
-        self._rate_limit = rate_limit
+        self._limit, self._others_bytes_max = limit, others_bytes_max
         self._locks: dict[str, threading.Lock] = {}
-        self._lock = threading.Lock()
 
     def fetch(self, connection: Connection, host: str) -> Fetched:
         """Fetch what a host has and the job folder lacks."""
+        from orchestrator.backends.ssh.copy.sftp import Session
+
         fetched = Fetched()
-        sftp = connection.sftp()
-        try:
-            if self._is_own(sftp):
+        with contextlib.closing(connection.sftp()) as client:
+            if self._is_own(client):
                 return fetched
-            files = [*host_listing.files(sftp, self._root, self._brought, fetched.missing, fetched.beside)]
-            left = self._arrivals.too_large(files, self.others_bytes_max)
+            files = [*host_listing.files(client, self._root, self._brought, fetched.missing, fetched.beside)]
+            left = self._arrivals.too_large(files, self._others_bytes_max)
+            root = PurePosixPath(client.normalize("."), self._root)  # SFTP begins there, a shell may not
+            copy = Copy("collect", host, Direction.FETCH, str(root), self._job.root, ())
+            session = Session(CopyTask(copy, self._limit), connection, client)
             for file in files:
                 if file.name not in left and (
                     shipped_files.may_send(host, file.name) or is_of_ranks(file.name)
                 ):
-                    with self._file_lock(file.name):
-                        self._fetch_file(_Visit(connection, sftp, host), file, fetched)
+                    with self._locks.setdefault(file.name, threading.Lock()):
+                        self._fetch_file(session, file, fetched)
             fetched.missing += left_there(left)
-        finally:
-            sftp.close()
         return fetched
 
     def _is_own(self, sftp: paramiko.SFTPClient) -> bool:
@@ -273,71 +253,29 @@ class _Fetcher:
         except OSError:
             return False
 
-    def _fetch_file(self, visit: _Visit, file: HostFile, fetched: Fetched) -> None:
-        is_saved = is_of_ranks(file.name)
+    def _fetch_file(self, session: Session, file: Piece, fetched: Fetched) -> None:
+        task = session.task
+        task.done_bytes = 0
         try:
-            path = self._arrivals.place(visit.host, file) if is_saved else self._job.root / file.name
+            path = self._arrivals.place(task.copy.node, file)
             if path is None:
                 return
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if is_saved:
-                copied_bytes = self._whole(visit, file.name, path)
+            if is_of_ranks(file.name):
+                session.fetch(file.name, path)
             else:
-                copied_bytes = self._tail(visit, file.name, path, file.size_bytes)
-            is_beside = is_saved and self._arrivals.is_beside(path)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                session.append(file.name, path, file.size_bytes)
+            is_beside = self._arrivals.is_beside(path)
             if is_beside and self._arrivals.drop_copy(file, path):
                 return
-        except OSError as err:
-            fetched.missing.append(f"{file.name} could not be fetched: {err.strerror or err}")
+        except (OSError, HostError, Broken) as err:
+            why = (err.strerror if isinstance(err, OSError) else None) or err
+            fetched.missing.append(f"{file.name} could not be fetched: {why}")
             return
         if is_beside:
             fetched.beside.append(f"{file.name} is not the one in the job folder; it is in {path}")
-        fetched.files += copied_bytes > 0
-        fetched.size_bytes += copied_bytes
-
-    def _tail(self, visit: _Visit, name: str, path: Path, size_bytes: int) -> int:
-        """Append what is missing at the end of a file that only grows."""
-        with path.open("ab") as out:
-            begin = out.tell()
-            if size_bytes > begin:
-                for piece in self._read(visit, name, begin, size_bytes):
-                    out.write(piece)
-            return out.tell() - begin
-
-    def _whole(self, visit: _Visit, name: str, path: Path) -> int:
-        """Fetch a file under another name, and give it its own when it is whole."""
-        about = visit.sftp.stat(f"{self._root}/{name}")
-        size_bytes, mtime_s = about.st_size or 0, about.st_mtime or 0
-        with installed(path, durable=False) as part:
-            with part.open("wb") as out:
-                for piece in self._read(visit, name, 0, size_bytes):
-                    out.write(piece)
-            os.utime(part, (mtime_s, mtime_s))
-        return size_bytes
-
-    def _read(self, visit: _Visit, name: str, begin: int, end: int) -> Iterator[bytes]:
-        from orchestrator.backends.ssh.copy import sftp as sftp_copy
-
-        if begin == 0 and end <= sftp_copy.REQUEST_BYTES:
-            with visit.sftp.open(f"{self._root}/{name}") as file:
-                piece = file.read(end)
-            if len(piece) < end:
-                raise OSError(f"{len(piece)} of {end} bytes came")
-            self._rate_limit.wait(len(piece))
-            yield piece
-            return
-        path = PurePosixPath(visit.sftp.normalize("."), self._root, name)  # where SFTP begins
-        with contextlib.closing(sftp_copy.tail(visit.connection, str(path), begin)) as remote:
-            for piece in sftp_copy.blocks(remote, end - begin):
-                self._rate_limit.wait(len(piece))
-                yield piece
-
-    @contextlib.contextmanager
-    def _file_lock(self, name: str) -> Iterator[None]:
-        with self._lock:
-            lock = self._locks.setdefault(name, threading.Lock())
-        with lock:
-            yield
+        fetched.files += task.done_bytes > 0
+        fetched.size_bytes += task.done_bytes
 
 
 def _relative(root: str) -> str:

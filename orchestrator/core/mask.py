@@ -1,7 +1,8 @@
 """The mask that keeps secrets out of all output: their values, and the forms in which they travel, become `***`.
 
 A value shorter than `SECRET_CHARS_MIN` stays: hiding every `0` would hide the text. A text is masked before it is cut.
-Where the cutting side knows no secrets (a node), the part of a secret that remains at an end of a long text is hidden, too.
+Where the cutting side knows no secrets (a node), a part of a secret may remain at an end of a long text: then as much as the
+longest secret has is hidden there.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Mask:
         }
 
     def apply(self, text: str) -> str:
-        """Return `text` with every secret replaced by `***`, and parts of secrets at the ends of a long text."""
+        """Return `text` with every secret replaced by `***`, and the ends of a long text that may have parts of secrets."""
         if len(text) < CUT_CHARS_MIN:
             return self._pattern.sub(HIDDEN, text) if self._has_secret(text) else text
         return LEFT_OUT.join(map(self._of_piece, text.split(LEFT_OUT)))
@@ -92,18 +93,14 @@ class Mask:
         return text[:SECRET_CHARS_MIN] in self._parts or text[-SECRET_CHARS_MIN:] in self._parts
 
     def _of_piece(self, text: str) -> str:
-        """Replace whole secrets, and those that go over the ends of a text."""
+        """Replace whole secrets, and at an end that may be a part of one as much as the longest secret has."""
         if not self._has_part(text) and not self._has_secret(text):
             return text
-        spans = [match.span() for match in self._pattern.finditer(text)]
-        spans += [(0, max(_ended(text, form) for form in self._forms))]
-        spans += [(min(_begun(text, len(text), form, SECRET_CHARS_MIN) for form in self._forms), len(text))]
-        shown, done = [], 0
-        for begin, end in sorted(span for span in spans if span[0] < span[1]):
-            if begin >= done:
-                shown += [text[done:begin], HIDDEN]
-            done = max(done, end)
-        return "".join((*shown, text[done:]))
+        longest = len(self._forms[0])
+        is_begun, is_cut = text[:SECRET_CHARS_MIN] in self._parts, text[-SECRET_CHARS_MIN:] in self._parts
+        shown = self._pattern.sub(HIDDEN, text)
+        shown = HIDDEN + shown[longest:] if is_begun else shown
+        return shown[:-longest] + HIDDEN if is_cut else shown
 
 
 def of_secrets(values: Iterable[str], webhook: str) -> Mask:
@@ -130,16 +127,6 @@ def _begun(text: AnyStr, at: int, form: AnyStr, least: int) -> int:
             return begin
         begin = text.find(form[:1], begin + 1, at)
     return at
-
-
-def _ended(text: str, form: str) -> int:
-    """Return where in `text` a form ends that began before `text`; 0 without one."""
-    last = text.rfind(form[-1], 0, len(form) - 1)
-    while last + 1 >= SECRET_CHARS_MIN:
-        if form.endswith(text[: last + 1]):
-            return last + 1
-        last = text.rfind(form[-1], 0, last)
-    return 0
 
 
 def _forms(value: str) -> Iterator[str]:

@@ -17,7 +17,7 @@ import pytest
 
 from orchestrator.backends.api import Copied, Copy, Direction
 from orchestrator.backends.ssh.connect import ssh_config
-from orchestrator.backends.ssh.connect.connection import Connection, Jumps, RemoteCommand
+from orchestrator.backends.ssh.connect.connection import Connection, Jumps
 from orchestrator.backends.ssh.copy import copy_queue, sftp
 from orchestrator.backends.ssh.copy.copy_queue import CopyQueue
 from orchestrator.core.checkpoints.save import Piece
@@ -262,9 +262,9 @@ def test_a_file_that_was_damaged_on_its_way_once_comes_with_the_next_try(
     wanted = write(host.there, "a.pt", os.urandom(3_000_000))
     blocks, tries = sftp.blocks, iter((True, False))
 
-    def damaged(remote: RemoteCommand, size_bytes: int) -> Iterator[bytes]:
+    def damaged(read: Callable[[int], bytes], size_bytes: int) -> Iterator[bytes]:
         is_damaged = next(tries)
-        for block in blocks(remote, size_bytes):
+        for block in blocks(read, size_bytes):
             yield bytes(len(block)) if is_damaged else block
 
     monkeypatch.setattr(sftp, "blocks", damaged)

@@ -22,6 +22,7 @@ from orchestrator.client.cleanup import clean_hosts, cleaned_text
 from orchestrator.client.job import Job
 from orchestrator.core import codec
 from orchestrator.core.errors import ClusterError, UserError
+from orchestrator.core.jobdir import locks
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import PlannedSsh
 from orchestrator.journal import journal_file
@@ -314,6 +315,20 @@ def test_all_that_ranks_wrote_on_a_host_comes_if_that_is_wanted(
     monkeypatch.setattr(remote_files, "OTHERS_BYTES_MAX", 3)
     assert remote_files.collect(job, everything=True).is_whole
     assert (job.folder.code / "metrics.csv").read_text() == "metrics.csv"
+
+
+def test_no_host_is_visited_while_another_command_is_at_work_on_the_job(desk: Desk, tmp_path: Path) -> None:
+    _configure(desk, one=_start(desk))
+    job, there = _ended(desk, tmp_path, launched=["one"])
+    with locks.resuming(job.folder):
+        accounts = [remote_files.collect(job), clean_hosts([job])[job.id]]
+    for account in accounts:
+        (line,) = account.lines()
+        assert line.startswith("its hosts: folder: another command is at work on the job (pid ")
+        assert not account.is_whole
+    job.folder.ended.unlink()
+    assert "was resumed" in remote_files.collect(job).lines()[0]
+    assert there.exists() and job.folder.rank_log(1, 0).read_text() == "all that"
 
 
 def test_a_host_out_of_reach_is_named_and_the_others_are_collected(desk: Desk, tmp_path: Path) -> None:

@@ -36,11 +36,6 @@ def runs(job: JobDir, since_s: float) -> tuple[TrackerRun, ...]:
     return tuple(sorted(kept, key=lambda run: run.path))
 
 
-def places(job: JobDir) -> tuple[Path, ...]:
-    """Return where runs may lie that are not among the checkpoints."""
-    return job.code, job.root / "tensorboard", job.root / "wandb"
-
-
 def files(run: TrackerRun) -> list[Path]:
     """Return the files of a run, links left out: a run of TensorBoard has those that its folder itself holds."""
     folder = Path(run.path)
@@ -55,7 +50,8 @@ def with_runs(job: JobDir, status: Status) -> Status:
 
 def _files(job: JobDir) -> Iterator[tuple[TrackerRun | None, float]]:
     """Yield for each entry, those of the upper folders first, the run that it is a file of, if any, and its time."""
-    todo = deque((place, 1) for place in (job.checkpoints, *places(job)) if not place.is_symlink())
+    places = (job.checkpoints, job.code, job.root / "tensorboard", job.root / "wandb")
+    todo = deque((place, 1) for place in places if not place.is_symlink())
     while todo:
         folder, depth = todo.popleft()
         try:

@@ -75,7 +75,7 @@ class StepSource(enum.Enum):
 @dataclass(frozen=True, slots=True)
 class Piece:
     """A file of a save: its name below the checkpoint place, size, time of its last byte, sha256 (empty until it was
-    read)."""
+    read). Also any file of a job on a host, by its name in the job's folder there."""
 
     name: str
     size_bytes: int

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.core.errors import NotOursError
+from orchestrator.core.errors import ClusterError, NotOursError
 from orchestrator.core.jobdir import ownership
 from orchestrator.core.jobdir.layout import JobDir
 
@@ -147,3 +147,25 @@ def locked(job: JobDir) -> AbstractContextManager[bool]:
 def resuming(job: JobDir, limit_s: float = RESUME_S_MAX) -> AbstractContextManager[bool]:
     """Hold the right to resume the job, or yield False when another command holds it for `limit_s`."""
     return held(job.resume_lock, limit_s)
+
+
+@contextlib.contextmanager
+def command_lock(job: JobDir, limit_s: float = RESUME_S_MAX) -> Iterator[None]:
+    """Hold that right, as commands do whose work a resume or each other would disturb. Raises ClusterError when another command holds it for `limit_s`, OSError."""
+    with resuming(job, limit_s) as is_mine:
+        if not is_mine:
+            what = f"another command is at work on the job{by_whom(job.resume_lock)}"
+            raise ClusterError(what, job.id, "wait until that is done, then try again")
+        yield
+
+
+@contextlib.contextmanager
+def ended_job(job: JobDir) -> Iterator[None]:
+    """Hold that right for a job that has ended, so that it stays so. Raises ClusterError where it has not, or another command holds
+    the right; OSError."""
+    with command_lock(job, 0.0):
+        if not job.ended.exists():
+            raise ClusterError(
+                "was resumed, so it is not over", job.id, f"orch status {job.id} shows how it is"
+            )
+        yield

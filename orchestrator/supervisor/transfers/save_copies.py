@@ -282,7 +282,7 @@ def unfit_names(report: reports.SaveSeen) -> str:
     names = [piece.name for piece in report.part.pieces]
     if not names or len(set(names)) < len(names):
         return f"{len(names)} files, each once, cannot be"
-    bad = next((name for name in [*names, report.main] if not _stays_inside(name)), None)
+    bad = next((name for name in [*names, report.main] if not stays_inside(name)), None)
     if bad is not None:
         return f"{bad!r} would not lie in the checkpoint folder"
     if any(piece.size_bytes < 0 for piece in report.part.pieces):
@@ -290,7 +290,7 @@ def unfit_names(report: reports.SaveSeen) -> str:
     return ""
 
 
-def _stays_inside(name: str) -> bool:
+def stays_inside(name: str) -> bool:
     """Tell whether a relative path, as a host sent it, can only lie below where it is put."""
     try:
         raw = os.fsencode(name)

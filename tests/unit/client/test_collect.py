@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from orchestrator.client import collect, saves
-from orchestrator.client.collect import Arrivals, Collected, HostFile
+from orchestrator.client.collect import Arrivals, Collected
 from orchestrator.client.job import Job
-from orchestrator.core.checkpoints.save import Save, SaveState
+from orchestrator.core.checkpoints.save import Piece, Save, SaveState
 from orchestrator.core.errors import ClusterError, UserError
 from orchestrator.core.jobdir import start_folder
 from orchestrator.core.jobdir.plan import PlannedSsh
@@ -150,10 +150,10 @@ def test_what_vanishes_while_a_running_job_is_copied_is_left_out(
         (job.checkpoints / "step-2.pt").unlink()
         (job.checkpoints / "step-3.pt").unlink()
 
-    def copy_and_prune(source: str, target: str, **more: bool) -> str:
-        is_there = (job.checkpoints / "step-2.pt").exists() and source.endswith(".pt")
-        if is_there and (when == "before" or not source.endswith("step-1.pt")):
-            copied = copy(source, target, **more) if when == "after" else ""
+    def copy_and_prune(source: Path, target: Path, **more: bool) -> Path:
+        is_there = (job.checkpoints / "step-2.pt").exists() and source.suffix == ".pt"
+        if is_there and (when == "before" or source.name != "step-1.pt"):
+            copied = copy(source, target, **more) if when == "after" else None
             prune()
             return copied or copy(source, target, **more)
         return copy(source, target, **more)
@@ -210,9 +210,9 @@ def test_a_copy_that_fails_half_way_leaves_nothing(
     (tmp_path / "there").mkdir()
     before, copyfile = sorted(tmp_path.rglob("*")), shutil.copyfile
 
-    def copied(source: str, target: str, **more: bool) -> str:
-        if source.endswith("zz_bad"):
-            raise OSError(5, "Input/output error", source)
+    def copied(source: Path, target: Path, **more: bool) -> Path:
+        if source.name == "zz_bad":
+            raise OSError(5, "Input/output error", str(source))
         return copyfile(source, target, **more)
 
     monkeypatch.setattr(shutil, "copyfile", copied)
@@ -243,14 +243,14 @@ def _arrivals(shelf: Shelf) -> Arrivals:
     return Arrivals(shelf.job, Homes(shelf.job, shelf.plan), saves.known(shelf.job))
 
 
-def _there(save: Save, **fields: int) -> HostFile:
+def _there(save: Save, **fields: int) -> Piece:
     """Return the file of a save as a host has it."""
     piece = save.pieces[0]
-    about = {"size_bytes": piece.size_bytes, "mtime_s": piece.mtime_ns // S, **fields}
-    return HostFile(f"checkpoints/{piece.name}", **about)
+    size_bytes = fields.get("size_bytes", piece.size_bytes)
+    return Piece(f"checkpoints/{piece.name}", size_bytes, fields.get("mtime_ns", piece.mtime_ns // S * S))
 
 
-def _place(shelf: Shelf, file: HostFile) -> str | None:
+def _place(shelf: Shelf, file: Piece) -> str | None:
     path = _arrivals(shelf).place("one", file)
     return None if path is None else str(path.relative_to(shelf.job.root))
 
@@ -260,14 +260,14 @@ def test_a_file_that_is_home_as_it_is_there_does_not_come_again(tmp_path: Path) 
     assert _place(shelf, _there(shelf.add(10))) is None
 
 
-@pytest.mark.parametrize("fields", [{"size_bytes": 5}, {"mtime_s": 1}, {"mtime_s": 2_000_000_000}])
+@pytest.mark.parametrize("fields", [{"size_bytes": 5}, {"mtime_ns": S}, {"mtime_ns": 2_000_000_000 * S}])
 def test_another_file_of_the_same_name_comes_beside_it_whatever_its_time(
     tmp_path: Path, fields: dict[str, int]
 ) -> None:
     shelf = Shelf(tmp_path)
     file = _there(shelf.add(10), **fields)
     assert _place(shelf, file) == "from-hosts/one/checkpoints/step-10.pt"
-    came = write(shelf.job.from_hosts / "one" / file.name, b"x" * file.size_bytes, file.mtime_s * S)
+    came = write(shelf.job.from_hosts / "one" / file.name, b"x" * file.size_bytes, file.mtime_ns)
     assert _place(shelf, file) is None, "it has come"
     write(came, b"an older one")
     assert _place(shelf, file) == "from-hosts/one.2/checkpoints/step-10.pt", "and is not written over"
@@ -306,17 +306,19 @@ def test_what_was_pruned_or_written_over_by_a_save_that_is_home_does_not_come(tm
 def test_no_file_of_a_host_gets_into_a_whole_save_or_becomes_the_ledger(tmp_path: Path) -> None:
     shelf = Shelf(tmp_path)
     assert (
-        _place(shelf, HostFile("checkpoints/ledger.jsonl", 5, 5)) == "from-hosts/one/checkpoints/ledger.jsonl"
+        _place(shelf, Piece("checkpoints/ledger.jsonl", 5, 5 * S))
+        == "from-hosts/one/checkpoints/ledger.jsonl"
     )
     shelf.add(10, {"step-10/a.pt": state(10)}, main="step-10")
     assert (
-        _place(shelf, HostFile("checkpoints/step-10/b.pt", 5, 5)) == "from-hosts/one/checkpoints/step-10/b.pt"
+        _place(shelf, Piece("checkpoints/step-10/b.pt", 5, 5 * S))
+        == "from-hosts/one/checkpoints/step-10/b.pt"
     )
 
 
 def test_what_came_beside_a_file_and_has_its_bytes_is_dropped(tmp_path: Path) -> None:
     shelf = Shelf(tmp_path)
-    file, arrivals = _there(shelf.add(10), mtime_s=5), _arrivals(shelf)
+    file, arrivals = _there(shelf.add(10), mtime_ns=5 * S), _arrivals(shelf)
     other = write(shelf.job.from_hosts / "one" / file.name, state(11))
     assert not arrivals.drop_copy(file, other) and other.exists()
     same = write(shelf.job.from_hosts / "one" / file.name, state(10))
@@ -325,12 +327,12 @@ def test_what_came_beside_a_file_and_has_its_bytes_is_dropped(tmp_path: Path) ->
 
 def test_what_ranks_wrote_where_they_start_on_a_host_comes_into_its_place(tmp_path: Path) -> None:
     shelf = Shelf(tmp_path)
-    assert _place(shelf, HostFile("code/out/metrics.csv", 5, 5)) == "code/out/metrics.csv"
+    assert _place(shelf, Piece("code/out/metrics.csv", 5, 5 * S)) == "code/out/metrics.csv"
     own = shelf.add_at_start(10, {"out/s.pt": state(10)})
-    there = HostFile("code/out/s.pt", own.pieces[0].size_bytes, own.pieces[0].mtime_ns // S)
+    there = Piece("code/out/s.pt", own.pieces[0].size_bytes, own.pieces[0].mtime_ns // S * S)
     assert _place(shelf, there) is None
     over = shelf.add_at_start(20, {"last.pt": state(20)}, state=SaveState.PRUNED)
-    assert _place(shelf, HostFile("code/last.pt", over.size_bytes, over.pieces[0].mtime_ns // S)) is None
+    assert _place(shelf, Piece("code/last.pt", over.size_bytes, over.pieces[0].mtime_ns // S * S)) is None
 
 
 def test_what_fits_checkpoint_path_where_ranks_start_comes_to_the_checkpoints(tmp_path: Path) -> None:
@@ -338,10 +340,10 @@ def test_what_fits_checkpoint_path_where_ranks_start_comes_to_the_checkpoints(tm
     shelf.replan(
         checkpoint_glob="{job_dir}/code/out/*", ssh=PlannedSsh(None, None, "known", "~/.orch", (), None)
     )
-    assert _place(shelf, HostFile("code/out/s.pt", 5, 5)) == "checkpoints/out/s.pt"
-    assert _place(shelf, HostFile("code/s.pt", 5, 5)) == "code/s.pt"
+    assert _place(shelf, Piece("code/out/s.pt", 5, 5 * S)) == "checkpoints/out/s.pt"
+    assert _place(shelf, Piece("code/s.pt", 5, 5 * S)) == "code/s.pt"
     save = shelf.add(10, {"out/s.pt": state(10)})
-    there = HostFile("code/out/s.pt", save.size_bytes, save.written_ns // S)
+    there = Piece("code/out/s.pt", save.size_bytes, save.written_ns // S * S)
     assert _place(shelf, there) is None, "it came home while the job ran"
     assert _arrivals(shelf).too_large([there], 1) == {}
 
@@ -350,9 +352,9 @@ def test_too_much_on_a_host_is_named_but_for_what_saves_have(tmp_path: Path) -> 
     shelf = Shelf(tmp_path)
     shelf.add_at_start(10, {"s.pt": state(10)})
     files = [
-        HostFile("code/s.pt", 500, 5),
-        HostFile("code/big.bin", 70, 5),
-        HostFile("checkpoints/x.pt", 900, 5),
+        Piece("code/s.pt", 500, 5 * S),
+        Piece("code/big.bin", 70, 5 * S),
+        Piece("checkpoints/x.pt", 900, 5 * S),
     ]
     assert _arrivals(shelf).too_large(files, 70) == {}
     assert _arrivals(shelf).too_large(files, 69) == {"code/big.bin": 70}
@@ -361,9 +363,9 @@ def test_too_much_on_a_host_is_named_but_for_what_saves_have(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("name", "hidden"),
     [
-        ("checkpoints/.coming", True), ("checkpoints/.kept", True), ("checkpoints/.mine", False), ("checkpoints/..", True), ("checkpoints/.step-1.torn-attempt-2/..", True),
+        ("checkpoints/.coming", True), ("checkpoints/.kept", True), ("checkpoints/.mine", False), ("checkpoints/.step-1.torn-attempt-2/a", False),
         ("checkpoints/step-1/.metadata", False), ("checkpoints/.step-1.pt.torn-attempt-2", False), ("checkpoints/step-1.pt", False),
-        ("logs/.x", True), ("code/.hydra", False), ("code/out/..", True), ("code/models/__pycache__", True),
+        ("logs/.x", True), ("code/.hydra", False), ("code/models/__pycache__", True),
     ],
 )  # fmt: skip
 def test_what_orch_has_not_finished_stays_on_a_host_and_what_ranks_wrote_does_not(

@@ -19,15 +19,35 @@ MASK = Mask([SECRET, "Jm4-other-secret"])
 
 @pytest.mark.parametrize("chars", range(4, len(SECRET)))
 def test_the_part_of_a_secret_at_an_end_of_a_long_text_is_hidden(chars: int) -> None:
-    assert MASK.apply(FILL + SECRET[:chars]) == FILL + HIDDEN
-    assert MASK.apply(SECRET[-chars:] + FILL) == HIDDEN + FILL
+    before = MASK.apply(FILL + SECRET[:chars])
+    assert before.endswith("." + HIDDEN) and set(before) == {".", "*"}
+    behind = MASK.apply(SECRET[-chars:] + FILL)
+    assert behind.startswith(HIDDEN + ".") and set(behind) == {".", "*"}
     middle = f"{FILL}{SECRET[:chars]}{LEFT_OUT}{SECRET[-chars:]}{FILL}"
-    assert MASK.apply(middle) == f"{FILL}{HIDDEN}{LEFT_OUT}{HIDDEN}{FILL}"
+    assert MASK.apply(middle) == before + LEFT_OUT + behind
 
 
 def test_a_secret_that_ends_as_another_begins_is_hidden_whole() -> None:
-    assert Mask([SECRET, SECRET[-6:] + "-and-more"]).apply(FILL + SECRET) == FILL + HIDDEN
-    assert Mask([SECRET, "more-and-" + SECRET[:6]]).apply(SECRET + FILL) == HIDDEN + FILL
+    shown = [
+        Mask([SECRET, SECRET[-6:] + "-and-more"]).apply(FILL + SECRET),
+        Mask([SECRET, "more-and-" + SECRET[:6]]).apply(SECRET + FILL),
+    ]
+    assert [set(text) for text in shown] == [{".", "*"}] * 2
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_no_part_of_a_secret_is_shown_wherever_a_text_was_cut(seed: int) -> None:
+    dice = random.Random(seed)
+    for _ in range(50):
+        secrets = ["".join(dice.choices("abc", k=dice.randrange(8, 20))) for _ in range(3)]
+        before, behind = ("".join(dice.choices([*secrets, ".", "--"], k=4)) for _ in range(2))
+        begin, end = dice.randrange(len(before)), dice.randrange(len(behind))
+        shown = Mask(secrets).apply(before[begin:] + FILL + behind[:end])
+        assert not any(secret in shown for secret in secrets)
+        for at in range(4, 20):
+            assert not any(
+                secret.endswith(shown[:at]) or secret.startswith(shown[-at:]) for secret in secrets
+            )
 
 
 def test_a_short_text_is_whole_and_a_word_of_it_no_part_of_a_secret() -> None:

@@ -141,6 +141,17 @@ def test_ranks_that_did_the_same_are_kept_together() -> None:
     assert {span.ranks for span in together.spans} == {RANKS}
 
 
+def test_a_machine_that_sleeps_counts_as_what_it_did_before() -> None:
+    """The job clock may stand still while a submit machine sleeps, and its hosts train on."""
+    entries = jobs.entries(jobs.crashed_once())
+    awake = goodput.of_record(jobs.record(entries)).rank_seconds()
+    second = [number for number, entry in enumerate(entries) if isinstance(entry.news, d.BeginAttempt)][1]
+    for entry in entries[second:]:
+        object.__setattr__(entry, "wall_s", entry.wall_s + 3600.0)
+    asleep = goodput.of_record(jobs.record(entries)).rank_seconds()
+    assert sum(asleep.values()) - sum(awake.values()) == pytest.approx(RANKS * 3600.0)
+
+
 def test_a_clock_that_was_set_back_takes_no_time_away() -> None:
     entries = jobs.entries(jobs.crashed_once())
     right = goodput.of_record(jobs.record(entries))

@@ -14,12 +14,11 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from orchestrator.backends.api import Copied, Copy, Direction, LaunchError, Wake
 from orchestrator.backends.ssh.connect.connection import Connection
 from orchestrator.backends.ssh.copy import rsync, sftp
-from orchestrator.backends.ssh.copy.copy_task import Broken, CopyTask, Unfit, fits, mark
+from orchestrator.backends.ssh.copy.copy_task import Broken, CopyTask, RateLimit, Unfit
 from orchestrator.core.backoff import Backoff
 from orchestrator.core.checkpoints import disk
 from orchestrator.core.checkpoints.save import Piece
@@ -50,22 +49,6 @@ SPARE_BYTES = 16 << 20
 """How much of this machine's disk a copy leaves free."""
 
 
-@dataclass(slots=True, eq=False)
-class _QueuedCopy:
-    """A copy that is waiting or under way, with the outcome of its tries so far."""
-
-    task: CopyTask
-    due_s: float
-    tries: int = 0
-    best_bytes: int = 0
-    unreached_s: float | None = None  # since when there is no connection
-    began: bool = False
-
-    @property
-    def lane(self) -> tuple[str, Direction]:
-        return self.task.copy.node, self.task.copy.direction
-
-
 class CopyQueue:
     """Copies bulk between hosts and this machine; a `BulkCopier`."""
 
@@ -81,11 +64,11 @@ class CopyQueue:
         self._connection_of = connection_of
         self._has_rsync = has_rsync
         self._wake = wake
-        self._bytes_per_s = None if copy_mb_s is None else copy_mb_s * 1e6
+        self._limit = RateLimit(copy_mb_s)
         self._moving = threading.BoundedSemaphore(COPIES_MAX if copy_mb_s is None else 1)
         self._changed = threading.Condition()
-        self._waiting: list[_QueuedCopy] = []
-        self._running: list[_QueuedCopy] = []
+        self._waiting: list[CopyTask] = []
+        self._running: list[CopyTask] = []
         self._ended: list[Copied] = []
         self._threads: list[threading.Thread] = []
         self._unfit: dict[str, str] = {}  # why rsync does not work with a host, by host
@@ -97,7 +80,7 @@ class CopyQueue:
         """Begin a copy."""
         with self._changed:
             assert not self._closing
-            self._waiting.append(_QueuedCopy(CopyTask(copy, self._bytes_per_s), time.monotonic()))
+            self._waiting.append(CopyTask(copy, self._limit))
             if len(self._threads) < min(THREADS_MAX, len(self._waiting) + len(self._running)):
                 thread = threading.Thread(target=self._work, name="copying", daemon=True)
                 self._threads.append(thread)
@@ -107,10 +90,10 @@ class CopyQueue:
     def drop(self, key: str) -> None:
         """Give up a copy; does nothing for one that is over or was never begun."""
         with self._changed:
-            for queued in [*self._waiting, *self._running]:
-                if queued.task.copy.key == key:
-                    queued.task.give_up()
-            self._waiting = [queued for queued in self._waiting if not queued.task.is_given_up]
+            for task in [*self._waiting, *self._running]:
+                if task.copy.key == key:
+                    task.give_up()
+            self._waiting = [task for task in self._waiting if not task.is_given_up]
             self._ended = [done for done in self._ended if done.copy.key != key]
 
     def copied(self) -> list[Copied]:
@@ -122,20 +105,20 @@ class CopyQueue:
     def progress(self) -> dict[str, int]:
         """Return how many bytes of each copy under way have been copied."""
         with self._changed:
-            return {queued.task.copy.key: queued.task.done_bytes for queued in self._running}
+            return {task.copy.key: task.done_bytes for task in self._running}
 
     def busy(self, node: str) -> bool:
         """Tell whether anything is, or will be, copied from or to a host."""
         with self._changed:
-            return any(queued.task.copy.node == node for queued in [*self._waiting, *self._running])
+            return any(task.copy.node == node for task in [*self._waiting, *self._running])
 
     def close(self) -> None:
         """Give up all copies, and wait until their threads have ended."""
         with self._changed:
             self._closing = True
             self._waiting.clear()
-            for queued in self._running:
-                queued.task.give_up()
+            for task in self._running:
+                task.give_up()
             self._changed.notify_all()
         deadline_s = time.monotonic() + CLOSE_S_MAX
         for thread in self._threads:
@@ -144,99 +127,99 @@ class CopyQueue:
     # In the threads
 
     def _work(self) -> None:
-        while (queued := self._next()) is not None:
+        while (task := self._next()) is not None:
             try:
-                error = self._try(queued)
+                error = self._try(task)
             except Cancelled:
                 error = None
             except Exception as err:  # our own fault must not leave the supervisor waiting for this copy
                 error = f"{type(err).__name__}: {err}"
             with self._changed:
-                self._running.remove(queued)
-                if error is not None and not queued.task.is_given_up and not self._closing:
-                    self._ended.append(Copied(queued.task.copy, error))
+                self._running.remove(task)
+                if error is not None and not task.is_given_up and not self._closing:
+                    self._ended.append(Copied(task.copy, error))
                 self._changed.notify_all()
             if error is not None:
                 self._wake()
 
-    def _next(self) -> _QueuedCopy | None:
+    def _next(self) -> CopyTask | None:
         """Wait for the newest copy that may be tried now; None at the end."""
         with self._changed:
             while not self._closing:
                 now_s = time.monotonic()
-                lanes = [queued.lane for queued in self._running]
-                free = [queued for queued in self._waiting if queued.lane not in lanes]
-                ready = [queued for queued in free if queued.due_s <= now_s]
+                lanes = [task.lane for task in self._running]
+                free = [task for task in self._waiting if task.lane not in lanes]
+                ready = [task for task in free if task.due_s <= now_s]
                 if ready:
                     self._waiting.remove(ready[-1])
                     self._running.append(ready[-1])
                     return ready[-1]
-                wait_s = min((queued.due_s - now_s for queued in free), default=None)
+                wait_s = min((task.due_s - now_s for task in free), default=None)
                 self._changed.wait(wait_s)
             return None
 
-    def _try(self, queued: _QueuedCopy) -> str | None:
+    def _try(self, task: CopyTask) -> str | None:
         """Try a copy once; return how it ended, None when it is to be tried again. Raises Cancelled."""
         try:
-            connection = self._connection(queued)
+            connection = self._connection(task)
             if connection is None:
-                return self._out_of_reach(queued)
+                return self._out_of_reach(task)
             with self._moving:
-                queued.task.check()
-                self._copy(queued, connection)
+                task.check()
+                self._copy(task, connection)
         except (Broken, LaunchError) as err:
             if not isinstance(err, LaunchError):
-                return self._again(queued, str(err))
+                return self._again(task, str(err))
             if err.trouble is not Retryable.PERMANENT:
-                return self._again(queued, err.reason)
+                return self._again(task, err.reason)
             return f"{err.reason}; fix: {err.fix}" if err.fix else err.reason
         except HostError as err:
             return str(err)
         return ""
 
-    def _connection(self, queued: _QueuedCopy) -> Connection | None:
+    def _connection(self, task: CopyTask) -> Connection | None:
         """Return a connection to the host, None while there is none. Raises LaunchError if there never will be one."""
         try:
-            connection = self._connection_of(queued.task.copy.node)
+            connection = self._connection_of(task.copy.node)
         except LaunchError as err:
             if err.trouble is Retryable.PERMANENT:
                 raise
             return None
         if connection is None or not connection.is_open:
             return None
-        queued.unreached_s = None
+        task.unreached_s = None
         return connection
 
-    def _out_of_reach(self, queued: _QueuedCopy) -> str | None:
+    def _out_of_reach(self, task: CopyTask) -> str | None:
         now_s = time.monotonic()
-        queued.unreached_s = now_s if queued.unreached_s is None else queued.unreached_s
-        if now_s - queued.unreached_s > LINE_S_MAX:
-            return f"{queued.task.copy.node} was out of reach for {LINE_S_MAX / 60:.0f} min"
-        self._put_back(queued)
+        task.unreached_s = now_s if task.unreached_s is None else task.unreached_s
+        if now_s - task.unreached_s > LINE_S_MAX:
+            return f"{task.copy.node} was out of reach for {LINE_S_MAX / 60:.0f} min"
+        self._put_back(task)
         return None
 
-    def _again(self, queued: _QueuedCopy, why: str) -> str | None:
-        if queued.task.done_bytes > queued.best_bytes:
-            queued.tries = 0
-        queued.best_bytes = max(queued.best_bytes, queued.task.done_bytes)
-        queued.tries += 1
-        if queued.tries >= TRIES_MAX:
+    def _again(self, task: CopyTask, why: str) -> str | None:
+        if task.done_bytes > task.best_bytes:
+            task.tries = 0
+        task.best_bytes = max(task.best_bytes, task.done_bytes)
+        task.tries += 1
+        if task.tries >= TRIES_MAX:
             return f"given up after {TRIES_MAX} tries: {why}"
-        self._put_back(queued)
+        self._put_back(task)
         return None
 
-    def _put_back(self, queued: _QueuedCopy) -> None:
+    def _put_back(self, task: CopyTask) -> None:
         with self._changed:
-            if not self._closing and not queued.task.is_given_up:
-                queued.due_s = time.monotonic() + RETRIES.pause_s(max(1, queued.tries))
-                self._waiting.insert(0, queued)
+            if not self._closing and not task.is_given_up:
+                task.due_s = time.monotonic() + RETRIES.pause_s(max(1, task.tries))
+                self._waiting.insert(0, task)
 
-    def _copy(self, queued: _QueuedCopy, connection: Connection) -> None:
+    def _copy(self, task: CopyTask, connection: Connection) -> None:
         """Copy, and verify that the fetched files are the expected ones."""
-        task, copy = queued.task, queued.task.copy
+        copy = task.copy
         if copy.direction is Direction.FETCH:
             _make_room(copy)
-        self._move(queued, connection)
+        self._move(task, connection)
         if copy.direction is Direction.SEND:
             return
         for entry in copy.expected:
@@ -244,20 +227,19 @@ class CopyQueue:
         for folder in dict.fromkeys((copy.local_dir / name).parent for name in copy.names):
             sync_folder(folder)
 
-    def _move(self, queued: _QueuedCopy, connection: Connection) -> None:
+    def _move(self, task: CopyTask, connection: Connection) -> None:
         """Move the bytes by rsync where that works, else by SFTP."""
-        node, host = queued.task.copy.node, connection.target.host
-        again, queued.began = queued.began, True
+        node, host = task.copy.node, connection.target.host
         ssh = connection.openssh() if self._may_rsync(node) else None
         if ssh is not None:
             try:
-                rsync.copy(queued.task, ssh, host, again)
-                if queued.task.copy.direction is Direction.FETCH:
-                    rsync.require_unchanged(queued.task, ssh, host)
+                rsync.copy(task, ssh, host)
+                if task.copy.direction is Direction.FETCH:
+                    rsync.require_unchanged(task, ssh, host)
                 return
             except Unfit as err:
                 why = str(err)
-        sftp.copy(queued.task, connection)
+        sftp.copy(task, connection)
         if ssh is not None:  # SFTP succeeded, so the connection is not at fault
             self._unfit[node] = why
 
@@ -272,7 +254,7 @@ def _make_room(copy: Copy) -> None:
         free_bytes = shutil.disk_usage(copy.local_dir).free
     except OSError as err:
         raise HostError(f"{copy.local_dir} on this machine: {err.strerror}") from err
-    missing = [entry for entry in copy.expected if not fits(copy.local_dir / entry.name, entry)]
+    missing = [entry for entry in copy.expected if not disk.is_as_recorded(copy.local_dir, entry)]
     needed_bytes = sum(entry.size_bytes for entry in missing) + SPARE_BYTES
     if missing and needed_bytes > free_bytes:
         sizes = f"{needed_bytes / 1e6:.0f} MB are needed, {free_bytes / 1e6:.0f} MB are free"
@@ -287,7 +269,7 @@ def _settle(task: CopyTask, entry: Piece) -> None:
             os.fsync(file.fileno())
             about = os.fstat(file.fileno())
         if about.st_size == entry.size_bytes and not _differs(about.st_mtime_ns, entry.mtime_ns):
-            mark(path, entry)
+            os.utime(path, ns=(entry.mtime_ns, entry.mtime_ns))
             return
     except FileNotFoundError as err:
         raise HostError(f"{entry.name} is not a file any more on {task.copy.node}") from err

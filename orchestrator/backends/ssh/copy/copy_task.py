@@ -1,16 +1,13 @@
-"""State of one copy under way, common to rsync and SFTP: its progress, its rate limit, and how it is given up."""
+"""State of one copy, common to rsync and SFTP: its progress, its tries, how it is given up; and the rate limit of all copies."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
-from orchestrator.backends.api import Copy
-from orchestrator.core.checkpoints.save import Piece
+from orchestrator.backends.api import Copy, Direction
 from orchestrator.core.errors import Cancelled, HostError
 
 STALL_S_MAX = 60.0
@@ -25,20 +22,44 @@ class Unfit(Exception):
     """The files cannot be copied by this tool, but perhaps by another."""
 
 
-class CopyTask:
-    """One copy under way. One thread copies; any other may read `done_bytes` and call `give_up`."""
+class RateLimit:
+    """Limit on the speed of all copies together."""
 
-    def __init__(self, copy: Copy, bytes_per_s: float | None) -> None:
+    def __init__(self, mb_s: float | None) -> None:
+        """`mb_s`: in 10^6 bytes a second, None for no limit."""
+        self.bytes_per_s = None if mb_s is None else mb_s * 1e6
+        self._free_s = 0.0
+        self._lock = threading.Lock()
+
+    def pause_s(self, size_bytes: int) -> float:
+        """Return how long to wait until this number of bytes may have been copied."""
+        if self.bytes_per_s is None:
+            return 0.0
+        with self._lock:
+            self._free_s = max(self._free_s, time.monotonic()) + size_bytes / self.bytes_per_s
+            return self._free_s - time.monotonic()
+
+
+class CopyTask:
+    """One copy, waiting or under way. One thread copies; any other may read `done_bytes` and call `give_up`."""
+
+    def __init__(self, copy: Copy, limit: RateLimit) -> None:
         self.copy = copy
-        self.bytes_per_s = bytes_per_s
+        self.limit = limit
         self.done_bytes = 0
+        # Of its tries, for the queue
+        self.due_s = time.monotonic()
+        self.tries = self.best_bytes = 0
+        self.unreached_s: float | None = None  # since when there is no connection
         self.sent: list[str] = []  # files that are whole on the host
         self._damaged: list[str] = []  # files that came damaged once already
         self._given_up = threading.Event()
         self._lock = threading.Lock()
         self._abort: Callable[[], object] | None = None
-        self._began_s = 0.0
-        self._paced_bytes = 0
+
+    @property
+    def lane(self) -> tuple[str, Direction]:
+        return self.copy.node, self.copy.direction
 
     @property
     def is_given_up(self) -> bool:
@@ -68,25 +89,11 @@ class CopyTask:
             with self._lock:
                 self._abort = before
 
-    def wait(self, wait_s: float) -> None:
-        """Wait, unless the copy is given up. Raises Cancelled."""
-        self._given_up.wait(wait_s)
-        self.check()
-
-    def begin(self) -> None:
-        """Reset the progress for another try."""
-        self.done_bytes = self._paced_bytes = 0
-        self._began_s = time.monotonic()
-
     def advance(self, more_bytes: int) -> None:
         """Add copied bytes to the progress, and wait as long as the rate limit requires. Raises Cancelled."""
         self.done_bytes += more_bytes
-        self._paced_bytes += more_bytes
-        if self.bytes_per_s is None:
-            self.check()
-            return
-        ahead_s = self._paced_bytes / self.bytes_per_s - (time.monotonic() - self._began_s)
-        self.wait(max(0.0, ahead_s))
+        self._given_up.wait(self.limit.pause_s(more_bytes))
+        self.check()
 
     def damaged(self, name: str) -> Exception:
         """Return what it means that a file came with other bytes than it has on its host: once more, or never."""
@@ -94,21 +101,3 @@ class CopyTask:
             return HostError(f"{name} came damaged from {self.copy.node} twice")
         self._damaged.append(name)
         return Broken(f"{name} was damaged on its way")
-
-    def skip(self, skipped_bytes: int) -> None:
-        """Add bytes to the progress that need not be copied."""
-        self.done_bytes += skipped_bytes
-
-
-def fits(path: Path, entry: Piece) -> bool:
-    """Tell, from size and time alone, whether a file is that piece."""
-    try:
-        stat = path.stat()
-    except OSError:
-        return False
-    return (stat.st_size, stat.st_mtime_ns) == (entry.size_bytes, entry.mtime_ns)
-
-
-def mark(path: Path, entry: Piece) -> None:
-    """Give a file the time of its piece to the nanosecond, which not every tool can."""
-    os.utime(path, ns=(entry.mtime_ns, entry.mtime_ns))

@@ -36,10 +36,10 @@ _LINE_CODES = (10, 12, 30, 35)
 """Exit codes of a broken connection: socket I/O, protocol data stream, time-outs (`man rsync`)."""
 
 
-def copy(task: CopyTask, ssh: tuple[str, ...], host: str, again: bool) -> None:
-    """Copy by rsync; `again`: an earlier try may have left parts of files. Raises Unfit, Broken, HostError, Cancelled."""
-    task.begin()
-    copied = ["--info=progress2", "--no-human-readable", *([] if again else ["--whole-file"])]
+def copy(task: CopyTask, ssh: tuple[str, ...], host: str) -> None:
+    """Copy by rsync; an earlier try may have left parts of files. Raises Unfit, Broken, HostError, Cancelled."""
+    task.done_bytes = 0
+    copied = ["--info=progress2", "--no-human-readable", *([] if task.tries else ["--whole-file"])]
     _run(task, _argv(task, ssh, host, copied))
 
 
@@ -99,8 +99,8 @@ def _argv(task: CopyTask, ssh: tuple[str, ...], host: str, more: list[str]) -> l
     # Not on a host, where it might pass for a part of a checkpoint.
     argv += [f"--partial-dir={PARTIAL}"] if fetches else ["--modify-window=-1"]
     argv += [f"--timeout={STALL_S_MAX:.0f}", *more]
-    if task.bytes_per_s is not None:
-        argv.append(f"--bwlimit={max(1, int(task.bytes_per_s / 1024))}")
+    if task.limit.bytes_per_s is not None:
+        argv.append(f"--bwlimit={max(1, int(task.limit.bytes_per_s / 1024))}")
     name = f"[{host}]" if ":" in host else host
     remote, local = f"{name}:{copy.remote_dir}/", f"{copy.local_dir}/"
     argv += ["-e", " ".join(map(_quoted, ssh)), "--"]

@@ -1,4 +1,4 @@
-"""Bulk copies by SFTP over an open connection, for hosts without rsync: file by file, each atomically.
+"""Copies by SFTP over an open connection, for hosts without rsync and for `orch collect`: file by file, each atomically.
 
 Files are sent by SFTP with many requests in flight, and fetched as the output of a command. A file is written under a
 temporary name and renamed when it is whole. A file that is already here as expected is not copied again.
@@ -7,11 +7,13 @@ temporary name and renamed when it is whole. A file that is already here as expe
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO
 
@@ -19,12 +21,14 @@ import paramiko
 
 from orchestrator.backends.api import Direction
 from orchestrator.backends.ssh.connect.connection import Connection, RemoteCommand
-from orchestrator.backends.ssh.copy.copy_task import STALL_S_MAX, Broken, CopyTask, fits, mark
+from orchestrator.backends.ssh.copy.copy_task import STALL_S_MAX, Broken, CopyTask
+from orchestrator.core.checkpoints import disk
+from orchestrator.core.checkpoints.save import Piece
 from orchestrator.core.errors import HostError
 from orchestrator.core.jobdir.durable import installed
 
 REQUEST_BYTES = 32_768
-"""What any server takes at once."""
+"""What any server takes, and gives, at once."""
 
 READ_BYTES = 1 << 20
 
@@ -35,17 +39,86 @@ _TAIL = """/bin/sh -c 'read -r n; IFS= read -r p; echo {mark}; exec tail -c "+$n
 
 def copy(task: CopyTask, connection: Connection) -> None:
     """Copy file by file. Raises Broken, HostError, Cancelled, LaunchError."""
-    task.begin()
-    with contextlib.closing(connection.sftp()) as sftp, task.ended_by(sftp.close):
-        try:
-            for name in task.copy.names:
+    task.done_bytes = 0
+    with contextlib.closing(connection.sftp()) as client, task.ended_by(client.close):
+        session = Session(task, connection, client)
+        for name in task.copy.names:
+            try:
                 if task.copy.direction is Direction.FETCH:
-                    _fetch(task, connection, sftp, name)
+                    session.fetch(name, task.copy.local_dir / name)
                 else:
-                    _send(task, sftp, name)
-        except (EOFError, OSError, paramiko.SSHException) as err:
-            task.check()
-            raise Broken(f"the line broke: {str(err) or type(err).__name__}") from err
+                    _send(session, name)
+            except (EOFError, OSError, paramiko.SSHException) as err:
+                task.check()
+                raise _refused(err, session, name) from err
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A copy, and the connection and SFTP client by which it is made."""
+
+    task: CopyTask
+    connection: Connection
+    sftp: paramiko.SFTPClient
+
+    def path(self, name: str) -> str:
+        """Return where a file of the copy lies on the host."""
+        return f"{self.task.copy.remote_dir}/{name}"
+
+    def fetch(self, name: str, target: Path) -> None:
+        """Fetch a file to a place of this machine. Raises Broken, HostError, Cancelled, LaunchError, OSError; what paramiko raises when
+        the connection breaks."""
+        task, copy = self.task, self.task.copy
+        expected = next((entry for entry in copy.expected if entry.name == name), None)
+        if expected is not None and disk.is_as_recorded(copy.local_dir, expected):
+            task.done_bytes += expected.size_bytes
+            return
+        about = self._about(name)
+        if expected is not None and not (
+            about.size_bytes == expected.size_bytes and disk.is_same_time(about.mtime_ns, expected.mtime_ns)
+        ):
+            raise HostError(f"{name} was written again on {copy.node} before it was copied")
+        with _local(target.parent):
+            target.parent.mkdir(parents=True, exist_ok=True)
+        with installed(target, durable=False) as part:
+            digest = self.append(name, part, about.size_bytes)
+            if expected is not None and expected.sha256 != digest:
+                if self._about(name) != about:
+                    raise HostError(f"{name} was written again on {copy.node} before it was copied")
+                if expected.sha256:
+                    raise task.damaged(name)
+            mtime_ns = about.mtime_ns if expected is None else expected.mtime_ns
+            os.utime(part, ns=(mtime_ns, mtime_ns))
+
+    def _about(self, name: str) -> Piece:
+        """Return the size of a file of a host, and its time in whole seconds."""
+        about = self.sftp.stat(os.fsencode(self.path(name)))
+        return Piece(name, about.st_size or 0, int(about.st_mtime or 0) * 10**9)
+
+    def append(self, name: str, target: Path, size_bytes: int) -> str:
+        """Append to a file what it lacks of that on the host, up to a size, and return the sha256 of what came. Raises as `fetch` does."""
+        path = self.path(name)
+        with _local(target.parent):
+            file = target.open("ab")
+        with file, self.sftp.open(os.fsencode(path), "rb") as source:  # fails when it may not be read
+            begin = file.tell()
+            if size_bytes - begin <= REQUEST_BYTES:
+                source.seek(begin)
+                return _write(self.task, file, blocks(source.read, size_bytes - begin))
+            with contextlib.closing(tail(self.connection, path, begin)) as remote:
+                read = functools.partial(remote.read, wait_s=STALL_S_MAX)
+                with self.task.ended_by(remote.close):
+                    return _write(self.task, file, blocks(read, size_bytes - begin))
+
+
+def _write(task: CopyTask, file: IO[bytes], blocks: Iterable[bytes]) -> str:
+    digest = hashlib.sha256()
+    for block in blocks:
+        digest.update(block)
+        with _local(Path(file.name).parent):
+            file.write(block)
+        task.advance(len(block))
+    return digest.hexdigest()
 
 
 def tail(connection: Connection, path: str, begin: int) -> RemoteCommand:
@@ -63,82 +136,35 @@ def tail(connection: Connection, path: str, begin: int) -> RemoteCommand:
     return remote
 
 
-def blocks(remote: RemoteCommand, size_bytes: int) -> Iterator[bytes]:
-    """Yield the first `size_bytes` of a file in order. Raises OSError when less of it comes."""
+def blocks(read: Callable[[int], bytes], size_bytes: int) -> Iterator[bytes]:
+    """Yield the first `size_bytes` of a file in order. Raises Broken when less of it comes."""
     received_bytes = 0
     while received_bytes < size_bytes:
-        block = remote.read(min(READ_BYTES, size_bytes - received_bytes), STALL_S_MAX)
+        block = read(min(READ_BYTES, size_bytes - received_bytes))
         if not block:
-            raise OSError(f"{received_bytes} of {size_bytes} bytes came")
+            raise Broken(f"{received_bytes} of {size_bytes} bytes came")
         received_bytes += len(block)
         yield block
 
 
-def _fetch(task: CopyTask, connection: Connection, sftp: paramiko.SFTPClient, name: str) -> None:
-    copy = task.copy
-    target = copy.local_dir / name
-    expected = next((entry for entry in copy.expected if entry.name == name), None)
-    if expected is not None and fits(target, expected):
-        task.skip(expected.size_bytes)
-        return
-    path = f"{copy.remote_dir}/{name}"
-    try:
-        with sftp.open(os.fsencode(path), "rb") as source:  # fails when it may not be read
-            attributes = source.stat()
-    except OSError as err:
-        raise _refused(err, sftp, path, copy.node) from err
-    size_bytes, mtime_s = attributes.st_size or 0, int(attributes.st_mtime or 0)
-    if expected is not None and (size_bytes, mtime_s) != (expected.size_bytes, expected.mtime_ns // 10**9):
-        raise HostError(f"{name} was written again on {copy.node} before it was copied")
-    with _local(copy.local_dir):
-        target.parent.mkdir(parents=True, exist_ok=True)
-    with installed(target, durable=False) as part:
-        digest = _receive(task, connection, path, part, size_bytes)
-        if expected is not None and expected.sha256 != digest:
-            again = sftp.stat(os.fsencode(path))
-            if (again.st_size, int(again.st_mtime or 0)) != (size_bytes, mtime_s):
-                raise HostError(f"{name} was written again on {copy.node} before it was copied")
-            if expected.sha256:
-                raise task.damaged(name)
-        os.utime(part, (mtime_s, mtime_s))
-        if expected is not None:
-            mark(part, expected)
-
-
-def _receive(task: CopyTask, connection: Connection, path: str, part: Path, size_bytes: int) -> str:
-    """Write a file as it comes, and return its sha256."""
-    digest = hashlib.sha256()
-    with _local(task.copy.local_dir):
-        file = part.open("wb")
-    with file, contextlib.closing(tail(connection, path, 0)) as remote, task.ended_by(remote.close):
-        for block in blocks(remote, size_bytes):
-            digest.update(block)
-            with _local(task.copy.local_dir):
-                file.write(block)
-            task.advance(len(block))
-    return digest.hexdigest()
-
-
-def _send(task: CopyTask, sftp: paramiko.SFTPClient, name: str) -> None:
+def _send(session: Session, name: str) -> None:
     """Write a file on a host. SFTP gives times in whole seconds, in which a file can be written twice; so a file that
     another copy brought there does not count as the same."""
-    copy = task.copy
-    path = PurePosixPath(copy.remote_dir, name)
-    try:
-        source = (copy.local_dir / name).open("rb")
-    except OSError as err:
-        raise HostError(f"{copy.local_dir / name} on this machine: {err.strerror}") from err
+    task, sftp = session.task, session.sftp
+    path = PurePosixPath(session.path(name))
+    with _local(task.copy.local_dir / name):
+        source = (task.copy.local_dir / name).open("rb")
     with source:
-        about = os.fstat(source.fileno())
-        if name in task.sent or (name in copy.there and _is_there(sftp, path, about)):
-            task.skip(about.st_size)
+        about, begin_bytes = os.fstat(source.fileno()), task.done_bytes
+        if name in task.sent or (name in task.copy.there and _is_there(sftp, path, about)):
+            task.done_bytes += about.st_size
             return
-        try:
-            _make_folders(sftp, path.parent)
-            with _part_of(sftp, path) as part:
-                _upload(task, sftp, source, part)
-        except OSError as err:
-            raise _refused(err, sftp, str(path), copy.node) from err
+        _make_folders(sftp, path.parent)
+        with _part_of(sftp, path) as part:
+            sftp.putfo(
+                source, part, callback=lambda sent, _: task.advance(begin_bytes + sent - task.done_bytes)
+            )
+            sftp.utime(part, (about.st_mtime, about.st_mtime))
     task.sent.append(name)
 
 
@@ -151,35 +177,17 @@ def _is_there(sftp: paramiko.SFTPClient, path: PurePosixPath, about: os.stat_res
     return (there.st_size, int(there.st_mtime or 0)) == (about.st_size, int(about.st_mtime))
 
 
-def _upload(task: CopyTask, sftp: paramiko.SFTPClient, source: IO[bytes], part: PurePosixPath) -> None:
-    attributes = os.fstat(source.fileno())
-    with contextlib.closing(sftp.open(os.fsencode(part), "wb")) as target:
-        target.set_pipelined(True)
-        while block := source.read(REQUEST_BYTES):
-            target.write(block)
-            task.advance(len(block))
-        _check_all_written(target, attributes.st_size)
-    sftp.utime(os.fsencode(part), (attributes.st_mtime, attributes.st_mtime))
-
-
 @contextlib.contextmanager
-def _part_of(sftp: paramiko.SFTPClient, path: PurePosixPath) -> Iterator[PurePosixPath]:
+def _part_of(sftp: paramiko.SFTPClient, path: PurePosixPath) -> Iterator[bytes]:
     """Yield the path of a part file next to `path`; at the end rename it to `path`, or remove it where that fails."""
-    part = path.with_name(f".orch-{secrets.token_hex(6)}.part")
+    part = os.fsencode(path.with_name(f".orch-{secrets.token_hex(6)}.part"))
     try:
         yield part
-        _rename(sftp, part, path)
+        _rename(sftp, part, os.fsencode(path))
     except BaseException:
         with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
-            sftp.remove(os.fsencode(part))
+            sftp.remove(part)
         raise
-
-
-def _check_all_written(target: paramiko.SFTPFile, size_bytes: int) -> None:
-    """Ask for the size: paramiko ignores answers to pipelined writes. Raises OSError."""
-    written_bytes = target.stat().st_size or 0
-    if written_bytes < size_bytes:
-        raise OSError(f"it took {written_bytes} of {size_bytes} bytes")
 
 
 def _make_folders(sftp: paramiko.SFTPClient, folder: PurePosixPath) -> None:
@@ -194,14 +202,14 @@ def _make_folders(sftp: paramiko.SFTPClient, folder: PurePosixPath) -> None:
             raise NotADirectoryError(20, f"{parent} is no folder")
 
 
-def _rename(sftp: paramiko.SFTPClient, part: PurePosixPath, path: PurePosixPath) -> None:
+def _rename(sftp: paramiko.SFTPClient, part: bytes, path: bytes) -> None:
     """Rename atomically; a server without OpenSSH's extension for that cannot replace a file."""
     try:
-        sftp.posix_rename(os.fsencode(part), os.fsencode(path))
+        sftp.posix_rename(part, path)
     except OSError:
         with contextlib.suppress(FileNotFoundError):
-            sftp.remove(os.fsencode(path))
-        sftp.rename(os.fsencode(part), os.fsencode(path))
+            sftp.remove(path)
+        sftp.rename(part, path)
 
 
 @contextlib.contextmanager
@@ -213,15 +221,17 @@ def _local(here: Path) -> Iterator[None]:
         raise HostError(f"{here} on this machine: {err.strerror}") from err
 
 
-def _refused(err: OSError, sftp: paramiko.SFTPClient, path: str, node: str) -> Exception:
+def _refused(err: Exception, session: Session, name: str) -> Exception:
     """Return what a host's refusal means. The protocol reports a full disk as a bare "Failure"."""
-    channel = sftp.get_channel()
-    if isinstance(err, TimeoutError | ConnectionError) or channel is None or channel.closed:
+    channel, node = session.sftp.get_channel(), session.task.copy.node
+    is_broken = not isinstance(err, OSError) or isinstance(err, TimeoutError | ConnectionError)
+    if is_broken or channel is None or channel.closed:
         return Broken(f"the line broke: {str(err) or type(err).__name__}")
+    path = session.path(name)
     if isinstance(err, FileNotFoundError):
         return HostError(f"{path} is not there on {node}")
-    if err.errno is None:
+    if not isinstance(err, OSError) or err.errno is None:
         return HostError(
             f"{path} cannot be written on {node}, where no space may be left (its sftp-server: {err})"
         )
-    return HostError(f"{path} on {node}: {err.strerror or err}")
+    return HostError(f"{path} on {node}: {err.strerror}")

@@ -18,10 +18,8 @@ FOLDER = Path(orchestrator.__file__).parent
 READERS = {
     "agent/ranks/stack_dump.py": "whether the line of a frame is shown: a file that looks younger than its process is not",
     "backends/ssh/copy/sftp.py": "whether a file is as it was at its last look, to the second",
-    "client/collect.py": "the same, and copies get the times of their sources",
     "client/logs/trackers.py": "which runs of a tracker are shown",
     "client/host_listing.py": "whether a file is as it was at its last look, to the second",
-    "client/remote_files.py": "whether a file is as it was at its last look, to the second",
     "core/host/file_age.py": "",
     "core/jobdir/requests.py": "shown, and its age is by `file_age`",
     "programs/metrics.py": "its age is by `file_age`",
