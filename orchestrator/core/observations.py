@@ -129,7 +129,7 @@ class Failure:
 class RankInspection:
     """The state of one rank, as one inspection of its node has found it."""
 
-    GONE: ClassVar = frozenset({"has_limit", "starved_s"})
+    GONE: ClassVar[frozenset[str]] = frozenset({"has_limit", "starved_s"})
 
     rank: int
     pid: int

@@ -64,7 +64,7 @@ class PlannedPool:
 class Limits:
     """Every limit of a job. None means no limit, unless a field says otherwise."""
 
-    GONE: ClassVar = frozenset({"hang_floor_s", "hang_ceiling_s", "hang_patience_s"})
+    GONE: ClassVar[frozenset[str]] = frozenset({"hang_floor_s", "hang_ceiling_s", "hang_patience_s"})
 
     # From the start of an attempt until all its ranks are started.
     start_timeout_s: float

@@ -57,7 +57,7 @@ class Hello:
 class SignTimes:
     """When (job clock) a rank last gave each kind of sign; only in heartbeats that were coalesced for the journal."""
 
-    GONE: ClassVar = frozenset({"exiting_at"})
+    GONE: ClassVar[frozenset[str]] = frozenset({"exiting_at"})
 
     # Last sign of life, see `suspicion.SIGNS`
     sign_at: float
