@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given, settings
@@ -268,3 +268,18 @@ def test_a_brief_message_leaves_out_defaults_and_reads_the_same() -> None:
         "parts": [{"number": 1}, {"number": 2, "text": "other"}],
     }
     assert codec.unpack_kind({"Group": Group}, brief) == value
+
+
+@dataclass(frozen=True, slots=True)
+class Shorter:
+    GONE: ClassVar[frozenset[str]] = frozenset({"old"})
+
+    number: int
+    names: tuple[str, ...] = field(default_factory=tuple)
+
+
+def test_a_field_of_an_earlier_version_is_passed_over_and_no_other() -> None:
+    assert codec.unpack(Shorter, {"number": 1, "old": 7.5}) == Shorter(1)
+    assert codec.pack(Shorter(1)) == {"number": 1, "names": []}
+    with pytest.raises(codec.KeysError, match="unknown older"):
+        codec.unpack(Shorter, {"number": 1, "older": 2})
