@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 
 from orchestrator.core.errors import ClusterError
-from orchestrator.core.jobdir import home, locks, ownership, requests
+from orchestrator.core.jobdir import home, locks, requests
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.shown import Cause
 from orchestrator.submission import supervisor_process
@@ -44,14 +44,6 @@ def close(job: JobDir, allocation: str, cause: Cause, why: str) -> None:
     if not _has_ended(job):
         what = f"{why}, and the job could not be closed within {CLOSE_S_MAX:g} s"
         raise ClusterError(what, job.id, f"see {job.supervisor_log}")
-
-
-def allocation_of(job: JobDir) -> str:
-    """Return the allocation that a job was in last; empty if it has been in none."""
-    try:
-        return ownership.read_regular(job.allocation).decode(errors="replace").strip()
-    except OSError:
-        return ""
 
 
 def _has_ended(job: JobDir) -> bool:

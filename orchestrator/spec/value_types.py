@@ -294,11 +294,6 @@ def _words(value: object, says: str) -> list[str]:
     return list(words)
 
 
-def _option_words(value: object) -> object:
-    """Split one text as a shell would."""
-    return _split(value) if isinstance(value, str) else value
-
-
 def _split(text: str) -> list[str]:
     try:
         return shlex.split(text.replace("\\\n", " "))
@@ -387,9 +382,6 @@ EntryPoint: TypeAlias = Annotated[
 ]
 _LISTED = BeforeValidator(_listed)
 Lines: TypeAlias = Annotated[tuple[Line, ...], _LISTED]
-Words: TypeAlias = Annotated[
-    tuple[Scalar, ...], BeforeValidator(_option_words, json_schema_input_type=_TEXT_OR_LIST)
-]
 Hosts: TypeAlias = Annotated[tuple[Annotated[str, Field(pattern=HOST)], ...], BeforeValidator(_host_list)]
 Options: TypeAlias = Annotated[tuple[Annotated[str, Field(pattern=OPTION)], ...], _LISTED]
 Secrets: TypeAlias = Annotated[tuple[EnvName, ...], _LISTED]

@@ -69,11 +69,6 @@ class SaveCopies:
             _put_back(stage, job.code if stage.name.endswith(FROM_START) else self._root)
         shutil.rmtree(self._root / COMING, ignore_errors=True)
 
-    @property
-    def are_needed(self) -> bool:
-        """Tell whether hosts do not see the saves at home."""
-        return self._copier is not None
-
     def fetch(self, save: Save) -> None:
         """Begin to fetch a save, unless it is on its way, or none is copied: a resume may have changed `checkpoint.path`."""
         if self._copier is None or save.number in self._fetches:
