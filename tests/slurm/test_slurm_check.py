@@ -58,18 +58,18 @@ def waiting(slurm: SlurmBox, path: str, folder: Path) -> Iterator[tuple[subproce
         "where it stands",
     )
     print(err.read_text())
-    yield begun, blocker
-    slurm.queue.scancel(blocker)
-    slurm.queue.wait_for_state(blocker, "CANCELLED")
+    try:
+        yield begun, blocker
+    finally:
+        slurm.queue.scancel(blocker)
+        slurm.queue.wait_for_state(blocker, "CANCELLED")
 
 
 def ctrl_c(slurm: SlurmBox, begun: subprocess.Popen[bytes]) -> int:
-    """Signal what a Ctrl-C would, and return the exit code."""
-    commands = ("orchestrator.cli check", "salloc")
-    slurm.login.signal(
-        [one.proc for one in slurm.login.processes() if any(word in one.command for word in commands)],
-        signal.SIGINT,
-    )
+    """Signal what a Ctrl-C would, and return the exit code. A terminal signals all at once; here the check comes first."""
+    running = slurm.login.processes()
+    for word in ("orchestrator.cli check", "salloc"):
+        slurm.login.signal([one.proc for one in running if word in one.command], signal.SIGINT)
     return begun.wait(END_S_MAX)
 
 
