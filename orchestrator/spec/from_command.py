@@ -6,7 +6,6 @@ the shell scripts that it names, only what starts launchers is read, with its co
 
 from __future__ import annotations
 
-import getpass
 import os
 import re
 import shlex
@@ -170,11 +169,6 @@ def _of_script(
     fields = {setting.field for setting in header.settings}
     if "time_limit_action" not in fields and re.search(r"\bscontrol\s+requeue\b", body):
         header.settings.append(sbatch_header.Setting("time_limit_action", "requeue", "scontrol requeue"))
-    mails = [
-        one.text for one in (*options, *given) if one.name == "mail-type" and one.value.upper() != "NONE"
-    ]
-    if mails and "slurm.mail" not in fields:  # Slurm's own default
-        header.settings.append(sbatch_header.Setting("slurm.mail", getpass.getuser(), mails[-1]))
     if fields.isdisjoint(("gpus_per_node", "procs_per_node")):
         header.settings.append(
             sbatch_header.Setting("procs_per_node", "1", "no GPUs and no tasks in the header")

@@ -175,6 +175,11 @@ def _of_slurm(document: Document, words: Sequence[str]) -> list[Became]:
     elsewhere = document.data.get("backend") not in (None, "slurm")
     became = []
     for one in [sbatch_header.Setting("backend", "slurm", "srun"), *sbatch_header.header(options).settings]:
+        own = None if elsewhere else _value(document, one.field)
+        if one.field == "slurm.extra" and isinstance(own, list):  # of two equal options the later counts
+            own[:0] = [option for option in one.value if option not in own]
+            became.append(Became(one.option, one.field, one.text))
+            continue
         is_size = one.field in ("nodes", "procs_per_node", "gpus_per_node")
         if one.field and not is_size and (elsewhere or _value(document, one.field) is not None):
             continue

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 SIGNAL_MARGIN_S = 30
 """How long before the time limit the ranks must have saved: the supervisor still stops them and asks for a requeue."""
@@ -30,11 +30,10 @@ _OWNED = {
     **dict.fromkeys(("account", "A"), "write `slurm.account`"),
     **dict.fromkeys(("qos", "q"), "write `slurm.qos`"),
     **dict.fromkeys(("constraint", "C"), "write `slurm.constraint`"),
-    **dict.fromkeys(("nodelist", "w", "nodefile", "F"), "write `slurm.nodelist`"),
+    **dict.fromkeys(("nodefile", "F"), "write its nodes as --nodelist"),
     **dict.fromkeys(("exclude", "x"), "write `slurm.exclude`"),
     **dict.fromkeys(("cpus-per-task", "c"), "write `slurm.cpus_per_task`"),
-    **dict.fromkeys(("mail-user", "mail-type"), "write `slurm.mail`"),
-    **{name: f"write `slurm.{name}`" for name in ("reservation", "gres", "mem", "exclusive", "comment")},
+    **{name: f"write `slurm.{name}`" for name in ("mem", "exclusive")},
     **dict.fromkeys(("output", "o", "error", "e", "input", "i", "open-mode"), "logs are orch's own"),
     **dict.fromkeys(("chdir", "D", "wrap", "requeue", "no-requeue", "signal", "no-kill", "k"), _SCRIPT),
     **dict.fromkeys(("array", "a"), "a job is one job; submit it several times"),
@@ -62,7 +61,8 @@ def fault_of(option: str) -> str:
     name = re.split("[=\\s]", option.lstrip("-"), maxsplit=1)[0]
     if not name:
         return "names no option; write it as sbatch takes it, such as --licenses=foo"
-    if re.match(r"--?[^\s=]+\s", option) or re.search(r"\s--?[a-z]", option):
+    is_two = re.match(r"--?[^\s=]+\s", option) or re.search(r"\s--?[a-z]", option)
+    if is_two and not option.startswith("--comment="):
         return (
             "must be one option, its value after `=`, such as --licenses=foo; write others as further items"
         )
@@ -76,8 +76,13 @@ def fault_of(option: str) -> str:
     return f"-{owned[0]} cannot stand here: {_OWNED[owned[0]]}" if owned else ""
 
 
+def gres_of(extra: Sequence[str]) -> str:
+    """Return the generic resources that `slurm.extra` asks for, empty for none."""
+    return next((option[7:] for option in reversed(extra) if option.startswith("--gres=")), "")
+
+
 def gpus_of(gres: str) -> int:
-    """Return how many GPUs of a node a `slurm.gres` asks for."""
+    """Return how many GPUs of a node are among generic resources."""
     matches = [_GPUS.fullmatch(item.strip()) for item in gres.split(",")]
     return sum(int(match.group(1) or 1) for match in matches if match)
 

@@ -25,8 +25,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 _FIELDS = {
     "account": "slurm.account", "partition": "slurm.partition", "qos": "slurm.qos", "constraint": "slurm.constraint",
-    "reservation": "slurm.reservation", "nodelist": "slurm.nodelist", "exclude": "slurm.exclude", "mem": "slurm.mem",
-    "comment": "slurm.comment", "mail-user": "slurm.mail", "job-name": "name", "chdir": "workdir",
+    "exclude": "slurm.exclude", "mem": "slurm.mem", "job-name": "name", "chdir": "workdir",
 }  # fmt: skip
 _SIZES = (
     "nodes", "ntasks", "ntasks-per-node", "ntasks-per-gpu", "cpus-per-task", "gres", "gpus", "gpus-per-node", "gpus-per-task",
@@ -37,7 +36,6 @@ _NOT_NEEDED = {
     "disable-status quit-on-interrupt slurmd-debug",
     "Slurm may put a job of orch back into the queue when nodes are lost or taken away": "no-requeue",
     "orch ends and restarts all ranks when one fails": "kill-on-bad-exit no-kill",
-    "mails are those of the end and of failures": "mail-type",
     "orch submit --follow waits": "wait",
     "orch starts one agent on each node, and the ranks from it": "jobid het-group overlap overcommit exact distribution "
     "cpu-bind mem-bind gpu-bind accel-bind mpi multi-prog pty relative resv-ports bcast bcast-exclude send-libs compress "
@@ -45,7 +43,7 @@ _NOT_NEEDED = {
     "ntasks-per-core ntasks-per-socket x11 parsable get-user-env export-file ignore-pbs wait-all-nodes",
 }
 _EXTRA = _names(
-    "acctg-freq bb bbf begin cluster-constraint container contiguous core-spec cores-per-socket cpu-freq cpus-per-gpu "
+    "reservation nodelist comment mail-user mail-type acctg-freq bb bbf begin cluster-constraint container contiguous core-spec cores-per-socket cpu-freq cpus-per-gpu "
     "deadline delay-boot dependency extra-node-info gid gpu-freq gpus-per-socket gres-flags hint hold kill-on-invalid-dep "
     "licenses mcs-label mem-per-cpu mem-per-gpu mincpus network nice power prefer priority profile reboot oversubscribe "
     "sockets-per-node spread-job switches thread-spec threads-per-core time-min tmp uid use-min-nodes wckey batch "
@@ -220,12 +218,6 @@ def header(given: Sequence[Option], ranks: Count | None = None) -> Header:
             made.settings.append(Setting(_FIELDS[name], value, option.text))
         elif name in _WHY:
             made.settings.append(Setting("", _WHY[name], option.text))
-    extra = [option for option in given if option.name in _EXTRA or option.text == EXPEDITED]
-    if extra:
-        values = [
-            f"--{option.name}={option.value}" if option.value else f"--{option.name}" for option in extra
-        ]
-        made.settings.append(Setting("slurm.extra", values, " ".join(option.text for option in extra)))
     if (array := last.get("array")) is not None:
         raise ValueError(_of_array(array))
     if (limit := last.get("time")) is not None:
@@ -241,7 +233,11 @@ def header(given: Sequence[Option], ranks: Count | None = None) -> Header:
         made.settings.append(Setting("time_limit_action", "requeue", again.text))
     _add_signal(last, made)
     _add_export(last, made)
-    _add_size(last, made, ranks)
+    gres = _add_size(last, made, ranks)
+    passed = [option for option in given if option.name in _EXTRA or option.text == EXPEDITED]
+    if extra := [*gres, *passed]:
+        values = [f"--{one.name}={one.value}" if one.value else f"--{one.name}" for one in extra]
+        made.settings.append(Setting("slurm.extra", values, " ".join(one.text for one in extra)))
     return made
 
 
@@ -291,9 +287,9 @@ def _add_export(last: Mapping[str, Option], made: Header) -> None:
         made.settings.append(Setting("", why, option.text))
 
 
-def _add_size(last: Mapping[str, Option], made: Header, ranks: Count | None) -> None:
+def _add_size(last: Mapping[str, Option], made: Header, ranks: Count | None) -> list[Option]:
     """Add nodes and the ranks of each: one for each GPU where GPUs are asked for, else one for each task; of a single task, as
-    many as its lines count."""
+    many as its lines count. Return `--gres` where a kind of GPU or other resources are asked for."""
     given = {name: last[name] for name in _SIZES if name in last}
     nodes = _number(given["nodes"], given["nodes"].value.rpartition("-")[2]) if "nodes" in given else 1
     if "nodes" not in given and {"ntasks", "ntasks-per-node"} <= given.keys():  # as Slurm spreads them
@@ -322,11 +318,10 @@ def _add_size(last: Mapping[str, Option], made: Header, ranks: Count | None) -> 
         made.notes.append(
             f"{sizes}: {tasks} tasks and {gpus} GPUs on a node; orch starts one rank for each GPU"
         )
-    if gres:
-        made.settings.append(Setting("slurm.gres", gres, sizes))
     if (cores := given.get("cpus-per-task")) is not None:
         each = max(1, _number(cores) * tasks // count)
         made.settings.append(Setting("slurm.cpus_per_task", str(each), cores.text))
+    return [Option("gres", gres, sizes)] if gres else []
 
 
 def _tasks(given: Mapping[str, Option], nodes: int) -> int:
@@ -344,7 +339,7 @@ def _tasks(given: Mapping[str, Option], nodes: int) -> int:
 
 
 def _gpus(given: Mapping[str, Option], nodes: int, tasks: int) -> tuple[int, str]:
-    """Return the GPUs of a node, and `slurm.gres` where their kind or other resources are asked for."""
+    """Return the GPUs of a node, and the value of `--gres` where their kind or other resources are asked for."""
     gres = given["gres"].value if "gres" in given else ""
     count, times, parts, kind = gpus_of(gres), 1, 1, ""
     for name, many, of in (("gpus", 1, nodes), ("gpus-per-task", tasks, 1), ("gpus-per-node", 1, 1)):
