@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.core.errors import UserError
+from orchestrator.core.option_table import Option
+from orchestrator.core.slurm.sbatch_options import SBATCH
 from orchestrator.spec import job_writer, launch_lines, run_line
 from orchestrator.spec.foreign import launchers, sbatch_header
 from orchestrator.spec.foreign.launchers import Count, Starter
@@ -127,11 +129,11 @@ def _without_launcher(text: str) -> list[str]:
     return [f"no line starts a launcher that orch knows: {line}"]
 
 
-def _script_of(words: Sequence[str], folder: Path) -> tuple[int, list[sbatch_header.Option]]:
+def _script_of(words: Sequence[str], folder: Path) -> tuple[int, list[Option]]:
     """Return the position of the script that words name for sbatch, for a shell, or as the first of them, behind the last for
     none; and sbatch's options before it."""
     if words[:1] == ["sbatch"]:
-        given, at = sbatch_header.read(words, 1, "sbatch")
+        given, at = SBATCH.read(words, 1)
         return at, given
     at = 1 if words[:1] in (["bash"], ["sh"]) else 0
     path = path_in(folder, words[at]) if at < len(words) else folder
@@ -146,7 +148,7 @@ def _script_of(words: Sequence[str], folder: Path) -> tuple[int, list[sbatch_hea
 
 def _of_script(
     text: str,
-    given: Sequence[sbatch_header.Option],
+    given: Sequence[Option],
     words: Sequence[str],
     at: int,
     folder: Path,

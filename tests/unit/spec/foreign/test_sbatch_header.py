@@ -13,7 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from orchestrator.spec.foreign.sbatch_header import Option, duration, header, read, split
+from orchestrator.core.option_table import Option
+from orchestrator.core.slurm.sbatch_options import SRUN
+from orchestrator.spec.foreign.sbatch_header import duration, header, split
 
 
 def fields(*lines: str) -> dict[str, object]:
@@ -110,10 +112,9 @@ def test_a_time_limit_is_read_as_slurm_reads_it(time: str, limit: str) -> None:
 
 
 def test_options_of_srun_end_before_its_program() -> None:
-    options, at = read(
+    options, at = SRUN.read(
         ["-K1", "--cpu-bind=cores", "-l", "--mpi", "pmix", "--exclusive", "-N2", "python", "-N", "3"],
         0,
-        "srun",
     )
     assert [one.name for one in options] == [
         "kill-on-bad-exit",
@@ -124,6 +125,7 @@ def test_options_of_srun_end_before_its_program() -> None:
         "nodes",
     ]
     assert at == 7
+    assert SRUN.read(["-luN2", "python", "-N", "3"], 0)[1] == 1
 
 
 @given(some.text("#SBATCH-Nn=-: \n'\"\\1gpu"))
