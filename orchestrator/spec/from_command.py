@@ -6,7 +6,6 @@ the shell scripts that it names, only what starts launchers is read, with its co
 
 from __future__ import annotations
 
-import getpass
 import os
 import re
 import shlex
@@ -15,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.core.errors import UserError
+from orchestrator.core.option_table import Option
+from orchestrator.core.slurm.sbatch_options import SBATCH
 from orchestrator.spec import job_writer, launch_lines, run_line
 from orchestrator.spec.foreign import launchers, sbatch_header
 from orchestrator.spec.foreign.launchers import Count, Starter
@@ -128,11 +129,11 @@ def _without_launcher(text: str) -> list[str]:
     return [f"no line starts a launcher that orch knows: {line}"]
 
 
-def _script_of(words: Sequence[str], folder: Path) -> tuple[int, list[sbatch_header.Option]]:
+def _script_of(words: Sequence[str], folder: Path) -> tuple[int, list[Option]]:
     """Return the position of the script that words name for sbatch, for a shell, or as the first of them, behind the last for
     none; and sbatch's options before it."""
     if words[:1] == ["sbatch"]:
-        given, at = sbatch_header.read(words, 1, "sbatch")
+        given, at = SBATCH.read(words, 1)
         return at, given
     at = 1 if words[:1] in (["bash"], ["sh"]) else 0
     path = path_in(folder, words[at]) if at < len(words) else folder
@@ -147,7 +148,7 @@ def _script_of(words: Sequence[str], folder: Path) -> tuple[int, list[sbatch_hea
 
 def _of_script(
     text: str,
-    given: Sequence[sbatch_header.Option],
+    given: Sequence[Option],
     words: Sequence[str],
     at: int,
     folder: Path,
@@ -170,11 +171,6 @@ def _of_script(
     fields = {setting.field for setting in header.settings}
     if "time_limit_action" not in fields and re.search(r"\bscontrol\s+requeue\b", body):
         header.settings.append(sbatch_header.Setting("time_limit_action", "requeue", "scontrol requeue"))
-    mails = [
-        one.text for one in (*options, *given) if one.name == "mail-type" and one.value.upper() != "NONE"
-    ]
-    if mails and "slurm.mail" not in fields:  # Slurm's own default
-        header.settings.append(sbatch_header.Setting("slurm.mail", getpass.getuser(), mails[-1]))
     if fields.isdisjoint(("gpus_per_node", "procs_per_node")):
         header.settings.append(
             sbatch_header.Setting("procs_per_node", "1", "no GPUs and no tasks in the header")

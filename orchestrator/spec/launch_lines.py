@@ -21,6 +21,7 @@ import yaml
 
 from orchestrator.core.errors import Fault, HostError
 from orchestrator.core.host import gpus
+from orchestrator.core.slurm.sbatch_options import SRUN
 from orchestrator.spec.foreign import launchers, sbatch_header
 from orchestrator.spec.foreign.launchers import ASSIGNMENT, CUDA, OWNED_NAMES, Count, Counts, Starter
 from orchestrator.spec.yaml_document import Document, Place, Value, path_in, shown
@@ -166,7 +167,7 @@ def _of_slurm(document: Document, words: Sequence[str]) -> list[Became]:
         raise ValueError(f"names the hosts {hosts}, which orch reaches itself: {fix}")
     if start.launcher != "srun":
         return []
-    options, at = sbatch_header.read(words, start.behind, "srun")
+    options, at = SRUN.read(words, start.behind)
     inner, given = launchers.start_of(words[at:]).starter, ("gpus_per_node", "procs_per_node")
     has_ranks = any(_value(document, field) is not None for field in given)
     has_ranks |= any(option.name.startswith("gpus") for option in options)
@@ -175,6 +176,11 @@ def _of_slurm(document: Document, words: Sequence[str]) -> list[Became]:
     elsewhere = document.data.get("backend") not in (None, "slurm")
     became = []
     for one in [sbatch_header.Setting("backend", "slurm", "srun"), *sbatch_header.header(options).settings]:
+        own = None if elsewhere else _value(document, one.field)
+        if one.field == "slurm.extra" and isinstance(own, list):  # of two equal options the later counts
+            own[:0] = [option for option in one.value if option not in own]
+            became.append(Became(one.option, one.field, one.text))
+            continue
         is_size = one.field in ("nodes", "procs_per_node", "gpus_per_node")
         if one.field and not is_size and (elsewhere or _value(document, one.field) is not None):
             continue

@@ -119,8 +119,13 @@ GONE = {
     "monitor.hang_patience": "write monitor.hang_timeout: {}, or monitor.on_hang: notify if nothing is to be ended",
     "monitor.hang_ceiling": "write monitor.hang_timeout: {} to end what stands still for so long",
     "monitor.hang_floor": "remove it: what stands still for 5 s, or for three usual steps, is inspected and named",
+    "slurm.mail": 'write slurm.extra: ["--mail-user={}", "--mail-type=END,FAIL"]',
+    **{
+        f"slurm.{name}": f'write slurm.extra: ["--{name}={{}}"]'
+        for name in ("reservation", "nodelist", "gres", "comment")
+    },
 }
-"""Fields that earlier versions had, and what to write in their place."""
+"""Fields that earlier versions had, and what to write in their place; `{}` is their value."""
 
 
 def _fault(error: ErrorDetails, document: Document) -> Fault:
@@ -129,7 +134,7 @@ def _fault(error: ErrorDetails, document: Document) -> Fault:
     if kind == "missing":
         what = "is missing; give the job a name, such as `name: my-job`"
     elif kind == "extra_forbidden":
-        instead = GONE.get(_dotted(path), "").format(shown(error["input"]))
+        instead = GONE.get(_dotted(path), "").format(escaped(str(error["input"])))
         what = f"is no field any more; {instead}" if instead else f"is not a field{_meant(path)}"
     elif kind == "value_error" and not isinstance(context["error"], WrongValue):
         what = str(context["error"])

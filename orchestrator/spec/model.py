@@ -211,13 +211,14 @@ class JobSpec(Part):
     @classmethod
     def _asks_for_gpus_once(cls, value: Slurm, info: ValidationInfo) -> Slurm:
         gpus = info.data.get("gpus_per_node")
-        if info.data.get("backend") == "slurm" and value.gres and isinstance(gpus, int):
-            named = sbatch_options.gpus_of(value.gres)
+        gres = sbatch_options.gres_of(value.extra)
+        if info.data.get("backend") == "slurm" and gres and isinstance(gpus, int):
+            named = sbatch_options.gpus_of(gres)
             if named != gpus:
                 count = f"{named} GPUs" if named else "no GPUs"
                 raise ValueError(
-                    f"gres {shown(value.gres)} names {count} in place of gpus_per_node, {gpus}; write both alike, "
-                    f"such as gpu:{gpus}"
+                    f"--gres={shown(gres)} names {count} in place of gpus_per_node, {gpus}; write both alike, "
+                    f"such as --gres=gpu:{gpus}"
                 )
         return value
 

@@ -212,16 +212,15 @@ class Slurm(Part):
     account: Line | None = about(None, "Account that is charged.")
     qos: Line | None = about(None, "Quality of service.")
     constraint: Line | None = about(None, "Features a node must have.")
-    reservation: Line | None = about(None, "Reservation to run in.")
-    nodelist: Line | None = about(None, "Nodes to use.")
     exclude: Line | None = about(None, "Nodes to avoid.")
-    gres: Line | None = about(None, "Generic resources, in place of those for gpus_per_node.")
     cpus_per_task: int | None = whole(None, "CPU cores of each rank; by default 1.")
     mem: Line | None = about(None, "Memory of a node, such as 64G.")
     exclusive: bool = about(False, "Ask for whole nodes.")
-    mail: Line | None = about(None, "Address Slurm writes to when the job ends or fails.")
-    comment: Line | None = about(None, "Comment in Slurm's accounting.")
-    extra: rules.Options = about((), "More options for sbatch, such as --licenses=foo.")
+    extra: rules.Options = about(
+        (),
+        "More options for sbatch, such as --licenses=foo, --reservation=lab, --nodelist=n[1-4], --mail-type=END or "
+        "--comment=text; --gres=gpu:a100:8 asks for GPUs in place of gpus_per_node, which names the same number.",
+    )
 
     @pydantic.field_validator("*")
     @classmethod

@@ -23,7 +23,7 @@ from orchestrator.core.jobdir.plan import (
 )
 from orchestrator.core.mask import host_alone
 from orchestrator.core.planned import PlannedNode, PlannedPool, QueueTerms
-from orchestrator.core.slurm.sbatch_options import MINUTE_S, limit_s, signal_s
+from orchestrator.core.slurm.sbatch_options import MINUTE_S, gres_of, limit_s, signal_s
 from orchestrator.core.text import counted
 from orchestrator.spec.limits import limits_of
 
@@ -272,18 +272,16 @@ def options(spec: JobSpec, pool: PlannedPool, chosen: tuple[tuple[str, str], ...
     slurm = spec.slurm
     own = {
         name: value
-        for name in ("partition", "account", "qos", "constraint", "reservation", "nodelist", "exclude")
+        for name in ("partition", "account", "qos", "constraint", "exclude", "mem")
         if (value := getattr(slurm, name)) is not None
     }
-    own |= {name: value for name, value in (("mem", slurm.mem), ("comment", slurm.comment)) if value}
     own = {**dict(chosen), **own}
     return (
         f"--job-name={spec.name}",
         f"--nodes={pool.nodes + pool.spares}",
         "--ntasks-per-node=1",
         *_cpus(spec, pool),
-        *([f"--gres={slurm.gres}"] if slurm.gres else ()),
-        *([f"--gpus-per-node={pool.gpus_each}"] if pool.gpus_each and not slurm.gres else ()),
+        *([f"--gpus-per-node={pool.gpus_each}"] if pool.gpus_each and not gres_of(slurm.extra) else ()),
         *([f"--time={_clock(spec.time_limit)}"] if spec.time_limit is not None else ()),
         f"--signal=B:USR1@{signal_s(spec.checkpoint.on_preempt.grace)}",
         "--requeue",
@@ -291,7 +289,6 @@ def options(spec: JobSpec, pool: PlannedPool, chosen: tuple[tuple[str, str], ...
         "--open-mode=append",
         *(f"--{name}={value}" for name, value in own.items()),
         *(["--exclusive"] if slurm.exclusive else ()),
-        *([f"--mail-user={slurm.mail}", "--mail-type=END,FAIL"] if slurm.mail else ()),
         *slurm.extra,
     )
 

@@ -40,10 +40,10 @@ def test_a_resumed_job_begins_from_what_its_node_has_and_never_from_what_another
         {**saves_in_out.FILES, "train.py": SCRIPT},
         nodes=1,
         procs_per_node=2,
-        slurm={"nodelist": "node3"},
+        slurm={"extra": ["--nodelist=node3"]},
     )
     assert job.wait()["state"] == "SUCCEEDED", job.story()
-    desk.orch("resume", job.id, "--set", "slurm.nodelist=node4")
+    desk.orch("resume", job.id, "--set", "slurm.extra=[--nodelist=node4]")
     job.until(lambda seen: seen["attempt"] == 2 and seen["state"] == "SUCCEEDED", "the end of attempt 2")
     attempt = job.why()[1]
     assert (attempt["began_from"], attempt["first_step"], attempt["last_step"]) == (None, 1, 60), attempt

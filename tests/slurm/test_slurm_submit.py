@@ -123,7 +123,7 @@ def test_a_job_that_is_too_large_is_told_at_submit_and_in_the_status_and_goes_on
 
 @pytest.mark.soak
 def test_two_jobs_on_the_same_nodes_at_once_both_train_to_the_end(slurm: SlurmBox, desk: Desk) -> None:
-    jobs = [desk.submit(TRAINS, name=name, slurm={"nodelist": "node[1-2]"}) for name in ("a", "b")]
+    jobs = [desk.submit(TRAINS, name=name, slurm={"extra": ["--nodelist=node[1-2]"]}) for name in ("a", "b")]
     for job in jobs:
         job.wait_for_step(5)
     steps = [job.seen()["step"] for job in jobs]
@@ -175,7 +175,7 @@ def test_a_node_without_space_in_tmp_or_with_low_limits_still_trains(
             slurm.full_tmp(node)
         else:
             slurm.limit(node, short, 64 if short == "nofile" else 0)
-    job = desk.submit(STEPS, slurm={"nodelist": "node[1-2]"})
+    job = desk.submit(STEPS, slurm={"extra": ["--nodelist=node[1-2]"]})
     assert job.wait()["state"] == "SUCCEEDED"
 
 
@@ -184,7 +184,7 @@ def test_a_node_that_can_start_no_more_processes_is_told_by_name(
     slurm: SlurmBox, desk: Desk, node: str
 ) -> None:
     slurm.limit(node, "nproc", 3)
-    job = desk.submit(HELLO, slurm={"nodelist": "node[1-2]"}, restart={"max": 0})
+    job = desk.submit(HELLO, slurm={"extra": ["--nodelist=node[1-2]"]}, restart={"max": 0})
     wait_for(lambda: job.status()["state"] == "FAILED", "the end of the job", SOON_S_MAX)
     reason = str(job.status()["reason"])
     words = (

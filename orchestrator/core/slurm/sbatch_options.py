@@ -1,14 +1,17 @@
-"""Options of sbatch: what a job file may name, what orch sets itself, and how one is written into a batch script. Pure.
+"""Options of sbatch and srun: all of them, what a job file may name, what orch sets itself, and how one is written into a batch
+script. Pure.
 
 One Slurm task on each node runs the node's agent, which starts all of its ranks: so a task is given what all ranks of
-the node need together. The later of two equal options counts, and `slurm.extra` comes last.
+the node need together. The later of two equal options counts, and `slurm.extra` comes last. The tables are of Slurm 22.05 to 25.11.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+from orchestrator.core.option_table import OptionTable, names
 
 SIGNAL_MARGIN_S = 30
 """How long before the time limit the ranks must have saved: the supervisor still stops them and asks for a requeue."""
@@ -18,30 +21,69 @@ OPTION_CHARS_MAX = 4000
 
 MINUTE_S = 60
 
-_SCRIPT = "orch's own batch script needs it as it is"
 _OWNED = {
-    **dict.fromkeys(("job-name", "J"), "orch sets it to `name`"),
-    **dict.fromkeys(("nodes", "N"), "write `nodes` and `spares`"),
-    **dict.fromkeys(("time", "t"), "write `time_limit`"),
-    **dict.fromkeys(("gpus-per-node", "gpus", "G", "gpus-per-task"), "write `gpus_per_node`"),
-    **dict.fromkeys(("ntasks", "n", "ntasks-per-node", "ntasks-per-gpu"), "write `procs_per_node`"),
-    **dict.fromkeys(("export", "export-file", "get-user-env"), "write `env` and `secrets`"),
-    **dict.fromkeys(("partition", "p"), "write `slurm.partition`"),
-    **dict.fromkeys(("account", "A"), "write `slurm.account`"),
-    **dict.fromkeys(("qos", "q"), "write `slurm.qos`"),
-    **dict.fromkeys(("constraint", "C"), "write `slurm.constraint`"),
-    **dict.fromkeys(("nodelist", "w", "nodefile", "F"), "write `slurm.nodelist`"),
-    **dict.fromkeys(("exclude", "x"), "write `slurm.exclude`"),
-    **dict.fromkeys(("cpus-per-task", "c"), "write `slurm.cpus_per_task`"),
-    **dict.fromkeys(("mail-user", "mail-type"), "write `slurm.mail`"),
-    **{name: f"write `slurm.{name}`" for name in ("reservation", "gres", "mem", "exclusive", "comment")},
-    **dict.fromkeys(("output", "o", "error", "e", "input", "i", "open-mode"), "logs are orch's own"),
-    **dict.fromkeys(("chdir", "D", "wrap", "requeue", "no-requeue", "signal", "no-kill", "k"), _SCRIPT),
-    **dict.fromkeys(("array", "a"), "a job is one job; submit it several times"),
-    **dict.fromkeys(("wait", "W"), "write `orch submit --follow`"),
-    **dict.fromkeys(("clusters", "M"), "orch asks the one cluster of this machine"),
-    **dict.fromkeys(("test-only", "parsable", "help", "usage", "version", "h", "V"), "then no job is queued"),
+    "orch sets it to `name`": "--job-name/-J=",
+    "write `nodes` and `spares`": "--nodes/-N=",
+    "write `time_limit`": "--time/-t=",
+    "write `gpus_per_node`": "--gpus-per-node= --gpus/-G= --gpus-per-task=",
+    "write `procs_per_node`": "--ntasks/-n= --ntasks-per-node/--tasks-per-node= --ntasks-per-gpu=",
+    "write `env` and `secrets`": "--export= --export-file= --get-user-env",
+    "write `slurm.partition`": "--partition/-p=",
+    "write `slurm.account`": "--account/-A=",
+    "write `slurm.qos`": "--qos/-q=",
+    "write `slurm.constraint`": "--constraint/-C=",
+    "write `slurm.exclude`": "--exclude/-x=",
+    "write `slurm.cpus_per_task`": "--cpus-per-task/-c=",
+    "write `slurm.mem`": "--mem=",
+    "write `slurm.exclusive`": "--exclusive",
+    "write its nodes as --nodelist": "--nodefile/-F=",
+    "write its text as `launch`, which orch's own batch script has run": "--wrap=",
+    "write `orch submit --follow`": "--wait/-W",
+    "logs are orch's own: orch logs": "--output/-o= --error/-e= --input/-i= --open-mode=",
+    "orch's own batch script needs it as it is": "--chdir/--workdir/-D= --requeue --signal=",
+    "orch's own batch script may come back into the queue when nodes are lost": "--no-requeue",
+    "orch's own batch script stays, and all ranks start again, when one fails": "--no-kill/-k",
+    "a job is one job; submit it several times": "--array/-a=",
+    "orch asks the one cluster of this machine": "--clusters/-M=",
+    "orch prints the job's id itself": "--parsable",
+    "then no job is queued": "--test-only --help/-h --usage --version/-V",
 }
+"""Options that cannot stand in `slurm.extra`, by the reason."""
+
+_OF_RANKS = {
+    "orch shows what each rank prints: orch logs": "--label/-l --unbuffered/-u --verbose/-v --quiet/-Q --disable-status/-X "
+    "--quit-on-interrupt --slurmd-debug=",
+    "orch ends and restarts all ranks when one fails": "--kill-on-bad-exit/-K",
+    "orch starts one agent on each node, and the ranks from it": "--jobid= --het-group= --overlap --overcommit/-O --exact "
+    "--distribution/-m= --cpu-bind= --mem-bind= --gpu-bind= --accel-bind= --mpi= --multi-prog --pty --relative/-r= --resv-ports "
+    "--bcast --bcast-exclude= --send-libs --compress --threads/-T= --propagate --preserve-env/-E --immediate/-I --msg-timeout= "
+    "--prolog= --epilog= --task-prolog= --task-epilog= --no-allocate/-Z --ntasks-per-core= --ntasks-per-socket= --x11 "
+    "--ignore-pbs --wait-all-nodes=",
+}
+"""Options of srun for the tasks of a step, by the reason why a job file needs none; sbatch takes some of them."""
+
+_OTHERS = (
+    "--reservation= --nodelist/-w= --gres= --comment= --mail-user= --mail-type= --acctg-freq= --bb= --bbf= --begin/-b= "
+    "--cluster-constraint= --container= --contiguous --core-spec/-S= --cores-per-socket= --cpu-freq= --cpus-per-gpu= --deadline= "
+    "--delay-boot= --dependency/-d= --extra-node-info/-B= --gid= --gpu-freq= --gpus-per-socket= --gres-flags= --hint= --hold/-H "
+    "--kill-on-invalid-dep= --licenses/-L= --mcs-label= --mem-per-cpu= --mem-per-gpu= --mincpus= --network= --nice --power= "
+    "--prefer= --priority= --profile= --reboot --oversubscribe/-s --sockets-per-node= --spread-job --switches= --thread-spec= "
+    "--threads-per-core= --time-min= --tmp= --uid= --use-min-nodes --wckey= --batch= --container-id= --container-image= "
+    "--container-mounts= --container-workdir= --no-container-mount-home --container-mount-home --container-name= "
+    "--container-writable"
+)
+"""Options that sbatch takes as they are, as `slurm.extra`; the last are those of pyxis."""
+
+_TEXT = " ".join([*_OWNED.values(), *_OF_RANKS.values(), _OTHERS])
+SBATCH = OptionTable("sbatch", _TEXT)
+SRUN = OptionTable("srun", f"{_TEXT} --wait/-W=")
+"""All that a step takes, and those of the job, which it takes as well."""
+
+OWNED = {name: why for why, text in _OWNED.items() for name in names(text)}
+"""By the names, without dashes, of options that cannot stand in `slurm.extra` the reason."""
+
+OF_RANKS = {name: why for why, text in _OF_RANKS.items() for name in names(text)}
+
 EXPEDITED = "--requeue=expedite"
 """orch's own --requeue with a value (Slurm 25.11): a requeued job starts again at once. Older ones refuse it."""
 
@@ -62,22 +104,28 @@ def fault_of(option: str) -> str:
     name = re.split("[=\\s]", option.lstrip("-"), maxsplit=1)[0]
     if not name:
         return "names no option; write it as sbatch takes it, such as --licenses=foo"
-    if re.match(r"--?[^\s=]+\s", option) or re.search(r"\s--?[a-z]", option):
+    is_two = re.match(r"--?[^\s=]+\s", option) or re.search(r"\s--?[a-z]", option)
+    if is_two and not option.startswith("--comment="):
         return (
             "must be one option, its value after `=`, such as --licenses=foo; write others as further items"
         )
     if option == EXPEDITED:
         return ""
     if option.startswith("--"):
-        owned = [one for one in _OWNED if len(one) > 1 and one.startswith(name)]  # sbatch takes beginnings
-        return f"cannot stand here: {_OWNED[owned[0]]}" if owned else ""
+        owned = [one for one in OWNED if len(one) > 1 and one.startswith(name)]  # sbatch takes beginnings
+        return f"cannot stand here: {OWNED[owned[0]]}" if owned else ""
     letters = re.match(f"[{_FLAGS}]*[A-Za-z]?", name)
-    owned = [letter for letter in (letters.group() if letters else "") if letter in _OWNED]
-    return f"-{owned[0]} cannot stand here: {_OWNED[owned[0]]}" if owned else ""
+    owned = [letter for letter in (letters.group() if letters else "") if letter in OWNED]
+    return f"-{owned[0]} cannot stand here: {OWNED[owned[0]]}" if owned else ""
+
+
+def gres_of(extra: Sequence[str]) -> str:
+    """Return the generic resources that `slurm.extra` asks for, empty for none."""
+    return next((option[7:] for option in reversed(extra) if option.startswith("--gres=")), "")
 
 
 def gpus_of(gres: str) -> int:
-    """Return how many GPUs of a node a `slurm.gres` asks for."""
+    """Return how many GPUs of a node are among generic resources."""
     matches = [_GPUS.fullmatch(item.strip()) for item in gres.split(",")]
     return sum(int(match.group(1) or 1) for match in matches if match)
 

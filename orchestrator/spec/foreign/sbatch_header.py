@@ -8,83 +8,28 @@ Rules, those of sbatch (Slurm 22.05 to 25.11):
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from orchestrator.core.slurm.sbatch_options import EXPEDITED, gpus_of
+from orchestrator.core.option_table import Option
+from orchestrator.core.slurm.sbatch_options import EXPEDITED, OF_RANKS, OWNED, SBATCH, gpus_of
 from orchestrator.spec.foreign.launchers import Count, as_job_name
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(text.split())
-
 
 _FIELDS = {
     "account": "slurm.account", "partition": "slurm.partition", "qos": "slurm.qos", "constraint": "slurm.constraint",
-    "reservation": "slurm.reservation", "nodelist": "slurm.nodelist", "exclude": "slurm.exclude", "mem": "slurm.mem",
-    "comment": "slurm.comment", "mail-user": "slurm.mail", "job-name": "name", "chdir": "workdir",
+    "exclude": "slurm.exclude", "mem": "slurm.mem", "job-name": "name", "chdir": "workdir",
 }  # fmt: skip
 _SIZES = (
     "nodes", "ntasks", "ntasks-per-node", "ntasks-per-gpu", "cpus-per-task", "gres", "gpus", "gpus-per-node", "gpus-per-task",
 )  # fmt: skip
-_OTHERS = ("time", "signal", "export", "exclusive", "array", "requeue")
-_NOT_NEEDED = {
-    "orch keeps the logs in the job's folder: orch logs": "output error input open-mode label unbuffered verbose quiet "
-    "disable-status quit-on-interrupt slurmd-debug",
-    "Slurm may put a job of orch back into the queue when nodes are lost or taken away": "no-requeue",
-    "orch ends and restarts all ranks when one fails": "kill-on-bad-exit no-kill",
-    "mails are those of the end and of failures": "mail-type",
-    "orch submit --follow waits": "wait",
-    "orch starts one agent on each node, and the ranks from it": "jobid het-group overlap overcommit exact distribution "
-    "cpu-bind mem-bind gpu-bind accel-bind mpi multi-prog pty relative resv-ports bcast bcast-exclude send-libs compress "
-    "threads propagate preserve-env immediate msg-timeout prolog epilog task-prolog task-epilog no-allocate "
-    "ntasks-per-core ntasks-per-socket x11 parsable get-user-env export-file ignore-pbs wait-all-nodes",
-}
-_EXTRA = _names(
-    "acctg-freq bb bbf begin cluster-constraint container contiguous core-spec cores-per-socket cpu-freq cpus-per-gpu "
-    "deadline delay-boot dependency extra-node-info gid gpu-freq gpus-per-socket gres-flags hint hold kill-on-invalid-dep "
-    "licenses mcs-label mem-per-cpu mem-per-gpu mincpus network nice power prefer priority profile reboot oversubscribe "
-    "sockets-per-node spread-job switches thread-spec threads-per-core time-min tmp uid use-min-nodes wckey batch "
-    "container-id container-image container-mounts container-workdir no-container-mount-home container-mount-home "
-    "container-name container-writable"
-)
-"""Options that sbatch takes as they are, as `slurm.extra`; the last are those of pyxis."""
+_READ = (*_FIELDS, *_SIZES, "time", "signal", "export", "exclusive", "array", "requeue")
+"""Options that become fields."""
 
-_REFUSED = {
-    "clusters": "orch asks the one cluster of this machine",
-    "nodefile": "write its nodes as --nodelist",
-    "wrap": "write its text as launch",
-    "test-only": "then nothing is started",
-}
-_ALONE = _names(
-    "label unbuffered verbose quiet disable-status quit-on-interrupt requeue no-requeue overlap overcommit exact multi-prog "
-    "pty preserve-env no-allocate parsable ignore-pbs contiguous hold reboot oversubscribe spread-job use-min-nodes "
-    "container-mount-home no-container-mount-home container-writable test-only"
-)
-"""Options without a value."""
-
-_MAY = _names(
-    "exclusive export wait kill-on-bad-exit no-kill resv-ports bcast send-libs compress immediate x11 nice get-user-env"
-)
-"""Options whose value, if any, stands behind `=`; `export` and the waits of srun have a value always."""
-
-_SHORT = dict(
-    pair.split("=")
-    for pair in _names(
-        "A=account p=partition q=qos C=constraint w=nodelist x=exclude J=job-name D=chdir N=nodes n=ntasks "
-        "c=cpus-per-task t=time G=gpus o=output e=error i=input b=begin S=core-spec d=dependency B=extra-node-info H=hold "
-        "L=licenses s=oversubscribe a=array M=clusters F=nodefile W=wait I=immediate k=no-kill O=overcommit Q=quiet v=verbose "
-        "m=distribution u=unbuffered l=label X=disable-status K=kill-on-bad-exit r=relative T=threads E=preserve-env "
-        "Z=no-allocate"
-    )
-)
-_ALIASES = {"tasks-per-node": "ntasks-per-node", "workdir": "chdir"}
-_WHY = {name: why for why, names in _NOT_NEEDED.items() for name in names.split()}
-_KNOWN = (*_FIELDS, *_SIZES, *_OTHERS, *_WHY, *_EXTRA, *_REFUSED, *_ALIASES)
+_REFUSED = ("clusters", "nodefile", "wrap", "test-only", "help", "usage", "version")
+_WHY = OWNED | OF_RANKS
 _SIGNALS = ("TERM", "INT", "USR1", "USR2", "HUP")
 SIGNAL_S = 60
 """How long before the time limit Slurm sends a signal whose time is not given."""
@@ -92,15 +37,6 @@ SIGNAL_S = 60
 _TIME = re.compile(
     r"(?:(?P<days>\d+)-(?P<hours>\d+)(?::(?P<minutes>\d+)(?::(?P<seconds>\d+))?)?)|(?P<clock>\d+(?::\d+){0,2})"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """One option as it was written; `name` is the full long one."""
-
-    name: str
-    value: str
-    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +69,7 @@ def split(text: str) -> tuple[list[Option], str]:
         if line.startswith("#SBATCH"):
             try:
                 words = _words(line.removeprefix("#SBATCH"))
-                options, end = read(words, 0, "sbatch")
+                options, end = SBATCH.read(words, 0)
                 if end < len(words):
                     raise ValueError(f"{words[end]} is no option of sbatch")
             except ValueError as err:
@@ -168,64 +104,17 @@ def _words(line: str) -> list[str]:
     return words
 
 
-def read(words: Sequence[str], at: int, program: str) -> tuple[list[Option], int]:
-    """Read options from a position on. Return them, and the position of the first word that is none. Raises ValueError."""
-    given: list[Option] = []
-    while at < len(words) and words[at].startswith("-") and words[at] != "-":
-        word, value = words[at], ""
-        at += 1
-        if word == "--":
-            break
-        is_long = word.startswith("--")
-        written, equals, value = (
-            word.partition("=") if is_long else (word[:2], "=" * (len(word) > 2), word[2:])
-        )
-        name = _full(written[2:], program) if is_long else _SHORT.get(written[1:], "")
-        if not name:
-            raise ValueError(f"{program} has no option {written}{_meant(written)}")
-        takes = name not in _ALONE and (
-            name not in _MAY or name == "export" or (program == "srun" and name == "wait")
-        )
-        if takes and not equals:
-            if at >= len(words):
-                raise ValueError(f"{program} {word} needs a value behind it")
-            value, word, at = words[at], f"{word} {words[at]}", at + 1
-        if name in _ALONE and equals and not is_long:  # several letters in one word
-            words, value = [*words[:at], f"-{value}", *words[at:]], ""
-            word = written
-        given.append(Option(name, value, word))
-    return given, at
-
-
-def _full(written: str, program: str) -> str:
-    if written in _KNOWN:
-        return _ALIASES.get(written, written)
-    found = {_ALIASES.get(name, name) for name in _KNOWN if name.startswith(written)}
-    return found.pop() if len(found) == 1 else ""
-
-
-def _meant(written: str) -> str:
-    near = difflib.get_close_matches(written.lstrip("-"), _KNOWN, n=1)
-    return f"; did you mean --{near[0]}?" if near else ""
-
-
 def header(given: Sequence[Option], ranks: Count | None = None) -> Header:
     """Return what options say of a job, whose lines count the `ranks` of a node. Raises ValueError for what a job cannot have."""
     made, last = Header(), {option.name: option for option in given}
     for name, option in last.items():
         if name in _REFUSED:
-            raise ValueError(f"{option.text}: {_REFUSED[name]}")
+            raise ValueError(f"{option.text}: {_WHY[name]}")
         if name in _FIELDS:
             value = as_job_name(option.value) if name == "job-name" else option.value
             made.settings.append(Setting(_FIELDS[name], value, option.text))
-        elif name in _WHY:
+        elif name in _WHY and name not in _READ:
             made.settings.append(Setting("", _WHY[name], option.text))
-    extra = [option for option in given if option.name in _EXTRA or option.text == EXPEDITED]
-    if extra:
-        values = [
-            f"--{option.name}={option.value}" if option.value else f"--{option.name}" for option in extra
-        ]
-        made.settings.append(Setting("slurm.extra", values, " ".join(option.text for option in extra)))
     if (array := last.get("array")) is not None:
         raise ValueError(_of_array(array))
     if (limit := last.get("time")) is not None:
@@ -241,7 +130,11 @@ def header(given: Sequence[Option], ranks: Count | None = None) -> Header:
         made.settings.append(Setting("time_limit_action", "requeue", again.text))
     _add_signal(last, made)
     _add_export(last, made)
-    _add_size(last, made, ranks)
+    gres = _add_size(last, made, ranks)
+    passed = [one for one in given if one.name not in (*_WHY, *_SIZES) or one.text == EXPEDITED]
+    if extra := [*gres, *passed]:
+        values = [f"--{one.name}={one.value}" if one.value else f"--{one.name}" for one in extra]
+        made.settings.append(Setting("slurm.extra", values, " ".join(one.text for one in extra)))
     return made
 
 
@@ -291,9 +184,9 @@ def _add_export(last: Mapping[str, Option], made: Header) -> None:
         made.settings.append(Setting("", why, option.text))
 
 
-def _add_size(last: Mapping[str, Option], made: Header, ranks: Count | None) -> None:
+def _add_size(last: Mapping[str, Option], made: Header, ranks: Count | None) -> list[Option]:
     """Add nodes and the ranks of each: one for each GPU where GPUs are asked for, else one for each task; of a single task, as
-    many as its lines count."""
+    many as its lines count. Return `--gres` where a kind of GPU or other resources are asked for."""
     given = {name: last[name] for name in _SIZES if name in last}
     nodes = _number(given["nodes"], given["nodes"].value.rpartition("-")[2]) if "nodes" in given else 1
     if "nodes" not in given and {"ntasks", "ntasks-per-node"} <= given.keys():  # as Slurm spreads them
@@ -322,11 +215,10 @@ def _add_size(last: Mapping[str, Option], made: Header, ranks: Count | None) -> 
         made.notes.append(
             f"{sizes}: {tasks} tasks and {gpus} GPUs on a node; orch starts one rank for each GPU"
         )
-    if gres:
-        made.settings.append(Setting("slurm.gres", gres, sizes))
     if (cores := given.get("cpus-per-task")) is not None:
         each = max(1, _number(cores) * tasks // count)
         made.settings.append(Setting("slurm.cpus_per_task", str(each), cores.text))
+    return [Option("gres", gres, sizes)] if gres else []
 
 
 def _tasks(given: Mapping[str, Option], nodes: int) -> int:
@@ -344,7 +236,7 @@ def _tasks(given: Mapping[str, Option], nodes: int) -> int:
 
 
 def _gpus(given: Mapping[str, Option], nodes: int, tasks: int) -> tuple[int, str]:
-    """Return the GPUs of a node, and `slurm.gres` where their kind or other resources are asked for."""
+    """Return the GPUs of a node, and the value of `--gres` where their kind or other resources are asked for."""
     gres = given["gres"].value if "gres" in given else ""
     count, times, parts, kind = gpus_of(gres), 1, 1, ""
     for name, many, of in (("gpus", 1, nodes), ("gpus-per-task", tasks, 1), ("gpus-per-node", 1, 1)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 from pathlib import Path
 
 import pytest
@@ -146,15 +145,15 @@ def test_one_task_whose_script_starts_a_launcher_says_nothing_of_ranks(tmp_path:
         assert (spec.nodes, spec.gpus_per_node, spec.procs_per_node) == (2, None, 4)
 
 
-def test_requeues_and_mail_become_fields_and_no_note_names_another(tmp_path: Path) -> None:
+def test_requeues_become_a_field_and_no_note_names_another(tmp_path: Path) -> None:
     script = tmp_path / "run.sh"
     script.write_text("#SBATCH --mail-type=END\ntrap 'touch x' USR1\nsrun x\n")
     spec, text, notes = made(tmp_path, "sbatch run.sh")
-    assert spec.slurm.mail == getpass.getuser() and spec.time_limit_action == "fail"
+    assert spec.slurm.extra == ("--mail-type=END",) and spec.time_limit_action == "fail"
     assert "time_limit_action" not in text + notes and "on_preempt" not in text + notes
     script.write_text("#SBATCH --mail-type=NONE --requeue\ntrap 'touch x' USR1\nsrun x\n")
     spec, _, notes = made(tmp_path, "sbatch run.sh")
-    assert (spec.slurm.mail, spec.time_limit_action) == (None, "requeue")
+    assert (spec.slurm.extra, spec.time_limit_action) == (("--mail-type=NONE",), "requeue")
     assert "asks for a new turn in the queue (time_limit_action: requeue)" in notes
 
 

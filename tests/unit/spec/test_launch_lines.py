@@ -105,6 +105,11 @@ def test_a_line_of_srun_is_a_job_on_slurm_with_its_options(tmp_path: Path) -> No
     assert loaded(tmp_path, "entrypoint: srun -N 2 python t.py").procs_per_node == 1
 
 
+def test_options_of_srun_stand_before_those_of_the_job_file(tmp_path: Path) -> None:
+    line = "entrypoint: srun --reservation=r --nice=5 -n 2 python t.py\nslurm: {extra: [--nice=5, --reservation=s]}"
+    assert loaded(tmp_path, line).slurm.extra == ("--reservation=r", "--nice=5", "--reservation=s")
+
+
 @pytest.mark.parametrize(
     ("text", "start"),
     [

@@ -56,7 +56,7 @@ SLURM_PLANS = {
         backend="slurm", procs_per_node=None, gpus_per_node=8, spares=1, setup=["module load cuda"], time_limit="2d",
         time_limit_action="requeue", checkpoint={"on_preempt": {"signal": "USR1", "grace": "2m"}},
         slurm={"partition": "gpu", "account": "lab", "constraint": "a100&ib", "exclude": "gpu[07,12-13]",
-               "comment": 'the "big" run, #3', "mem": "0", "extra": ["--licenses=sim:2", "--nice=5"]},
+               "mem": "0", "extra": ['--comment=the "big" run, #3', "--licenses=sim:2", "--nice=5"]},
     ),
 }  # fmt: skip
 

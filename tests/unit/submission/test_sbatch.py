@@ -25,8 +25,7 @@ entrypoint: train.py
 slurm:
   partition: gpu
   account: lab
-  nodelist: n[1-2]
-  extra: [--licenses=foo]
+  extra: ["--nodelist=n[1-2]", --licenses=foo]
 """
 
 

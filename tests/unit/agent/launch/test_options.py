@@ -22,9 +22,9 @@ CALLS = {
         ("train.py", "--deepspeed", "ds.json"), True, "--local_rank",
     ),
     "deepspeed --include worker-0:0,1@worker-1:0,1 --no_local_rank train.py": (("train.py",), True, ""),
-    "fabric run --devices=2 train.py --lr 1 --strategy ddp": (("train.py", "--lr", "1"), True, ""),
+    "fabric run --devices=2 train.py --lr 1 --strategy ddp --help": (("train.py", "--lr", "1", "--help"), True, ""),
     "lightning.fabric.cli --devices 2 --strategy ddp train.py": (("train.py",), True, ""),
-    "srun -N2 -n 4 --cpu-bind=none -lu -K1 -vv python -u train.py": (("python", "-u", "train.py"), False, ""),
+    "srun -n 4 --cpu-bind=none -luN2 -K1 -vv python -u train.py": (("python", "-u", "train.py"), False, ""),
     "srun -N 2 -n 4 --ntasks-per-node=2 bash -c 'python $SLURM_PROCID'": (("bash", "-c", "python $SLURM_PROCID"), False, ""),
     "srun conda run -n deepspeed python t.py torchrun": (
         ("conda", "run", "-n", "deepspeed", "python", "t.py", "torchrun"), False, "",
@@ -59,6 +59,7 @@ def test_options_that_orch_decides_are_named_and_variables_of_the_line_are_kept(
 
 PASSED = {
     "torchrun --help": ToReal(),
+    "torchrun --version": ToReal(),
     "fabric consolidate x": ToReal(),
     "srun -N 1 -n 1 hostname -f": ToReal(("hostname", "-f")),
     "mpirun -np 1 hostname": Once(("hostname",)),
@@ -93,7 +94,7 @@ REFUSED = {
     "torchrun --nnodes=3 train.py": "--nnodes=3 asks for 3 nodes, and the job has 2",
     "srun -n 6 python train.py": "-n 6 asks for 6 ranks, and the job has 4; write gpus_per_node: 3",
     "srun --container-image=x torchrun train.py": "--container-image=x: for ranks in a container write",
-    "srun -lN2 python train.py": "has no option -lN2",
+    "srun -lYN2 python train.py": "srun has no option -YN2",
     "mpirun -n 2 python r.py a : -n 2 python r.py b": "starts several programs",
     "torchrun --nnodes=x train.py": "must be a whole number",
     "torchrun --node-ranks 1 train.py": "has no option --node-ranks",

@@ -13,7 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from orchestrator.spec.foreign.sbatch_header import Option, duration, header, read, split
+from orchestrator.core.option_table import Option
+from orchestrator.core.slurm.sbatch_options import SRUN
+from orchestrator.spec.foreign.sbatch_header import duration, header, split
 
 
 def fields(*lines: str) -> dict[str, object]:
@@ -30,25 +32,25 @@ def test_only_the_header_counts_and_the_body_stays_as_it_is() -> None:
     assert rest == body
 
 
-SIZES: list[tuple[str, dict[str, str]]] = [
-    ("-N 2 --ntasks-per-node=1 --gres=gpu:a100:8 -c 96", {"nodes": "2", "gpus_per_node": "8", "slurm.gres": "gpu:a100:8", "slurm.cpus_per_task": "12"}),
+SIZES: list[tuple[str, dict[str, object]]] = [
+    ("-N 2 --ntasks-per-node=1 --gres=gpu:a100:8 -c 96", {"nodes": "2", "gpus_per_node": "8", "slurm.extra": ["--gres=gpu:a100:8"], "slurm.cpus_per_task": "12"}),
     ("--nodes=2 --tasks-per-node 4 --gpus-per-task=1 --cpus-per-task=7", {"nodes": "2", "gpus_per_node": "4", "slurm.cpus_per_task": "7"}),
     ("-N 4 --ntasks-per-node=1 --gpus-per-task=4", {"nodes": "4", "gpus_per_node": "4"}),
     ("-N 2 -n 16", {"nodes": "2", "procs_per_node": "8"}),
-    ("-N 2-4 --gpus-per-node=h100:4", {"nodes": "4", "gpus_per_node": "4", "slurm.gres": "gpu:h100:4"}),
+    ("-N 2-4 --gpus-per-node=h100:4", {"nodes": "4", "gpus_per_node": "4", "slurm.extra": ["--gres=gpu:h100:4"]}),
     ("-N 2 -G 16", {"nodes": "2", "gpus_per_node": "8"}),
-    ("-N 2 --gpus=a100:16 --gres=nvme:1", {"nodes": "2", "gpus_per_node": "8", "slurm.gres": "gpu:a100:8,nvme:1"}),
-    ("--gpus-per-node=2 --gres=nvme:1", {"gpus_per_node": "2", "slurm.gres": "gpu:2,nvme:1"}),
+    ("-N 2 --gpus=a100:16 --gres=nvme:1", {"nodes": "2", "gpus_per_node": "8", "slurm.extra": ["--gres=gpu:a100:8,nvme:1"]}),
+    ("--gpus-per-node=2 --gres=nvme:1", {"gpus_per_node": "2", "slurm.extra": ["--gres=gpu:2,nvme:1"]}),
     ("-n 16 --ntasks-per-node=8", {"nodes": "2", "procs_per_node": "8"}),
     ("--gres=gpu", {"gpus_per_node": "1"}),
-    ("--gres=gpu:v100", {"gpus_per_node": "1", "slurm.gres": "gpu:v100"}),
+    ("--gres=gpu:v100", {"gpus_per_node": "1", "slurm.extra": ["--gres=gpu:v100"]}),
     ("-N 3 -N 2 --ntasks-per-node 8 --ntasks-per-node 4", {"nodes": "2", "procs_per_node": "4"}),
     ("--gpus-per-node=4 --ntasks-per-gpu=1", {"gpus_per_node": "4"}),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("line", "found"), SIZES)
-def test_sizes_become_nodes_and_the_ranks_of_each(line: str, found: dict[str, str]) -> None:
+def test_sizes_become_nodes_and_the_ranks_of_each(line: str, found: dict[str, object]) -> None:
     assert fields(line) == found
 
 
@@ -57,15 +59,17 @@ def test_sizes_become_nodes_and_the_ranks_of_each(line: str, found: dict[str, st
     [
         ("-p gpu -Ame --qos=high -C a100 -w n1 -x n2 --mem 64G -J 'my job/1' -D /code", {
             "slurm.partition": "gpu", "slurm.account": "me", "slurm.qos": "high", "slurm.constraint": "a100",
-            "slurm.nodelist": "n1", "slurm.exclude": "n2", "slurm.mem": "64G", "name": "my-job-1", "workdir": "/code"}),
+            "slurm.extra": ["--nodelist=n1"], "slurm.exclude": "n2", "slurm.mem": "64G", "name": "my-job-1", "workdir": "/code"}),
         ("-L foo --exclusive --export=ALL,A=b --begin=now+1hour -Hs", {
             "slurm.extra": ["--licenses=foo", "--begin=now+1hour", "--hold", "--oversubscribe"],
             "slurm.exclusive": "true", "env.A": "b"}),
-        ("--partit=gpu --mail-user=a@b", {"slurm.partition": "gpu", "slurm.mail": "a@b"}),
+        ("--partit=gpu --mail-u=a@b --mail-type END,FAIL --reservation=r --comment='try --lr 3, \\'a\\'' --gres=gpu:v100", {
+            "slurm.partition": "gpu", "gpus_per_node": "1",
+            "slurm.extra": ["--gres=gpu:v100", "--mail-user=a@b", "--mail-type=END,FAIL", "--reservation=r", "--comment=try --lr 3, 'a'"]}),
         ("--signal=B:USR1@240", {"checkpoint.on_preempt.signal": "USR1", "checkpoint.on_preempt.grace": "240s"}),
         ("--signal=SIGTERM", {"checkpoint.on_preempt.signal": "TERM", "checkpoint.on_preempt.grace": "60s"}),
         ("--signal=12@5", {"checkpoint.on_preempt.signal": "USR2", "checkpoint.on_preempt.grace": "5s"}),
-        ("--signal=KILL@5 -o x.out --no-requeue --open-mode append --mail-type=ALL --wait", {}),
+        ("--signal=KILL@5 -o x.out --no-requeue --open-mode append --wait", {}),
         ("--requeue", {"time_limit_action": "requeue"}),
         ("--requeue=expedite", {"time_limit_action": "requeue", "slurm.extra": ["--requeue=expedite"]}),
     ],
@@ -108,10 +112,9 @@ def test_a_time_limit_is_read_as_slurm_reads_it(time: str, limit: str) -> None:
 
 
 def test_options_of_srun_end_before_its_program() -> None:
-    options, at = read(
+    options, at = SRUN.read(
         ["-K1", "--cpu-bind=cores", "-l", "--mpi", "pmix", "--exclusive", "-N2", "python", "-N", "3"],
         0,
-        "srun",
     )
     assert [one.name for one in options] == [
         "kill-on-bad-exit",
@@ -122,6 +125,7 @@ def test_options_of_srun_end_before_its_program() -> None:
         "nodes",
     ]
     assert at == 7
+    assert SRUN.read(["-luN2", "python", "-N", "3"], 0)[1] == 1
 
 
 @given(some.text("#SBATCH-Nn=-: \n'\"\\1gpu"))

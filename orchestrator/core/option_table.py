@@ -1,0 +1,76 @@
+"""Options of another program, as its command line takes them. Standard library only, and pure.
+
+Rules, those of getopt_long: an option that is in no table is a mistake. A long name may be cut short where only one begins so.
+Short options without a value may stand in one word. In long names `_` and `-` are the same, as argparse and click are often asked to.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option as it was written; `name` is the first of its names, without dashes."""
+
+    name: str
+    value: str
+    text: str
+
+
+def names(options: str) -> list[str]:
+    """Return all names of options, written as for an `OptionTable`, without dashes."""
+    return [name.lstrip("-") for text in options.split() for name in text.rstrip("=").split("/")]
+
+
+class OptionTable:
+    """The options of a program. Each is written `--tee/-t=`: all of its names, and an `=` for each word that always follows."""
+
+    def __init__(self, program: str, options: str, *, abbreviates: bool = True) -> None:
+        self._program, self._abbreviates = program, abbreviates
+        self._known: dict[str, tuple[str, int]] = {}
+        for text in options.split():
+            written = text.rstrip("=").split("/")
+            self._known |= dict.fromkeys(written, (written[0].lstrip("-"), text.count("=")))
+
+    def find(self, name: str) -> str:
+        """Return an option's name as the table has it; empty for another word."""
+        plain = f"--{name[2:].replace('_', '-')}" if name.startswith("--") else name
+        if plain in self._known or not (self._abbreviates and plain.startswith("--")):
+            return plain if plain in self._known else ""
+        meant = [full for full in self._known if full.startswith(plain)]
+        return meant[0] if len({self._known[full][0] for full in meant}) == 1 else ""
+
+    def read(self, words: Sequence[str], at: int) -> tuple[list[Option], int]:
+        """Read options from a position on. Return them, and the position of the first word that is none. Raises ValueError."""
+        found: list[Option] = []
+        while at < len(words) and words[at].startswith("-") and words[at] != "-":
+            if words[at] == "--":
+                return found, at + 1
+            more, at = self.take(words, at)
+            found += more
+        return found, at
+
+    def take(self, words: Sequence[str], at: int) -> tuple[list[Option], int]:
+        """Read the word at a position, which may hold several options. Return them, and the position behind. Raises ValueError."""
+        word, at = words[at], at + 1
+        name, equals, value = word.partition("=")
+        full = self.find(name)
+        if not full and not word.startswith("--") and word[:2] in self._known:  # -N2, -K1, -lu
+            full, equals, value = word[:2], "=", word[2:]
+        if not full:
+            near = difflib.get_close_matches(name, self._known, n=1)
+            meant = f"; did you mean {near[0]}?" if near else ", or orch does not know it"
+            raise ValueError(f"{self._program} has no option {name}{meant}")
+        first, follow = self._known[full]
+        if not follow and full == word[:2] and value[:1].isalpha():
+            more, end = self.take([f"-{value}", *words[at:]], 0)
+            return [Option(first, "", full), *more], at + end - 1
+        if follow and not equals:
+            if at + follow > len(words):
+                raise ValueError(f"{self._program} {word} needs a value behind it")
+            behind, at = words[at : at + follow], at + follow
+            value, word = "=".join(behind), " ".join([word, *behind])
+        return [Option(first, value, word)], at
