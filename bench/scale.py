@@ -38,8 +38,8 @@ from orchestrator.core.planned import PlannedNode, PlannedPool
 from orchestrator.core.wire.reports import RankHeartbeat
 from orchestrator.journal import facts_file
 from orchestrator.submission import credentials
+from orchestrator.supervisor import rounds
 from orchestrator.supervisor import status as status_object
-from orchestrator.supervisor import supervisor
 from tests.support import jobs
 from tests.support.fake_backend import Backend
 
@@ -381,7 +381,7 @@ def main() -> None:
     words = sys.argv[1:]
     if words[:1] == ["supervise"]:
         gc.set_threshold(*GC_THRESHOLD)  # as `orch.pyz supervise` does
-        os._exit(supervisor.main(Path(words[1]), lambda job, plan: Backend()))
+        os._exit(rounds.supervise(Path(words[1]), lambda job, plan: Backend()))
     place = Path(tempfile.mkdtemp(prefix="orch-bench-"))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     try:

@@ -57,13 +57,13 @@ def _supervise(folder: Path) -> int:
     from orchestrator.core.errors import OrchError
     from orchestrator.core.jobdir import full_disk
     from orchestrator.core.slurm import step_env
-    from orchestrator.supervisor import supervisor
     from orchestrator.supervisor.guard import UNFIT
+    from orchestrator.supervisor.rounds import supervise
 
     gc.set_threshold(*GC_THRESHOLD)
     full_disk.print_patiently()
     try:
-        return supervisor.main(folder, _backend, step_env.allocation(os.environ))
+        return supervise(folder, _backend, step_env.allocation(os.environ))
     except OrchError as err:
         print(f"{err.where}: {err.what}; fix: {err.fix}", file=sys.stderr)
     except OSError as err:
@@ -94,9 +94,9 @@ def _selftest() -> int:
     from orchestrator.agent.process import agent, keeper
     from orchestrator.backends import local
     from orchestrator.core.version import VERSION
-    from orchestrator.supervisor import supervisor
+    from orchestrator.supervisor import rounds
 
-    parts = (supervisor, local, agent, keeper, entry)
+    parts = (rounds, local, agent, keeper, entry)
     print(f"orch {VERSION} on Python {sys.version.split()[0]}: {len(parts)} parts load")
     return 0
 

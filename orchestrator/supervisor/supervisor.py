@@ -7,14 +7,10 @@ next one replays the journal.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
-import signal
-import sys
 import time
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections.abc import Iterable
 
 from orchestrator.agent.outputs import rank_files
 from orchestrator.backends.api import Backend
@@ -22,7 +18,6 @@ from orchestrator.brain.brain import SLEPT_S
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.core import codec
-from orchestrator.core.errors import NotOursError
 from orchestrator.core.host import host_memory, procfs
 from orchestrator.core.jobdir import full_disk, locks, status_file
 from orchestrator.core.jobdir.layout import JobDir
@@ -30,7 +25,6 @@ from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.jobdir.series import SeriesWriter
 from orchestrator.core.planned import Gang
 from orchestrator.core.wire import reports
-from orchestrator.journal import lost_journal
 from orchestrator.journal.journal_file import Sleep
 from orchestrator.journal.journaled_brain import JournaledBrain
 from orchestrator.supervisor import allocation_claim, translation
@@ -56,7 +50,8 @@ CHORE_S = 0.5
 WORK_SHARE_MAX = 0.05
 """The share of a processor for decisions on heartbeats, and as much again for the status file."""
 
-DECIDE_PAUSE_S_MAX, STATUS_PAUSE_S_MAX = 0.5, 2.0
+DECIDE_PAUSE_S_MAX = 0.5
+STATUS_PAUSE_S_MAX = 2.0
 """How long either may be put off for that."""
 
 DECISIONS_MAX = 10_000
@@ -74,7 +69,9 @@ class Supervisor:
     def __init__(
         self, job: JobDir, plan: Plan, job_secrets: translation.JobSecrets, backend: Backend
     ) -> None:
-        self._job, self._plan, self._mask = job, plan, job_secrets.mask
+        self._job = job
+        self._plan = plan
+        self._mask = job_secrets.mask
         self._signature = locks.Signature(job.lock)
         self._heartbeats = HeartbeatTracker(plan.heartbeat_s)
         self._requests = RequestInbox(job.requests, job.plan)
@@ -96,7 +93,8 @@ class Supervisor:
         env = {**job_secrets.outer, **plan.env, **job_secrets.secrets}
         self._notifier = Notifier(plan, job.root, env, self._mask, job_secrets.webhook)
         self._slept, self._minded_s = Sleep(SLEPT_S), self._brain.now_s()
-        self._patience, self._series = full_disk.Patience(), SeriesWriter(job.series)
+        self._patience = full_disk.Patience()
+        self._series = SeriesWriter(job.series)
         self._shared: tuple[str, ...] = ()  # which other jobs write the same files
         self._seeks = False  # waits for hosts whose agents could not be dismissed, or for notifications
         backend.wake = self._connections.wake
@@ -355,7 +353,7 @@ class Supervisor:
         if self._is_resumed():
             return
         now, facts = status_object.Now(self._brain.now_s(), time.time()), self._brain.facts
-        if not self._shared and (durable or self._series.is_due(now.wall_s)):
+        if not self._shared and (durable or (facts.made and self._series.is_due(now.wall_s))):
             self._shared = rank_files.shared(self._job)
         with contextlib.suppress(OSError):  # a full disk must not end the supervisor over a view
             travels, reasons = self._desk.copies.travels(), self._executor.reasons(facts)
@@ -363,37 +361,3 @@ class Supervisor:
             status_file.write(self._job, status_file.stamped(status, procfs.boot_id()), durable=durable)
             if status.state == "RUNNING" and self._series.is_due(now.wall_s):
                 self._series.add(status_object.sample(status, facts, now.wall_s))
-
-
-def main(root: Path, backend_of: Callable[[JobDir, Plan], Backend], allocation: str = "") -> int:
-    """Supervise the job at `root`; return the exit code (0 also when another supervisor is at work).
-
-    In the named allocation the code is for the batch script, see `allocation_claim`. Raises JournalError.
-    """
-    job = JobDir(root)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the terminal that submitted the job may close
-    with locks.locked(job) as is_held:
-        if not is_held:
-            print(f"another supervisor is at work{locks.by_whom(job.lock)}", file=sys.stderr)
-            return allocation_claim.announce_allocation(job, allocation)
-        while True:  # each round takes at least one request
-            plan = codec.loads(Plan, job.plan.read_bytes())
-            try:
-                backend = backend_of(job, plan)
-                allocation_claim.claim(job, backend.allocation.id if backend.allocation is not None else "")
-            except NotOursError as err:
-                print(err, file=sys.stderr)
-                return allocation_claim.OVER
-            lost_journal.require_journal(job)
-            placed = allocation_claim.placed(plan, backend.allocation)
-            supervisor = Supervisor(job, placed, translation.read_secrets(job), backend)
-            try:
-                taken = asyncio.run(supervisor.run())
-            except NotOursError as err:
-                print(f"{err}: nothing more is done here", file=sys.stderr)
-                return allocation_claim.OVER if allocation else 0
-            if plan.slurm is not None:
-                return allocation_claim.leave(backend.allocation, supervisor.stay.requeue, supervisor.end)
-            # `ended` exists by now, so a resume that comes after this check starts a supervisor itself.
-            if not RequestInbox(job.requests).since(taken, 0.0):
-                return 0

@@ -5,9 +5,9 @@ from __future__ import annotations
 from .mutation import Mutation
 
 MUTATIONS = (
-    Mutation("the supervisor's lock is not taken", "orchestrator/supervisor/supervisor.py", "        if not is_held:\n", "        if False:\n",
+    Mutation("the supervisor's lock is not taken", "orchestrator/supervisor/rounds.py", "        if not is_held:\n", "        if False:\n",
         "tests/unit/supervisor/test_supervisor.py::test_only_the_holder_of_the_lock_supervises"),
-    Mutation("the allocation is not claimed", "orchestrator/supervisor/supervisor.py", 'allocation_claim.claim(job, backend.allocation.id if backend.allocation is not None else "")', "pass",
+    Mutation("the allocation is not claimed", "orchestrator/supervisor/rounds.py", 'allocation_claim.claim(job, backend.allocation.id if backend.allocation is not None else "")', "pass",
         "tests/unit/supervisor/test_supervisor.py::test_a_supervisor_does_not_act_in_an_allocation_that_the_job_has_left"),
     Mutation("a report that is said again is learned again", "orchestrator/supervisor/supervisor.py", "if self._brain.has(report.incarnation, report.seq):", "if False:",
         "tests/unit/supervisor/test_supervisor.py::test_a_job_crashes_goes_on_from_its_checkpoint_is_looked_at_and_cancelled"),

@@ -75,9 +75,11 @@ class RankFiles:
 
 def shared(job: JobDir) -> tuple[str, ...]:
     """Return for each other job that is not over, and whose ranks write a file that ranks of this one write, too, that it does."""
-    own, found = _written_outside(job), dict[str, str]()
+    found: dict[str, str] = {}
+    if not (own := _written_outside(job)):
+        return ()
     with contextlib.suppress(ClusterError):  # the home cannot be read
-        others = [other for other in home.unended(job.root.parents[1]) if own and other.id != job.id]
+        others = [other for other in home.unended(job.root.parents[1]) if other.id != job.id]
         found = {other.id: min(own & _written_outside(other), default="") for other in others}
     return tuple(
         f"{name} runs, too, and writes the same file, {file}; fix: give each job a folder of its own"

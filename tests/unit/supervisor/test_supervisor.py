@@ -20,7 +20,8 @@ from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.wire import orders, reports
 from orchestrator.core.wire.connection import LineError
-from orchestrator.supervisor import allocation_claim, heartbeat_tracker, supervisor
+from orchestrator.supervisor import allocation_claim, heartbeat_tracker
+from orchestrator.supervisor.rounds import supervise
 from tests.support import jobs
 from tests.support.fake_backend import ANSWER_S_MAX, SECRET, Backend, Node, folder_of, play
 from tests.support.saved_files import sight, torch_save, write
@@ -152,7 +153,7 @@ def test_only_the_holder_of_the_lock_supervises(
     monkeypatch.setattr(locks, "LOCK_S_MAX", 0.0)
     job, _ = folder_of(tmp_path)
     with locks.locked(job) as mine:
-        assert mine and supervisor.main(job.root, _none) == allocation_claim.SUCCEEDED
+        assert mine and supervise(job.root, _none) == allocation_claim.SUCCEEDED
     assert "another supervisor is at work" in capsys.readouterr().err
     assert not job.journal.exists()
 
@@ -181,5 +182,5 @@ class Lent:
 def test_a_supervisor_does_not_act_in_an_allocation_that_the_job_has_left(tmp_path: Path) -> None:
     job, _ = folder_of(tmp_path)
     allocation_claim.claim(job, "8.2")
-    assert supervisor.main(job.root, lambda job, plan: Backend(allocation=Lent())) == allocation_claim.OVER
+    assert supervise(job.root, lambda job, plan: Backend(allocation=Lent())) == allocation_claim.OVER
     assert not job.journal.exists()
