@@ -323,7 +323,7 @@ class Shards(torch.utils.data.Dataset):
 
 def misbehave():
     if rank == 2:
-        for batch in torch.utils.data.DataLoader(Shards(), num_workers=1):  # here
+        for batch in torch.utils.data.DataLoader(Shards(), num_workers=1, collate_fn=list):  # here
             pass
 """),
         (2,), ("worker", "in state T", "misbehave"), ALL_REDUCE, **UNPROVED,
@@ -343,7 +343,7 @@ class Shards(torch.utils.data.Dataset):
 
 def misbehave():
     if rank == 2:
-        for batch in torch.utils.data.DataLoader(Shards(), num_workers=1):  # here
+        for batch in torch.utils.data.DataLoader(Shards(), num_workers=1, collate_fn=list):  # here
             pass
 """),
         (2,), ("misbehave",), ALL_REDUCE, **UNPROVED,
