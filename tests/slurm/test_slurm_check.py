@@ -50,8 +50,8 @@ def waiting(slurm: SlurmBox, path: str, folder: Path) -> Iterator[tuple[subproce
     slurm.queue.wait_for_state(blocker, "RUNNING")
     out, err = folder / "out", folder / "err"
     with out.open("wb") as stdout, err.open("wb") as stderr:
-        begun = slurm.login.popen(
-            argv(path), user="trainer", env={"ORCH_HOME": HOME}, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr
+        begun = slurm.login.popen(  # a shell in the background ignores SIGINT
+            ["env", "--default-signal=INT", *argv(path)], user="trainer", env={"ORCH_HOME": HOME}, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr
         )  # fmt: skip
     wait_for(
         lambda: "number 1 of 1 in partition main, expected to start at 2" in err.read_text(),
