@@ -18,7 +18,7 @@ from collections.abc import Callable
 from orchestrator.backends.api import Copied, Copy, Direction, LaunchError, Wake
 from orchestrator.backends.ssh.connect.connection import Connection
 from orchestrator.backends.ssh.copy import rsync, sftp
-from orchestrator.backends.ssh.copy.copy_task import Broken, CopyTask, RateLimit, Unfit
+from orchestrator.backends.ssh.copy.copy_task import Broken, CopyTask, RateLimit, Unfit, fits
 from orchestrator.core.backoff import Backoff
 from orchestrator.core.checkpoints import disk
 from orchestrator.core.checkpoints.save import Piece
@@ -254,7 +254,7 @@ def _make_room(copy: Copy) -> None:
         free_bytes = shutil.disk_usage(copy.local_dir).free
     except OSError as err:
         raise HostError(f"{copy.local_dir} on this machine: {err.strerror}") from err
-    missing = [entry for entry in copy.expected if not disk.is_as_recorded(copy.local_dir, entry)]
+    missing = [entry for entry in copy.expected if not fits(copy.local_dir / entry.name, entry)]
     needed_bytes = sum(entry.size_bytes for entry in missing) + SPARE_BYTES
     if missing and needed_bytes > free_bytes:
         sizes = f"{needed_bytes / 1e6:.0f} MB are needed, {free_bytes / 1e6:.0f} MB are free"

@@ -21,7 +21,7 @@ import paramiko
 
 from orchestrator.backends.api import Direction
 from orchestrator.backends.ssh.connect.connection import Connection, RemoteCommand
-from orchestrator.backends.ssh.copy.copy_task import STALL_S_MAX, Broken, CopyTask
+from orchestrator.backends.ssh.copy.copy_task import STALL_S_MAX, Broken, CopyTask, fits
 from orchestrator.core.checkpoints import disk
 from orchestrator.core.checkpoints.save import Piece
 from orchestrator.core.errors import HostError
@@ -70,7 +70,7 @@ class Session:
         the connection breaks."""
         task, copy = self.task, self.task.copy
         expected = next((entry for entry in copy.expected if entry.name == name), None)
-        if expected is not None and disk.is_as_recorded(copy.local_dir, expected):
+        if expected is not None and fits(target, expected):
             task.done_bytes += expected.size_bytes
             return
         about = self._about(name)
