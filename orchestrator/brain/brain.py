@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import functools
 from collections.abc import Iterable
 
 from orchestrator.brain import notices, stragglers
@@ -150,9 +150,9 @@ def _judge_hang(
 
 
 def _inspect(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
-    is_silent = attempt.running_at is not None and inspections.in_round(facts, attempt) > 0
-    ends_at = hang.ends_at(facts, attempt, hang.study(facts, attempt)) if is_silent else math.inf
-    why = inspections.why_inspect(facts, attempt, deadlines, ends_at)
+    why = inspections.why_inspect(
+        facts, attempt, deadlines, functools.partial(hang.ends_before, facts, attempt)
+    )
     return inspections.orders(facts, attempt, why, deadlines) if why else []
 
 

@@ -9,6 +9,7 @@ Rules:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from orchestrator.brain.diagnosis import collectives, hang_report, inspections, stall_timeout, suspicion
@@ -274,13 +275,25 @@ def _is_apart(facts: Facts, rank: RankFacts, answer: collectives.Answer) -> bool
 
 def ends_at(facts: Facts, attempt: AttemptFacts, answer: collectives.Answer) -> float:
     """Return when (job clock) a gang that stands still is ended if no rank moves; infinite where it is let be."""
+    over_at = stall_timeout.over_at(facts, attempt, _late(attempt, _judged(facts, answer), answer))
+    return min([over_at, *_start_limits_at(facts, attempt)])
+
+
+def ends_before(facts: Facts, attempt: AttemptFacts, before_s: float) -> float:
+    """Return when (job clock) a gang that stands still is ended if no rank moves; infinite where that is not before a time, so
+    that a large gang is rarely compared."""
+    soonest_s = min([stall_timeout.over_at(facts, attempt, []), *_start_limits_at(facts, attempt)])
+    return ends_at(facts, attempt, study(facts, attempt)) if soonest_s < before_s else math.inf
+
+
+def _start_limits_at(facts: Facts, attempt: AttemptFacts) -> list[float]:
+    """Return when (job clock) the user's limits for what comes before the first step are over."""
     assert facts.limits is not None
     limits = [facts.limits.first_step_timeout_s]
     if any(_is_at_rendezvous(attempt, rank) for rank in inspections.living(facts)):
         limits.append(facts.limits.rendezvous_timeout_s)
     limits_at = [suspicion.limit_at(facts, attempt, limit_s) for limit_s in limits]
-    over_at = stall_timeout.over_at(facts, attempt, _late(attempt, _judged(facts, answer), answer))
-    return min([over_at, *(limit_at for limit_at in limits_at if limit_at is not None)])
+    return [limit_at for limit_at in limits_at if limit_at is not None]
 
 
 def _late(attempt: AttemptFacts, alive: list[RankFacts], answer: collectives.Answer) -> list[RankFacts]:

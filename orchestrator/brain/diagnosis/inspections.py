@@ -7,6 +7,9 @@ before the last one was answered, or was waited for long enough.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeAlias
+
 from orchestrator.brain.diagnosis import suspicion
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model.deadlines import Deadlines
@@ -35,6 +38,9 @@ The pauses grow: a rank that still imports may come late, and then wait for the 
 
 STILL_S = 1.5
 """How long a rank must not have moved, by the clock of the rank's host, for a rank to count as still."""
+
+EndsBefore: TypeAlias = "Callable[[float], float]"
+"""Returns when (job clock) the attempt is ended if no rank moves, infinite where that is not before a time."""
 
 INSPECTIONS_MIN = 2
 """The number of inspections in a row that a verdict needs."""
@@ -111,9 +117,8 @@ def in_round(facts: Facts, attempt: AttemptFacts) -> int:
     return attempt.round if is_present else 0
 
 
-def why_inspect(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines, ends_at: float) -> str:
-    """Return why every rank is to be inspected now; empty if not. `ends_at`: when (job clock) the attempt is ended if no
-    rank moves."""
+def why_inspect(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines, ends_before: EndsBefore) -> str:
+    """Return why every rank is to be inspected now; empty if not."""
     if attempt.phase is not Phase.RUN or not living(facts):
         return ""
     if facts.inspect_requested > facts.inspect_answered:
@@ -125,7 +130,7 @@ def why_inspect(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines, ends_
     for due_s in () if limit_at is None else (limit_at + after_s for after_s in LATE_AFTER_S):
         if deadlines.passed(due_s) and (attempt.inspected_at or 0.0) < due_s:
             return f"no step {due_s - attempt.running_at:.0f} s after the start of all ranks"
-    return _why_stopped(facts, attempt, deadlines) or _why_silence(facts, attempt, deadlines, ends_at)
+    return _why_stopped(facts, attempt, deadlines) or _why_silence(facts, attempt, deadlines, ends_before)
 
 
 def _why_stopped(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> str:
@@ -139,7 +144,7 @@ def _why_stopped(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> s
     return ""
 
 
-def _why_silence(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines, ends_at: float) -> str:
+def _why_silence(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines, ends_before: EndsBefore) -> str:
     silence_s = suspicion.suspect_s(facts)
     if silence_s is None:
         return ""
@@ -148,7 +153,7 @@ def _why_silence(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines, ends
         return ""
     number, last_at = in_round(facts, attempt), attempt.inspected_at or 0.0
     pause_s = _pause_s(facts, attempt, number) if number else 0.0
-    if last_at < ends_at < last_at + pause_s:
+    if number and last_at < (ends_at := ends_before(last_at + pause_s)) < last_at + pause_s:
         pause_s = max(PAUSES_S[0], ends_at - last_at)
     if number and not deadlines.passed(last_at + pause_s):
         return ""
