@@ -69,7 +69,7 @@ class JobSpec(Part):
     launch: rules.LaunchScript | None = about(
         None,
         "Shell line or script that each node runs once, instead of entrypoint. Where it calls torchrun, accelerate, deepspeed, "
-        "fabric, srun or mpirun, the ranks start.",
+        "fabric, lightning, srun or mpirun, the ranks start.",
     )
     entrypoint: rules.EntryPoint | None = about(
         None,
