@@ -52,7 +52,7 @@ class Step(NamedTuple):
 
 
 def verbs() -> str:
-    """Return every verb with its options and their help: a table of the options that several verbs take alike, and one of the verbs."""
+    """Return a table of the options that several verbs take alike, and one of every verb with its own options."""
     takes = {name: list(_options(name, command)) for name, command in cli.commands.items()}
     count = Counter(option for options in takes.values() for option in options)
     common = [option for option in count if count[option] > 1]

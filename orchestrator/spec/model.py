@@ -68,17 +68,18 @@ class JobSpec(Part):
     )
     launch: rules.LaunchScript | None = about(
         None,
-        "Shell line or script that each node runs once, instead of entrypoint. Where it calls torchrun, accelerate, deepspeed, "
-        "fabric, lightning, srun or mpirun, the ranks start.",
+        "Shell line or script that each node runs once, instead of entrypoint. Where it calls torchrun, accelerate, "
+        "deepspeed, fabric, lightning, srun or mpirun, the ranks start.",
     )
     entrypoint: rules.EntryPoint | None = about(
         None,
-        'What each rank runs: "train.py --lr 0.1", "-m pkg.train --x", a list of words, or {command: …}. Placeholders such as '
-        "`{checkpoint_dir}` are filled in. A launch line, such as `torchrun --nproc-per-node 8 train.py`, means launch.",
+        'What each rank runs: "train.py --lr 0.1", "-m pkg.train --x", a list of words, or {command: …}. Placeholders '
+        "such as `{checkpoint_dir}` are filled in. A launch line, such as `torchrun --nproc-per-node 8 train.py`, means launch.",
     )
     start: rules.Start = about(
         "auto",
-        "How a rank starts. auto: as a fork of a process of its node that has imported torch, where that is safe. fresh: as a new interpreter.",
+        "How a rank starts. auto: as a fork of a process of its node that has imported torch, where that is safe. "
+        "fresh: as a new interpreter.",
     )
     python: Line | None = about(None, "Python of the ranks. Default: the one that runs orch.")
     setup: rules.ShellLines = about((), "Shell lines that run once on each node, before its ranks.")

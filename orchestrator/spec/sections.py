@@ -55,13 +55,13 @@ class Monitor(Part):
     )
     hang_timeout: rules.SilenceOrOff = about(
         "auto",
-        "How long no rank may step or move before the attempt is ended, where no state proves a hang. auto: as long as the process "
-        "group lets ranks wait, or 30m where none waits. off: ranks are not even inspected.",
+        "How long no rank may step or move before the attempt is ended, where no state proves a hang. auto: as long as the "
+        "process group lets ranks wait, or 30m where none waits. off: ranks are not even inspected.",
     )
     node_timeout: rules.NodeSilence = about(
         "auto",
-        "Longest silence of a node before it counts as lost: a time of at least 5 heartbeats and 5s, or auto, which is 20s where "
-        "other nodes are heard whose ranks make no step either, else 1m.",
+        "Longest silence of a node before it counts as lost: a time of at least 5 heartbeats and 5s, or auto, which is 20s "
+        "where other nodes are heard whose ranks make no step either, else 1m.",
     )
     on_hang: rules.Hang = about("restart", "What follows a hang: a restart, only a notification, or failure.")
     on_desync: rules.Desync = about(
@@ -101,8 +101,8 @@ class Restart(Part):
 
     max: int = whole(
         3,
-        "Most restarts after attempts without progress. A restart after an attempt that got further than all before it is free. "
-        "0: never restart.",
+        "Most restarts after attempts without progress. A restart after an attempt that got further than all before it "
+        "is free. 0: never restart.",
         low=0,
     )
     backoff: rules.Pause = about(
