@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -23,7 +24,7 @@ from orchestrator.brain.diagnosis.suspicion import SIGNS
 from orchestrator.brain.model.facts import Facts
 from orchestrator.cli.group import cli
 from orchestrator.spec import load
-from orchestrator.spec.value_types import PATTERNS, WHOLE_MAX
+from orchestrator.spec.value_types import DURATION, LINE, PATTERNS, WHOLE_MAX
 from orchestrator.spec.yaml_document import shown
 from orchestrator.supervisor import status
 from tests import versions
@@ -51,17 +52,37 @@ class Step(NamedTuple):
 
 
 def verbs() -> str:
-    """Return every verb with its options and their help, as a table."""
-    lines = ["| verb, option | what it does |", "|---|---|"]
+    """Return a table of the options that several verbs take alike, and one of every verb with its own options."""
+    takes = {name: list(_options(name, command)) for name, command in cli.commands.items()}
+    count = Counter(option for options in takes.values() for option in options)
+    common = [option for option in count if count[option] > 1]
+    shared = [_row(_code(option.usage), option.help) for option in common]
+    lines = ["| option of several verbs | what it does |", "|---|---|", *shared, ""]
+    lines += ["| verb, option of its own | what it does |", "|---|---|"]
     for name, command in cli.commands.items():
         context = click.Context(command, info_name=f"orch {name}", help_option_names=["-h", "--help"])
         words = [piece for piece in command.collect_usage_pieces(context) if piece != "[OPTIONS]"]
-        lines.append(_row(_code(" ".join(("orch", name, *words))), f"**{_sentence(command.help)}**"))
-        for option in command.params:
-            record = option.get_help_record(context)
-            if isinstance(option, click.Option) and record is not None:
-                lines.append(_row(_code(record[0]), option.help or ""))
+        also = ", ".join(_code(option.usage.split()[0]) for option in takes[name] if option in common)
+        text = f"**{_sentence(command.help)}**" + (f" Also: {also}." if also else "")
+        lines.append(_row(_code(" ".join(("orch", name, *words))), text))
+        lines += [_row(_code(option.usage), option.help) for option in takes[name] if option not in common]
     return "\n".join(lines)
+
+
+class Option(NamedTuple):
+    """An option of a verb, as its help shows it."""
+
+    usage: str
+    help: str
+
+
+def _options(name: str, command: click.Command) -> Iterator[Option]:
+    """Yield the options of a verb that have help."""
+    context = click.Context(command, info_name=f"orch {name}", help_option_names=["-h", "--help"])
+    for option in command.params:
+        record = option.get_help_record(context)
+        if isinstance(option, click.Option) and record is not None:
+            yield Option(record[0], option.help or "")
 
 
 def _sentence(text: str | None) -> str:
@@ -137,6 +158,10 @@ def _fields(part: Json, sections: Json, prefix: str) -> Iterator[Field]:
             yield Field(name, description, _value(info), default)
 
 
+SHORT_WORDS = {DURATION: "a duration", LINE: "text"}
+"""Words for kinds of values that many fields have; the page explains them above the table."""
+
+
 def _value(info: Json) -> str:
     """Return in words what a field takes."""
     match info:
@@ -148,10 +173,10 @@ def _value(info: Json) -> str:
         case {"const": word}:
             return str(word)
         case {"pattern": pattern}:
-            return PATTERNS[pattern]
+            return SHORT_WORDS.get(pattern) or PATTERNS[pattern]
         case {"type": "integer", "minimum": low}:
             high = info.get("maximum", WHOLE_MAX)
-            return f"a whole number from {low}" + (f" to {high}" if high < WHOLE_MAX else " on")
+            return f"{low} to {high}" if high < WHOLE_MAX else f"{low} or more"
         case {"type": "array", "items": items}:
             return "a list of texts" if _value(items) == "text" else f"a list, each {_value(items)}"
         case {"type": "boolean"}:

@@ -45,60 +45,73 @@ class JobSpec(Part):
 
     name: str = Field(description="Name of the job.", pattern=rules.NAME)
     backend: rules.Backend = about(
-        "local", "Where it runs: this machine, hosts over SSH, or a Slurm cluster."
+        "local", "Where the job runs: this machine, hosts over SSH, or a Slurm cluster."
     )
     nodes: int = whole(1, "Machines the job runs on.", high=MACHINES_MAX)
-    spares: int = whole(0, "More machines, kept ready to replace a lost one.", 0, MACHINES_MAX)
+    spares: int = whole(
+        0,
+        "Additional machines, kept ready to replace a lost one. No effect on backend local.",
+        0,
+        MACHINES_MAX,
+    )
     gpus_per_node: rules.Gpus | None = about(
-        None, "GPUs of a node, one rank each; `auto`: all there are, which is also meant when neither is set."
+        None, "GPUs per node, one rank each. `auto`: all there are, the default without procs_per_node."
     )
     procs_per_node: int | None = whole(
         None,
-        "CPU ranks of a node; with `gpus_per_node: auto`, those of a machine without GPUs (else 1).",
+        "CPU ranks per node. With `gpus_per_node: auto`: those of a machine without GPUs (else 1).",
         high=RANKS_EACH_MAX,
     )
-    workdir: Line = about(".", "Folder of the code, relative to the job file; ranks run in a snapshot.")
-    command: rules.RankCommand | None = about(None, "Shell command that a rank runs, in place of entrypoint.")
+    workdir: Line = about(".", "Folder of the code, relative to the job file. Ranks run in a copy of it.")
+    command: rules.RankCommand | None = about(
+        None, "Shell command that each rank runs, instead of entrypoint."
+    )
     launch: rules.LaunchScript | None = about(
         None,
-        "Shell line or script that each node runs once, in place of entrypoint; where it calls torchrun, accelerate, deepspeed, "
-        "fabric, srun or mpirun, the ranks start.",
+        "Shell line or script that each node runs once, instead of entrypoint. Where it calls torchrun, accelerate, "
+        "deepspeed, fabric, lightning, srun or mpirun, the ranks start.",
     )
     entrypoint: rules.EntryPoint | None = about(
         None,
-        'What a rank runs: "train.py --lr 0.1", "-m pkg.train --x", a list of words, or {command: …}; placeholders such as '
-        "`{checkpoint_dir}` are filled in. A launch line, such as `torchrun --nproc-per-node 8 train.py`, means launch.",
+        'What each rank runs: "train.py --lr 0.1", "-m pkg.train --x", a list of words, or {command: …}. Placeholders '
+        "such as `{checkpoint_dir}` are filled in. A launch line, such as `torchrun --nproc-per-node 8 train.py`, means launch.",
     )
     start: rules.Start = about(
         "auto",
-        "How a rank starts: as a fork of one process a node that has imported torch, where that is safe, or always as a new interpreter.",
+        "How a rank starts. auto: as a fork of a process of its node that has imported torch, where that is safe. "
+        "fresh: as a new interpreter.",
     )
-    python: Line | None = about(None, "Python of the ranks; by default the one that runs orch.")
+    python: Line | None = about(None, "Python of the ranks. Default: the one that runs orch.")
     setup: rules.ShellLines = about((), "Shell lines that run once on each node, before its ranks.")
     env: dict[rules.EnvName, rules.EnvText] = about(
-        {}, "Environment of the ranks; wins over what orch would set."
+        {}, "Environment variables of the ranks. They win over what orch would set."
     )
-    secrets: rules.Secrets = about((), "Variables taken from the submitter's environment and never shown.")
+    secrets: rules.Secrets = about(
+        (), "Names of variables taken from your environment at submit, and never shown."
+    )
     time_limit: rules.Seconds | None = about(
-        None, "Longest run of the job, restarts included; on Slurm of each stay on its nodes."
+        None, "Longest run of the job, restarts included. On Slurm: of each allocation."
     )
     time_limit_action: rules.LimitAction = about(
-        "fail", "What follows the time limit: failure, or on Slurm another turn in the queue, and going on."
+        "fail",
+        "What follows the time limit: the job fails, or (Slurm only) returns to the queue and continues.",
     )
-    total_steps: int | None = whole(None, "Optimizer steps of the training, to tell the time left.")
+    total_steps: int | None = whole(None, "Optimizer steps of the whole training, to show the time left.")
     batch: Batch = about(
-        {}, "Batch size of the script, so that orch can show the effective one and say when it changes."
+        {}, "Batch size of the script. orch shows the effective batch size, and warns when it changes."
     )
     rendezvous: Rendezvous = about({}, "Where the ranks of an attempt meet.")
     nccl: rules.Nccl = about({}, "NCCL settings without their prefix: `debug: INFO` sets NCCL_DEBUG.")
-    monitor: Monitor = about({}, "When silence becomes a verdict, and what follows.")
-    notify: Notify = about({}, "Notifications of what happens to the job.")
-    restart: Restart = about({}, "How often and how fast a failed attempt is followed by another.")
-    checkpoint: Checkpoint = about({}, "What a checkpoint is, and how a script is given one.")
+    monitor: Monitor = about({}, "Timeouts, and what follows them.")
+    notify: Notify = about({}, "Notifications about the job.")
+    restart: Restart = about({}, "How often and how soon a failed attempt is restarted.")
+    checkpoint: Checkpoint = about(
+        {}, "Where checkpoints are, how many are kept, and how the script gets one."
+    )
     logs: Logs = about({}, "How ranks write their logs.")
     snapshot: Snapshot = about({}, "What is copied at submit.")
     ssh: Ssh = about({}, "The hosts of backend ssh.")
-    slurm: Slurm = about({}, "Options for Slurm in addition to nodes, GPUs and time.")
+    slurm: Slurm = about({}, "Options for Slurm besides nodes, GPUs and time.")
 
     @property
     def entry(self) -> Entry:

@@ -31,43 +31,43 @@ class Rendezvous(Part):
     """Where the ranks of an attempt meet."""
 
     port: int | None = whole(
-        None, "Port of rank 0's store; by default a free one for each attempt.", high=PORT_MAX
+        None, "Port of rank 0's store. Default: a free one for each attempt.", high=PORT_MAX
     )
     interface: str | None = about(None, "Network interface of the ranks' traffic.", pattern=rules.INTERFACE)
 
 
 class Monitor(Part):
-    """When silence becomes a verdict, and what follows."""
+    """Timeouts, and what follows them."""
 
-    heartbeat_s: rules.Heartbeat = about("1s", "Time between two heartbeats of a node, 100ms to 1m.")
+    heartbeat_s: rules.Heartbeat = about("1s", "Interval between heartbeats of a node, 100ms to 1m.")
     queue_timeout: rules.SecondsOrOff = about(
         "off",
-        "Backend ssh: longest wait for hosts that others use; or off. Slurm keeps its own queue.",
+        "Backend ssh: longest wait for hosts that other jobs use. Slurm keeps its own queue.",
     )
     start_timeout: rules.Seconds = about(
-        "10m", "Longest time from an attempt's start until all its ranks run (not the first step)."
+        "10m", "Longest time from the start of an attempt until all its ranks run (not the first step)."
     )
     rendezvous_timeout: rules.SecondsOrOff = about(
-        "30m", "Longest time that ranks may wait for one another before their first step; or off."
+        "30m", "Longest time that ranks may wait for each other before their first step."
     )
     first_step_timeout: rules.SecondsOrOff = about(
-        "off", "Longest time from the start of all ranks to the first step; or off."
+        "off", "Longest time from the start of all ranks to the first step."
     )
     hang_timeout: rules.SilenceOrOff = about(
         "auto",
-        "How long no rank may make a step or move before the attempt is ended, where no state proves a hang: `auto`, as long "
-        "as the process group lets ranks wait, or 30m where none waits; a time; or off, then ranks are not even inspected.",
+        "How long no rank may step or move before the attempt is ended, where no state proves a hang. auto: as long as the "
+        "process group lets ranks wait, or 30m where none waits. off: ranks are not even inspected.",
     )
     node_timeout: rules.NodeSilence = about(
         "auto",
-        "Longest silence of a node, then it is lost: `auto`, which is 20s where other nodes are heard whose ranks make no "
-        "step either, else 1m; or a time, at least 5 heartbeats and 5s.",
+        "Longest silence of a node before it counts as lost: a time of at least 5 heartbeats and 5s, or auto, which is 20s "
+        "where other nodes are heard whose ranks make no step either, else 1m.",
     )
-    on_hang: rules.Hang = about("restart", "What follows a hang: a restart, a word to the user, or failure.")
+    on_hang: rules.Hang = about("restart", "What follows a hang: a restart, only a notification, or failure.")
     on_desync: rules.Desync = about(
-        "fail", "What follows when ranks silently run different collectives: failure, or a word to the user."
+        "fail", "What follows when ranks silently run different collectives: failure, or only a notification."
     )
-    stop_grace: rules.Pause = about("15s", "Time from TERM to KILL when user or time limit stop the job.")
+    stop_grace: rules.Pause = about("15s", "Time from TERM to KILL when you or the time limit stop the job.")
 
     @pydantic.field_validator("node_timeout")
     @classmethod
@@ -81,12 +81,13 @@ class Monitor(Part):
 
 
 class Notify(Part):
-    """Notifications of what happens to the job."""
+    """Notifications about the job."""
 
     command: rules.Command | None = about(
-        None, "Command to run: it gets JSON on standard input, ORCH_NOTIFY_EVENT and more in its environment."
+        None,
+        "Command to run. It gets JSON on standard input, and ORCH_NOTIFY_EVENT and more in its environment.",
     )
-    url: str | None = about(None, "Webhook to call: it gets the same JSON by POST.", pattern=rules.URL)
+    url: str | None = about(None, "Webhook to call. It gets the same JSON by POST.", pattern=rules.URL)
     on: rules.Occasions = about(DEFAULT_OCCASIONS, f"Events: {', '.join(get_args(rules.Occasion))}.")
 
     @pydantic.field_validator("url")
@@ -96,17 +97,17 @@ class Notify(Part):
 
 
 class Restart(Part):
-    """How often and how fast a failed attempt is followed by another."""
+    """How often and how soon a failed attempt is restarted."""
 
     max: int = whole(
         3,
-        "Restarts after attempts that made no progress; one that got further than all before it is free; "
-        "0: never restart.",
+        "Most restarts after attempts without progress. A restart after an attempt that got further than all before it "
+        "is free. 0: never restart.",
         low=0,
     )
     backoff: rules.Pause = about(
         "1s",
-        "Wait before a restart, from the second failure in a row without progress on; doubles each time.",
+        "Wait before a restart, from the second failure in a row without progress on. Doubles each time.",
     )
     backoff_max: rules.Pause = about("1m", "Longest wait before a restart.")
     never_on_exit_codes: rules.ExitCodes = about(
@@ -120,29 +121,27 @@ class Restart(Part):
 
 
 class OnPreempt(Part):
-    """How ranks are told that Slurm is about to take their nodes."""
+    """How ranks are warned that Slurm is about to take their nodes."""
 
-    signal: rules.Signal = about("TERM", "Signal that tells ranks to save themselves.")
-    grace: rules.Grace = about(
-        "1m", "Time they have for that, at most 12h; then they are killed. Slurm may give less."
-    )
+    signal: rules.Signal = about("TERM", "Signal that tells ranks to save a checkpoint.")
+    grace: rules.Grace = about("1m", "Time to save, at most 12h; then ranks are killed. Slurm may give less.")
 
 
 class Checkpoint(Part):
-    """What a checkpoint is, and how a script is given one."""
+    """Where checkpoints are, how many are kept, and how the script gets one."""
 
     path: rules.Glob = about(
         "*",
-        f"Glob of the checkpoints, relative to ORCH_CHECKPOINT_DIR or absolute; `{IN_CODE}…` where ranks start.",
+        f"Glob of the checkpoints, relative to ORCH_CHECKPOINT_DIR or absolute. `{IN_CODE}…`: where ranks start.",
     )
-    keep: int | None = whole(None, "How many of the newest checkpoints to keep; by default all.")
-    keep_every: int | None = whole(None, "Beside keep: checkpoints of every so many steps stay, too.")
+    keep: int | None = whole(None, "How many of the newest checkpoints to keep. Default: all.")
+    keep_every: int | None = whole(None, "With keep: checkpoints whose step is a multiple of this stay, too.")
     resume_args: rules.ResumeArgs | None = about(
         None,
-        "Arguments appended when a good checkpoint exists, such as --auto-resume; `{path}` stands for its path.",
+        "Arguments appended when a complete checkpoint exists, such as --auto-resume. `{path}` is its path.",
     )
     on_preempt: OnPreempt = about(
-        {}, "Backend slurm: how ranks are warned of preemption, and of the time limit's end."
+        {}, "Backend slurm: how ranks are warned of preemption and of the time limit."
     )
 
     @pydantic.field_validator("keep")
@@ -161,7 +160,7 @@ class Batch(Part):
     """How many samples one optimizer step takes, as the script has it: shown, and compared when a job is resumed."""
 
     per_device: int | None = whole(None, "Samples that each rank takes at a time.")
-    accumulation: int = whole(1, "How many times each rank adds up gradients before one optimizer step.")
+    accumulation: int = whole(1, "Micro-batches of each rank per optimizer step.")
 
     @pydantic.field_validator("accumulation")
     @classmethod
@@ -174,7 +173,7 @@ class Batch(Part):
 class Logs(Part):
     """How ranks write their logs."""
 
-    unbuffered: bool = about(True, "Set PYTHONUNBUFFERED=1: lines appear when they are printed.")
+    unbuffered: bool = about(True, "Set PYTHONUNBUFFERED=1, so that lines appear when they are printed.")
 
 
 class Snapshot(Part):
@@ -186,40 +185,42 @@ class Snapshot(Part):
 class Ssh(Part):
     """The hosts of backend ssh."""
 
-    hosts: rules.Hosts = about((), "Hosts: a text like gpu[01-08].lab, or a list of such.")
+    hosts: rules.Hosts = about((), "Hosts: gpu[01-08].lab, or a list of such.")
     hosts_file: Line | None = about(
         None,
-        "File with a host on each line, relative to the job file: `gpu1 gpus=8 slots=16 address=10.0.0.1 "
-        "labels=a100,ib`; with ssh.hosts it only describes them.",
+        "File with one host per line, relative to the job file: `gpu1 gpus=8 slots=16 address=10.0.0.1 "
+        "labels=a100,ib`. With ssh.hosts it only describes those hosts.",
     )
     user: str | None = about(
-        None, "User on the hosts; by default what the SSH configuration says.", pattern=rules.USER
+        None, "User on the hosts. Default: from the SSH configuration.", pattern=rules.USER
     )
-    port: int | None = whole(None, "Port of sshd; by default what the SSH configuration says.", high=PORT_MAX)
-    host_keys: rules.HostKeys = about("strict", "Host keys must be known, or are learnt at first contact.")
+    port: int | None = whole(None, "Port of sshd. Default: from the SSH configuration.", high=PORT_MAX)
+    host_keys: rules.HostKeys = about(
+        "strict", "strict: a host's key must be known. accept-new: an unknown key is learnt at first contact."
+    )
     remote_dir: Line = about("~/.orch", "Folder for jobs on the hosts.")
-    labels: rules.Lines = about((), "Labels of hosts_file that a host must have, all of them, to be used.")
-    sync: rules.Lines = about((), "Paths in workdir that git ignores and the hosts need, such as data/.")
+    labels: rules.Lines = about((), "Labels of hosts_file. Only hosts that have all of them are used.")
+    sync: rules.Lines = about((), "Git-ignored paths in workdir to copy to the hosts, such as data/.")
     copy_limit_mb: int | None = whole(
-        None, "Most MB per second for copies of checkpoints; by default no limit."
+        None, "Limit in MB per second for copies of checkpoints. Default: no limit."
     )
 
 
 class Slurm(Part):
-    """Options for Slurm in addition to nodes, GPUs and time."""
+    """Options for Slurm besides nodes, GPUs and time."""
 
-    partition: Line | None = about(None, "Partition; by default the cluster's.")
-    account: Line | None = about(None, "Account that is charged.")
+    partition: Line | None = about(None, "Partition. Default: the cluster's.")
+    account: Line | None = about(None, "Account to charge.")
     qos: Line | None = about(None, "Quality of service.")
     constraint: Line | None = about(None, "Features a node must have.")
     exclude: Line | None = about(None, "Nodes to avoid.")
-    cpus_per_task: int | None = whole(None, "CPU cores of each rank; by default 1.")
-    mem: Line | None = about(None, "Memory of a node, such as 64G.")
+    cpus_per_task: int | None = whole(None, "CPU cores per rank. Default: 1.")
+    mem: Line | None = about(None, "Memory per node, such as 64G.")
     exclusive: bool = about(False, "Ask for whole nodes.")
     extra: rules.Options = about(
         (),
         "More options for sbatch, such as --licenses=foo, --reservation=lab, --nodelist=n[1-4], --mail-type=END or "
-        "--comment=text; --gres=gpu:a100:8 asks for GPUs in place of gpus_per_node, which names the same number.",
+        "--comment=text. --gres=gpu:a100:8 asks for the GPUs instead of gpus_per_node, and must name the same number.",
     )
 
     @pydantic.field_validator("*")

@@ -41,6 +41,7 @@ from tests.support import brain_story, jobs
 ROOT = Path(brain.__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 REFERENCE = (ROOT / "docs" / "reference.md").read_text()
+LAUNCH = (ROOT / "docs" / "launch.md").read_text()
 SSH = (ROOT / "docs" / "ssh.md").read_text()
 SLURM = (ROOT / "docs" / "slurm.md").read_text()
 STAGES = (
@@ -189,7 +190,7 @@ def _anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "text", [text for page in (README, REFERENCE, HANGS, SLURM) for text in _blocks(page, "yaml")]
+    "text", [text for page in (README, REFERENCE, LAUNCH, HANGS, SLURM) for text in _blocks(page, "yaml")]
 )
 def test_job_files_in_the_documents_load(text: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
@@ -248,7 +249,7 @@ def test_the_exit_codes_are_those_of_the_code() -> None:
 def test_the_states_are_those_of_the_code() -> None:
     assert _first_cells(REFERENCE, "state") == list(cells.STYLES)
     assert set(status_file.ENDED) == {end.value for end in d.JobEnd} <= set(cells.STYLES)
-    assert _first_cells(REFERENCE, "state of a save") == [state.value for state in SaveState]
+    assert _first_cells(REFERENCE, "state of a checkpoint") == [state.value for state in SaveState]
 
 
 def test_every_kind_of_verdict_is_explained() -> None:
