@@ -21,6 +21,7 @@ from pathlib import Path
 
 import orchestrator
 from bench.run import RUN_S_MAX, main, spec, stamps
+from orchestrator.core.checkpoints.choice import Checkpoint
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.decisions import Kind
@@ -144,7 +145,7 @@ def journal(case: Case, way: Way, save_s: float, failures: list[Failure]) -> Ite
 
 
 def _begin(at_s: float, attempt: int, step: int) -> Iterator[News]:
-    resume = d.Checkpoint(f"step-{step}.pt", step, step) if step else None
+    resume = Checkpoint(f"step-{step}.pt", step, step) if step else None
     yield d.BeginAttempt(at_s, "restart", attempt, resume)
     yield d.Start(at_s, "ready", attempt, "n0", "10.0.0.1", 29500, "", resume)
     yield e.Started(at_s, "n0", attempt, (1000,))

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from orchestrator.core.checkpoints.choice import Checkpoint
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import News
@@ -63,7 +64,7 @@ class Cost:
 
 def begin(attempt: int, at: float) -> Iterator[News]:
     """All nodes come up, are prepared and start."""
-    resume = d.Checkpoint(f"{jobs.ROOT}/checkpoints/step-{attempt}.pt", attempt) if attempt > 1 else None
+    resume = Checkpoint(f"{jobs.ROOT}/checkpoints/step-{attempt}.pt", attempt) if attempt > 1 else None
     yield d.BeginAttempt(at, "restart", attempt, resume)
     for node in range(NODES):
         name = f"node-{node}"

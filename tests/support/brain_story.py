@@ -9,6 +9,7 @@ from orchestrator.brain.brain import Brain
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.core import observations
+from orchestrator.core.checkpoints.choice import Checkpoint
 from orchestrator.core.checkpoints.save import Content, Format, Place, Save, SaveState, StepSource
 from orchestrator.core.planned import Limits, PlannedNode, PlannedPool, QueueTerms
 from orchestrator.core.wire.reports import RankHeartbeat
@@ -183,10 +184,10 @@ def save(step: int, attempt: int = 1, **more: Any) -> Save:
     return Save(**{**plain, **more})
 
 
-def at(step: int, attempt: int = 1) -> d.Checkpoint:
+def at(step: int, attempt: int = 1) -> Checkpoint:
     """Return such a save as an attempt is given it."""
     one = save(step, attempt)
-    return d.Checkpoint(one.path, step, one.number)
+    return Checkpoint(one.path, step, one.number)
 
 
 def only(decisions: list[d.Decision], kind: type[D]) -> D:

@@ -13,6 +13,7 @@ from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import Facts, News
 from orchestrator.client import post_mortem
 from orchestrator.core import observations
+from orchestrator.core.checkpoints.choice import Checkpoint
 from orchestrator.core.checkpoints.save import Place, StepSource
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.jobdir.status_file import Status
@@ -160,7 +161,7 @@ def saved(at: float, **fields: Any) -> News:
     return e.SaveChanged(at, saved_files.saved(**{"number": 1, **known, "places": (place,), **fields}))
 
 
-def again(attempt: int, at: float, resume: d.Checkpoint | None) -> News:
+def again(attempt: int, at: float, resume: Checkpoint | None) -> News:
     """Another attempt begins."""
     return d.BeginAttempt(at, "restart after crash", attempt, resume)
 
@@ -178,6 +179,6 @@ def crashed_once() -> list[News]:
         saved(4.5),
         *beats(1, 5.0, 23),
         *crash(1, 5.5, 23, 23),
-        again(2, 7.0, d.Checkpoint(CKPT, 20, 1)),
+        again(2, 7.0, Checkpoint(CKPT, 20, 1)),
         *running(2, 7.1, 5),
     ]

@@ -17,6 +17,7 @@ from orchestrator.brain.model.node_facts import LAUNCH_FAILURES_MAX, AgentState,
 from orchestrator.core.backoff import Backoff
 from orchestrator.core.errors import Fault
 from orchestrator.core.planned import Gang
+from orchestrator.core.wire.orders import Dismiss
 
 PATIENCE_S = 10.0
 """How long a host may take to come up before the first placement goes on without it, if there are others."""
@@ -328,7 +329,7 @@ def _dismissals(
     attempt: AttemptFacts, nodes: Iterable[NodeFacts], why: str, deadlines: Deadlines
 ) -> list[Decision]:
     return [
-        d.Dismiss(deadlines.now_s, why, attempt.number, node.name)
+        d.To(deadlines.now_s, why, node.name, Dismiss(attempt.number))
         for node in nodes
         if node.agent_state is AgentState.UP and not node.ordered.leave
     ]

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from orchestrator.core.checkpoints.choice import Checkpoint
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import News
@@ -43,7 +44,7 @@ TALE: tuple[News, ...] = (
     jobs.submitted(14.0)[0],
     e.SupervisorStarted(14.1, 9),
     e.ResumeRequested(14.2, 1, 1),  # tells of the attempt that is filed by now
-    jobs.again(3, 14.3, d.Checkpoint(jobs.CKPT, 20, 1)),
+    jobs.again(3, 14.3, Checkpoint(jobs.CKPT, 20, 1)),
     *jobs.running(3, 14.4, 2),
 )
 

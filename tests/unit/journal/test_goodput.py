@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from orchestrator.core.checkpoints.choice import Checkpoint
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import News
@@ -15,7 +16,7 @@ from tests.support import jobs
 
 RANKS = 4
 CRASH = Loss(1, "crash", "node-0")
-SAVE = d.Checkpoint(jobs.CKPT, 20, 1)
+SAVE = Checkpoint(jobs.CKPT, 20, 1)
 RUNNING = [*jobs.submitted(), *jobs.running(1, 1.0, 20)]
 
 

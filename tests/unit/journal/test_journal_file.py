@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.core.checkpoints.choice import Checkpoint
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import News
@@ -21,7 +22,7 @@ from tests.support.frames import frame
 NEWS: tuple[News, ...] = (
     e.SupervisorStarted(0.0, 1),
     e.Prepared(1.0, "node-0", 1, "127.0.0.1", 20_000, ()),
-    d.BeginAttempt(2.0, "submitted", 1, d.Checkpoint("/a", None)),
+    d.BeginAttempt(2.0, "submitted", 1, Checkpoint("/a", None)),
     e.Exited(
         3.0, "node-0", 1, 0, None, 9, 5, observations.Failure("E", "m", "t", frame("w:1 f")), False, False
     ),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.core.checkpoints.choice import Checkpoint
 from orchestrator.backends.api import LaunchError
 from orchestrator.brain.brain import Brain
 from orchestrator.brain.model import decisions as d
@@ -99,7 +100,7 @@ def test_a_host_is_made_ready_once_its_save_is_there_and_is_sent_nothing_more_wh
         (),
     )
     save = world.latest()
-    resume = d.Checkpoint(save.path, 10, save.number)
+    resume = Checkpoint(save.path, 10, save.number)
     executor.carry_out(d.Prepare(1.0, "why", 2, "node-0", resume), gang, 1.0)
     assert not sent
     world.arrive()

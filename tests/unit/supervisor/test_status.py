@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.core.checkpoints.choice import Checkpoint
 from orchestrator.brain.fold_events import fold
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
@@ -203,7 +204,7 @@ def test_steps_go_on_from_the_checkpoint_after_a_restart() -> None:
 def test_a_resume_is_no_restart() -> None:
     ended = jobs.end(1, 7.0, d.JobEnd.CANCELLED, "cancelled by the user")
     news = [*TALES["RUNNING"], e.CancelRequested(6.0, 1), ended, e.ResumeRequested(8.0, 2)]
-    status = _status([*news, jobs.again(2, 9.0, d.Checkpoint(jobs.CKPT, 20))], at=9.5)
+    status = _status([*news, jobs.again(2, 9.0, Checkpoint(jobs.CKPT, 20))], at=9.5)
     assert (status["attempt"], status["restarts"]) == (2, 0)
 
 
@@ -241,7 +242,7 @@ def test_what_a_restart_waits_for_when_a_node_is_silent_is_said() -> None:
 
 def test_what_an_attempt_passed_over_and_a_script_that_ignores_its_save_are_notices() -> None:
     torn = Passed(3, "step-22.pt", 22, "torn: the attempt ended while it was written")
-    begin = d.BeginAttempt(7.0, "why", 2, d.Checkpoint(jobs.CKPT, 20, 1), (torn,))
+    begin = d.BeginAttempt(7.0, "why", 2, Checkpoint(jobs.CKPT, 20, 1), (torn,))
     news = [*CRASHED, begin, *jobs.running(2, 7.1, 5), e.BeganElsewhere(12.0, 2, 0, "step-5.pt", 5)]
     ignored, passed = _status(news)["notices"]
     assert "begin anew" in ignored and "ORCH_RESUME_FROM" in ignored

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.core.checkpoints.choice import Checkpoint
 from orchestrator.brain.fold_events import fold
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
@@ -47,7 +48,7 @@ FOUND = d.Verdict(
 )  # fmt: skip
 BEFORE = dataclasses.replace(FOUND, since_s=20.0)
 GONE_ON = d.Notice(40.0, "step 1,201 was made", 1, d.Topic.HANG, withdrawn=True)
-AFTER = [*jobs.stopped(1, 66.1), jobs.again(2, 67.0, d.Checkpoint(jobs.CKPT, 20)), *jobs.running(2, 67.1, 1)]
+AFTER = [*jobs.stopped(1, 66.1), jobs.again(2, 67.0, Checkpoint(jobs.CKPT, 20)), *jobs.running(2, 67.1, 1)]
 DESYNC = d.Verdict(
     d.Kind.DESYNC, (2,), "node-1", "rank 2 on node-1 entered 1 collective fewer than its peers from step 41 on",
     (d.Evidence("collectives of the default group by now: rank 0: 90, rank 1: 90, rank 2: 89, rank 3: 90; equal up to step 40"),),
@@ -77,7 +78,7 @@ def _crashes(number: int) -> list[News]:
         at = 10.0 * attempt
         news += [
             *jobs.crash(attempt, at + 1, 3, 23),
-            jobs.again(attempt + 1, at + 2, d.Checkpoint(jobs.CKPT, 20)),
+            jobs.again(attempt + 1, at + 2, Checkpoint(jobs.CKPT, 20)),
         ]
         news += jobs.running(attempt + 1, at + 2.1, 1)
     return news
@@ -201,7 +202,7 @@ def test_a_rank_that_fails_while_it_has_time_to_save_is_named_with_its_exception
 def test_an_attempt_that_was_cancelled_stays_so_when_the_job_has_gone_on_since() -> None:
     ended = jobs.end(1, 7.0, d.JobEnd.CANCELLED, "cancelled by the user")
     news = [*RUNNING, e.CancelRequested(6.0, 1), ended]
-    news += [e.ResumeRequested(8.0, 2), jobs.again(2, 9.0, d.Checkpoint(jobs.CKPT, 20))]
+    news += [e.ResumeRequested(8.0, 2), jobs.again(2, 9.0, Checkpoint(jobs.CKPT, 20))]
     text = cells.plain(post_mortem.post_mortem(jobs.told(news)))
     assert "attempt 1  was stopped by a cancel" in text and "attempt 2  goes on" in text
 
