@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.core.checkpoints.choice import Checkpoint
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.client import post_mortem, saves
 from orchestrator.client.job import Job
+from orchestrator.core.checkpoints.choice import Checkpoint
 from orchestrator.core.checkpoints.save import Closing, Content, Place, SaveState
 from orchestrator.core.errors import UserError
 from orchestrator.core.jobdir.plan import PlannedSsh

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.core.checkpoints.choice import Checkpoint
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
-from orchestrator.core.checkpoints.choice import Passed
+from orchestrator.core.checkpoints.choice import Checkpoint, Passed
 from orchestrator.core.codec import Json
 from orchestrator.views import cells, post_mortem
 from tests.support import jobs

@@ -31,7 +31,7 @@ from tests.unit.agent.ranks.test_step_counter import written
 
 FENCE_S = 30.0
 PREPARE = fake_host.prepare(2)
-START = orders.Start(2, PREPARE.nodes, "127.0.0.1", 29400)
+START = orders.Start(2, "127.0.0.1", 29400)
 
 
 class Gone(NodeRanks):
@@ -317,7 +317,7 @@ def test_an_agent_whose_job_goes_on_in_another_allocation_leaves_with_its_ranks(
     assert agent._leaving and ranks.want is RanksGoal.STOP
 
 
-def _prepared(folder: Path, order: orders.Prepare) -> reports.ReliableReport:
+def _prepared(folder: Path, order: orders.PrepareNode) -> reports.ReliableReport:
     """Return what an agent reports of an order to prepare."""
 
     async def play() -> reports.ReliableReport:
@@ -346,7 +346,7 @@ def test_a_save_that_is_not_as_it_was_on_this_host_is_not_started_from(tmp_path:
     path = write(tmp_path / "checkpoints/a.pt", b"weights", SAVED_NS)
     piece = Piece("a.pt", 7, SAVED_NS, hashlib.sha256(b"weights").hexdigest())
     save = saved(1, main="a.pt", pieces=(piece,), places=(Place("node-0", str(path.parent)),))
-    order = replace(PREPARE, resume=save, deep=deep)
+    order = replace(PREPARE, save=save, deep=deep)
     assert _prepared(tmp_path, order) == reports.Prepared(2, "", 0, ())
     write(path, b"wrights", SAVED_NS)
     found = _prepared(tmp_path, order)
@@ -383,7 +383,7 @@ def test_a_folder_that_was_begun_after_the_save_of_an_attempt_is_moved_if_it_is_
     (place / "step_6").mkdir()
     pieces = (Piece("step_5/a.pt", 7, SAVED_NS),)
     save = saved(1, main="step_5", pieces=pieces, places=(Place("", str(place)),))
-    assert _prepared(tmp_path / "job", replace(PREPARE, resume=save)) == reports.Prepared(2, "", 0, ())
+    assert _prepared(tmp_path / "job", replace(PREPARE, save=save)) == reports.Prepared(2, "", 0, ())
     left = sorted(path.name for path in place.iterdir())
     assert left == ([".step_6.torn-attempt-1", "step_5"] if is_own else ["step_5", "step_6"])
 

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from orchestrator.core.checkpoints.choice import Checkpoint
-from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model.facts import AttemptFacts, Facts
 from orchestrator.brain.model.node_facts import AgentLoss, NodeFacts
 from orchestrator.brain.model.rank_facts import RankFacts, RankState
+from orchestrator.core.checkpoints.choice import Checkpoint
 from orchestrator.core.checkpoints.save import (
     Closing,
     Content,
