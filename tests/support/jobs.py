@@ -153,8 +153,8 @@ def crash(attempt: int, at: float, count: int, step: int, evidence: str = "") ->
 
 def stopped(attempt: int, at: float) -> list[News]:
     """Both nodes were told to stop, and nothing runs on them any more."""
-    orders: list[News] = [d.To(at, "stop", f"node-{n}", orders.Stop(attempt, 5.0)) for n in (0, 1)]
-    return [*orders, *(e.FromNode(at + 0.4, f"node-{n}", reports.Stopped(attempt, "asked")) for n in (0, 1))]
+    stops: list[News] = [d.To(at, "stop", f"node-{n}", orders.Stop(attempt, 5.0)) for n in (0, 1)]
+    return [*stops, *(e.FromNode(at + 0.4, f"node-{n}", reports.Stopped(attempt, "asked")) for n in (0, 1))]
 
 
 def saved(at: float, **fields: Any) -> News:

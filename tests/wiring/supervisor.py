@@ -65,7 +65,7 @@ MUTATIONS = (
         "tests/unit/supervisor/test_supervisor.py::test_a_job_crashes_goes_on_from_its_checkpoint_is_looked_at_and_cancelled"),
     Mutation("parts of different steps make one save", "orchestrator/supervisor/transfers/closing.py", "if not save.is_slot or len(hosts) < 2 or", "if True or",
         "tests/unit/supervisor/transfers/test_closing.py::test_parts_of_a_name_that_is_written_again_must_be_of_one_step"),
-    Mutation("what agents report is not masked", "orchestrator/supervisor/translation.py", "**mask.of_data(report.data)", "**report.data",
+    Mutation("what agents report is not masked", "orchestrator/supervisor/translation.py", "mask.of_data(envelope.data)", "envelope.data",
         "tests/unit/supervisor/test_supervisor.py::test_a_job_crashes_goes_on_from_its_checkpoint_is_looked_at_and_cancelled"),
     Mutation("the evidence of a lost agent is not masked", "orchestrator/supervisor/executor.py", "self._mask.apply(evidence)", "evidence",
         "tests/unit/supervisor/test_executor.py::test_what_a_backend_says_of_a_node_is_masked"),

@@ -283,7 +283,7 @@ MUTATIONS = (
     Mutation("steps of earlier calls are forgotten", "fold_decisions._next_call", "attempt.earlier_steps = facts.made", "attempt.earlier_steps = 0"),
     Mutation("a script that failed is done", "launch_calls.verdict", "node.script_end.code != 0:", "False:"),
     Mutation("nodes at different calls wait for ever", "launch_calls.verdict", "if came and ended:", "if False:"),
-    Mutation("a script is not stopped before its ranks start", "fold_decisions._prepare", "facts.launches", "False"),
+    Mutation("a script is not stopped before its ranks start", "fold_decisions._to", "facts.launches", "False"),
 )  # fmt: skip
 
 KILLERS = {

@@ -188,7 +188,7 @@ def test_a_new_connection_replaces_the_old_without_a_word_of_its_end(tmp_path: P
         assert isinstance(up, AgentReady)
         assert up.hello.incarnation == "second"
         assert place.links.send("node-0", orders.Dismiss(1))
-        assert await new.receive() == ({"kind": "Dismiss"}, b"")
+        assert await new.receive() == ({"kind": "Dismiss", "attempt": 1}, b"")
         new.abort()
         assert await place.hear() == AgentDropped("node-0")
         assert not place.links.send("node-0", orders.Dismiss(1))

@@ -1,4 +1,4 @@
-"""Do the wire's words and the brain's words fit each other?"""
+"""Does every message of an attempt name it, and cross the wire?"""
 
 from __future__ import annotations
 
