@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
 
 from orchestrator.brain import notices, stragglers
 from orchestrator.brain.diagnosis import desync, hang, inspections, suspects, suspicion
@@ -26,7 +25,7 @@ from orchestrator.brain.scheduling import (
     restart_policy,
 )
 from orchestrator.core.checkpoints.choice import Checkpoint
-from orchestrator.core.wire.orders import Dismiss, Prepare, Start, Stop
+from orchestrator.core.wire.orders import Prepare, Start, Stop
 
 KILL_S_MAX = 60.0
 """How long after TERM and grace the processes of a rank may outlive KILL before the job gives up."""
@@ -84,18 +83,18 @@ def _decide(facts: Facts, deadlines: Deadlines) -> list[Decision]:
     if facts.limits is None:
         return []
     if facts.end is not None:
-        return _dismiss(facts, facts.every_node(), "the job has ended", deadlines)
+        return placement.dismissals(facts, facts.every_node(), "the job has ended", deadlines)
     if facts.over is not None:
         return allocation.over(facts, facts.over, deadlines)
     if facts.requeued_at is not None:  # idle until there is another allocation
-        return _dismiss(facts, facts.every_node(), "the allocation is given back", deadlines)
+        return placement.dismissals(facts, facts.every_node(), "the allocation is given back", deadlines)
     if attempt is None:
         return _first(facts, deadlines)
     if given := notices.decide(facts, attempt, deadlines):
         return given
     if attempt.phase is Phase.STOP:
         return _stop(facts, attempt, deadlines)
-    leaving = _dismiss(
+    leaving = placement.dismissals(
         facts, facts.leaving.values(), "the plan has no work for this node any more", deadlines
     )
     return leaving or _close(facts, attempt, deadlines) or _drive(facts, attempt, deadlines)
@@ -367,12 +366,3 @@ def _begin(facts: Facts, attempt: AttemptFacts, why: str, deadlines: Deadlines) 
         return []
     passed = facts.choice.passed
     return [d.BeginAttempt(deadlines.now_s, why, attempt.number + 1, facts.checkpoint, passed)]
-
-
-def _dismiss(facts: Facts, nodes: Iterable[NodeFacts], why: str, deadlines: Deadlines) -> list[Decision]:
-    number = facts.attempt.number if facts.attempt else 0
-    return [
-        d.To(deadlines.now_s, why, node.name, Dismiss(number))
-        for node in nodes
-        if node.agent_state is AgentState.UP and not node.ordered.leave
-    ]

@@ -170,18 +170,42 @@ def _queued(facts: Facts, at: float) -> None:
 
 
 def _from_node(facts: Facts, news: e.FromNode) -> None:
-    """Fold a report: its sender lives; the rest counts only in its attempt, but that nothing runs any more."""
+    """Fold a report: its sender lives. All else counts only in the current attempt, but that nothing runs any more."""
     node, report, attempt = facts.node(news.node), news.report, facts.attempt
     if node is None:
         return
     node.contact_at = max(node.contact_at, news.at)
-    if isinstance(report, reports.Stopped):
-        _stopped(facts, node, report, news.at)
-    elif attempt is not None and attempt.number == report.attempt and news.node in facts.nodes:
-        _REPORTS[type(report)](facts, node, report, news.at)
+    is_current = attempt is not None and attempt.number == report.attempt and node.name in facts.nodes
+    match report:
+        case reports.Stopped():
+            _stopped(facts, node, report, news.at)
+        case _ if not is_current:
+            pass
+        case reports.Prepared():
+            _prepared(node, report, news.at)
+        case reports.Probed(attempt=number) if node.rendezvous.probed < number:
+            # The first answer counts: the first node stops listening once ranks are started.
+            rendezvous = node.rendezvous
+            rendezvous.probed, rendezvous.reached, rendezvous.missed = number, report.reached, report.missed
+        case reports.PrepareFailed() if node in facts.spares:
+            node.excluded = Fault(node.name, report.reason)
+        case reports.PrepareFailed():
+            node.setup_failure = SetupFailure(
+                report.reason, report.tail, report.save, report.is_final, report.fix
+            )
+        case reports.LaunchEnded():
+            node.script_end = ScriptEnd(report.calls, report.code, report.tail)
+        case reports.Started():
+            _ranks_started(facts, node, report.attempt, report.pids, news.at)
+        case reports.Exited():
+            _exited(facts, report, news.at)
+        case reports.Heartbeat():
+            _heartbeat(facts, report, news.at)
+        case reports.Inspected():
+            _inspected(facts, node, report, news.at)
 
 
-def _prepared(facts: Facts, node: NodeFacts, news: reports.Prepared, at: float) -> None:
+def _prepared(node: NodeFacts, news: reports.Prepared, at: float) -> None:
     node.ready = news.attempt
     if news.call > node.call:
         node.call, node.call_at = news.call, at
@@ -189,28 +213,6 @@ def _prepared(facts: Facts, node: NodeFacts, news: reports.Prepared, at: float) 
     rendezvous.port = news.port
     if news.call <= 1:  # a later call goes the way that the first has found
         rendezvous.address, rendezvous.addresses = news.address, news.addresses
-
-
-def _probed(facts: Facts, node: NodeFacts, news: reports.Probed, at: float) -> None:
-    """Take the first answer, which counts: the first node stops listening once ranks are started."""
-    rendezvous = node.rendezvous
-    if rendezvous.probed < news.attempt:
-        rendezvous.probed, rendezvous.reached, rendezvous.missed = news.attempt, news.reached, news.missed
-
-
-def _prepare_failed(facts: Facts, node: NodeFacts, news: reports.PrepareFailed, at: float) -> None:
-    if node in facts.spares:
-        node.excluded = Fault(node.name, news.reason)
-    else:
-        node.setup_failure = SetupFailure(news.reason, news.tail, news.save, news.is_final, news.fix)
-
-
-def _launch_ended(facts: Facts, node: NodeFacts, news: reports.LaunchEnded, at: float) -> None:
-    node.script_end = ScriptEnd(news.calls, news.code, news.tail)
-
-
-def _started(facts: Facts, node: NodeFacts, news: reports.Started, at: float) -> None:
-    _ranks_started(facts, node, news.attempt, news.pids, at)
 
 
 def _ranks_started(facts: Facts, node: NodeFacts, attempt: int, pids: tuple[int, ...], at: float) -> None:
@@ -232,7 +234,7 @@ def _all_started(facts: Facts, attempt: int) -> bool:
     return all(node.started == attempt for node in facts.nodes.values() if node.ranks)
 
 
-def _exited(facts: Facts, node: NodeFacts, news: reports.Exited, at: float) -> None:
+def _exited(facts: Facts, news: reports.Exited, at: float) -> None:
     rank = facts.ranks.get(news.rank)
     if rank is None or rank.rank_state is RankState.EXITED:
         return
@@ -251,7 +253,7 @@ def _exited(facts: Facts, node: NodeFacts, news: reports.Exited, at: float) -> N
         facts.note_signs(rank)
 
 
-def _heartbeat(facts: Facts, node: NodeFacts, news: reports.Heartbeat, at: float) -> None:
+def _heartbeat(facts: Facts, news: reports.Heartbeat, at: float) -> None:
     for beat in news.ranks:
         rank = facts.ranks.get(beat.rank)
         if rank is not None and rank.rank_state is RankState.ALIVE:
@@ -348,17 +350,6 @@ def _resume_requested(facts: Facts, news: e.ResumeRequested) -> None:
         node.ordered.stop, node.ordered.leave = 0, False
         node.agent_state = AgentState.ABSENT if node.agent_state is AgentState.LAUNCHING else node.agent_state
 
-
-_REPORTS: dict[type[Any], Any] = {
-    reports.Prepared: _prepared,
-    reports.Probed: _probed,
-    reports.PrepareFailed: _prepare_failed,
-    reports.LaunchEnded: _launch_ended,
-    reports.Started: _started,
-    reports.Exited: _exited,
-    reports.Heartbeat: _heartbeat,
-    reports.Inspected: _inspected,
-}
 
 _FOLDS: dict[type[Any], Any] = {
     e.Planned: _planned,

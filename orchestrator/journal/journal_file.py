@@ -2,8 +2,8 @@
 which continues from it.
 
 Rules: a decision is on disk before it is carried out. Heartbeats are coalesced to one a node, see
-`Brain.beats_before`, so a replay knows what a decision knew without a line per second. A torn last line is tolerated,
-nothing else.
+`Brain.beats_before`, so a replay knows what a decision knew without a line per second. Reports lack what has its default,
+as on the wire. A torn last line is tolerated, nothing else.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from orchestrator.journal import old_formats
 from orchestrator.journal.lost_journal import JournalError
 
 FORMAT = 4
-"""Number of the format of a journal's lines; each line names it. It rises with each step in `old_formats`."""
+"""Number of the format of a journal's lines; each line names it. It rises when older lines need a step in `old_formats`."""
 
 _NEWS: dict[str, type[Any]] = {**codec.by_kind(e.Event), **codec.by_kind(d.Decision)}
 
@@ -74,7 +74,7 @@ def read(path: Path, offset: int = 0, after_n: int = 0) -> Iterator[Entry]:
         yield entry
 
 
-def content(news: News) -> News | reports.RankReport | reports.Heartbeat | orders.NodeOrder:
+def content(news: News) -> News | reports.NodeReport | reports.Heartbeat | orders.NodeOrder:
     """Return the report or the order that news hold, or else the news."""
     match news:
         case e.FromNode(report=report):
@@ -129,7 +129,7 @@ def _parsed(text: str, path: Path, line: int | None = None) -> Entry:
             raise JournalError(path, what, line, fix=OTHER_VERSION)
         news = codec.unpack_kind(_NEWS, old_formats.renewed(data.pop("news"), found))
         head = codec.unpack(_Head, data)
-    except (codec.CodecError, KeyError) as err:
+    except (codec.CodecError, KeyError, TypeError) as err:
         raise JournalError(path, f"this line of the journal is damaged: {err}", line) from err
     return Entry(head.n, head.wall, head.mono, head.on, head.incarnation, head.seq, news)
 

@@ -28,7 +28,7 @@ from orchestrator.core.wire.tokens import is_token
 
 T = TypeVar("T")
 
-_REPORTS: dict[str, type[reports.RankReport]] = codec.by_kind(reports.RankReport)
+_REPORTS: dict[str, type[reports.NodeReport]] = codec.by_kind(reports.NodeReport)
 
 
 @dataclass(frozen=True, slots=True)

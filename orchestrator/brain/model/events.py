@@ -9,7 +9,7 @@ from orchestrator.core.checkpoints.save import Save
 from orchestrator.core.observations import RankSeen, Retryable
 from orchestrator.core.planned import Limits, PlannedNode, PlannedPool
 from orchestrator.core.shown import Cause
-from orchestrator.core.wire.reports import Heartbeat, RankReport
+from orchestrator.core.wire.reports import Heartbeat, NodeReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class QueueSeen(_Stamped):
 class FromNode(_AboutNode):
     """A report of a node's agent. The latest heartbeat of a node replaces the previous one."""
 
-    report: RankReport | Heartbeat
+    report: NodeReport | Heartbeat
 
 
 def is_heartbeat(news: object) -> TypeGuard[FromNode]:

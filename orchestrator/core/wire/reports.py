@@ -249,10 +249,10 @@ class CheckpointsRead(OfAttempt):
     is_known: bool
 
 
-RankReport: TypeAlias = (
+NodeReport: TypeAlias = (
     Prepared | PrepareFailed | LaunchEnded | Probed | Started | Exited | Stopped | Inspected
 )
-ReliableReport: TypeAlias = RankReport | SaveSeen | SaveHashed | CheckpointsRead
+ReliableReport: TypeAlias = NodeReport | SaveSeen | SaveHashed | CheckpointsRead
 
 
 @dataclass(frozen=True, slots=True)

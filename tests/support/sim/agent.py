@@ -170,7 +170,7 @@ class Agent:
         alive = tuple(b for b, rank in zip(beats, self.host.processes, strict=True) if rank.alive)
         line.boss.hear_beat(e.FromNode(0.0, self.host.name, reports.Heartbeat(self.running, alive)))
 
-    def post(self, report: reports.RankReport | Saved) -> None:
+    def post(self, report: reports.NodeReport | Saved) -> None:
         """Report, and keep the report until the supervisor has it in its journal."""
         if not self.alive:
             return

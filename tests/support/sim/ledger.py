@@ -194,7 +194,7 @@ class Ledger:
         if isinstance(news, e.AgentUp) and self.tries and news.ready == self.tries[-1].number:
             self.tries[-1].prepared[news.node] = (news.address, news.port)
 
-    def _report(self, node: str, report: reports.RankReport | reports.Heartbeat) -> None:
+    def _report(self, node: str, report: reports.NodeReport | reports.Heartbeat) -> None:
         if not self.tries or report.attempt != self.tries[-1].number:
             return
         last = self.tries[-1]

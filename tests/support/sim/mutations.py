@@ -132,7 +132,7 @@ MUTATIONS = (
     Mutation("a host that was launched in vain is hoped for", "placement._may_come", " or node.launch_failures >= LAUNCH_FAILURES_MAX", ""),
     Mutation("spares are not made ready", "brain._drive", "_prepares(facts.spares, attempt, None, deadlines)", "[]"),
     Mutation("setup lines run on spares beside ranks", "brain._drive", " or not facts.pool.readies_spares", ""),
-    Mutation("a spare that cannot be made ready is kept", "fold_events._prepare_failed", "if node in facts.spares:", "if False:"),
+    Mutation("a spare that cannot be made ready is kept", "fold_events._from_node", "if node in facts.spares:", "if False:"),
     Mutation("surplus hosts are kept", "placement.keep_spares", "*ready[facts.pool.spares :], ", ""),
     Mutation("a lost host is waited for without end", "placement._lost_for_good", "not deadlines.passed(max(since_s + timeout_s, node.contact_at + RETURN_TIMEOUTS * timeout_s))", "True"),
     Mutation("a lost host is not waited for", "placement._lost_for_good", "not deadlines.passed(max(since_s + timeout_s, node.contact_at + RETURN_TIMEOUTS * timeout_s))", "False"),

@@ -123,7 +123,7 @@ class PoolBook:
             case _:
                 self._decided(news)
 
-    def _is_current(self, report: reports.RankReport) -> bool:
+    def _is_current(self, report: reports.NodeReport) -> bool:
         return report.attempt == self.ledger.tries[-1].number
 
     def _enters(self) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import hashlib
 import os
+import signal
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from orchestrator.agent.ranks.processes import NodeRanks, RankProcess, RanksGoal
 from orchestrator.core.checkpoints.save import Piece, Place, SaveState
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.log_index import LogIndex
+from orchestrator.core.jobdir.plan import PlannedSlurm
 from orchestrator.core.settings.rank_env import NodePlan
 from orchestrator.core.settings.rank_settings import Layers
 from orchestrator.core.wire import orders, reports
@@ -206,11 +208,13 @@ def test_ranks_wait_for_a_disk_that_is_read_only_and_not_for_a_program_that_is_n
     assert _reports(agent)[1:] == [failed]
 
 
-def test_a_stop_leaves_ranks_the_grace_that_it_names(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("saves", "signum"), [(False, signal.SIGTERM), (True, signal.SIGUSR1)])
+def test_a_stop_leaves_ranks_the_grace_that_it_names(tmp_path: Path, saves: bool, signum: int) -> None:
     agent = _agent(tmp_path)
+    agent._obey(fake_host.prepare(2, slurm=PlannedSlurm((), "USR1")))
     ranks, now_s = _running(agent, tmp_path), time.monotonic()
-    agent._obey(orders.Stop(2, 7.0))
-    assert (ranks.want, ranks.how) == (RanksGoal.STOP, "asked")
+    agent._obey(orders.Stop(2, 7.0, saves))
+    assert (ranks.want, ranks.how, ranks.signum) == (RanksGoal.STOP, "asked", signum)
     assert now_s + 7.0 <= ranks.kill_at <= time.monotonic() + 7.0
 
 
