@@ -25,6 +25,8 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.decisions import Kind
 from orchestrator.brain.model.facts import News
+from orchestrator.core.checkpoints.choice import Checkpoint
+from orchestrator.core.wire import orders, reports
 from orchestrator.core.wire.reports import RankHeartbeat
 from orchestrator.journal import goodput
 from orchestrator.journal.goodput import TimeKind
@@ -135,7 +137,7 @@ def journal(case: Case, way: Way, save_s: float, failures: list[Failure]) -> Ite
         step = (step + made) // every * every
         known_s = failure.at_s + (way.detect_s[failure.kind] if failure.kind is not None else 0.0)
         yield _over(failure, attempt, known_s)
-        yield e.Stopped(known_s, "n0", attempt, "asked")
+        yield e.FromNode(known_s, "n0", reports.Stopped(attempt, "asked"))
         at_s, attempt = known_s + way.restart_s, attempt + 1
         if at_s >= end_s:
             break
@@ -144,14 +146,14 @@ def journal(case: Case, way: Way, save_s: float, failures: list[Failure]) -> Ite
 
 
 def _begin(at_s: float, attempt: int, step: int) -> Iterator[News]:
-    resume = d.Checkpoint(f"step-{step}.pt", step, step) if step else None
+    resume = Checkpoint(f"step-{step}.pt", step, step) if step else None
     yield d.BeginAttempt(at_s, "restart", attempt, resume)
-    yield d.Start(at_s, "ready", attempt, "n0", "10.0.0.1", 29500, "", resume)
-    yield e.Started(at_s, "n0", attempt, (1000,))
+    yield d.To(at_s, "ready", "n0", orders.Start(attempt, "10.0.0.1", 29500, ""))
+    yield e.FromNode(at_s, "n0", reports.Started(attempt, (1000,)))
 
 
 def _beat(at_s: float, attempt: int, steps: int) -> News:
-    return e.Heartbeat(at_s, "n0", attempt, (RankHeartbeat(0, steps, "S", 0, 0.0),))
+    return e.FromNode(at_s, "n0", reports.Heartbeat(attempt, (RankHeartbeat(0, steps, "S", 0, 0.0),)))
 
 
 def _over(failure: Failure, attempt: int, at_s: float) -> News:

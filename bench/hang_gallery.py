@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from orchestrator.brain.model import decisions as d
+from orchestrator.core.wire import orders
 from tests.hangs.gallery import CASES, Case
 from tests.hangs.innocents import INNOCENTS, Deed
 from tests.hangs.innocents_busy import BUSY
@@ -61,7 +62,7 @@ def _row(entry: Entry, job: Sight) -> str:
     judged, suspects = job.news(d.Judge), job.notices(d.Topic.SUSPECT)
     limit = f"{entry.found_s_max:.0f} s" if isinstance(entry, Case) else "never"
     if not judged:
-        looks = len({(one.attempt, one.inspection) for one in job.news(d.Inspect)})
+        looks = len({(one.attempt, one.inspection) for one in job.news(orders.Inspect)})
         return f"{entry.name:62}{'-':>8}{'-':>8}{limit:>9}  none; {looks} looks; {job.seen()['state']}"
     verdict: d.Verdict = judged[0].verdict
     told = verdict.culprit or verdict.summary

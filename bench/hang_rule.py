@@ -21,6 +21,7 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.core import observations
 from orchestrator.core.planned import Limits, PlannedNode
+from orchestrator.core.wire import orders, reports
 from orchestrator.core.wire.reports import RankHeartbeat
 from tests.support.frames import frame
 
@@ -97,14 +98,14 @@ class _Job:
     still_since: dict[int, float] = field(default_factory=dict)
     judged: d.Judge | None = None
     named_s: float | None = None
-    pending: list[d.Inspect] = field(default_factory=list)
+    pending: list[orders.Inspect] = field(default_factory=list)
 
     def begin(self) -> None:
         planned = e.Planned(0.0, (PlannedNode("n0", "", "", (), tuple(range(RANKS))),), LIMITS, None)
         self.hear(planned)
         self.hear(e.AgentUp(0.0, "n0", "a", 0, 0, "", 0, ()))
-        self.hear(e.Prepared(0.0, "n0", 1, "10.0.0.1", 5000, ()))
-        self.hear(e.Started(0.0, "n0", 1, tuple(range(100, 100 + RANKS))))
+        self.hear(e.FromNode(0.0, "n0", reports.Prepared(1, "10.0.0.1", 5000, ())))
+        self.hear(e.FromNode(0.0, "n0", reports.Started(1, tuple(range(100, 100 + RANKS)))))
 
     def hear(self, *news: e.Event) -> None:
         for event in news:
@@ -115,9 +116,9 @@ class _Job:
                 return
             for decision in decisions:
                 self.brain.learn(decision)
-                if isinstance(decision, d.Inspect):
+                if isinstance(decision, d.To) and isinstance(decision.order, orders.Inspect):
                     self.looks += 1
-                    self.pending.append(decision)
+                    self.pending.append(decision.order)
                 elif isinstance(decision, d.Notice) and decision.topic is d.Topic.SUSPECT:
                     self.named_s = self.named_s or self.now_s
                 elif isinstance(decision, d.Judge):
@@ -139,7 +140,7 @@ class _Job:
             )
             for rank in range(RANKS)
         )  # fmt: skip
-        self.hear(e.Heartbeat(0.0, "n0", 1, ranks))
+        self.hear(e.FromNode(0.0, "n0", reports.Heartbeat(1, ranks)))
 
     def answer(self, pause: Pause) -> None:
         """Answer the looks that were ordered."""
@@ -147,7 +148,7 @@ class _Job:
             look = self.pending.pop(0)
             found = tuple(self._found(rank, pause) for rank in range(RANKS))
             self.looked_s = self.now_s
-            self.hear(e.Inspected(0.0, "n0", 1, look.inspection, found))
+            self.hear(e.FromNode(0.0, "n0", reports.Inspected(1, look.inspection, found)))
 
     def _found(self, rank: int, pause: Pause) -> observations.RankInspection:
         first = rank not in self.still_since

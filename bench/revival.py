@@ -22,8 +22,10 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import News
 from orchestrator.core import codec, observations
+from orchestrator.core.checkpoints.choice import Checkpoint
 from orchestrator.core.jobdir import home, status_file
 from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.wire import orders, reports
 from orchestrator.core.wire.reports import RankHeartbeat
 from orchestrator.journal.journaled_brain import JournaledBrain
 from orchestrator.supervisor import status as status_object
@@ -63,18 +65,18 @@ class Cost:
 
 def begin(attempt: int, at: float) -> Iterator[News]:
     """All nodes come up, are prepared and start."""
-    resume = d.Checkpoint(f"{jobs.ROOT}/checkpoints/step-{attempt}.pt", attempt) if attempt > 1 else None
+    resume = Checkpoint(f"{jobs.ROOT}/checkpoints/step-{attempt}.pt", attempt) if attempt > 1 else None
     yield d.BeginAttempt(at, "restart", attempt, resume)
     for node in range(NODES):
         name = f"node-{node}"
         yield d.Launch(at, "needed", attempt, name)
         yield e.AgentUp(at, name, f"boot-{attempt}-{node}", 0, 0, "10.0.0.1", 0, ())
-        yield d.Prepare(at, "needed", attempt, name, resume)
-        yield e.Prepared(at + 1, name, attempt, "10.0.0.1", 29500, ())
+        yield d.To(at, "needed", name, orders.Prepare(attempt, resume))
+        yield e.FromNode(at + 1, name, reports.Prepared(attempt, "10.0.0.1", 29500, ()))
     for node in range(NODES):
-        yield d.Start(at + 2, "all are ready", attempt, f"node-{node}", "10.0.0.1", 29500, "", resume)
+        yield d.To(at + 2, "all are ready", f"node-{node}", orders.Start(attempt, "10.0.0.1", 29500, ""))
         pids = tuple(range(1000 + PER_NODE * node, 1000 + PER_NODE * (node + 1)))
-        yield e.Started(at + 3, f"node-{node}", attempt, pids)
+        yield e.FromNode(at + 3, f"node-{node}", reports.Started(attempt, pids))
 
 
 def beats(attempt: int, at: float, count: int) -> Iterator[News]:
@@ -85,13 +87,13 @@ def beats(attempt: int, at: float, count: int) -> Iterator[News]:
             RankHeartbeat(rank, count, "R", 100 * count, 3.7 * count, 11 * count, STEP_S, 1.9)
             for rank in ranks
         )
-        yield e.Heartbeat(at, f"node-{node}", attempt, told)
+        yield e.FromNode(at, f"node-{node}", reports.Heartbeat(attempt, told))
 
 
 def looked(attempt: int, at: float, look: int) -> Iterator[News]:
     """Every rank is looked at, in an evaluation."""
     for node in range(NODES):
-        yield d.Inspect(at, "no step for long", attempt, f"node-{node}", look)
+        yield d.To(at, "no step for long", f"node-{node}", orders.Inspect(attempt, look))
     for node in range(NODES):
         ranks = tuple(
             observations.RankInspection(
@@ -100,7 +102,7 @@ def looked(attempt: int, at: float, look: int) -> Iterator[News]:
             )
             for rank in range(PER_NODE * node, PER_NODE * (node + 1))
         )  # fmt: skip
-        yield e.Inspected(at + 1, f"node-{node}", attempt, look, ranks)
+        yield e.FromNode(at + 1, f"node-{node}", reports.Inspected(attempt, look, ranks))
 
 
 def crash(attempt: int, at: float, count: int) -> Iterator[News]:
@@ -119,14 +121,16 @@ def crash(attempt: int, at: float, count: int) -> Iterator[News]:
         at,
         True,
     )
-    yield e.Exited(at, "node-0", attempt, 1, 1, None, count, failure, False, False)
+    yield e.FromNode(at, "node-0", reports.Exited(attempt, 1, 1, None, count, failure, False, False))
     yield d.Judge(at, verdict.summary, attempt, verdict)
     for node in range(NODES):
-        yield d.Stop(at, "over", attempt, f"node-{node}", 5.0)
+        yield d.To(at, "over", f"node-{node}", orders.Stop(attempt, 5.0))
         for rank in range(PER_NODE * node, PER_NODE * (node + 1)):
             if rank != 1:
-                yield e.Exited(at + 1, f"node-{node}", attempt, rank, None, 15, count, None, False, True)
-        yield e.Stopped(at + 2, f"node-{node}", attempt, "asked")
+                yield e.FromNode(
+                    at + 1, f"node-{node}", reports.Exited(attempt, rank, None, 15, count, None, False, True)
+                )
+        yield e.FromNode(at + 2, f"node-{node}", reports.Stopped(attempt, "asked"))
 
 
 def life(attempt: int, since_s: float, until_s: float) -> Iterator[News]:

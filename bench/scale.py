@@ -35,6 +35,7 @@ from orchestrator.core.jobdir import home, requests, status_file
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.planned import PlannedNode, PlannedPool
+from orchestrator.core.wire import orders, reports
 from orchestrator.core.wire.reports import RankHeartbeat
 from orchestrator.journal import facts_file
 from orchestrator.submission import credentials
@@ -207,7 +208,7 @@ def measure(place: Path, nodes: int) -> None:
                 f"orch {' '.join(words)}",
                 f"{wall_s:.2f} s, of it {spent_s:.2f} s processor, {size / 1e3:.0f} kB",
             )
-        orders(job, processes[0].pid, nodes)
+        next_attempt(job, processes[0].pid, nodes)
         time.sleep(SETTLE_S)
         processes[0] = revive(job, processes[0], nodes)
         cancel(job, nodes)
@@ -260,7 +261,7 @@ def cost(act: Callable[[], object]) -> float:
     return min(taken)
 
 
-def orders(job: JobDir, pid: int, nodes: int) -> None:
+def next_attempt(job: JobDir, pid: int, nodes: int) -> None:
     """Ask for another attempt: measure its stop and its start."""
     before_s = cpu_s(pid)
     asked_s = time.time()
@@ -323,7 +324,7 @@ def brain(nodes: int) -> None:
         ranks = {index: tuple(_beat(rank, count) for rank in _ranks(index)) for index in range(nodes)}
         began_s = time.process_time()
         for index in range(nodes):
-            alone.learn(e.Heartbeat(now_s, f"node-{index}", 1, ranks[index]))
+            alone.learn(e.FromNode(now_s, f"node-{index}", reports.Heartbeat(1, ranks[index])))
         learned += time.process_time() - began_s
         began_s = time.process_time()
         decisions, _ = alone.decide(now_s)
@@ -363,14 +364,16 @@ def play(alone: Brain, nodes: int) -> float:
             match decision:
                 case d.Launch(node=node):
                     alone.learn(e.AgentUp(now_s, node, f"boot-{node}", 0, 0, "10.0.0.1", 0, ()))
-                case d.Prepare(node=node):
+                case d.To(node=node, order=orders.Prepare()):
                     first = (seen.Address("10.0.0.1", "eth0"),) if node == "node-0" else ()
-                    alone.learn(e.Prepared(now_s, node, 1, "10.0.0.1", 29500, first))
-                case d.Probe(node=node):
-                    alone.learn(e.Probed(now_s, node, 1, (seen.Reached("10.0.0.1", "eth0"),), ()))
-                case d.Start(node=node):
+                    alone.learn(e.FromNode(now_s, node, reports.Prepared(1, "10.0.0.1", 29500, first)))
+                case d.To(node=node, order=orders.Probe()):
+                    alone.learn(
+                        e.FromNode(now_s, node, reports.Probed(1, (seen.Reached("10.0.0.1", "eth0"),), ()))
+                    )
+                case d.To(node=node, order=orders.Start()):
                     pids = tuple(range(PER_NODE))
-                    alone.learn(e.Started(now_s, node, 1, pids))
+                    alone.learn(e.FromNode(now_s, node, reports.Started(1, pids)))
                 case _:
                     pass
     say(f"the brain alone starts {nodes} nodes in", f"{time.process_time() - began_s:.2f} s of processor")

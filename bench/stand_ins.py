@@ -88,7 +88,7 @@ class Node:
         self._kept: dict[int, reports.ReliableReport] = {}
         self._seq = self._beats = self._attempt = self._ready = 0
         self._ranks: tuple[int, ...] = ()
-        self._plan: Plan | None = None
+        self._prepared: orders.PrepareNode | None = None
         self.is_dismissed = False
 
     async def keep(self, context: ssl.SSLContext) -> None:
@@ -143,8 +143,8 @@ class Node:
             "arrivals.jsonl", {"order": type(order).__name__, "attempt": attempt, "at": time.time()}
         )
         match order:
-            case orders.Prepare():
-                self._ready, self._plan = attempt, order.plan
+            case orders.PrepareNode():
+                self._ready, self._prepared = attempt, order
                 is_probed = order.nodes[0] == self.name and len(order.nodes) > 1
                 addresses = (seen.Address("10.0.0.1", "eth0"),) if is_probed else ()
                 self._report(reports.Prepared(attempt, "10.0.0.1", 29500, addresses))
@@ -152,8 +152,9 @@ class Node:
                 reached = tuple(seen.Reached(address, "eth0") for address in order.addresses)
                 self._report(reports.Probed(attempt, reached, ()))
             case orders.Start():
-                assert self._plan is not None
-                at = NodePlan(self._plan, self._gang.job, self.name, attempt, order.nodes)
+                assert self._prepared is not None
+                plan, nodes = self._prepared.plan, self._prepared.nodes
+                at = NodePlan(plan, self._gang.job, self.name, attempt, nodes)
                 self._attempt, self._ranks = attempt, at.ranks
                 self._report(reports.Started(attempt, tuple(1000 + rank for rank in self._ranks), "fresh"))
                 self._gang.start(attempt, self.name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
 
 from orchestrator.brain import notices, stragglers
 from orchestrator.brain.diagnosis import desync, hang, inspections, suspects, suspicion
@@ -25,6 +24,8 @@ from orchestrator.brain.scheduling import (
     rendezvous,
     restart_policy,
 )
+from orchestrator.core.checkpoints.choice import Checkpoint
+from orchestrator.core.wire.orders import Prepare, Start, Stop
 
 KILL_S_MAX = 60.0
 """How long after TERM and grace the processes of a rank may outlive KILL before the job gives up."""
@@ -54,14 +55,14 @@ class Brain:
     def learn(self, news: News) -> None:
         """Fold an event, or a journaled decision, into the facts."""
         fold(self.facts, news)
-        if isinstance(news, e.Heartbeat):
+        if e.is_heartbeat(news):
             self._beaten_at[news.node] = news.at
 
-    def beats_before(self, news: News) -> list[e.Heartbeat]:
+    def beats_before(self, news: News) -> list[e.FromNode]:
         """Return what goes to the journal before `news`: nothing before a checkpoint, else `beats`."""
         return [] if isinstance(news, OF_SAVES) else self.beats()
 
-    def beats(self) -> list[e.Heartbeat]:
+    def beats(self) -> list[e.FromNode]:
         """Return the heartbeats learned since the last call, coalesced to one for each node, for the journal.
 
         Folding them into the facts as they were at the last call gives the facts as they are now.
@@ -82,18 +83,18 @@ def _decide(facts: Facts, deadlines: Deadlines) -> list[Decision]:
     if facts.limits is None:
         return []
     if facts.end is not None:
-        return _dismiss(facts, facts.every_node(), "the job has ended", deadlines)
+        return placement.dismissals(facts, facts.every_node(), "the job has ended", deadlines)
     if facts.over is not None:
         return allocation.over(facts, facts.over, deadlines)
     if facts.requeued_at is not None:  # idle until there is another allocation
-        return _dismiss(facts, facts.every_node(), "the allocation is given back", deadlines)
+        return placement.dismissals(facts, facts.every_node(), "the allocation is given back", deadlines)
     if attempt is None:
         return _first(facts, deadlines)
     if given := notices.decide(facts, attempt, deadlines):
         return given
     if attempt.phase is Phase.STOP:
         return _stop(facts, attempt, deadlines)
-    leaving = _dismiss(
+    leaving = placement.dismissals(
         facts, facts.leaving.values(), "the plan has no work for this node any more", deadlines
     )
     return leaving or _close(facts, attempt, deadlines) or _drive(facts, attempt, deadlines)
@@ -185,16 +186,15 @@ def _drive(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[De
 
 
 def _prepares(
-    nodes: list[NodeFacts], attempt: AttemptFacts, resume: d.Checkpoint | None, deadlines: Deadlines
+    nodes: list[NodeFacts], attempt: AttemptFacts, resume: Checkpoint | None, deadlines: Deadlines
 ) -> list[Decision]:
     """Make nodes ready. Spares too: the imports of an attempt that needs them are then done."""
     return [
-        d.Prepare(
+        d.To(
             deadlines.now_s,
             f"attempt {attempt.number} {'needs' if node.ranks else 'may need'} {node.name}",
-            attempt.number,
             node.name,
-            resume,
+            Prepare(attempt.number, resume),
         )
         for node in nodes
         if node.agent_state is AgentState.UP
@@ -226,9 +226,9 @@ def _starts(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[D
     assert isinstance(place, rendezvous.RendezvousPoint), "ranks are started where they can meet"
     why = f"all {len(facts.gang)} nodes are ready"
     return [
-        d.Start(
-            deadlines.now_s, why, attempt.number, node.name, place.address, place.port,
-            place.interfaces.get(node.name, ""), attempt.resume,
+        d.To(
+            deadlines.now_s, why, node.name,
+            Start(attempt.number, place.address, place.port, place.interfaces.get(node.name, "")),
         )
         for node in waiting
     ]  # fmt: skip
@@ -263,7 +263,7 @@ def _stop_orders(
     for node in unclear:
         if node.agent_state is AgentState.UP and node.ordered.stop < attempt.number:
             why = f"attempt {attempt.number} is over: {_ending(facts, attempt)}"
-            orders.append(d.Stop(deadlines.now_s, why, attempt.number, node.name, grace_s, saves))
+            orders.append(d.To(deadlines.now_s, why, node.name, Stop(attempt.number, grace_s, saves)))
         elif (lent is None or node.name in lent) and placement.is_due(facts, node, deadlines):
             why = f"only an agent can say that nothing of attempt {attempt.number} is left on {node.name}"
             orders.append(d.Launch(deadlines.now_s, why, attempt.number, node.name))
@@ -366,12 +366,3 @@ def _begin(facts: Facts, attempt: AttemptFacts, why: str, deadlines: Deadlines) 
         return []
     passed = facts.choice.passed
     return [d.BeginAttempt(deadlines.now_s, why, attempt.number + 1, facts.checkpoint, passed)]
-
-
-def _dismiss(facts: Facts, nodes: Iterable[NodeFacts], why: str, deadlines: Deadlines) -> list[Decision]:
-    number = facts.attempt.number if facts.attempt else 0
-    return [
-        d.Dismiss(deadlines.now_s, why, number, node.name)
-        for node in nodes
-        if node.agent_state is AgentState.UP and not node.ordered.leave
-    ]

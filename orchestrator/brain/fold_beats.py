@@ -12,7 +12,7 @@ from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import Facts
 from orchestrator.brain.model.rank_facts import RankFacts, RankState
 from orchestrator.core import observations
-from orchestrator.core.wire.reports import RankHeartbeat, SignTimes
+from orchestrator.core.wire.reports import Heartbeat, RankHeartbeat, SignTimes
 
 _TIMES = tuple(field.name for field in fields(SignTimes))
 
@@ -53,7 +53,7 @@ def fold(rank: RankFacts, beat: RankHeartbeat, at: float, watched_at: float) -> 
     rank.beat = beat
 
 
-def coalesced_beat(facts: Facts, node: str, at: float) -> e.Heartbeat:
+def coalesced_beat(facts: Facts, node: str, at: float) -> e.FromNode:
     """Return the beat, heard `at`, that says of the node's living ranks all that the facts hold."""
     ranks = tuple(
         replace(
@@ -70,7 +70,7 @@ def coalesced_beat(facts: Facts, node: str, at: float) -> e.Heartbeat:
         for rank in facts.ranks_on(node)
         if rank.rank_state is RankState.ALIVE
     )
-    return e.Heartbeat(at, node, facts.attempt.number if facts.attempt else 0, ranks)
+    return e.FromNode(at, node, Heartbeat(facts.attempt.number if facts.attempt else 0, ranks))
 
 
 def entered_another(rank: RankFacts, inspection: observations.RankInspection, quiet_since_s: float) -> bool:

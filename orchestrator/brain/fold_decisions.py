@@ -17,6 +17,7 @@ from orchestrator.brain.scheduling import checkpoints, placement
 from orchestrator.core.checkpoints.save import SaveState
 from orchestrator.core.errors import Fault
 from orchestrator.core.planned import PlannedPool
+from orchestrator.core.wire import orders
 
 HANGS_MAX = 2
 """Hangs on one host after which the job avoids it, if there is another host."""
@@ -147,11 +148,36 @@ def _launch(facts: Facts, news: d.Launch) -> None:
     node.launched_at = news.at
 
 
-def _prepare(facts: Facts, news: d.Prepare) -> None:
-    node = facts.nodes[news.node]
-    node.ordered.prepare = news.attempt
-    if facts.launches:  # its script may run from now on
-        _may_run(node, news.attempt)
+def _known(facts: Facts, name: str) -> NodeFacts:
+    node = facts.node(name)
+    assert node is not None, f"a decision about {name}, which no plan knows"
+    return node
+
+
+def _to(facts: Facts, news: d.To) -> None:
+    node, order = _known(facts, news.node), news.order
+    match order:
+        case orders.Prepare():
+            node.ordered.prepare = order.attempt
+            if facts.launches:  # its script may run from now on
+                _may_run(node, order.attempt)
+        case orders.Probe():
+            node.ordered.probe = order.attempt
+        case orders.Start():
+            node.ordered.start = order.attempt
+            _may_run(node, order.attempt)
+            node.alone_s = 0.0
+            cast(AttemptFacts, facts.attempt).phase = Phase.RUN
+        case orders.Inspect():
+            _inspect(facts, order, news.at)
+        case orders.Fence():
+            node.fence_s = max(node.fence_s, order.quiet_s)
+            node.alone_s = max(node.alone_s, order.alone_s)
+            node.fence_lost = False
+        case orders.Stop():
+            node.ordered.stop, node.ordered.stop_at = order.attempt, news.at
+        case orders.Dismiss():
+            node.ordered.leave = True
 
 
 def _may_run(node: NodeFacts, attempt: int) -> None:
@@ -159,16 +185,15 @@ def _may_run(node: NodeFacts, attempt: int) -> None:
     node.clear = min(node.clear, attempt - 1)
 
 
-def _probe(facts: Facts, news: d.Probe) -> None:
-    facts.nodes[news.node].ordered.probe = news.attempt
-
-
-def _start(facts: Facts, news: d.Start) -> None:
-    node = facts.nodes[news.node]
-    node.ordered.start = news.attempt
-    _may_run(node, news.attempt)
-    node.alone_s = 0.0
-    cast(AttemptFacts, facts.attempt).phase = Phase.RUN
+def _inspect(facts: Facts, news: orders.Inspect, at: float) -> None:
+    attempt = cast(AttemptFacts, facts.attempt)
+    if news.inspection > attempt.inspection:  # one inspection is an order to each node
+        goes_on = attempt.inspected_at is not None and attempt.inspected_at >= suspicion.quiet_since(
+            facts, attempt
+        )
+        attempt.round = attempt.round + 1 if goes_on else 1
+    attempt.inspection, attempt.inspected_at = news.inspection, at
+    facts.inspect_answered = facts.inspect_requested
 
 
 def _next_call(facts: Facts, news: d.NextCall) -> None:
@@ -180,23 +205,6 @@ def _next_call(facts: Facts, news: d.NextCall) -> None:
     desync.forget(facts)
     for node in facts.gang:
         node.started = node.ordered.start = 0
-
-
-def _inspect(facts: Facts, news: d.Inspect) -> None:
-    attempt = cast(AttemptFacts, facts.attempt)
-    if news.inspection > attempt.inspection:  # one inspection is an order to each node
-        goes_on = attempt.inspected_at is not None and attempt.inspected_at >= suspicion.quiet_since(
-            facts, attempt
-        )
-        attempt.round = attempt.round + 1 if goes_on else 1
-    attempt.inspection, attempt.inspected_at = news.inspection, news.at
-    facts.inspect_answered = facts.inspect_requested
-
-
-def _fence(facts: Facts, news: d.Fence) -> None:
-    node = _known(facts, news.node)
-    node.fence_s, node.alone_s = max(node.fence_s, news.quiet_s), max(node.alone_s, news.alone_s)
-    node.fence_lost = False
 
 
 def _judge(facts: Facts, news: d.Judge) -> None:
@@ -221,11 +229,6 @@ def _notice(facts: Facts, news: d.Notice) -> None:
 
 def _finish(facts: Facts, news: d.Finish) -> None:
     _begin_stop(cast(AttemptFacts, facts.attempt), news.at)
-
-
-def _stop(facts: Facts, news: d.Stop) -> None:
-    node = _known(facts, news.node)
-    node.ordered.stop, node.ordered.stop_at = news.attempt, news.at
 
 
 def _compare_save(facts: Facts, news: d.CompareSave) -> None:
@@ -255,33 +258,17 @@ def _requeue(facts: Facts, news: d.Requeue) -> None:
     facts.requeued_at, facts.requeued = news.at, news.why
 
 
-def _dismiss(facts: Facts, news: d.Dismiss) -> None:
-    _known(facts, news.node).ordered.leave = True
-
-
-def _known(facts: Facts, name: str) -> NodeFacts:
-    node = facts.node(name)
-    assert node is not None, f"a decision about {name}, which no plan knows"
-    return node
-
-
 FOLDS: dict[type[Any], Any] = {
     d.BeginAttempt: _begin_attempt,
     d.CompareSave: _compare_save,
     d.DistrustSave: _distrust_save,
     d.Launch: _launch,
+    d.To: _to,
     d.Place: _place,
-    d.Prepare: _prepare,
-    d.Probe: _probe,
-    d.Start: _start,
     d.NextCall: _next_call,
-    d.Inspect: _inspect,
-    d.Fence: _fence,
     d.Judge: _judge,
     d.Notice: _notice,
     d.Finish: _finish,
-    d.Stop: _stop,
     d.EndJob: _end_job,
     d.Requeue: _requeue,
-    d.Dismiss: _dismiss,
 }

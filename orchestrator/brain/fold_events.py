@@ -27,6 +27,7 @@ from orchestrator.brain.scheduling import allocation, checkpoints
 from orchestrator.core import observations
 from orchestrator.core.checkpoints.choice import Pin
 from orchestrator.core.errors import Fault
+from orchestrator.core.wire import reports
 
 
 def fold(facts: Facts, news: News) -> None:
@@ -168,54 +169,50 @@ def _queued(facts: Facts, at: float) -> None:
         facts.attempt.queued_at = at
 
 
-def _current(facts: Facts, name: str, attempt: int, at: float) -> NodeFacts | None:
-    """Note contact with the node; return it only when its report is about the current attempt."""
-    node = facts.node(name)
+def _from_node(facts: Facts, news: e.FromNode) -> None:
+    """Fold a report: its sender lives. All else counts only in the current attempt, but that nothing runs any more."""
+    node, report, attempt = facts.node(news.node), news.report, facts.attempt
     if node is None:
-        return None
-    node.contact_at = max(node.contact_at, at)
-    return node if _is_current(facts, name, attempt) else None
+        return
+    node.contact_at = max(node.contact_at, news.at)
+    is_current = attempt is not None and attempt.number == report.attempt and node.name in facts.nodes
+    match report:
+        case reports.Stopped():
+            _stopped(facts, node, report, news.at)
+        case _ if not is_current:
+            pass
+        case reports.Prepared():
+            _prepared(node, report, news.at)
+        case reports.Probed(attempt=number) if node.rendezvous.probed < number:
+            # The first answer counts: the first node stops listening once ranks are started.
+            rendezvous = node.rendezvous
+            rendezvous.probed, rendezvous.reached, rendezvous.missed = number, report.reached, report.missed
+        case reports.PrepareFailed() if node in facts.spares:
+            node.excluded = Fault(node.name, report.reason)
+        case reports.PrepareFailed():
+            node.setup_failure = SetupFailure(
+                report.reason, report.tail, report.save, report.is_final, report.fix
+            )
+        case reports.LaunchEnded():
+            node.script_end = ScriptEnd(report.calls, report.code, report.tail)
+        case reports.Started():
+            _ranks_started(facts, node, report.attempt, report.pids, news.at)
+        case reports.Exited():
+            _exited(facts, report, news.at)
+        case reports.Heartbeat():
+            _heartbeat(facts, report, news.at)
+        case reports.Inspected():
+            _inspected(facts, node, report, news.at)
 
 
-def _is_current(facts: Facts, node: str, attempt: int) -> bool:
-    return facts.attempt is not None and facts.attempt.number == attempt and node in facts.nodes
-
-
-def _prepared(facts: Facts, news: e.Prepared) -> None:
-    if node := _current(facts, news.node, news.attempt, news.at):
-        node.ready = news.attempt
-        if news.call > node.call:
-            node.call, node.call_at = news.call, news.at
-        rendezvous = node.rendezvous
-        rendezvous.port = news.port
-        if news.call <= 1:  # a later call goes the way that the first has found
-            rendezvous.address, rendezvous.addresses = news.address, news.addresses
-
-
-def _probed(facts: Facts, news: e.Probed) -> None:
-    """Take the first answer, which counts: the first node stops listening once ranks are started."""
-    node = _current(facts, news.node, news.attempt, news.at)
-    if node is not None and node.rendezvous.probed < news.attempt:
-        rendezvous = node.rendezvous
-        rendezvous.probed, rendezvous.reached, rendezvous.missed = news.attempt, news.reached, news.missed
-
-
-def _prepare_failed(facts: Facts, news: e.PrepareFailed) -> None:
-    if node := _current(facts, news.node, news.attempt, news.at):
-        if node in facts.spares:
-            node.excluded = Fault(node.name, news.reason)
-        else:
-            node.setup_failure = SetupFailure(news.reason, news.tail, news.save, news.is_final, news.fix)
-
-
-def _launch_ended(facts: Facts, news: e.LaunchEnded) -> None:
-    if node := _current(facts, news.node, news.attempt, news.at):
-        node.script_end = ScriptEnd(news.calls, news.code, news.tail)
-
-
-def _started(facts: Facts, news: e.Started) -> None:
-    if node := _current(facts, news.node, news.attempt, news.at):
-        _ranks_started(facts, node, news.attempt, news.pids, news.at)
+def _prepared(node: NodeFacts, news: reports.Prepared, at: float) -> None:
+    node.ready = news.attempt
+    if news.call > node.call:
+        node.call, node.call_at = news.call, at
+    rendezvous = node.rendezvous
+    rendezvous.port = news.port
+    if news.call <= 1:  # a later call goes the way that the first has found
+        rendezvous.address, rendezvous.addresses = news.address, news.addresses
 
 
 def _ranks_started(facts: Facts, node: NodeFacts, attempt: int, pids: tuple[int, ...], at: float) -> None:
@@ -237,36 +234,32 @@ def _all_started(facts: Facts, attempt: int) -> bool:
     return all(node.started == attempt for node in facts.nodes.values() if node.ranks)
 
 
-def _exited(facts: Facts, news: e.Exited) -> None:
-    if _current(facts, news.node, news.attempt, news.at) is None or news.rank not in facts.ranks:
-        return
-    rank = facts.ranks[news.rank]
-    if rank.rank_state is RankState.EXITED:
+def _exited(facts: Facts, news: reports.Exited, at: float) -> None:
+    rank = facts.ranks.get(news.rank)
+    if rank is None or rank.rank_state is RankState.EXITED:
         return
     rank.rank_state, facts.alive = RankState.EXITED, None
     facts.exited += 1
     rank.code, rank.signal, rank.failure, rank.oom = news.code, news.signal, news.failure, news.oom
-    rank.died_at = news.at
+    rank.died_at = at
     stopping = facts.attempt is not None and facts.attempt.phase is Phase.STOP
     rank.ordered = news.ordered or stopping
     rank.beat = replace(rank.beat, alone=news.alone, progress=news.progress or rank.beat.progress)
     rank.training = news.training or rank.training
     if rank.ended_well:
-        facts.ended_well_at = max(facts.ended_well_at or 0.0, news.at)
+        facts.ended_well_at = max(facts.ended_well_at or 0.0, at)
     if news.steps > rank.steps:
-        rank.steps, rank.step_at = news.steps, news.at
+        rank.steps, rank.step_at = news.steps, at
         facts.note_signs(rank)
 
 
-def _heartbeat(facts: Facts, news: e.Heartbeat) -> None:
-    if _current(facts, news.node, news.attempt, news.at) is None:
-        return
+def _heartbeat(facts: Facts, news: reports.Heartbeat, at: float) -> None:
     for beat in news.ranks:
         rank = facts.ranks.get(beat.rank)
         if rank is not None and rank.rank_state is RankState.ALIVE:
             median_s = rank.beat.median_step_s
             slowed = beat.own_work_s is not None and beat.own_work_s != rank.beat.own_work_s
-            fold_beats.fold(rank, beat, news.at, facts.attempt.watched_at if facts.attempt else 0.0)
+            fold_beats.fold(rank, beat, at, facts.attempt.watched_at if facts.attempt else 0.0)
             facts.pause_s = max(facts.pause_s, rank.pause_s)
             facts.note_signs(rank)
             if rank.beat.median_step_s != median_s:
@@ -275,17 +268,13 @@ def _heartbeat(facts: Facts, news: e.Heartbeat) -> None:
                 if beat.groups != rank.groups:
                     rank.groups = beat.groups
                     facts.members.clear()
-                desync.note(facts, rank, beat.groups, beat.collective_counts, news.at)
+                desync.note(facts, rank, beat.groups, beat.collective_counts, at)
             if slowed:
-                stragglers.note(facts, rank, news.at)
+                stragglers.note(facts, rank, at)
 
 
-def _stopped(facts: Facts, news: e.Stopped) -> None:
-    node = facts.node(news.node)
-    if node is None:
-        return
-    node.contact_at = max(node.contact_at, news.at)
-    _cleared(node, min(news.attempt, node.ever_started), news.at)
+def _stopped(facts: Facts, node: NodeFacts, news: reports.Stopped, at: float) -> None:
+    _cleared(node, min(news.attempt, node.ever_started), at)
     attempt = facts.attempt
     if attempt is None or attempt.number != news.attempt or attempt.phase is Phase.STOP:
         return
@@ -295,7 +284,7 @@ def _stopped(facts: Facts, news: e.Stopped) -> None:
     ):  # without an order to stop: the attempt cannot go on without these ranks
         fenced = "it had lost the supervisor and made no progress, so its agent stopped its ranks"
         how = fenced if news.how == "fenced" else "its agent stopped its ranks without an order"
-        node.lost = AgentLoss(how, news.at)
+        node.lost = AgentLoss(how, at)
 
 
 def _cleared(node: NodeFacts, attempt: int, at: float) -> None:
@@ -303,17 +292,16 @@ def _cleared(node: NodeFacts, attempt: int, at: float) -> None:
         node.clear, node.cleared_at = attempt, at
 
 
-def _inspected(facts: Facts, news: e.Inspected) -> None:
-    if node := _current(facts, news.node, news.attempt, news.at):
-        node.inspected = max(node.inspected, news.inspection)
-        quiet_since_s = suspicion.quiet_since(facts, cast(AttemptFacts, facts.attempt))
-        for inspection in news.ranks:
-            rank = facts.ranks.get(inspection.rank)
-            if rank is not None and rank.rank_state is RankState.ALIVE:
-                if fold_beats.entered_another(rank, inspection, quiet_since_s):
-                    rank.collective_at = news.at
-                rank.inspection, rank.inspected_at = inspection, news.at
-                facts.mixed.update(inspection.mixed)
+def _inspected(facts: Facts, node: NodeFacts, news: reports.Inspected, at: float) -> None:
+    node.inspected = max(node.inspected, news.inspection)
+    quiet_since_s = suspicion.quiet_since(facts, cast(AttemptFacts, facts.attempt))
+    for inspection in news.ranks:
+        rank = facts.ranks.get(inspection.rank)
+        if rank is not None and rank.rank_state is RankState.ALIVE:
+            if fold_beats.entered_another(rank, inspection, quiet_since_s):
+                rank.collective_at = at
+            rank.inspection, rank.inspected_at = inspection, at
+            facts.mixed.update(inspection.mixed)
 
 
 def _save_compared(facts: Facts, news: e.SaveCompared) -> None:
@@ -371,15 +359,7 @@ _FOLDS: dict[type[Any], Any] = {
     e.AgentDied: _agent_died,
     e.LaunchFailed: _launch_failed,
     e.QueueSeen: _queue_seen,
-    e.Prepared: _prepared,
-    e.Probed: _probed,
-    e.PrepareFailed: _prepare_failed,
-    e.LaunchEnded: _launch_ended,
-    e.Started: _started,
-    e.Exited: _exited,
-    e.Heartbeat: _heartbeat,
-    e.Stopped: _stopped,
-    e.Inspected: _inspected,
+    e.FromNode: _from_node,
     e.InspectRequested: _inspect_requested,
     e.SaveChanged: checkpoints.learn,
     e.SaveCompared: _save_compared,

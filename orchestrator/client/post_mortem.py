@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 
-from orchestrator.brain.model import events as e
 from orchestrator.brain.model.decisions import Evidence, Kind, Notice, Topic
 from orchestrator.brain.model.facts import Phase
 from orchestrator.core.codec import Json
 from orchestrator.core.jobdir import status_file
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.jobdir.status_file import Status, iso
+from orchestrator.core.wire.reports import Exited
 from orchestrator.journal import goodput
 from orchestrator.journal.goodput import Goodput
 from orchestrator.journal.job_record import AttemptHistory, Record
@@ -95,7 +95,7 @@ def _attempt(
     begun, judged, finished = attempt.begun, attempt.judged, attempt.finished
     ended = attempt.ended_wall_s
     verdict = judged.verdict if judged else None
-    late = [_late(exited) for exited in attempt.late[:LATE_MAX]]
+    late = [_late(node, exited) for node, exited in attempt.late[:LATE_MAX]]
     slow = [told.why for told in attempt.told if told.topic is Topic.SLOW]
     if verdict is not None and verdict.kind in (Kind.TIME_LIMIT, Kind.PREEMPTED):
         verdict = replace(verdict, proof=(*verdict.proof, *map(Evidence, late)))
@@ -128,10 +128,10 @@ def _attempt(
     }
 
 
-def _late(exited: e.Exited) -> str:
+def _late(node: str, exited: Exited) -> str:
     """Return how a rank ended that had time to save itself."""
     what = f": {exited.failure.text}" if exited.failure is not None and exited.failure.text else ""
-    return f"rank {exited.rank} on {exited.node}, told to end, exited with code {exited.code}{what}"
+    return f"rank {exited.rank} on {node}, told to end, exited with code {exited.code}{what}"
 
 
 def _told(attempt: AttemptHistory, notice: Notice) -> Json:

@@ -17,6 +17,8 @@ from orchestrator.core.errors import ClusterError, UserError
 from orchestrator.core.jobdir import requests
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.status_file import ENDED, Status
+from orchestrator.core.wire.orders import Inspect
+from orchestrator.core.wire.reports import Inspected
 from orchestrator.journal import journal_file
 
 ANSWER_S_MAX = 15.0
@@ -39,12 +41,12 @@ class Answers:
 
     attempt: int
     asked: tuple[str, ...]
-    inspected: tuple[e.Inspected, ...]
+    inspected: tuple[tuple[str, Inspected], ...]
 
     @property
     def missing(self) -> tuple[str, ...]:
         """The nodes that have not answered."""
-        return tuple(node for node in self.asked if node not in {answer.node for answer in self.inspected})
+        return tuple(node for node in self.asked if node not in dict(self.inspected))
 
 
 def stacks(job: JobDir, status: Status, answer_s_max: float = ANSWER_S_MAX) -> Json:
@@ -54,12 +56,12 @@ def stacks(job: JobDir, status: Status, answer_s_max: float = ANSWER_S_MAX) -> J
     """
     _refuse_if_nothing_runs(status)
     answers, looks, began_s = _inspect(job, answer_s_max), 1, time.monotonic()
-    ranks = [rank for answer in answers.inspected for rank in answer.ranks]
+    ranks = [rank for _, answer in answers.inspected for rank in answer.ranks]
     if any(rank.activity is observations.Activity.UNKNOWN and rank.pid for rank in ranks):
         time.sleep(APART_S)
         answers, looks = _inspect(job, answer_s_max), 2
     apart_s = round(time.monotonic() - began_s, 1) if looks > 1 else None
-    shown = [rank_json(rank, answer.node) for answer in answers.inspected for rank in answer.ranks]
+    shown = [rank_json(rank, node) for node, answer in answers.inspected for rank in answer.ranks]
     return {
         "id": status.id,
         "name": status.name,
@@ -110,15 +112,18 @@ def _answers(entries: list[journal_file.Entry], number: int) -> Answers | None:
     """Return the answers to request `number`: to the first inspection ordered after the supervisor read it."""
     news = [entry.news for entry in entries]
     start = next((at for at, new in enumerate(news) if _is_request(new, number)), len(news))
-    orders = [new for new in news[start:] if isinstance(new, d.Inspect)]
-    if not orders:
+    orders = [new for new in news[start:] if isinstance(new, d.To)]
+    given = next((new.order for new in orders if isinstance(new.order, Inspect)), None)
+    if given is None:
         return None
-    attempt, inspection = orders[0].attempt, orders[0].inspection
-    asked = [order.node for order in orders if (order.attempt, order.inspection) == (attempt, inspection)]
+    attempt, inspection = given.attempt, given.inspection
+    asked = [new.node for new in orders if new.order == given]
     inspected = [
-        new
+        (new.node, new.report)
         for new in news[start:]
-        if isinstance(new, e.Inspected) and (new.attempt, new.inspection) == (attempt, inspection)
+        if isinstance(new, e.FromNode)
+        and isinstance(new.report, Inspected)
+        and (new.report.attempt, new.report.inspection) == (attempt, inspection)
     ]
     return Answers(attempt, tuple(dict.fromkeys(asked)), tuple(inspected))
 

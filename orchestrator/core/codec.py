@@ -42,8 +42,9 @@ NUMBER_MAX = 10**9 - 1
 _SERIES = re.compile(r"[0-9]{1,9}:[0-9]{1,9}:[1-9][0-9]{0,8}")
 
 _PLAIN = frozenset({str, int, float, bool, type(None)})
+_UNIONS = (typing.Union, types.UnionType)
+_once: Callable[[Callable[[type], T]], Callable[[type], T]] = functools.cache
 _INT_MAX = 1 << INT_BITS_MAX - 1
-
 KEYS_SHOWN = 4
 
 
@@ -60,7 +61,10 @@ def pack(value: object) -> Any:
     if type(value) in _PLAIN:
         return value
     if names := _field_names(type(value)):
-        return {name: item if type(item := getattr(value, name)) in _PLAIN else pack(item) for name in names}
+        packed = {name: one if type(one := getattr(value, name)) in _PLAIN else pack(one) for name in names}
+        for name in _union_names(type(value)):
+            packed[name] = {"kind": type(getattr(value, name)).__name__, **packed[name]}
+        return packed
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {}
     if isinstance(value, enum.Enum):
@@ -137,8 +141,7 @@ def pack_brief(value: object) -> dict[str, Any]:
 def _brief(value: object) -> Any:
     if isinstance(value, tuple) and value and _field_names(type(value[0])):
         return [_brief(item) for item in value]
-    names = _field_names(type(value))
-    if not names:
+    if not (names := _field_names(type(value))):
         return pack(value)
     defaults, packed = _plain_defaults(type(value)), {}
     for name in names:
@@ -147,6 +150,8 @@ def _brief(value: object) -> Any:
             packed[name] = _brief(item)
         elif name not in defaults or item != defaults[name]:
             packed[name] = item
+    for name in _union_names(type(value)):
+        packed[name] = {"kind": type(getattr(value, name)).__name__, **packed[name]}
     return packed
 
 
@@ -167,10 +172,7 @@ def dumps_plain(data: Any) -> str:
 
 def loads_plain(text: str | bytes) -> dict[str, Any]:
     """Read a JSON object. Raises CodecError."""
-    data = _json(text)
-    if not isinstance(data, dict):
-        raise CodecError("an object wanted")
-    return data
+    return _expect(_json(text), dict)
 
 
 def loads(cls: type[T], text: str | bytes) -> T:
@@ -243,33 +245,37 @@ def _short(data: Any) -> str:
     return reprlib.repr(data)
 
 
-_names: dict[type, tuple[str, ...]] = {}
-
-
+@_once
 def _field_names(cls: type) -> tuple[str, ...]:
     """Return the fields of a dataclass that are packed; none for any other class."""
-    if cls not in _names:
-        fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
-        _names[cls] = tuple(field.name for field in fields if field.compare)
-    return _names[cls]
+    fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
+    return tuple(field.name for field in fields if field.compare)
 
 
-_defaults: dict[type, Json] = {}
+@_once
+def _union_names(cls: type) -> tuple[str, ...]:
+    """Return those of them whose type is a union of dataclasses."""
+    hints = typing.get_type_hints(cls)
+    return tuple(name for name in _field_names(cls) if _is_union(hints[name]))
 
 
+def _is_union(tp: Any) -> bool:
+    return get_origin(tp) in _UNIONS and all(map(dataclasses.is_dataclass, get_args(tp)))
+
+
+@_once
 def _plain_defaults(cls: type) -> Json:
     """Return the defaults of a dataclass that are numbers, texts, booleans or None, by field."""
-    if cls not in _defaults:
-        fields = dataclasses.fields(cls)
-        _defaults[cls] = {field.name: field.default for field in fields if type(field.default) in _PLAIN}
-    return _defaults[cls]
+    return {one.name: one.default for one in dataclasses.fields(cls) if type(one.default) in _PLAIN}
 
 
 @functools.cache
 def _reader(tp: Any) -> Reader:
     """Build the function that reads a value of type `tp`; once per type, so that decoding a heartbeat costs microseconds."""
     origin = get_origin(tp)
-    if origin in (typing.Union, types.UnionType):
+    if _is_union(tp):
+        return functools.partial(unpack_kind, by_kind(tp))
+    if origin in _UNIONS:
         return _union_reader(get_args(tp))
     if origin is tuple:
         return _tuple_reader(get_args(tp))
@@ -284,10 +290,8 @@ def _reader(tp: Any) -> Reader:
         return _enum_reader(tp)
     if tp is Path:
         return lambda data: Path(_expect(data, str))
-    if tp is float:
-        return _read_float
-    if tp is int:
-        return _read_int
+    if tp in (int, float):
+        return _read_int if tp is int else _read_float
     if isinstance(tp, type) and issubclass(tp, float):
         return lambda data: tp(data if data in ("nan", "inf", "-inf") else _read_float(data))
     if tp in (str, bool):
@@ -296,7 +300,7 @@ def _reader(tp: Any) -> Reader:
 
 
 def _union_reader(members: tuple[Any, ...]) -> Reader:
-    """Read `X | None`; unions of several classes go through `unpack_kind`."""
+    """Read `X | None`."""
     rest = [member for member in members if member is not type(None)]
     assert len(rest) == 1 and len(members) == 2, f"only X | None, not {members}"
     inner = _reader(rest[0])
@@ -345,11 +349,7 @@ def _dataclass_reader(cls: type) -> Reader:
     )
     in_order = [(field.name, readers[field.name], field.default) for field in fields]
     known = readers.keys() | getattr(cls, "GONE", frozenset())
-    needed = {
-        field.name
-        for field in fields
-        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-    }
+    needed = {one.name for one in fields if one.default is one.default_factory is dataclasses.MISSING}
 
     def read(data: Any) -> Any:
         values = _expect(data, dict)

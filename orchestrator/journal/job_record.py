@@ -16,12 +16,14 @@ from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import Facts, News
 from orchestrator.brain.model.node_facts import AgentState
 from orchestrator.brain.scheduling import placement
+from orchestrator.core.wire import orders, reports
+from orchestrator.journal import journal_file
 from orchestrator.journal.journal_file import Entry, Stamp
 
 OF_SPARES = (
-    e.AgentUp, e.AgentDied, e.AgentDisconnected, e.AllocationBegan, d.BeginAttempt, d.Place, d.Dismiss, d.EndJob,
+    e.AgentUp, e.AgentDied, e.AgentDisconnected, e.AllocationBegan, d.BeginAttempt, d.Place, d.EndJob, orders.Dismiss,
 )  # fmt: skip
-"""News after which other nodes may be spares."""
+"""News and orders after which other nodes may be spares."""
 
 
 class RestKind(enum.Enum):
@@ -70,9 +72,8 @@ class AttemptHistory:
     told: list[d.Notice] = field(default_factory=list)
     # The ways in which nodes have started their ranks, each with whether as forks
     starts: dict[str, bool] = field(default_factory=dict)
-    late: list[e.Exited] = field(
-        default_factory=list
-    )  # ended with a code other than 0 once they were told to end
+    # Ranks that ended with a code other than 0 once they were told to end, each with its node
+    late: list[tuple[str, reports.Exited]] = field(default_factory=list)
 
     def wall_s(self, at: float) -> float:
         """Return a time (job clock) of the attempt in seconds since 1970."""
@@ -107,14 +108,15 @@ class Record:
         _tell(self.attempts, entry)
         fold(self.facts, entry.news)
         self._note_rests(entry.news, before_at)
-        if isinstance(entry.news, OF_SPARES):
+        content = journal_file.content(entry.news)
+        if isinstance(content, OF_SPARES):
             self._note_spares()
-        if isinstance(entry.news, d.BeginAttempt):
+        if isinstance(content, d.BeginAttempt):
             self.attempts[-1].ranks = len(self.facts.ranks)
         # The facts may know all of several heartbeats before the first is entered: each counts for what it says.
-        if not isinstance(entry.news, e.Heartbeat) or any(rank.steps for rank in entry.news.ranks):
+        if not isinstance(content, reports.Heartbeat) or any(rank.steps for rank in content.ranks):
             self.keep_up(entry.news.at)
-        ends = isinstance(entry.news, (e.Stopped, e.Exited, d.Judge, d.EndJob))
+        ends = isinstance(content, (reports.Stopped, reports.Exited, d.Judge, d.EndJob))
         if ends and (attempt := self._current()) is not None:
             attempt.ended_wall_s = entry.wall_s
 
@@ -185,7 +187,7 @@ class Record:
         if self.latest is None or news.at >= self.latest.at:  # heartbeats are written late
             self.latest = Stamp(news.at, entry.wall_s, entry.mono_s, entry.machine)
         match news:
-            case e.Heartbeat(node=node):
+            case e.FromNode(node=node, report=reports.Heartbeat()):
                 self.beaten_at.pop(node, None)
             case d.Requeue():
                 self.requeue = news
@@ -218,10 +220,12 @@ def _add(attempt: AttemptHistory, entry: Entry) -> None:
             attempt.job_ended = ended
         case e.CheckpointRead(attempt=number) as read if number == attempt.begun.attempt:
             attempt.read = read
-        case e.Started(how=how, are_forks=are_forks) if how:
+        case e.FromNode(report=reports.Started(how=how, are_forks=are_forks)) if how:
             attempt.starts[how] = are_forks
-        case e.Exited(ordered=True) as exited if exited.code and exited.attempt == attempt.begun.attempt:
-            attempt.late.append(exited)
+        case e.FromNode(
+            node=node, report=reports.Exited(ordered=True, attempt=attempt.begun.attempt) as exited
+        ) if exited.code:
+            attempt.late.append((node, exited))
         case d.Notice() as notice if notice.topic is not d.Topic.SUSPECT:  # long silences have many
             attempt.told.append(notice)
         case d.Requeue(at=at):

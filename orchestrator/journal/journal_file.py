@@ -2,8 +2,8 @@
 which continues from it.
 
 Rules: a decision is on disk before it is carried out. Heartbeats are coalesced to one a node, see
-`Brain.beats_before`, so a replay knows what a decision knew without a line per second. A torn last line is tolerated,
-nothing else.
+`Brain.beats_before`, so a replay knows what a decision knew without a line per second. Reports lack what has its default,
+as on the wire. A torn last line is tolerated, nothing else.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ from orchestrator.core import codec
 from orchestrator.core.jobdir import ownership
 from orchestrator.core.jobdir.durable import LineLog, read_lines
 from orchestrator.core.jobdir.status_file import OTHER_VERSION
+from orchestrator.core.wire import orders, reports
+from orchestrator.journal import old_formats
 from orchestrator.journal.lost_journal import JournalError
 
-FORMAT = 3
-"""Number of the format of a journal's lines; each line names it. Raise it when older lines can no longer be read."""
+FORMAT = 4
+"""Number of the format of a journal's lines; each line names it. It rises when older lines need a step in `old_formats`."""
 
 _NEWS: dict[str, type[Any]] = {**codec.by_kind(e.Event), **codec.by_kind(d.Decision)}
 
@@ -72,15 +74,27 @@ def read(path: Path, offset: int = 0, after_n: int = 0) -> Iterator[Entry]:
         yield entry
 
 
-def read_only(path: Path, *kinds: type[News]) -> Iterator[News]:
-    """Yield the news of these kinds; other lines are not parsed. Raises JournalError."""
-    marks = [f'"kind":"{kind.__name__}"' for kind in kinds]
+def content(news: News) -> News | reports.NodeReport | reports.Heartbeat | orders.NodeOrder:
+    """Return the report or the order that news hold, or else the news."""
+    match news:
+        case e.FromNode(report=report):
+            return report
+        case d.To(order=order):
+            return order
+        case _:
+            return news
+
+
+def read_only(path: Path, *kinds: type[Any]) -> Iterator[News]:
+    """Yield the news of these kinds, or with a report or an order of them. Other lines are not parsed, but of earlier formats.
+    Raises JournalError."""
+    marks, present = [f'"kind":"{kind.__name__}"' for kind in kinds], f'{{"format":{FORMAT},'
     if not path.exists():
         return
     for number, text in enumerate(read_lines(path), start=1):
-        if any(mark in text for mark in marks):
+        if any(mark in text for mark in marks) or not text.startswith(present):
             news = _parsed(text, path, number).news
-            if isinstance(news, kinds):
+            if isinstance(content(news), kinds):
                 yield news
 
 
@@ -109,12 +123,13 @@ def tail(path: Path, offset: int) -> tuple[list[Entry], int]:
 def _parsed(text: str, path: Path, line: int | None = None) -> Entry:
     try:
         data = codec.loads_plain(text)
-        if (found := data.get("format")) != FORMAT:
+        found = data.get("format")
+        if type(found) is not int or not old_formats.OLDEST <= found <= FORMAT:
             what = f"another version of orch wrote the journal, or it is damaged: format {found}, and this one reads {FORMAT}"
             raise JournalError(path, what, line, fix=OTHER_VERSION)
-        news = codec.unpack_kind(_NEWS, data.pop("news"))
+        news = codec.unpack_kind(_NEWS, old_formats.renewed(data.pop("news"), found))
         head = codec.unpack(_Head, data)
-    except (codec.CodecError, KeyError) as err:
+    except (codec.CodecError, KeyError, TypeError) as err:
         raise JournalError(path, f"this line of the journal is damaged: {err}", line) from err
     return Entry(head.n, head.wall, head.mono, head.on, head.incarnation, head.seq, news)
 
@@ -138,7 +153,7 @@ class Journal:
             "wall": wall_s,
             "mono": mono_s,
             "on": self._machine,
-            "news": codec.pack_kind(news),
+            "news": codec.pack_brief(news) if isinstance(news, e.FromNode) else codec.pack_kind(news),
         }
         if seq:
             line["incarnation"], line["seq"] = incarnation, seq

@@ -55,7 +55,7 @@ class JournaledBrain:
 
     def learn(self, news: News) -> None:
         """Journal and learn. Heartbeats are learned at once and journaled coalesced, see `Brain.beats_before`."""
-        if not isinstance(news, e.Heartbeat):
+        if not e.is_heartbeat(news):
             self._write(news)
             return
         self._brain.learn(news)

@@ -22,6 +22,7 @@ from orchestrator.core.jobdir.series import Sample
 from orchestrator.core.jobdir.status_file import ENDED, Status, seconds
 from orchestrator.core.mask import Mask
 from orchestrator.core.settings.rank_settings import Setting, setting_of
+from orchestrator.core.wire import reports
 from orchestrator.journal import facts_file, journal_file
 from orchestrator.journal.job_record import Record
 from orchestrator.report.charts import TimeScale
@@ -111,7 +112,7 @@ def gather(job: Job) -> Material:
         status=status,
         why=why,
         record=record,
-        news=tuple(journal_file.read_only(folder.journal, e.SaveChanged, e.Exited, d.Notice)),
+        news=tuple(journal_file.read_only(folder.journal, e.SaveChanged, reports.Exited, d.Notice)),
         samples=tuple(series.read(folder.series, (scale.end_s - scale.begin_s) / SAMPLES_MAX)),
         scale=scale,
         faults=_faults(folder, why["attempts"], mask),

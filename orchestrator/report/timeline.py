@@ -20,6 +20,7 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import News
 from orchestrator.core.checkpoints.save import SaveState
+from orchestrator.core.wire.reports import Exited
 from orchestrator.journal.job_record import AttemptHistory
 from orchestrator.report.charts import Tick, TimeScale
 
@@ -174,8 +175,8 @@ def _events(news: Iterable[News], rows: Mapping[int, int]) -> Iterator[tuple[Mar
             case e.SaveChanged() if one.save.state is SaveState.WHOLE and one.save.number not in saves:
                 saves.add(one.save.number)
                 yield Mark.CHECKPOINT, one.at, 0
-            case e.Exited() if one.rank in rows and one.code != 0 and not one.ordered:
-                yield Mark.EXIT, one.at, rows[one.rank]
+            case e.FromNode(report=Exited(ordered=False, rank=rank, code=code)) if rank in rows and code != 0:
+                yield Mark.EXIT, one.at, rows[rank]
             case d.Notice(topic=d.Topic.HANG | d.Topic.DESYNC, verdict=d.Verdict() as verdict):
                 yield from ((Mark.SUSPICION, one.at, rows[rank]) for rank in verdict.ranks if rank in rows)
             case d.Notice(topic=d.Topic.SUSPECT, withdrawn=False):

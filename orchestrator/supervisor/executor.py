@@ -16,13 +16,14 @@ from orchestrator.brain.model.facts import Facts
 from orchestrator.brain.model.node_facts import AgentState
 from orchestrator.brain.model.rank_facts import RankState
 from orchestrator.core import planned
+from orchestrator.core.checkpoints.choice import Checkpoint
 from orchestrator.core.checkpoints.save import Save
 from orchestrator.core.jobdir import full_disk
 from orchestrator.core.jobdir.durable import replace_text
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.observations import Retryable
-from orchestrator.core.wire import orders
+from orchestrator.core.wire import orders, reports
 from orchestrator.core.wire.agent_config import AgentConfig
 from orchestrator.supervisor import translation
 from orchestrator.supervisor.agent_connections import AgentConnections
@@ -114,7 +115,7 @@ class Executor:
         self._connections = connections
         self._desk = desk
         desk.ships = lambda node: self._ships(node, unknown=True)
-        self._sending: dict[str, d.Prepare] = {}  # by node, while its save is on the way
+        self._sending: dict[str, orders.Prepare] = {}  # by node, while its save is on the way
         self._mask = job_secrets.mask
         self.endpoint = ""
 
@@ -138,34 +139,12 @@ class Executor:
         match decision:
             case d.Launch(node=node):
                 return self._launch(node, now_s)
-            case d.Prepare():
-                if not self._is_sent(decision):
-                    number = decision.resume.save if decision.resume is not None else 0
-                    is_first = decision.node == gang[0][0]  # of those that see one disk, one compares
-                    self._prepare(decision, gang, self._desk.unseen(number) if is_first else None)
+            case d.To(node=node, order=order):
+                self._give(node, order, gang)
             case d.CompareSave():
                 self._desk.compare(now_s, decision)
             case d.EndJob():
                 self._desk.end(now_s)
-            case d.Probe(node=node):
-                self._connections.send(
-                    node, orders.Probe(decision.attempt, decision.addresses, decision.port)
-                )
-            case d.Start(node=node):
-                self._forget_sends(node)
-                resume = self._resume_save(node, decision.resume)
-                path = resume.path if resume is not None else decision.resume.path if decision.resume else ""
-                self._connections.send(node, translation.start(decision, gang, path))
-            case d.Stop():
-                self._connections.send(decision.node, translation.stop(self._plan, decision))
-            case d.Inspect(node=node, attempt=attempt, inspection=number):
-                self._connections.send(node, orders.Inspect(attempt, number))
-            case d.Fence(node=node, attempt=attempt, quiet_s=quiet_s, alone_s=alone_s):
-                self._connections.send(node, orders.Fence(attempt, quiet_s, alone_s))
-            case d.Dismiss(node=node):
-                self._connections.send(node, orders.Dismiss())
-                # What is still being launched there is no longer wanted.
-                self._backend.keep_reachable(self._config(node))
             case (
                 d.BeginAttempt()
                 | d.DistrustSave()
@@ -179,7 +158,21 @@ class Executor:
                 pass  # facts already
         return []
 
-    def _resume_save(self, node: str, resume: d.Checkpoint | None) -> Save | None:
+    def _give(self, node: str, order: orders.NodeOrder, gang: planned.Gang) -> None:
+        """Send an order to a node; one to prepare once the save to start from is there."""
+        if isinstance(order, orders.Prepare):
+            if not self._is_sent(node, order):
+                number = order.resume.save if order.resume is not None else 0
+                is_first = node == gang[0][0]  # of those that see one disk, one compares
+                self._prepare(node, order, gang, self._desk.unseen(number) if is_first else None)
+            return
+        if isinstance(order, orders.Start):
+            self._forget_sends(node)
+        self._connections.send(node, order)
+        if isinstance(order, orders.Dismiss):  # what is still being launched there is no longer wanted
+            self._backend.keep_reachable(self._config(node))
+
+    def _resume_save(self, node: str, resume: Checkpoint | None) -> Save | None:
         save = self._desk.saves.get(resume.save) if resume is not None else None
         if save is None or not self._ships(node):
             return save
@@ -195,15 +188,14 @@ class Executor:
         hello = self._connections.hellos.get(node)
         return hello.ships if hello is not None else unknown
 
-    def _is_sent(self, decision: d.Prepare) -> bool:
+    def _is_sent(self, node: str, order: orders.Prepare) -> bool:
         """Begin to bring the save of an attempt to a node; tell whether it has to be brought there."""
-        node = decision.node
-        save = self._desk.saves.get(decision.resume.save) if decision.resume is not None else None
+        save = self._desk.saves.get(order.resume.save) if order.resume is not None else None
         if save is None or not self._ships(node):
             return False
         if not self._desk.copies.send(save, node, str(self._root(node).root)):
             return False
-        self._sending[node] = decision
+        self._sending[node] = order
         return True
 
     def _forget_sends(self, node: str) -> None:
@@ -244,14 +236,14 @@ class Executor:
         copies, failed = self._desk.copies, list[e.Event]()
         sent, copies.sent = copies.sent, []
         for node, why in sent:
-            decision = self._sending.pop(node, None)
-            if decision is None or decision.resume is None:
+            order = self._sending.pop(node, None)
+            if order is None or order.resume is None:
                 continue
             if why:
-                reason = f"{decision.resume.path} could not be brought there: {why}"
-                failed.append(e.PrepareFailed(now_s, node, decision.attempt, reason, ""))
+                reason = f"{order.resume.path} could not be brought there: {why}"
+                failed.append(e.FromNode(now_s, node, reports.PrepareFailed(order.attempt, reason, "")))
             else:
-                self._prepare(decision, gang, self._resume_save(node, decision.resume))
+                self._prepare(node, order, gang, self._resume_save(node, order.resume))
         for node, save in copies.discards:
             self._connections.send(node, orders.Discard(save))
         copies.discards.clear()
@@ -286,18 +278,18 @@ class Executor:
         """Release connections and threads; agents stay."""
         self._backend.close()
 
-    def _prepare(self, decision: d.Prepare, gang: planned.Gang, resume: Save | None) -> None:
-        node = decision.node
-        if decision.resume is not None and not any(name == node for name, _ in gang):
+    def _prepare(self, node: str, order: orders.Prepare, gang: planned.Gang, save: Save | None) -> None:
+        resume = order.resume
+        if resume is not None and not any(name == node for name, _ in gang):
             return  # it has lost its place during the transfer
-        found = self._resume_save(node, decision.resume)
-        path = found.path if found is not None else decision.resume.path if decision.resume else ""
-        order = translation.prepare(self._plan, decision, gang, self._job_secrets)
-        order = dataclasses.replace(order, resume=resume, resume_from=path)
+        if resume is not None and (found := self._resume_save(node, resume)) is not None:
+            resume = dataclasses.replace(resume, path=found.path)
+        full = translation.prepare_node(self._plan, node, order, gang, self._job_secrets)
+        full = dataclasses.replace(full, resume=resume, save=save)
         if self._plan.ssh is not None:
-            torn = self._desk.torn_on(node, decision.attempt)
-            order = dataclasses.replace(order, deep=self._desk.deep, torn=torn)
-        self._connections.send(node, order)
+            torn = self._desk.torn_on(node, order.attempt)
+            full = dataclasses.replace(full, deep=self._desk.deep, torn=torn)
+        self._connections.send(node, full)
 
     def _config(self, node: str) -> AgentConfig:
         return translation.agent_config(self._plan, self._job, self._job_secrets, node, self.endpoint)

@@ -1,6 +1,6 @@
 """The latest heartbeats of all agents: what to acknowledge of them, connections that have gone silent, and how long decisions on them are put off.
 
-Heartbeats are not kept: the brain gets each one as an event; only what acknowledgements need is remembered here.
+Heartbeats are not kept: the brain learns each one; only what acknowledgements need is remembered here.
 """
 
 from __future__ import annotations
@@ -8,17 +8,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import Facts
 from orchestrator.brain.model.node_facts import AgentState
 from orchestrator.core import codec
 from orchestrator.core.wire import orders
-from orchestrator.core.wire.reports import Envelope
+from orchestrator.core.wire.reports import Envelope, Heartbeat
 
 MUTE_S_MIN, MUTE_HEARTBEATS = 10.0, 5
 """A connection is taken for dead after this time without a heartbeat, but not before this many of them are missing."""
-
-_EVENT = {e.Heartbeat.__name__: e.Heartbeat}
 
 
 class HeartbeatTracker:
@@ -35,9 +32,9 @@ class HeartbeatTracker:
         self._heartbeats.pop(node, None)
         self._acks.pop(node, None)
 
-    def receive(self, report: Envelope, at: float) -> e.Heartbeat:
-        """Remember a heartbeat and return it as the brain's event. Raises CodecError when it cannot be read."""
-        heartbeat = codec.unpack_kind(_EVENT, {**report.data, "at": at, "node": report.node})
+    def receive(self, report: Envelope) -> Heartbeat:
+        """Remember a heartbeat and return it. Raises CodecError when it cannot be read."""
+        heartbeat = codec.unpack_kind({Heartbeat.__name__: Heartbeat}, report.data)
         self._heartbeats[report.node] = heartbeat.beat
         return heartbeat
 

@@ -128,7 +128,7 @@ def status(
         stragglers=_stragglers(facts),
         started_at=now.iso(facts.run_began_at),
         ended_at=now.iso(facts.ended_at),
-        checkpoint=_checkpoint(facts.checkpoint),
+        checkpoint=_checkpoint(facts),
         nodes=tuple(
             _node(facts, node, now, hosts.get(node.name, ""), reasons.get(node.name, ""))
             for node in facts.nodes.values()
@@ -322,8 +322,8 @@ def _progress(facts: Facts) -> str | None:
     return next((rank.beat.progress for rank in facts.ranks.values() if rank.beat.progress), None)
 
 
-def _checkpoint(checkpoint: d.Checkpoint | None) -> CheckpointStatus | None:
-    return None if checkpoint is None else CheckpointStatus(checkpoint.path, checkpoint.step)
+def _checkpoint(facts: Facts) -> CheckpointStatus | None:
+    return CheckpointStatus(newest.path, newest.step) if (newest := facts.checkpoint) is not None else None
 
 
 def _node(facts: Facts, node: NodeFacts, now: Now, host: str, reason: str) -> NodeStatus:

@@ -241,14 +241,12 @@ class Supervisor:
                 read = translation.unpacked(reports.CheckpointsRead, report)
                 self._desk.read(now_s, report.node, read, save_gang(self._brain.facts))
             case _:
-                events = [translation.event(self._plan, report, self._mask, now_s)]
-                self._desk.learn(now_s, events[0])
+                event = translation.event(self._plan, report, self._mask, now_s)
+                self._desk.learn(event)
+                events = [event]
         self._brain.learn_kept([*events, *self._desk.news(now_s)], report.incarnation, report.seq)
-        for event in events:
-            if isinstance(event, e.Exited):
-                self._desk.exited(event)
-            elif isinstance(event, e.Stopped):
-                self._close_saves(now_s)
+        if report.data["kind"] == reports.Stopped.__name__:
+            self._close_saves(now_s)
 
     def _close_saves(self, now_s: float) -> None:
         """Close what the attempt has saved, as far as its nodes are over, and learn what has come of all saves."""
@@ -263,8 +261,8 @@ class Supervisor:
             case reports.NodeSignalled.__name__:
                 self.stay.signalled()
             case _:
-                heartbeat = self._heartbeats.receive(report, now_s)
-                self._brain.learn(heartbeat)
+                heartbeat = self._heartbeats.receive(report)
+                self._brain.learn(e.FromNode(now_s, report.node, heartbeat))
                 self._desk.beat(now_s, report.node, heartbeat, save_gang(self._brain.facts))
                 self._learn(self._desk.news(now_s))
 

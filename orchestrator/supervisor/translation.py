@@ -1,7 +1,7 @@
-"""Translation between the brain's events and decisions and the messages to and from agents, and the secrets of a job.
+"""Translation of messages to and from agents, for the brain, and the secrets of a job.
 
-The brain knows neither plan nor wire: a decision such as `Prepare` becomes an order with the plan here, and a report of an
-agent becomes an event of the same name, with secrets masked before anything is remembered.
+The brain knows no plan: the order `Prepare` gets what a node needs for it here, and a report of an agent becomes an event,
+with secrets masked before anything is remembered.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.core import codec, observations
 from orchestrator.core.errors import ClusterError
@@ -29,12 +28,7 @@ from orchestrator.core.wire.tokens import is_token
 
 T = TypeVar("T")
 
-_EVENTS: dict[str, type[Any]] = {
-    cls.__name__: cls
-    for cls in (
-        e.Prepared, e.PrepareFailed, e.LaunchEnded, e.Probed, e.Started, e.Exited, e.Stopped, e.Inspected,
-    )
-}  # fmt: skip
+_REPORTS: dict[str, type[reports.NodeReport]] = codec.by_kind(reports.NodeReport)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +91,12 @@ def agent_up(plan: Plan, hello: reports.Hello, at: float) -> e.AgentUp:
     )
 
 
-def event(plan: Plan, report: reports.Envelope, mask: Mask, at: float) -> Any:
-    """Return a reliable report as the brain's event of the same name. Raises CodecError when it cannot be read."""
-    data = {**mask.of_data(report.data), "at": at, "node": report.node}
-    event = codec.unpack_kind(_EVENTS, data)
-    return _with_usable_addresses(plan, event) if isinstance(event, e.Prepared) else event
+def event(plan: Plan, envelope: reports.Envelope, mask: Mask, at: float) -> e.FromNode:
+    """Return a reliable report as the brain's event. Raises CodecError when it cannot be read."""
+    report = codec.unpack_kind(_REPORTS, mask.of_data(envelope.data))
+    if isinstance(report, reports.Prepared):
+        report = _with_usable_addresses(plan, envelope.node, report)
+    return e.FromNode(at, envelope.node, report)
 
 
 def unpacked(cls: type[T], report: reports.Envelope) -> T:
@@ -109,10 +104,10 @@ def unpacked(cls: type[T], report: reports.Envelope) -> T:
     return codec.unpack(cls, {key: value for key, value in report.data.items() if key != "kind"})
 
 
-def _with_usable_addresses(plan: Plan, prepared: e.Prepared) -> e.Prepared:
-    """Return the event with the addresses that may be used: the one in the plan, else those of the interface that the
+def _with_usable_addresses(plan: Plan, node: str, prepared: reports.Prepared) -> reports.Prepared:
+    """Return the report with the addresses that may be used: the one in the plan, else those of the interface that the
     user chose, else all. Where the node reports none, its address in the plan."""
-    given, chosen = _address(plan, prepared.node), plan.env.get("GLOO_SOCKET_IFNAME", "")
+    given, chosen = _address(plan, node), plan.env.get("GLOO_SOCKET_IFNAME", "")
     if not prepared.addresses:
         return dataclasses.replace(prepared, address=prepared.address or given or "127.0.0.1")
     if given:
@@ -160,29 +155,10 @@ def _needs(gpus: int, ranks: int, slots_there: int) -> Needs:
     return Needs(gpus, 0, 0) if gpus else Needs(0, ranks, slots_there)
 
 
-def prepare(plan: Plan, decision: d.Prepare, gang: Gang, job_secrets: JobSecrets) -> orders.Prepare:
-    """Return the order to make a node ready, as far as it does not depend on the save to start from."""
+def prepare_node(
+    plan: Plan, node: str, order: orders.Prepare, gang: Gang, job_secrets: JobSecrets
+) -> orders.PrepareNode:
+    """Return the order with what a node needs for it, as far as that does not depend on the save to start from."""
     outer, secrets = rank_env.inherited(plan, job_secrets.outer), job_secrets.secrets
-    return orders.Prepare(
-        decision.attempt, plan.for_node(decision.node), _names(gang), outer, secrets,
-        resume_step=decision.resume.step if decision.resume is not None else None,
-    )  # fmt: skip
-
-
-def start(decision: d.Start, gang: Gang, resume_from: str) -> orders.Start:
-    """Return the order to start a node's ranks. `resume_from` is the checkpoint as its host sees it."""
-    interface = decision.interface or ("lo" if decision.address == "127.0.0.1" else "")
-    return orders.Start(
-        decision.attempt, _names(gang), decision.address, decision.port, interface, resume_from,
-        decision.resume.step if decision.resume is not None else None,
-    )  # fmt: skip
-
-
-def _names(gang: Gang) -> tuple[str, ...]:
-    return tuple(name for name, _ in gang)
-
-
-def stop(plan: Plan, decision: d.Stop) -> orders.Stop:
-    """Return the order to stop a node's ranks."""
-    signal = plan.slurm.signal if plan.slurm is not None and decision.saves else "TERM"
-    return orders.Stop(decision.attempt, decision.grace_s, signal)
+    names = tuple(name for name, _ in gang)
+    return orders.PrepareNode(order.attempt, order.resume, plan.for_node(node), names, outer, secrets)

@@ -8,6 +8,7 @@ import pytest
 
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
+from orchestrator.core.wire.reports import Exited, Inspected
 from tests.support.local import Sight, desk_at
 
 from .conftest import as_params, selected
@@ -77,11 +78,14 @@ def _assert_named_at_once(job: Sight, case: Case, verdict: d.Verdict) -> None:
 
 def _assert_seen_before_it_was_killed(job: Sight) -> None:
     """Looks at every rank came before the verdict, and their pages are there."""
-    news = job.news(e.Inspected, e.Exited, d.Judge)
+    news = job.news(e.FromNode, d.Judge)
     before = news[: next(at for at, one in enumerate(news) if isinstance(one, d.Judge))]
-    assert {one.node for one in before if isinstance(one, e.Inspected)} == {"node-0", "node-1"}
-    gone = {one.rank for one in before if isinstance(one, e.Exited)}  # perhaps in the moment of the look
-    looks = [look for one in before if isinstance(one, e.Inspected) for look in one.ranks]
+    inspected = [one for one in before if isinstance(one.report, Inspected)]
+    assert {one.node for one in inspected} == {"node-0", "node-1"}
+    gone = {
+        one.report.rank for one in before if isinstance(one.report, Exited)
+    }  # perhaps in the moment of the look
+    looks = [look for one in inspected for look in one.report.ranks]
     looked = {f"rank-{look.rank:05d}" for look in looks if look.rank not in gone}
     pages = {path.name[:10] for path in job.job.folder.evidence(1).glob("rank-*")}
     assert looked and pages >= looked, (looked, pages)  # one that has ended leaves none

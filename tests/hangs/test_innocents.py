@@ -15,6 +15,7 @@ import pytest
 
 from orchestrator.brain.model import decisions as d
 from orchestrator.core.host.procfs import Proc
+from orchestrator.core.wire import orders
 from tests.support.local import Sight, desk_at, kill
 
 from .conftest import as_params, selected
@@ -104,7 +105,7 @@ def gallery(
 def test_an_innocent_is_never_killed(gallery: Runs, entry: Innocent) -> None:
     job = gallery.result(entry.name)
     said = [one.verdict for one in job.news(d.Judge, d.Notice) if one.verdict is not None]
-    looks = len(job.news(d.Inspect))
+    looks = len(job.news(orders.Inspect))
     print(f"{entry.name}: {looks} looks")
     assert not said, said
     assert (job.seen()["state"], job.kinds()) == ("SUCCEEDED", [None])

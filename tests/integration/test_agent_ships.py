@@ -277,7 +277,7 @@ def test_the_save_that_was_brought_is_compared_before_the_node_is_ready(tmp_path
         host = make()
         await host.up()
         save = _sent(host, "last.pt", b"weights")
-        host.say(replace(prepare(2), resume=save, deep=True))
+        host.say(replace(prepare(2), save=save, deep=True))
         assert (await home.report(reports.Prepared)).attempt == 2
         assert await host.end() == 0
 
@@ -297,13 +297,13 @@ def test_a_file_that_is_not_as_in_the_job_folder_is_named_and_goes_so_that_it_is
         path.write_bytes(b"wweight")
         if deep:  # as after a host lost its power
             os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
-        host.say(replace(prepare(2), resume=save, deep=deep))
+        host.say(replace(prepare(2), save=save, deep=deep))
         failed = await home.report(reports.PrepareFailed)
         assert "not whole on this host: last.pt has other bytes than when it was saved" in failed.reason
         assert failed.save == 0, "the one in the job folder is as it was"
         assert not path.exists()
         _sent(host, "last.pt", b"weights")
-        host.say(replace(prepare(3), resume=save, deep=deep))
+        host.say(replace(prepare(3), save=save, deep=deep))
         assert (await home.report(reports.Prepared)).attempt == 3
         assert await host.end() == 0
 
@@ -317,7 +317,7 @@ def test_a_save_in_a_place_that_all_see_is_told_by_its_number_and_stays(tmp_path
         save = _sent(host, "last.pt", b"weights")
         save = replace(save, places=(replace(save.places[0], host=""),))
         (host.root / "checkpoints/last.pt").write_bytes(b"wweight")
-        host.say(replace(prepare(2), resume=save))
+        host.say(replace(prepare(2), save=save))
         assert (await home.report(reports.PrepareFailed)).save == 1
         assert (host.root / "checkpoints/last.pt").exists()
         assert await host.end() == 0

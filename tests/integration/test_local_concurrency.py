@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from orchestrator.brain.model import events as e
 from orchestrator.core.host import procfs
+from orchestrator.core.wire import reports
 from tests.support.local import FAKE_TORCH, STEPPER, Desk, kill, wait_until
 
 
@@ -19,7 +20,9 @@ def test_two_jobs_at_once_do_not_touch_each_other(desk: Desk) -> None:
     kill(first.rank_procs()[0])
     assert [job.wait()["state"] for job in (first, second)] == ["SUCCEEDED", "SUCCEEDED"]
     assert (first.kinds(), second.kinds()) == (["crash", None], [None])
-    ports = [started.port for job in (first, second) for started in job.news(e.Prepared) if started.port]
+    ports = [
+        started.port for job in (first, second) for started in job.news(reports.Prepared) if started.port
+    ]
     assert len(ports) == 3 and ports[0] != ports[1]  # those of two jobs are drawn at random
 
 
@@ -71,7 +74,7 @@ if os.environ["RANK"] == "0":
     job = desk.submit({"train.py": script}, procs_per_node=1, entrypoint="train.py")
     assert job.wait()["state"] == "SUCCEEDED"
     assert job.kinds() == ["rendezvous", None]
-    first, second = (one.port for one in job.news(e.Prepared))
+    first, second = (one.port for one in job.news(reports.Prepared))
     assert first != second
 
 

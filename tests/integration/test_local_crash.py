@@ -8,8 +8,8 @@ import time
 import pytest
 
 from orchestrator.brain.model import decisions as d
-from orchestrator.brain.model import events as e
 from orchestrator.client import saves
+from orchestrator.core.wire import reports
 from tests.support.local import FAKE_TORCH, STEPPER, Desk, kill
 from tests.support.torch_script import WITHOUT_DYNAMO
 
@@ -211,7 +211,7 @@ def test_victims_of_a_crash_are_stopped_and_their_ends_are_on_record(desk: Desk)
     job.wait_for_step(5)
     kill(job.rank_procs()[1])
     assert job.wait()["state"] == "FAILED"
-    exits = {one.rank: one for one in job.news(e.Exited)}
+    exits = {one.rank: one for one in job.news(reports.Exited)}
     assert (exits[1].signal, exits[1].ordered) == (9, False)
     assert all(exits[rank].ordered and exits[rank].signal == 15 for rank in (0, 2, 3))
     assert len(job.news(d.Judge)) == 1

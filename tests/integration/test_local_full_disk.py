@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from orchestrator.brain.model import decisions as d
-from orchestrator.brain.model import events as e
 from orchestrator.core.host import procfs
 from orchestrator.core.host.procfs import Proc
 from orchestrator.core.jobdir.full_disk import RETRY_S
+from orchestrator.core.wire import reports
 from orchestrator.journal import journal_file
 from tests.support.local import FAKE_TORCH, STEPPER, Desk, Sight, wait_until
 
@@ -132,7 +132,7 @@ def test_a_full_disk_costs_nothing_but_time(small_desk: Desk, small_disk: Path, 
     assert (status["state"], status["attempt"], status["restarts"]) == ("SUCCEEDED", 1, 0)
     entries = list(journal_file.read(job.job.folder.journal))
     assert [entry.n for entry in entries] == list(range(1, len(entries) + 1))
-    assert sorted(one.rank for one in job.news(e.Exited)) == [0, 1, 2, 3]
+    assert sorted(one.rank for one in job.news(reports.Exited)) == [0, 1, 2, 3]
     said = (job.root / "supervisor.log").read_text()
     assert said.count("the disk is full") >= 1
     assert "there is room on the disk again" in said

@@ -7,7 +7,7 @@ import signal
 import time
 
 from orchestrator.brain.model import decisions as d
-from orchestrator.brain.model import events as e
+from orchestrator.core.wire import orders, reports
 from tests.support.local import FAKE_TORCH, STEPPER, Desk, Sight, kill, wait_until
 
 SLEEPER = (
@@ -73,9 +73,9 @@ def test_a_rank_that_sleeps_for_ever_is_named_and_its_stack_says_where(desk: Des
     assert "sleep_for_ever" in _stacks(job)["rank-00003-stacks.txt"]
     assert "wait_for_peers" in _stacks(job)["rank-00000-stacks.txt"]
     assert any("sleep_for_ever" in line for line in verdict["evidence"])
-    kinds = [type(one) for one in job.news(e.Inspected, d.Judge, d.Stop)]
+    kinds = [type(one) for one in job.news(reports.Inspected, d.Judge, orders.Stop)]
     looked = kinds[: kinds.index(d.Judge)]
-    assert len(looked) >= 4 and set(looked) == {e.Inspected}, (
+    assert len(looked) >= 4 and set(looked) == {reports.Inspected}, (
         "both nodes were looked at twice before the verdict"
     )
 

@@ -16,6 +16,7 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.core.host import procfs
 from orchestrator.core.jobdir import requests
+from orchestrator.core.wire import reports
 from orchestrator.journal import journal_file
 from tests.support.local import FAKE_TORCH, STEPPER, WAIT_S_MAX, Desk, Sight, kill, wait_until
 
@@ -63,7 +64,7 @@ def _assert_nothing_lost_or_doubled(job: Sight) -> None:
     )
     for rank in range(4):
         assert job.steps_logged(rank) == STEPS
-    exits = sorted(one.rank for one in job.news(e.Exited))
+    exits = sorted(one.rank for one in job.news(reports.Exited))
     assert exits == [0, 1, 2, 3]
     assert len(job.news(d.BeginAttempt)) == len(job.news(d.EndJob)) == 1
 
@@ -114,7 +115,7 @@ def test_what_happens_while_nobody_supervises_is_told_later(desk: Desk) -> None:
     assert job.wait()["state"] == "SUCCEEDED"
     assert job.kinds() == ["crash", None]
     assert (job.verdict()["ranks"], job.verdict()["node"]) == ([3], "node-1")
-    assert len([one for one in job.news(e.Exited) if one.attempt == 1]) == 4
+    assert len([one for one in job.news(reports.Exited) if one.attempt == 1]) == 4
 
 
 def test_a_job_that_ended_unseen_is_found_to_have_succeeded(desk: Desk) -> None:

@@ -9,12 +9,16 @@ from orchestrator.brain.brain import Brain
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.core import observations
+from orchestrator.core.checkpoints.choice import Checkpoint
 from orchestrator.core.checkpoints.save import Content, Format, Place, Save, SaveState, StepSource
 from orchestrator.core.planned import Limits, PlannedNode, PlannedPool, QueueTerms
+from orchestrator.core.wire import orders, reports
 from orchestrator.core.wire.reports import RankHeartbeat
+from orchestrator.journal.journal_file import content
 from tests.support.frames import frame
 
 D = TypeVar("D")
+Given = TypeVar("Given", bound=orders.NodeOrder)
 LIMITS = Limits(60.0, 30.0, 20.0, 12.0, 5.0, 1.0, 3, 2.0, 16.0, (), None, "restart")
 IP = "10.0.0.9"
 OWN = observations.Failure("ValueError", "loss is nan", "Traceback", frame("train.py:42"))
@@ -107,13 +111,15 @@ class Story:
             0.0, f"n{node}", boot, running, ready, "10.0.0.1" if ready else "", 5000 if ready else 0, ()
         )
 
-    def prepared(self, node: int, attempt: int = 1, *ips: str) -> e.Prepared:
+    def prepared(self, node: int, attempt: int = 1, *ips: str) -> e.FromNode:
         addresses = tuple(observations.Address(ip, f"eth-{ip}") for ip in ips)
-        return e.Prepared(0.0, f"n{node}", attempt, "10.0.0.1", 5000 + attempt, addresses)
+        return e.FromNode(0.0, f"n{node}", reports.Prepared(attempt, "10.0.0.1", 5000 + attempt, addresses))
 
-    def probed(self, node: int, *ips: str, attempt: int = 1, missed: tuple[str, ...] = ()) -> e.Probed:
-        return e.Probed(
-            0.0, f"n{node}", attempt, tuple(observations.Reached(ip, f"via-{ip}") for ip in ips), missed
+    def probed(self, node: int, *ips: str, attempt: int = 1, missed: tuple[str, ...] = ()) -> e.FromNode:
+        return e.FromNode(
+            0.0,
+            f"n{node}",
+            reports.Probed(attempt, tuple(observations.Reached(ip, f"via-{ip}") for ip in ips), missed),
         )
 
     def refused(self, node: int, trouble: observations.Retryable, reason: str = "no") -> e.LaunchFailed:
@@ -123,7 +129,7 @@ class Story:
         """Bring an attempt of a pool to the point where all ranks run, on these nodes."""
         self.hear(*(self.prepared(node, attempt, IP) for node in nodes))
         self.hear(*(self.probed(node, IP, attempt=attempt) for node in nodes[1:]))
-        self.hear(*(e.Started(0.0, f"n{node}", attempt, (100 + node,)) for node in nodes))
+        self.hear(*(e.FromNode(0.0, f"n{node}", reports.Started(attempt, (100 + node,))) for node in nodes))
 
     def run(self, attempt: int = 1) -> None:
         """Bring an attempt to the point where all ranks run."""
@@ -131,22 +137,26 @@ class Story:
         if attempt == 1:
             self.hear(*(self.up(node) for node in nodes))
         self.hear(*(self.prepared(node, attempt) for node in nodes))
-        self.hear(*(e.Started(0.0, f"n{node}", attempt, (100 + node,)) for node in nodes))
+        self.hear(*(e.FromNode(0.0, f"n{node}", reports.Started(attempt, (100 + node,))) for node in nodes))
 
     def exited(
         self, rank: int, code: int | None = 1, failure: observations.Failure | None = OWN, *, attempt: int = 1,
         signal: int | None = None, ordered: bool = False, count: int = 0, oom: bool = False,
-    ) -> e.Exited:  # fmt: skip
-        return e.Exited(0.0, f"n{rank}", attempt, rank, code, signal, count, failure, oom, ordered)
+    ) -> e.FromNode:  # fmt: skip
+        return e.FromNode(
+            0.0, f"n{rank}", reports.Exited(attempt, rank, code, signal, count, failure, oom, ordered)
+        )
 
-    def beat(self, node: int, count: int, state: str = "S", attempt: int = 1) -> e.Heartbeat:
-        return e.Heartbeat(0.0, f"n{node}", attempt, (RankHeartbeat(node, count, state, 0, 0.0),))
+    def beat(self, node: int, count: int, state: str = "S", attempt: int = 1) -> e.FromNode:
+        return e.FromNode(
+            0.0, f"n{node}", reports.Heartbeat(attempt, (RankHeartbeat(node, count, state, 0, 0.0),))
+        )
 
-    def looked(self, *looks: observations.RankInspection, attempt: int = 1) -> list[e.Inspected]:
+    def looked(self, *looks: observations.RankInspection, attempt: int = 1) -> list[e.FromNode]:
         """Return the answers to the last inspection, one for each node."""
         known = self.brain.facts.attempt
         number = known.inspection if known is not None else 0
-        return [e.Inspected(0.0, f"n{one.rank}", attempt, number, (one,)) for one in looks]
+        return [e.FromNode(0.0, f"n{one.rank}", reports.Inspected(attempt, number, (one,))) for one in looks]
 
     def saved(self, step: int, attempt: int = 1, **more: Any) -> e.SaveChanged:
         return e.SaveChanged(0.0, save(step, attempt, **more))
@@ -166,8 +176,8 @@ class Story:
         self.wait(20.0)
         return verdict
 
-    def stopped(self, node: int, attempt: int = 1, how: str = "asked") -> e.Stopped:
-        return e.Stopped(0.0, f"n{node}", attempt, how)
+    def stopped(self, node: int, attempt: int = 1, how: str = "asked") -> e.FromNode:
+        return e.FromNode(0.0, f"n{node}", reports.Stopped(attempt, how))
 
     def stop_all(self, attempt: int = 1) -> list[d.Decision]:
         return self.hear(*(self.stopped(node, attempt) for node in range(len(self.brain.facts.nodes))))
@@ -183,10 +193,10 @@ def save(step: int, attempt: int = 1, **more: Any) -> Save:
     return Save(**{**plain, **more})
 
 
-def at(step: int, attempt: int = 1) -> d.Checkpoint:
+def at(step: int, attempt: int = 1) -> Checkpoint:
     """Return such a save as an attempt is given it."""
     one = save(step, attempt)
-    return d.Checkpoint(one.path, step, one.number)
+    return Checkpoint(one.path, step, one.number)
 
 
 def only(decisions: list[d.Decision], kind: type[D]) -> D:
@@ -196,11 +206,18 @@ def only(decisions: list[d.Decision], kind: type[D]) -> D:
     return found[0]
 
 
-def names(
-    decisions: list[d.Decision], kind: type[d.Launch | d.Dismiss | d.Prepare | d.Probe | d.Stop]
-) -> list[str]:
-    """Return the nodes of the decisions of a kind, in their order."""
-    return [decision.node for decision in decisions if isinstance(decision, kind)]
+def names(decisions: list[d.Decision], kind: type[d.Launch | orders.NodeOrder]) -> list[str]:
+    """Return the nodes of the launches, or of the orders of a kind, in their order."""
+    return [
+        one.node for one in decisions if isinstance(one, d.Launch | d.To) and isinstance(content(one), kind)
+    ]
+
+
+def given(decisions: list[d.Decision], kind: type[Given]) -> list[tuple[str, Given]]:
+    """Return the orders of a kind, each with its node."""
+    return [
+        (one.node, one.order) for one in decisions if isinstance(one, d.To) and isinstance(one.order, kind)
+    ]
 
 
 def notices(decisions: list[d.Decision], *topics: d.Topic) -> list[d.Notice]:
@@ -208,8 +225,8 @@ def notices(decisions: list[d.Decision], *topics: d.Topic) -> list[d.Notice]:
     return [one for one in decisions if isinstance(one, d.Notice) and one.topic in topics]
 
 
-def none_of(decisions: list[d.Decision], kind: type[d.Decision]) -> bool:
-    return not any(isinstance(decision, kind) for decision in decisions)
+def none_of(decisions: list[d.Decision], kind: type[d.Decision | orders.NodeOrder]) -> bool:
+    return not any(isinstance(content(decision), kind) for decision in decisions)
 
 
 def look(

@@ -124,8 +124,10 @@ class DeskWorld:
     def exit(self, node: str, code: int = 1, *, ordered: bool = False) -> None:
         """The rank of a node ends."""
         rank = self.nodes.index(node)
-        self.desk.exited(
-            e.Exited(self.at, node, self.gang.attempt, rank, code, None, 0, None, ordered, False)
+        self.desk.learn(
+            e.FromNode(
+                self.at, node, reports.Exited(self.gang.attempt, rank, code, None, 0, None, ordered, False)
+            )
         )
         if code == 0 and not ordered:
             self.gang = dataclasses.replace(self.gang, done=self.gang.done | {node})

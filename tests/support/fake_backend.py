@@ -101,24 +101,25 @@ class Node:
                 return order
             self.acked = order
 
-    async def run(self, attempt: int) -> orders.Start:
-        """Be prepared for an attempt and start its rank; return the order to."""
+    async def run(self, attempt: int) -> orders.PrepareNode:
+        """Be prepared for an attempt and start its rank; return the order to prepare."""
         prepare = await self.order()
-        assert isinstance(prepare, orders.Prepare) and prepare.attempt == attempt
+        assert isinstance(prepare, orders.PrepareNode) and prepare.attempt == attempt
         assert prepare.secrets["HF_TOKEN"] == SECRET
         self.report(reports.Prepared(attempt, "", 29500, ()))
         start = await self.order()
         assert isinstance(start, orders.Start) and start.attempt == attempt
         self.report(reports.Started(attempt, (5000,)))
-        return start
+        return prepare
 
     async def leave(self) -> None:
         """Be dismissed."""
-        assert await self.order() == orders.Dismiss()
+        assert isinstance(await self.order(), orders.Dismiss)
         self.say(reports.Goodbye())
 
     def news(self, *kinds: type[Any]) -> list[Any]:
-        return [one.news for one in journal_file.read(self.job.journal) if isinstance(one.news, kinds)]
+        held = (journal_file.content(one.news) for one in journal_file.read(self.job.journal))
+        return [one for one in held if isinstance(one, kinds)]
 
 
 def folder_of(folder: Path, **fields: Any) -> tuple[JobDir, Plan]:

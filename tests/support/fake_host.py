@@ -27,7 +27,7 @@ from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan, PlannedSsh
 from orchestrator.core.planned import PlannedPool
 from orchestrator.core.wire.agent_config import AgentConfig, Needs
-from orchestrator.core.wire.orders import Prepare
+from orchestrator.core.wire.orders import PrepareNode
 from orchestrator.submission import bundle
 from orchestrator.submission.credentials import new_certificate
 from orchestrator.submission.render import render
@@ -185,12 +185,12 @@ def config(node: str = "node-0", needs: Needs = Needs(0, 0, 0), **fields: object
     return replace(base, **fields)  # type: ignore[arg-type]
 
 
-def prepare(attempt: int, **fields: object) -> Prepare:
+def prepare(attempt: int, **fields: object) -> PrepareNode:
     """Return the order to make node-0 ready, which is not the first, for new interpreters, by a plan with these fields."""
     nodes = tuple(reversed(jobs.plan().nodes))
     usual = {"nodes": nodes, "argv": (sys.executable, "train.py"), "pythons": (), "starts_fresh": True}
     made = replace(jobs.plan(), **{**usual, **fields})  # type: ignore[arg-type]
-    return Prepare(attempt, made, tuple(node.name for node in nodes))
+    return PrepareNode(attempt, None, made, tuple(node.name for node in nodes))
 
 
 def launch(code: Code, told: AgentConfig | None = None, of: Launcher | None = None) -> Launch:

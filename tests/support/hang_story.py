@@ -8,7 +8,9 @@ from typing import Any
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.core import observations
+from orchestrator.core.wire import orders, reports
 from orchestrator.core.wire.reports import RankHeartbeat
+from orchestrator.journal.journal_file import content
 from tests.support.brain_story import Story, look, none_of, notices, only
 
 WAITS, WORKS, SPINS, BLOCKED, SLEEPS, STOPPED = (
@@ -31,9 +33,9 @@ def beats(story: Story, count: int, **more: Any) -> list[d.Decision]:
     return story.hear(*(beat(rank, count, **more) for rank in story.brain.facts.ranks))
 
 
-def beat(rank: int, count: int, state: str = "S", **more: Any) -> e.Heartbeat:
+def beat(rank: int, count: int, state: str = "S", **more: Any) -> e.FromNode:
     fields: dict[str, Any] = {"log_bytes": 0, "cpu_s": 0.0, "median_step_s": 0.1 if count else None, **more}
-    return e.Heartbeat(0.0, f"n{rank}", 1, (RankHeartbeat(rank, count, state, **fields),))
+    return e.FromNode(0.0, f"n{rank}", reports.Heartbeat(1, (RankHeartbeat(rank, count, state, **fields),)))
 
 
 def entered(
@@ -53,7 +55,7 @@ def silence(story: Story, *found: observations.RankInspection, for_s: float = 14
     first_s: float | None = None
     began = seen = len(story.said)
     for _ in range(int(for_s * 2)):
-        if any(isinstance(one, d.Inspect) for one in story.wait(0.5)):
+        if any(isinstance(content(one), orders.Inspect) for one in story.wait(0.5)):
             first_s = story.now_s if first_s is None else first_s
             stood_s = story.now_s - first_s
             moved = [

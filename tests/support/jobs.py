@@ -13,9 +13,11 @@ from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import Facts, News
 from orchestrator.client import post_mortem
 from orchestrator.core import observations
+from orchestrator.core.checkpoints.choice import Checkpoint
 from orchestrator.core.checkpoints.save import Place, StepSource
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.jobdir.status_file import Status
+from orchestrator.core.wire import orders, reports
 from orchestrator.core.wire.reports import RankHeartbeat
 from orchestrator.journal.job_record import Record
 from orchestrator.journal.journal_file import Entry
@@ -102,23 +104,25 @@ def running(attempt: int, at: float, count: int = 0) -> list[News]:
         told += [
             d.Launch(at, "needed", attempt, node),
             e.AgentUp(at + 0.2, node, f"boot-{number}", 0, 0, "127.0.0.1", 0, ()),
-            e.Prepared(at + 0.3, node, attempt, "127.0.0.1", 29500, ()),
+            e.FromNode(at + 0.3, node, reports.Prepared(attempt, "127.0.0.1", 29500, ())),
         ]
     for number in (0, 1):
         node, pids = f"node-{number}", (5000 + 2 * number, 5001 + 2 * number)
-        told.append(d.Start(at + 0.4, "all are ready", attempt, node, "127.0.0.1", 29500, "", None))
-        told.append(e.Started(at + 0.5, node, attempt, pids))
+        told.append(d.To(at + 0.4, "all are ready", node, orders.Start(attempt, "127.0.0.1", 29500, "")))
+        told.append(e.FromNode(at + 0.5, node, reports.Started(attempt, pids)))
     return [*told, *(beats(attempt, at + 3, count) if count else [])]
 
 
 def beats(attempt: int, at: float, count: int) -> list[News]:
     """Every rank has made `count` steps of this attempt."""
     return [
-        e.Heartbeat(
+        e.FromNode(
             at,
             f"node-{number}",
-            attempt,
-            tuple(RankHeartbeat(rank, count, "S", 100, 1.0) for rank in (2 * number, 2 * number + 1)),
+            reports.Heartbeat(
+                attempt,
+                tuple(RankHeartbeat(rank, count, "S", 100, 1.0) for rank in (2 * number, 2 * number + 1)),
+            ),
         )
         for number in (0, 1)
     ]
@@ -141,7 +145,7 @@ def crash(attempt: int, at: float, count: int, step: int, evidence: str = "") ->
         ), d.Signature(d.Kind.CRASH), step, at, True,
     )  # fmt: skip
     return [
-        e.Exited(at, "node-0", attempt, 1, 1, None, count, failure, False, False),
+        e.FromNode(at, "node-0", reports.Exited(attempt, 1, 1, None, count, failure, False, False)),
         d.Judge(at + 0.2, verdict.summary, attempt, verdict),
         *stopped(attempt, at + 0.3),
     ]
@@ -149,8 +153,8 @@ def crash(attempt: int, at: float, count: int, step: int, evidence: str = "") ->
 
 def stopped(attempt: int, at: float) -> list[News]:
     """Both nodes were told to stop, and nothing runs on them any more."""
-    orders: list[News] = [d.Stop(at, "stop", attempt, f"node-{n}", 5.0) for n in (0, 1)]
-    return [*orders, *(e.Stopped(at + 0.4, f"node-{n}", attempt, "asked") for n in (0, 1))]
+    stops: list[News] = [d.To(at, "stop", f"node-{n}", orders.Stop(attempt, 5.0)) for n in (0, 1)]
+    return [*stops, *(e.FromNode(at + 0.4, f"node-{n}", reports.Stopped(attempt, "asked")) for n in (0, 1))]
 
 
 def saved(at: float, **fields: Any) -> News:
@@ -160,7 +164,7 @@ def saved(at: float, **fields: Any) -> News:
     return e.SaveChanged(at, saved_files.saved(**{"number": 1, **known, "places": (place,), **fields}))
 
 
-def again(attempt: int, at: float, resume: d.Checkpoint | None) -> News:
+def again(attempt: int, at: float, resume: Checkpoint | None) -> News:
     """Another attempt begins."""
     return d.BeginAttempt(at, "restart after crash", attempt, resume)
 
@@ -178,6 +182,6 @@ def crashed_once() -> list[News]:
         saved(4.5),
         *beats(1, 5.0, 23),
         *crash(1, 5.5, 23, 23),
-        again(2, 7.0, d.Checkpoint(CKPT, 20, 1)),
+        again(2, 7.0, Checkpoint(CKPT, 20, 1)),
         *running(2, 7.1, 5),
     ]

@@ -149,9 +149,12 @@ class Sight:
         return [int(line.rpartition(" ")[2]) for line in lines if line.startswith("attempt ")]
 
     def news(self, *kinds: type[Any]) -> list[Any]:
-        """Return what the journal holds, of these kinds."""
+        """Return what the journal holds of these kinds: events, decisions, or the reports and orders in them."""
         entries: list[News] = [entry.news for entry in journal_file.read(self.job.folder.journal)]
-        return [one for one in entries if not kinds or isinstance(one, kinds)]
+        if not kinds:
+            return entries
+        held = (one if isinstance(one, kinds) else journal_file.content(one) for one in entries)
+        return [one for one in held if isinstance(one, kinds)]
 
     def notices(self, *topics: d.Topic) -> list[d.Notice]:
         """Return what a person was told on some topics."""

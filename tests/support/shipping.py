@@ -167,23 +167,23 @@ class Host:
             lambda: any(one.attempt == attempt for one in self.home.of(reports.Prepared, self.config.node)),
             "Prepared",
         )
-        self.say(orders.Start(attempt, order.nodes, "127.0.0.1", 29500))
+        self.say(orders.Start(attempt, "127.0.0.1", 29500))
 
     async def end(self) -> int:
         """Dismiss the agent and return its exit code."""
-        self.say(orders.Dismiss())
+        self.say(orders.Dismiss(0))
         process = self.process
         assert process is not None
         await self.home.until(lambda: process.poll() is not None, "the agent's end")
         return int(process.returncode)
 
 
-def prepare(attempt: int, ranks: int = 1, **fields: Any) -> orders.Prepare:
+def prepare(attempt: int, ranks: int = 1, **fields: Any) -> orders.PrepareNode:
     """Return an order for ranks of node-0 alone, as new interpreters whose program is this Python, by a plan with these
     fields."""
     words = {"argv": ("nonesuch", "train.py"), "pythons": ("nonesuch", sys.executable), "starts_fresh": True}
     plan = replace(fake_host.plan(**words, **fields), pool=PlannedPool(1, ranks, 0, 0))
-    return orders.Prepare(attempt, plan, ("node-0",))
+    return orders.PrepareNode(attempt, None, plan, ("node-0",))
 
 
 def play(folder: Path, act: Callable[[Home, Callable[..., Host]], Awaitable[None]]) -> None:

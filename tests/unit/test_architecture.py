@@ -89,10 +89,11 @@ BRAIN_NEEDS = {
         "checkpoints.choice",
         "checkpoints.save",
         "checkpoints.steps",
+        "wire.orders",
         "wire.reports",
     )
 }
-"""All that the brain imports of core, as pure as itself; of the wire the types of reports."""
+"""All that the brain imports of core, as pure as itself; of the wire the types of orders and reports."""
 
 ROOM_FILES_MAX = 13
 

@@ -63,7 +63,7 @@ class Preparation:
         self._hasher = hasher
         self._report = report
         self._setup: setup_script.Setup | None = None
-        self._order: orders.Prepare | None = None
+        self._order: orders.PrepareNode | None = None
         # The environment that setup lines made, by the lines: of the last that ran.
         self._made: dict[tuple[str, ...], dict[str, str]] = {}
         # What the setup lines have left running, such as a mounted file system: it is there for all attempts.
@@ -74,9 +74,9 @@ class Preparation:
         self._program = ""
         self.starter = warm.Starter()
         # The job's folder was not there: the order, and how long that is waited for
-        self._away: tuple[orders.Prepare, float] | None = None
+        self._away: tuple[orders.PrepareNode, float] | None = None
         # All is ready but the template: the order, and the port that is held for it
-        self._held: tuple[orders.Prepare, socket.socket | None] | None = None
+        self._held: tuple[orders.PrepareNode, socket.socket | None] | None = None
         self.layers = Layers({}, {}, {})
         self.ready = reports.Prepared(0, "", 0, ())
 
@@ -92,13 +92,13 @@ class Preparation:
 
     def environment(
         self,
-        order: orders.Prepare | orders.Start,
         interface: str,
         evidence: Path,
         more: tuple[Setting, ...] = (),
     ) -> NodeEnvironment:
-        """Return the environment of the ranks of an order, from what the host has now and from what else is set."""
-        at = self._at(order)
+        """Return the environment of the ranks of the latest order, from what the host has now and from what else is set."""
+        assert self._order is not None
+        at = self._at(self._order)
         decided = settings(hardware.gather(self.layers.given), at, self.layers, interface, evidence)
         return NodeEnvironment(
             at, self.layers, (*decided, *more), self._program, self._config.tag, self._submitted_from()
@@ -116,13 +116,15 @@ class Preparation:
                 return str(path)
         return ""
 
-    def _at(self, order: orders.Prepare | orders.Start) -> NodePlan:
-        prepared = self._order
-        assert prepared is not None
-        node = self._config.node
-        return NodePlan(
-            prepared.plan, self._job, node, order.attempt, order.nodes, order.resume_from, order.resume_step
-        )
+    def _at(self, order: orders.PrepareNode) -> NodePlan:
+        path, step = (order.resume.path, order.resume.step) if order.resume is not None else ("", None)
+        return NodePlan(order.plan, self._job, self._config.node, order.attempt, order.nodes, path, step)
+
+    @property
+    def save_signal(self) -> str:
+        """The signal (a name, without SIG) at which the job's ranks save a checkpoint and end."""
+        slurm = self._order.plan.slurm if self._order is not None else None
+        return slurm.signal if slurm is not None else "TERM"
 
     @property
     def pids(self) -> set[int]:
@@ -130,7 +132,7 @@ class Preparation:
         daemons = [daemon.pid for daemon in self._daemons if procfs.alive(daemon)]
         return {self.setup_pid or 0, self.starter.pid, *daemons}
 
-    def begin(self, order: orders.Prepare) -> None:
+    def begin(self, order: orders.PrepareNode) -> None:
         """Prepare `order.attempt`; report `Prepared` or `PrepareFailed`, now or later."""
         if self.ready.attempt == order.attempt:
             self._report(self.ready)
@@ -210,7 +212,7 @@ class Preparation:
         self.let_go()
         self.starter.close()
 
-    def _layers(self, order: orders.Prepare) -> Layers:
+    def _layers(self, order: orders.PrepareNode) -> Layers:
         """Return what ranks are given, after setup lines that have run; with the leased GPUs unless the user chose some."""
         plan = order.plan
         host = self._environ if plan.backend != "local" else {}
@@ -231,7 +233,7 @@ class Preparation:
             layers = Layers.of(host, job, {**node, "PATH": path})
         return layers
 
-    def _run_setup(self, order: orders.Prepare) -> None:
+    def _run_setup(self, order: orders.PrepareNode) -> None:
         log = self._job.node_log(order.attempt, self._config.node)
         folder = self._job.node(self._config.node)
         try:
@@ -254,14 +256,14 @@ class Preparation:
         self._daemons = tuple(procfs.Proc(pid, stat.start_ticks) for pid, stat in left if stat is not None)
         self._check(order)
 
-    def _check(self, order: orders.Prepare) -> None:
+    def _check(self, order: orders.PrepareNode) -> None:
         """Move torn saves out of the way, and compare the save to resume from on this host; then finish."""
-        if order.resume is None and not order.torn:
+        if order.save is None and not order.torn:
             self._make_ready(order)
         else:
             self._verifying = asyncio.get_running_loop().create_task(self._verify(order))
 
-    async def _verify(self, order: orders.Prepare) -> None:
+    async def _verify(self, order: orders.PrepareNode) -> None:
         self._hasher.is_hurried = True
         try:
             fault = await asyncio.wrap_future(self._hasher.run(lambda pace: self._compare(order, pace)))
@@ -270,30 +272,30 @@ class Preparation:
         self._verifying = None
         if fault:
             reason = f"the checkpoint to start from is not whole on this host: {fault}"
-            is_copy = order.resume is not None and order.resume.places[0].host
-            number = order.resume.number if order.resume is not None and not is_copy else 0
+            is_copy = order.save is not None and order.save.places[0].host
+            number = order.save.number if order.save is not None and not is_copy else 0
             self._report(reports.PrepareFailed(order.attempt, reason, "", number))
         else:
             self._make_ready(order)
 
-    def _compare(self, order: orders.Prepare, pace: disk.Pace) -> str:
+    def _compare(self, order: orders.PrepareNode, pace: disk.Pace) -> str:
         """Return how the save to resume from differs here from the ledger; empty for nothing."""
         for save in order.torn:
             for name, to in disk.set_aside(Path(save.places[0].root), save):
                 self._note(f"{name} is torn ({save.why}): moved to {to}")
-        if order.resume is None:
+        if order.save is None:
             return ""
-        if Path(os.path.realpath(order.resume.path)).is_relative_to(os.path.realpath(self._job.root)):
+        if Path(os.path.realpath(order.save.path)).is_relative_to(os.path.realpath(self._job.root)):
             for name, to in disk.set_aside_begun(
-                Path(order.resume.places[0].root), order.resume, order.attempt - 1
+                Path(order.save.places[0].root), order.save, order.attempt - 1
             ):
                 self._note(f"{name} is torn (has no file yet): moved to {to}")
-        found = disk.compare(order.resume, deep=order.deep, pace=pace)
-        if found.fault and not found.is_unsure and order.resume.places[0].host:
-            self._forget_copies(order.resume, order, pace)
+        found = disk.compare(order.save, deep=order.deep, pace=pace)
+        if found.fault and not found.is_unsure and order.save.places[0].host:
+            self._forget_copies(order.save, order, pace)
         return found.fault
 
-    def _forget_copies(self, save: Save, order: orders.Prepare, pace: disk.Pace) -> None:
+    def _forget_copies(self, save: Save, order: orders.PrepareNode, pace: disk.Pace) -> None:
         """Delete what this host has of a save in other bytes than the job folder, so that it is brought here again."""
         for piece in save.pieces:
             found = disk.compare(replace(save, pieces=(piece,)), deep=order.deep, pace=pace)
@@ -303,7 +305,7 @@ class Preparation:
                     path.unlink()
                     self._note(f"deleted, to be brought here again: {found.fault}")
 
-    def _make_ready(self, order: orders.Prepare) -> None:
+    def _make_ready(self, order: orders.PrepareNode) -> None:
         """Find the program, begin its template, and hold the port."""
         self.layers, plan = self._layers(order), order.plan
         if plan.launches:
@@ -319,7 +321,7 @@ class Preparation:
         self.layers = Layers(self.layers.host, self.layers.job, call.env)
         self._hold(order, () if order.plan.starts_fresh else call.argv_of(0, ()), call.cwd)
 
-    def _hold(self, order: orders.Prepare, argv: tuple[str, ...], cwd: Path) -> None:
+    def _hold(self, order: orders.PrepareNode, argv: tuple[str, ...], cwd: Path) -> None:
         try:
             self._program = setup_script.first_program(order.plan.programs, self.layers.given, self._job.code)
             # Never the port of the previous attempt: another process may have it.
@@ -331,19 +333,21 @@ class Preparation:
             self._report(reports.PrepareFailed(order.attempt, str(err), ""))
             return
         if argv:
-            shared = self.environment(order, "", Path("evidence")).of_a_rank({})
+            shared = self.environment("", Path("evidence")).of_a_rank({})
             words = argv if self._call else (self._program, *argv[1:])
             self.starter.prepare(words, shared, self._job, self._config.node, cwd)
         self._held = order, held
         self.poll()
 
-    def _finish(self, order: orders.Prepare, held: socket.socket | None) -> None:
+    def _finish(self, order: orders.PrepareNode, held: socket.socket | None) -> None:
         """Report that the node is ready."""
         port = held.getsockname()[1] if held is not None else 0
         self.ready = reports.Prepared(order.attempt, "", port, self._listen(held, order), self._call)
         self._report(self.ready)
 
-    def _listen(self, held: socket.socket | None, order: orders.Prepare) -> tuple[observations.Address, ...]:
+    def _listen(
+        self, held: socket.socket | None, order: orders.PrepareNode
+    ) -> tuple[observations.Address, ...]:
         """Listen for probes on the port until the ranks start, if ordered; return the addresses to probe."""
         if held is None:
             return ()

@@ -80,7 +80,7 @@ class Agent:
         self._numbers = NodeNumbers()
         self._shipper = LogShipper(self._job, config.node, self._link.chunk, self._note)
         self._attempt: NodeAttempt | None = None
-        self._waiting: orders.Prepare | orders.Stop | None = None  # for the end of an older attempt
+        self._waiting: orders.PrepareNode | orders.Stop | None = None  # for the end of an older attempt
         self._unstarted: orders.Start | None = None  # its ranks wait for a disk that takes nothing
         self._last_stop = 0  # the latest attempt that was ordered to stop
         self._latest = 0  # the highest attempt named in any order
@@ -192,7 +192,7 @@ class Agent:
             return
         self._latest = order.attempt
         match order:
-            case orders.Prepare():
+            case orders.PrepareNode():
                 self._prepare(order)
             case orders.Probe():
                 self._preparation.probe(order)
@@ -205,7 +205,7 @@ class Agent:
             case orders.Inspect() if self._attempt is not None:
                 self._attempt.inspect(order.inspection)
 
-    def _prepare(self, order: orders.Prepare) -> None:
+    def _prepare(self, order: orders.PrepareNode) -> None:
         """Prepare an attempt; ranks of an older one are stopped first."""
         if self._ranks is not None:
             self._supersede(self._ranks, order)
@@ -239,7 +239,7 @@ class Agent:
         self._attempt = attempt
         self._fence.begin()
 
-    def _supersede(self, ranks: NodeRanks, order: orders.Prepare | orders.Stop) -> None:
+    def _supersede(self, ranks: NodeRanks, order: orders.PrepareNode | orders.Stop) -> None:
         """Stop the ranks of an older attempt, and keep the order until they are gone."""
         if ranks.attempt < order.attempt:
             self._waiting = order
@@ -258,7 +258,8 @@ class Agent:
         prepared, attempt = self._preparation, called or self._new(order.attempt)
         reported = self._numbers.reports.settings(self._job.node(self._config.node), prepared.layers.given)
         evidence = self._job.evidence(order.attempt)
-        environment = prepared.environment(order, order.interface, evidence, reported)
+        interface = order.interface or ("lo" if order.address == "127.0.0.1" else "")
+        environment = prepared.environment(interface, evidence, reported)
         starts = environment.starts((order.address, order.port), attempt.ranks.call)
         try:
             attempt.ranks.make_files(starts)
@@ -293,8 +294,9 @@ class Agent:
         if ranks.attempt != order.attempt:
             self._supersede(ranks, order)
             return
-        self._note(f"stopping attempt {order.attempt}: {order.signal}, after {order.grace_s:g} s KILL")
-        ranks.stop(order.grace_s, "asked", signal.Signals[f"SIG{order.signal}"])
+        name = self._preparation.save_signal if order.saves else "TERM"
+        self._note(f"stopping attempt {order.attempt}: {name}, after {order.grace_s:g} s KILL")
+        ranks.stop(order.grace_s, "asked", signal.Signals[f"SIG{name}"])
 
     # Events on the node
 

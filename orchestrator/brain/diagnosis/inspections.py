@@ -18,6 +18,7 @@ from orchestrator.brain.model.facts import AttemptFacts, Facts, Phase
 from orchestrator.brain.model.node_facts import AgentState
 from orchestrator.brain.model.rank_facts import RankFacts
 from orchestrator.core.observations import Activity, RankInspection
+from orchestrator.core.wire.orders import Inspect
 
 ANSWER_S_MAX = 6.0
 """How long the nodes' answers to an inspection are waited for."""
@@ -74,7 +75,7 @@ def orders(facts: Facts, attempt: AttemptFacts, why: str, deadlines: Deadlines) 
     """Return the orders for one inspection of all ranks, to every node with a connected agent."""
     number = attempt.inspection + 1
     nodes = [node for node in facts.gang if node.agent_state is AgentState.UP]
-    return [d.Inspect(deadlines.now_s, why, attempt.number, node.name, number) for node in nodes]
+    return [d.To(deadlines.now_s, why, node.name, Inspect(attempt.number, number)) for node in nodes]
 
 
 def result(attempt: AttemptFacts, rank: RankFacts) -> RankInspection | None:

@@ -6,10 +6,11 @@ import enum
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from orchestrator.core.checkpoints.choice import Passed
+from orchestrator.core.checkpoints.choice import Checkpoint, Passed
 from orchestrator.core.planned import Gang
 from orchestrator.core.shown import Frame
 from orchestrator.core.text import sentence
+from orchestrator.core.wire.orders import NodeOrder
 
 
 class Kind(enum.Enum):
@@ -35,13 +36,6 @@ class _Stamped:
     at: float
     why: str
     attempt: int
-
-
-@dataclass(frozen=True, slots=True)
-class _OfNode(_Stamped):
-    """What each decision about a node has."""
-
-    node: str
 
 
 class Topic(enum.Enum):
@@ -172,16 +166,6 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """A save to start from: its number in the ledger, its main file or folder, and the job's step that it holds, None
-    where that is not known."""
-
-    path: str
-    step: int | None
-    save: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class BeginAttempt(_Stamped):
     """Begin an attempt; `passed`: newer saves than the one it starts from, each with why not."""
 
@@ -208,8 +192,25 @@ class DistrustSave(_Stamped):
 
 
 @dataclass(frozen=True, slots=True)
-class Launch(_OfNode):
+class Launch(_Stamped):
     """Start an agent on a node."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class To:
+    """Give an order to the agent of a node."""
+
+    at: float
+    why: str
+    node: str
+    order: NodeOrder
+
+    @property
+    def attempt(self) -> int:
+        """The attempt that the order names."""
+        return self.order.attempt
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,57 +221,10 @@ class Place(_Stamped):
 
 
 @dataclass(frozen=True, slots=True)
-class Prepare(_OfNode):
-    """Run the setup lines if they have not run, find a free port on the first node, report `Prepared`.
-
-    The node must hold `resume`, complete, before this order.
-    """
-
-    resume: Checkpoint | None
-
-
-@dataclass(frozen=True, slots=True)
-class Probe(_OfNode):
-    """Try whether the node reaches the first one at these addresses; report `Probed`."""
-
-    addresses: tuple[str, ...]
-    port: int
-
-
-@dataclass(frozen=True, slots=True)
-class Start(_OfNode):
-    """Start the node's ranks, which meet at `address:port` over `interface` (empty: the system's choice)."""
-
-    address: str
-    port: int
-    interface: str
-    resume: Checkpoint | None
-
-
-@dataclass(frozen=True, slots=True)
 class NextCall(_Stamped):
     """The scripts of all nodes have come to launcher call `call`: the same gang starts again in the same attempt."""
 
     call: int
-
-
-@dataclass(frozen=True, slots=True)
-class Inspect(_OfNode):
-    """Inspect every rank of the node, write what it does to the evidence folder, and report `Inspected`."""
-
-    inspection: int
-
-
-@dataclass(frozen=True, slots=True)
-class Fence(_OfNode):
-    """Give a node's agent its fence: how long its ranks may go on without contact.
-
-    `quiet_s` counts from the last contact or step; `alone_s` replaces it, where longer, until the first step of its ranks in
-    this attempt.
-    """
-
-    quiet_s: float
-    alone_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,18 +264,6 @@ class Finish(_Stamped):
 
 
 @dataclass(frozen=True, slots=True)
-class Stop(_OfNode):
-    """Stop the node's ranks: TERM, after `grace_s` KILL, and report `Stopped` when no process is left.
-
-    `saves`: the gang is whole and its nodes will be taken away, so ranks get the user's signal to save a checkpoint instead
-    of TERM.
-    """
-
-    grace_s: float
-    saves: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class EndJob(_Stamped):
     end: JobEnd
 
@@ -336,28 +278,17 @@ class Requeue(_Stamped):
     avoid: dict[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Dismiss(_OfNode):
-    """Tell a node's agent that its work is done."""
-
-
 Decision: TypeAlias = (
     BeginAttempt
     | CompareSave
     | DistrustSave
     | Launch
+    | To
     | Place
-    | Prepare
-    | Probe
-    | Start
     | NextCall
-    | Inspect
-    | Fence
     | Judge
     | Notice
     | Finish
-    | Stop
     | EndJob
     | Requeue
-    | Dismiss
 )

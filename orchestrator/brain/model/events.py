@@ -1,32 +1,32 @@
-"""Events that the brain learns. Each is stamped `at` (job clock, seconds); those about ranks name their attempt."""
+"""Events that the brain learns. Each is stamped `at` (job clock, seconds); a report names its attempt."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, TypeGuard
 
 from orchestrator.core.checkpoints.save import Save
 from orchestrator.core.observations import RankSeen, Retryable
 from orchestrator.core.planned import Limits, PlannedNode, PlannedPool
 from orchestrator.core.shown import Cause
-from orchestrator.core.wire import reports
+from orchestrator.core.wire.reports import Heartbeat, NodeReport
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Stamped:
-    """What each event has. Without slots, since a report's event has those of the report."""
+    """What each event has."""
 
     at: float
 
 
-@dataclass(frozen=True)
-class FromNode(_Stamped):
+@dataclass(frozen=True, slots=True)
+class _AboutNode(_Stamped):
     """When the supervisor learned something, and of which node."""
 
     node: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Requested(_Stamped):
     """When a request was read, and its number in the job folder."""
 
@@ -53,7 +53,7 @@ class SupervisorStarted(_Stamped):
 
 
 @dataclass(frozen=True, slots=True)
-class AgentUp(FromNode):
+class AgentUp(_AboutNode):
     """An agent connected. `incarnation` names its process; `running` and `ready` are attempts, 0 for none."""
 
     incarnation: str
@@ -65,7 +65,7 @@ class AgentUp(FromNode):
 
 
 @dataclass(frozen=True, slots=True)
-class AgentDisconnected(FromNode):
+class AgentDisconnected(_AboutNode):
     """The connection to an agent ended.
 
     `left`: the agent said goodbye after it was dismissed. Without that, the end of the connection says nothing about the
@@ -76,14 +76,14 @@ class AgentDisconnected(FromNode):
 
 
 @dataclass(frozen=True, slots=True)
-class AgentDied(FromNode):
+class AgentDied(_AboutNode):
     """The backend knows that the agent's process has ended."""
 
     evidence: str
 
 
 @dataclass(frozen=True, slots=True)
-class LaunchFailed(FromNode):
+class LaunchFailed(_AboutNode):
     """An agent could not be started: at which stage, why, whether another try may help, and how a person mends it."""
 
     stage: str
@@ -99,49 +99,16 @@ class QueueSeen(_Stamped):
     ahead: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Prepared(reports.Prepared, FromNode):
-    """A node is set up for an attempt."""
+@dataclass(frozen=True, slots=True)
+class FromNode(_AboutNode):
+    """A report of a node's agent. The latest heartbeat of a node replaces the previous one."""
+
+    report: NodeReport | Heartbeat
 
 
-@dataclass(frozen=True)
-class Probed(reports.Probed, FromNode):
-    """A node has tried the addresses of the first one."""
-
-
-@dataclass(frozen=True)
-class PrepareFailed(reports.PrepareFailed, FromNode):
-    """A node cannot be made ready."""
-
-
-@dataclass(frozen=True)
-class LaunchEnded(reports.LaunchEnded, FromNode):
-    """A node's script ended."""
-
-
-@dataclass(frozen=True)
-class Started(reports.Started, FromNode):
-    """The ranks of a node run."""
-
-
-@dataclass(frozen=True)
-class Exited(reports.Exited, FromNode):
-    """A rank's process ended."""
-
-
-@dataclass(frozen=True)
-class Stopped(reports.Stopped, FromNode):
-    """Nothing of an attempt runs on a node any more."""
-
-
-@dataclass(frozen=True)
-class Inspected(reports.Inspected, FromNode):
-    """A node has answered an inspection; its evidence is on disk."""
-
-
-@dataclass(frozen=True)
-class Heartbeat(reports.Heartbeat, FromNode):
-    """The regular report of an agent on its ranks. The latest of a node replaces the previous one."""
+def is_heartbeat(news: object) -> TypeGuard[FromNode]:
+    """Tell whether this is the heartbeat of an agent."""
+    return isinstance(news, FromNode) and isinstance(news.report, Heartbeat)
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,15 +207,7 @@ Event: TypeAlias = (
     | AgentDied
     | LaunchFailed
     | QueueSeen
-    | Prepared
-    | PrepareFailed
-    | LaunchEnded
-    | Probed
-    | Started
-    | Exited
-    | Heartbeat
-    | Stopped
-    | Inspected
+    | FromNode
     | SaveChanged
     | SaveCompared
     | BeganElsewhere

@@ -15,7 +15,7 @@ from orchestrator.brain.model import events as e
 from orchestrator.brain.model.collective_counts import CountKey, Tally
 from orchestrator.brain.model.node_facts import NodeFacts
 from orchestrator.brain.model.rank_facts import RankFacts, RankState
-from orchestrator.core.checkpoints.choice import Choice, Passed, Pin, choose
+from orchestrator.core.checkpoints.choice import Checkpoint, Choice, Passed, Pin, choose
 from orchestrator.core.checkpoints.save import Save
 from orchestrator.core.planned import Limits, PlannedPool, QueueTerms
 from orchestrator.core.shown import Cause, Frame
@@ -68,7 +68,7 @@ class AttemptFacts:
     began_at: float
     # Since when one supervisor has watched it: a silence before that counts for nothing.
     watched_at: float
-    resume: d.Checkpoint | None
+    resume: Checkpoint | None
     phase: Phase = Phase.PREPARE
 
     # Since when its ranks have nodes, when it last had to wait for other jobs, and since when all its ranks run.
@@ -279,10 +279,10 @@ class Facts:
         return choose(self.saves.values(), len(self.ranks), self.pin)
 
     @property
-    def checkpoint(self) -> d.Checkpoint | None:
+    def checkpoint(self) -> Checkpoint | None:
         """The save of `choice`, as an attempt is given it."""
         save = self.choice.save
-        return None if save is None else d.Checkpoint(save.path, save.step, save.number)
+        return None if save is None else Checkpoint(save.path, save.step, save.number)
 
     @property
     def queue(self) -> QueueTerms | None:

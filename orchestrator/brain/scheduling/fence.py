@@ -25,6 +25,7 @@ from orchestrator.brain.model.facts import AttemptFacts, Facts
 from orchestrator.brain.model.node_facts import AgentState, NodeFacts
 from orchestrator.brain.model.rank_facts import RankState
 from orchestrator.core.planned import Limits
+from orchestrator.core.wire.orders import Fence
 
 PAUSES = 3.0
 QUIET_S_MAX = 1800.0
@@ -64,7 +65,7 @@ def orders(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[De
             quiet_s, alone_s = max(quiet_s, node.fence_s), max(alone_s, node.alone_s)
             why = f"the longest pause of the job was {facts.pause_s:.0f} s"
             why = f"{why}, and its ranks work without steps" if alone_s > quiet_s else why
-            found.append(d.Fence(deadlines.now_s, why, attempt.number, node.name, quiet_s, alone_s))
+            found.append(d.To(deadlines.now_s, why, node.name, Fence(attempt.number, quiet_s, alone_s)))
     return found
 
 

@@ -17,6 +17,7 @@ from orchestrator.brain.model.node_facts import LAUNCH_FAILURES_MAX, AgentState,
 from orchestrator.core.backoff import Backoff
 from orchestrator.core.errors import Fault
 from orchestrator.core.planned import Gang
+from orchestrator.core.wire.orders import Dismiss
 
 PATIENCE_S = 10.0
 """How long a host may take to come up before the first placement goes on without it, if there are others."""
@@ -42,13 +43,13 @@ REASONS_SHOWN = 8
 def gather(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
     """Bring up as many hosts as are wanted, and place the attempt once enough of them are there."""
     if facts.ahead or is_short(facts, deadlines):
-        return _release(facts, attempt, deadlines)
+        return _release(facts, deadlines)
     places = _places(facts, deadlines)
     if places:
         return [d.Place(deadlines.now_s, _why(facts, places), attempt.number, places)]
     excluded = [node for node in facts.nodes.values() if node.excluded]
-    dismissals = _dismissals(attempt, excluded, "it cannot be used", deadlines)
-    return dismissals or _launches(facts, attempt, deadlines)
+    let_go = dismissals(facts, excluded, "it cannot be used", deadlines)
+    return let_go or _launches(facts, attempt, deadlines)
 
 
 def keep_spares(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
@@ -58,8 +59,8 @@ def keep_spares(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> li
     idle = [node for node in facts.nodes.values() if not node.ranks]
     ready = [node for node in idle if _is_ready(node)]
     surplus = [*ready[facts.pool.spares :], *(node for node in idle if node.excluded)]
-    dismissals = _dismissals(attempt, surplus, "the job does without it", deadlines)
-    return dismissals or _launches(facts, attempt, deadlines)
+    let_go = dismissals(facts, surplus, "the job does without it", deadlines)
+    return let_go or _launches(facts, attempt, deadlines)
 
 
 def is_queued(facts: Facts) -> bool:
@@ -318,17 +319,17 @@ def is_due(facts: Facts, node: NodeFacts, deadlines: Deadlines) -> bool:
             return deadlines.passed(node.launched_at + LAUNCH_PAUSES.pause_s(node.launch_failures))
 
 
-def _release(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
+def _release(facts: Facts, deadlines: Deadlines) -> list[Decision]:
     """Let go of the hosts that are up: other jobs may need them while this job waits."""
     why = "other jobs come first" if facts.ahead else "not enough hosts are free: none is held meanwhile"
-    return _dismissals(attempt, facts.nodes.values(), why, deadlines)
+    return dismissals(facts, facts.nodes.values(), why, deadlines)
 
 
-def _dismissals(
-    attempt: AttemptFacts, nodes: Iterable[NodeFacts], why: str, deadlines: Deadlines
-) -> list[Decision]:
+def dismissals(facts: Facts, nodes: Iterable[NodeFacts], why: str, deadlines: Deadlines) -> list[Decision]:
+    """Return the orders to the agents of these nodes to leave, as far as they are up and were not told so yet."""
+    number = facts.attempt.number if facts.attempt else 0
     return [
-        d.Dismiss(deadlines.now_s, why, attempt.number, node.name)
+        d.To(deadlines.now_s, why, node.name, Dismiss(number))
         for node in nodes
         if node.agent_state is AgentState.UP and not node.ordered.leave
     ]

@@ -13,6 +13,7 @@ from orchestrator.brain.model.deadlines import Deadlines
 from orchestrator.brain.model.decisions import Decision, FailureCause, Kind, Verdict
 from orchestrator.brain.model.facts import AttemptFacts, Facts, Phase
 from orchestrator.brain.model.node_facts import AgentState, NodeFacts, RendezvousFacts
+from orchestrator.core.wire.orders import Probe
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +42,9 @@ def probes(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[De
         return []
     addresses = tuple(address.ip for address in first.rendezvous.addresses)
     return [
-        d.Probe(
-            deadlines.now_s, f"does {node.name} reach {first.name}?", attempt.number, node.name, addresses, first.rendezvous.port
+        d.To(
+            deadlines.now_s, f"does {node.name} reach {first.name}?", node.name,
+            Probe(attempt.number, addresses, first.rendezvous.port),
         )
         for node in others
         if node.agent_state is AgentState.UP and max(node.ordered.probe, node.rendezvous.probed) < attempt.number

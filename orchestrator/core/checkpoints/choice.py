@@ -31,6 +31,16 @@ PASSED_MAX = 20
 
 
 @dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A save to start from: its number in the ledger, its main file or folder, and the job's step that it holds, None
+    where that is not known."""
+
+    path: str
+    step: int | None
+    save: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Passed:
     """A newer save that was not chosen, and why."""
 

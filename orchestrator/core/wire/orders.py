@@ -1,10 +1,14 @@
-"""What a supervisor tells an agent: orders, each with its attempt, and how far reports have arrived."""
+"""What a supervisor sends to an agent: orders, each with its attempt, and how far reports have arrived.
+
+The brain's decision `To` holds an order, which is sent as it is; only `Prepare` is sent as a `PrepareNode`.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from orchestrator.core.checkpoints.choice import Checkpoint
 from orchestrator.core.checkpoints.save import Save
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.wire.reports import OfAttempt
@@ -21,7 +25,17 @@ class Ack:
 @dataclass(frozen=True, slots=True)
 class Prepare(OfAttempt):
     """Make the node ready: the environment of its ranks, setup lines, the program, and on the first node a port. The script of a
-    plan that has one is run then: `Prepared` follows when it calls a launcher."""
+    plan that has one is run then: `Prepared` follows when it calls a launcher.
+
+    The node must hold the checkpoint to start from, complete, before this order.
+    """
+
+    resume: Checkpoint | None
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareNode(Prepare):
+    """`Prepare` as it is sent, with all that the node needs for it; the checkpoint's path is as the node sees it."""
 
     # As `Plan.for_node` has it
     plan: Plan
@@ -30,12 +44,8 @@ class Prepare(OfAttempt):
     # What the ranks inherit of the submitter's environment, and the job's secrets
     outer: dict[str, str] = field(default_factory=dict)
     secrets: dict[str, str] = field(default_factory=dict)
-    # The checkpoint to start from, as the node sees it; empty for none
-    resume_from: str = ""
-    # Its step, where that is known
-    resume_step: int | None = None
     # The save to start from, which was brought here; whether all its bytes are to be compared
-    resume: Save | None = None
+    save: Save | None = None
     deep: bool = False
     # Saves of the attempt before that are torn: to be moved out of the scripts' way
     torn: tuple[Save, ...] = ()
@@ -51,26 +61,21 @@ class Probe(OfAttempt):
 
 @dataclass(frozen=True, slots=True)
 class Start(OfAttempt):
-    """Start the ranks of this node; they meet at this address and port."""
+    """Start the ranks of the prepared node; they meet at this address and port."""
 
-    # The nodes of the attempt, in the order of their ranks
-    nodes: tuple[str, ...]
     address: str
     port: int
     # Over which this node reaches the address; empty: not known
     interface: str = ""
-    # The checkpoint to start from, as the node sees it; empty for none
-    resume_from: str = ""
-    # Its step, where that is known
-    resume_step: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Stop(OfAttempt):
-    """Stop the node's ranks: `signal` (a name, without SIG), after `grace_s` KILL."""
+    """Stop the node's ranks: TERM, after `grace_s` KILL, and report `Stopped` when no process is left."""
 
     grace_s: float
-    signal: str = "TERM"
+    # The gang is whole and its nodes will be taken away: ranks get the user's signal to save a checkpoint, not TERM
+    saves: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +103,7 @@ class Discard:
 
 
 @dataclass(frozen=True, slots=True)
-class Dismiss:
+class Dismiss(OfAttempt):
     """The job is over: exit."""
 
 
@@ -117,7 +122,8 @@ class ChunkAck:
     bytes: int
 
 
-AttemptOrder: TypeAlias = Prepare | Probe | Start | Stop | Inspect | Fence
-Order: TypeAlias = (
-    Ack | Prepare | Probe | Start | Stop | Inspect | Fence | Discard | Dismiss | ResumeOffsets | ChunkAck
-)
+NodeOrder: TypeAlias = Prepare | Probe | Start | Stop | Inspect | Fence | Dismiss
+"""What the brain orders."""
+
+AttemptOrder: TypeAlias = PrepareNode | Probe | Start | Stop | Inspect | Fence
+Order: TypeAlias = AttemptOrder | Ack | Discard | Dismiss | ResumeOffsets | ChunkAck

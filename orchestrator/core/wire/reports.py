@@ -1,7 +1,6 @@
 """What an agent tells its supervisor: each report of an attempt names it.
 
-The brain's event of a report is the report, with when it came and from which node before it.
-Reliable reports carry a sequence number and are sent again until they are acknowledged; `Hello`, `Heartbeat` and chunks
+The brain's event `FromNode` holds the report as it is. Reliable reports carry a sequence number and are sent again until they are acknowledged; `Hello`, `Heartbeat` and chunks
 are not.
 """
 
@@ -22,7 +21,7 @@ from orchestrator.core.observations import (
 )
 from orchestrator.core.shown import Training, Usage
 
-PROTOCOL = 9
+PROTOCOL = 10
 """Both ends run the same bundle, so a peer with another number is a stranger."""
 
 
@@ -114,10 +113,16 @@ class RankHeartbeat:
 
 
 @dataclass(frozen=True, slots=True)
-class Heartbeat:
-    """The regular report of an agent."""
+class OfAttempt:
+    """What each report and order of an attempt names."""
 
     attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat(OfAttempt):
+    """The regular report of an agent."""
+
     ranks: tuple[RankHeartbeat, ...]
     # Its number: the acknowledgement of it proves fresh contact
     beat: int = 0
@@ -125,13 +130,6 @@ class Heartbeat:
     # it has not reported yet
     looks: int = -1
     has_unfinished: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class OfAttempt:
-    """What each report and order of an attempt names."""
-
-    attempt: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,19 +249,10 @@ class CheckpointsRead(OfAttempt):
     is_known: bool
 
 
-ReliableReport: TypeAlias = (
-    Prepared
-    | PrepareFailed
-    | LaunchEnded
-    | Probed
-    | Started
-    | Exited
-    | Stopped
-    | Inspected
-    | SaveSeen
-    | SaveHashed
-    | CheckpointsRead
+NodeReport: TypeAlias = (
+    Prepared | PrepareFailed | LaunchEnded | Probed | Started | Exited | Stopped | Inspected
 )
+ReliableReport: TypeAlias = NodeReport | SaveSeen | SaveHashed | CheckpointsRead
 
 
 @dataclass(frozen=True, slots=True)

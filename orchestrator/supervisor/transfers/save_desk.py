@@ -151,18 +151,16 @@ class SaveDesk:
             if watch.beat(node, heartbeat):
                 self._judge(at, number, gang)
 
-    def exited(self, event: e.Exited) -> None:
-        """Note a rank that will not go on; one that ended by itself with code 0 has."""
-        if event.code != 0 or event.ordered:
-            self._stuck.add((event.attempt, event.node))
-            self._beats.pop(event.node, None)
-
-    def learn(self, at: float, event: e.Event) -> None:
-        """Give up what a host wrote on a disk that this machine does not see, where another host that is to begin from it lacks it:
-        they do not share that disk."""
-        if isinstance(event, e.PrepareFailed) and (lost := self.unseen(event.save)) is not None:
-            for save in save_disk.out_of_sight(self.saves.values(), lost, event.node):
-                self._enter(at, save)
+    def learn(self, event: e.FromNode) -> None:
+        """Note a rank that will not go on; one that ended by itself with code 0 has. Give up what a host wrote on a disk that this
+        machine does not see, where another host that is to begin from it lacks it: they do not share that disk."""
+        match event.report:
+            case reports.Exited() as exited if exited.code != 0 or exited.ordered:
+                self._stuck.add((exited.attempt, event.node))
+                self._beats.pop(event.node, None)
+            case reports.PrepareFailed() as failed if (lost := self.unseen(failed.save)) is not None:
+                for save in save_disk.out_of_sight(self.saves.values(), lost, event.node):
+                    self._enter(event.at, save)
 
     def over(self, at: float, gang: closing.Gang) -> None:
         """A node has stopped the attempt, or was lost with it."""

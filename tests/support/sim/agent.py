@@ -6,9 +6,10 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.core import observations
+from orchestrator.core.checkpoints.choice import Checkpoint
+from orchestrator.core.wire import orders, reports
 from orchestrator.core.wire.reports import RankHeartbeat
 
 from . import counts, network
@@ -80,6 +81,7 @@ class Agent:
         self.line: Line | None = None
         self.seen = self.running = self.started = self.ready = self.preparing = 0
         self.address, self.port = "", 0
+        self.resume: Checkpoint | None = None  # of the last order to prepare
         # The attempt whose script runs, the launcher call that it has come to, and the one whose ranks were started
         self.script = self.call = self.started_call = self.stopped = 0
         self.listens = False  # on the port, for those who try to reach it
@@ -166,16 +168,17 @@ class Agent:
         if not line.black_down and not self.host.cut_down:
             self.acked_s = self.world.now
         alive = tuple(b for b, rank in zip(beats, self.host.processes, strict=True) if rank.alive)
-        line.boss.hear_beat(e.Heartbeat(0.0, self.host.name, self.running, alive))
+        line.boss.hear_beat(e.FromNode(0.0, self.host.name, reports.Heartbeat(self.running, alive)))
 
-    def post(self, report: e.Event | Saved) -> None:
+    def post(self, report: reports.NodeReport | Saved) -> None:
         """Report, and keep the report until the supervisor has it in its journal."""
         if not self.alive:
             return
+        event = report if isinstance(report, Saved) else e.FromNode(0.0, self.host.name, report)
         self.sequence += 1
-        self.kept.append((self.sequence, report))
+        self.kept.append((self.sequence, event))
         if self.line is not None:
-            self.line.up(self.line.boss.receive, self.line, self.sequence, report)
+            self.line.up(self.line.boss.receive, self.line, self.sequence, event)
 
     def acknowledged(self, sequence: int) -> None:
         self.kept = [(number, report) for number, report in self.kept if number > sequence]
@@ -186,7 +189,7 @@ class Agent:
         alive, unheard_s = self.host.living(), self.world.now - self.acked_s
         if not alive and self.script and self.quiet_s is not None and unheard_s > self.quiet_s:
             self.script, self.running = 0, 0
-            self.post(e.Stopped(0.0, self.host.name, self.seen, "fenced"))
+            self.post(reports.Stopped(self.seen, "fenced"))
         if not alive or self.quiet_s is None or self.base_s is None or unheard_s <= self.base_s:
             return
         if self.world.slurm is not None and self.world.slurm.claimed != self.host.allocation:
@@ -206,39 +209,39 @@ class Agent:
 
     # Orders
 
-    def obey(self, order: d.Decision, ranks: tuple[int, ...] = ()) -> None:
+    def obey(self, order: orders.NodeOrder, ranks: tuple[int, ...] = ()) -> None:
         """Do what was ordered; `ranks` are those that the attempt has here."""
-        if isinstance(order, d.Dismiss):
+        if isinstance(order, orders.Dismiss):
             self.host.dismissed(self)
             return
         if order.attempt < self.seen:
             return
         self.seen = order.attempt
         match order:
-            case d.Prepare():
+            case orders.Prepare():
                 self._prepare(order, ranks)
-            case d.Probe():
+            case orders.Probe():
                 self.world.after(self.world.rng.uniform(0.05, 1.0), self._probe, order)
-            case d.Start():
+            case orders.Start():
                 self._start(order, ranks)
-            case d.Stop():
+            case orders.Stop():
                 if order.saves:
                     self._save(order.attempt)
                 self._stop(order.attempt, order.grace_s)
-            case d.Fence():
+            case orders.Fence():
                 self.quiet_s, self.alone_s = order.quiet_s, order.alone_s
-            case d.Inspect():
+            case orders.Inspect():
                 looks = tuple(self.eyes.look(rank) for rank in self.host.living())
-                looked = e.Inspected(0.0, self.host.name, order.attempt, order.inspection, looks)
+                looked = reports.Inspected(order.attempt, order.inspection, looks)
                 self.world.after(self.world.look_rng.uniform(*self.world.night.look_s), self.post, looked)
             case _:
                 raise AssertionError(f"no order: {order}")
 
-    def _prepare(self, order: d.Prepare, ranks: tuple[int, ...]) -> None:
+    def _prepare(self, order: orders.Prepare, ranks: tuple[int, ...]) -> None:
         attempt = order.attempt
         if self.preparing == attempt or self.ready == attempt:
             return
-        self.preparing = attempt
+        self.preparing, self.resume = attempt, order.resume
         if self.running and self.running < attempt:
             self.stopping, self.script = True, 0
             for rank in self.host.living():
@@ -247,7 +250,7 @@ class Agent:
         setup_s = self.world.night.setup_s if self.host.set_up == 0 else 0.1
         self.world.after(self.world.rng.uniform(0.3, 1.0) * setup_s, self._set_up, order, ranks)
 
-    def _set_up(self, order: d.Prepare, ranks: tuple[int, ...]) -> None:
+    def _set_up(self, order: orders.Prepare, ranks: tuple[int, ...]) -> None:
         attempt = order.attempt
         if not self.alive or self.seen != attempt or self.preparing != attempt:
             return
@@ -257,16 +260,14 @@ class Agent:
         is_copy = self.world.travels  # one that is bad is brought again
         if order.resume is not None and self._is_spoiled(order.resume) and not is_copy:
             reason = "the checkpoint to start from is not whole on this host"
-            self.post(e.PrepareFailed(0.0, self.host.name, attempt, reason, "", order.resume.save))
+            self.post(reports.PrepareFailed(attempt, reason, "", order.resume.save))
             return
         hosts, first = self.world.night.hosts, ranks[:1] == (0,)
         if hosts is not None and self.host.index in hosts.stuck:
             return
         unfit = hosts is not None and self.host.index in hosts.unfit
         if unfit or (self.host.index == 0 and attempt <= self.world.night.setup_fails):
-            self.post(
-                e.PrepareFailed(0.0, self.host.name, attempt, "setup line 1 exited with code 1", "no module")
-            )
+            self.post(reports.PrepareFailed(attempt, "setup line 1 exited with code 1", "no module"))
             return
         self.host.set_up = attempt
         if self.world.night.calls and attempt <= self.stopped:
@@ -283,7 +284,7 @@ class Agent:
         self.port = self.world.rng.randint(20000, 60000) if first else 0
         self.listens = first
         addresses = network.addresses(self.host) if first and hosts and self.world.nodes > 1 else ()
-        self.post(e.Prepared(0.0, self.host.name, attempt, self.address, self.port, addresses))
+        self.post(reports.Prepared(attempt, self.address, self.port, addresses))
 
     def _go_on(self, attempt: int) -> None:
         """The script of an attempt comes to its next launcher call, or to its end."""
@@ -295,26 +296,26 @@ class Agent:
             is_first = self.host.index == 0 and attempt == 1
             self.script = 0
             code = night.script_code if is_first else 0
-            self.post(e.LaunchEnded(0.0, self.host.name, attempt, self.call, code, "bye"))
+            self.post(reports.LaunchEnded(attempt, self.call, code, "bye"))
             return
         self.call += 1
         self.host.processes = []
         self.ready = attempt
         self.address = f"10.0.0.{self.host.index + 1}"
         self.port = self.world.rng.randint(20000, 60000)
-        self.post(e.Prepared(0.0, self.host.name, attempt, self.address, self.port, (), self.call))
+        self.post(reports.Prepared(attempt, self.address, self.port, (), self.call))
 
-    def _is_spoiled(self, resume: d.Checkpoint) -> bool:
+    def _is_spoiled(self, resume: Checkpoint) -> bool:
         """Tell whether a save is not whole any more, though it was when it was compared."""
         return self.world.version_read(resume) in self.world.night.spoiled
 
-    def _probe(self, order: d.Probe) -> None:
+    def _probe(self, order: orders.Probe) -> None:
         """Try the addresses one after the other; what answers must be the right host."""
         if self.alive and self.seen == order.attempt:
             reached, missed = network.probe(self.host, order)
-            self.post(e.Probed(0.0, self.host.name, order.attempt, reached, missed))
+            self.post(reports.Probed(order.attempt, reached, missed))
 
-    def _start(self, order: d.Start, ranks: tuple[int, ...]) -> None:
+    def _start(self, order: orders.Start, ranks: tuple[int, ...]) -> None:
         if self.started >= order.attempt and self.started_call >= self.call:
             return
         if self.world.night.calls and self.script != order.attempt:
@@ -325,7 +326,7 @@ class Agent:
         self.started_s = self.world.now
         self.alone_s = 0.0
         pids = self.host.spawn(order, self.ready, ranks, self.call)
-        self.post(e.Started(0.0, self.host.name, order.attempt, pids))
+        self.post(reports.Started(order.attempt, pids))
         self.tick_soon()
 
     def _stop(self, attempt: int, grace_s: float) -> None:
@@ -333,7 +334,7 @@ class Agent:
         if self.stopping and self.running:
             return
         if not self.running:
-            self.post(e.Stopped(0.0, self.host.name, attempt, "asked"))
+            self.post(reports.Stopped(attempt, "asked"))
             return
         self.stopping, self.script = True, 0
         for rank in self.host.living():
@@ -370,7 +371,7 @@ class Agent:
         elif wait_s != float("inf"):
             self.world.after(wait_s, self._kill, rank)
 
-    def exited(self, exit: e.Exited) -> None:
+    def exited(self, exit: reports.Exited) -> None:
         self.post(dataclasses.replace(exit, ordered=exit.ordered or self.stopping))
         if self.stopping:
             self._maybe_stopped(self.how)
@@ -385,7 +386,7 @@ class Agent:
             attempt, self.running = self.running, 0
             gang = self.world.gangs.get(attempt)
             if gang is None:  # only its script has run
-                self.post(e.Stopped(0.0, self.host.name, attempt, how))
+                self.post(reports.Stopped(attempt, how))
                 return
             save = self.world.last_save(attempt)
             if how == "asked" and save is not None and 0 in gang.ranks and gang.ranks[0].host is self.host:
@@ -399,7 +400,7 @@ class Agent:
                     is_cut_off and gang.count >= self.world.night.save_steps
                 ):  # else of an earlier launcher call
                     self._cut_off(attempt, *save)
-            self.post(e.Stopped(0.0, self.host.name, attempt, how))
+            self.post(reports.Stopped(attempt, how))
             self.world.over(attempt)
 
     def _cut_off(self, attempt: int, path: str, count: int, version: int) -> None:

@@ -9,7 +9,9 @@ from orchestrator.brain.brain import SLEPT_S, Brain
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import News
+from orchestrator.core.checkpoints.choice import Checkpoint
 from orchestrator.core.checkpoints.save import Closing
+from orchestrator.core.wire import orders, reports
 from orchestrator.journal.journal_file import Entry
 from tests.support.brain_story import planned_node
 
@@ -120,17 +122,18 @@ class Boss:
         if self.alive:
             self.hear(event)
 
-    def hear_beat(self, beat: e.Heartbeat) -> None:
+    def hear_beat(self, beat: e.FromNode) -> None:
         self.world.ledger.before_news(self)
         self.brain.learn(dataclasses.replace(beat, at=self.world.clock))
         if self.record.is_first_step:
             self._write_beats()
-        self.world.ledger.desyncs.heard(beat)
-        self.world.ledger.notices.heard(beat)
+        assert isinstance(beat.report, reports.Heartbeat)
+        self.world.ledger.desyncs.heard(beat.report)
+        self.world.ledger.notices.heard(beat.report)
         self.look()
-        self._tell_beginning(beat)
+        self._tell_beginning(beat.report)
 
-    def _tell_beginning(self, beat: e.Heartbeat) -> None:
+    def _tell_beginning(self, beat: reports.Heartbeat) -> None:
         """Learn once in an attempt, after its first step, which save its script had read; none where there is none to read."""
         attempt = self.brain.facts.attempt
         is_due = self.world.night.tells_reads and attempt is not None and attempt.number not in self.told
@@ -160,8 +163,8 @@ class Boss:
                 self.world.journal.sequences[boot] = sequence
                 self._point()
                 self._learn(entries)
-            if isinstance(report, e.Stopped):
-                self._close_saves(report.attempt)
+            if isinstance(report, e.FromNode) and isinstance(report.report, reports.Stopped):
+                self._close_saves(report.report.attempt)
         line.down(line.agent.acknowledged, sequence)
         self.look()
 
@@ -424,9 +427,9 @@ class Boss:
         match decision:
             case d.Launch():
                 self.world.host(decision.node).launch(self, decision.attempt)
-            case d.Prepare() if decision.resume is not None and self.world.travels:
+            case d.To(order=orders.Prepare(resume=Checkpoint())) if self.world.travels:
                 self.world.after(self.world.rng.uniform(0.2, SEND_S_MAX), self._order, decision)
-            case d.Prepare() | d.Probe() | d.Start() | d.Stop() | d.Inspect() | d.Fence() | d.Dismiss():
+            case d.To():
                 self._order(decision)
             case d.Requeue():
                 assert self.world.slurm is not None
@@ -444,10 +447,10 @@ class Boss:
             case d.BeginAttempt() | d.Place() | d.Notice() | d.Finish() | d.NextCall():
                 pass
 
-    def _order(self, order: d.Prepare | d.Probe | d.Start | d.Stop | d.Inspect | d.Fence | d.Dismiss) -> None:
-        line, node = self.lines.get(order.node), self.brain.facts.node(order.node)
+    def _order(self, to: d.To) -> None:
+        line, node, order = self.lines.get(to.node), self.brain.facts.node(to.node), to.order
         assert node is not None
         # What it was sent for came too late; a spare is sent nothing.
-        stale = isinstance(order, d.Prepare) and order.resume is not None and not node.ranks
+        stale = isinstance(order, orders.Prepare) and order.resume is not None and not node.ranks
         if line is not None and not stale:
             line.down(line.agent.obey, order, node.ranks)

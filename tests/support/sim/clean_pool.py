@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model.decisions import JobEnd, Kind
+from orchestrator.core.wire import orders
+from orchestrator.journal.journal_file import content
 
 from .ledger import Violation
 from .night import Fault, Harm, Night, limits_of
@@ -215,7 +217,11 @@ def check_pool(world: World, expected: Expected) -> None:
         )
     if expected.again_s < FOR_EVER_S:
         late_s = places[1].at - next(what.at for what in told if isinstance(what, d.Judge))
-        told_s = [what.quiet_s for what in told if isinstance(what, d.Fence) and what.attempt == 1]
+        told_s = [
+            what.quiet_s
+            for what in map(content, told)
+            if isinstance(what, orders.Fence) and what.attempt == 1
+        ]
         _must(
             late_s <= expected.again_s + max(told_s, default=0.0),
             f"{late_s:.1f} s from the verdict to the next places",

@@ -8,6 +8,7 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import News
 from orchestrator.core.checkpoints.save import Save
+from orchestrator.core.wire import reports
 
 from .tries import Try
 
@@ -45,7 +46,7 @@ class DesyncBook:
         self.due_s: float | None = None
         self.unsure = False
 
-    def heard(self, beat: e.Heartbeat) -> None:
+    def heard(self, beat: reports.Heartbeat) -> None:
         gang = self._gang()
         if gang is None or beat.attempt != gang.attempt:
             return

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model.facts import Facts
 from orchestrator.brain.model.rank_facts import RankState
+from orchestrator.core.wire import orders
 
 if TYPE_CHECKING:
     from .ledger import Ledger
@@ -57,8 +58,8 @@ class HangBook:
         match decision:
             case d.BeginAttempt() | d.Judge() | d.Finish():
                 self.noticed = None
-            case d.Inspect():
-                self.looked_s.setdefault(decision.inspection, self.ledger.world.now)
+            case d.To(order=orders.Inspect(inspection=number)):
+                self.looked_s.setdefault(number, self.ledger.world.now)
             case d.Notice(topic=d.Topic.HANG, verdict=d.Verdict() as verdict):
                 must(self.noticed is None, f"what stands is said again: {decision}")
                 self._hangs(verdict)

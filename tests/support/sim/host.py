@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.core import observations
+from orchestrator.core.checkpoints.choice import Checkpoint
+from orchestrator.core.wire import orders, reports
 
 from .agent import Agent
 from .gang import SYNTAX, UNLOADABLE, Rank
@@ -156,12 +157,16 @@ class Host:
 
     # Ranks
 
-    def spawn(self, order: d.Start, ready: int, ranks: tuple[int, ...], call: int = 0) -> tuple[int, ...]:
+    def spawn(
+        self, order: orders.Start, ready: int, ranks: tuple[int, ...], call: int = 0
+    ) -> tuple[int, ...]:
         world = self.world
-        version = world.version_read(order.resume)
+        assert self.agent is not None
+        resume = self.agent.resume
+        version = world.version_read(resume)
         gang = world.gang(order.attempt, world.files.step(version), call)
-        fatal = self._dies_of(order, version)
-        world.ledger.starting(self, order, ready)
+        fatal = self._dies_of(resume, version)
+        world.ledger.starting(self, order, ready, resume)
         self.processes = []
         for number in ranks:
             world.pids += 1
@@ -176,14 +181,14 @@ class Host:
                 world.at(ready_s - 1.0, lambda rank=rank: rank.gang.die(rank, code=1, failure=fatal))
         return tuple(rank.pid for rank in self.processes)
 
-    def _dies_of(self, order: d.Start, version: int) -> observations.Failure | None:
+    def _dies_of(self, resume: Checkpoint | None, version: int) -> observations.Failure | None:
         """Return what every rank of a script dies of before its first step, if it does."""
         night = self.world.night
         if night.syntax_error:
             return SYNTAX
-        if version not in night.unloadable or order.resume is None:
+        if version not in night.unloadable or resume is None:
             return None
-        loading = order.resume.path if night.names_unloadable else ""
+        loading = resume.path if night.names_unloadable else ""
         kind = UNLOADABLE.type if night.raises_unloadable else ""
         return dataclasses.replace(UNLOADABLE, type=kind, loading=loading)
 
@@ -193,9 +198,7 @@ class Host:
         if self.agent is not None:
             gang = rank.gang
             count = 0 if self.world.night.prints else gang.count
-            exit = e.Exited(
-                0.0,
-                self.name,
+            exit = reports.Exited(
                 gang.attempt,
                 rank.number,
                 code,

@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import News
+from orchestrator.core.checkpoints.choice import Checkpoint
 from orchestrator.core.checkpoints.save import Save, SaveState
+from orchestrator.core.wire import orders, reports
+from orchestrator.journal.journal_file import content
 
 from .desyncbook import DesyncBook
 from .hangbook import HangBook
@@ -126,12 +129,17 @@ class Ledger:
 
     # The physical world
 
-    def starting(self, host: Host, order: d.Start, ready: int) -> None:
+    def starting(self, host: Host, order: orders.Start, ready: int, resume: Checkpoint | None) -> None:
         """An agent starts ranks: nothing of another attempt may be alive anywhere."""
         self.must(
             ready == order.attempt, f"{host.name} starts attempt {order.attempt}, but is ready for {ready}"
         )
         self.must(self.end is None, f"{host.name} starts ranks after the end of the job")
+        begun = self.tries[order.attempt - 1].begun
+        self.must(
+            resume == begun.resume,
+            f"the attempt began from {begun.resume}, and {host.name} starts from {resume}",
+        )
         # What outlives SIGKILL on a host that is cut off, nobody can know of: another host may take over meanwhile.
         for attempt in self._alive_attempts(mortal=self.pool is not None):
             self.must(attempt == order.attempt, f"attempts {attempt} and {order.attempt} run together")
@@ -145,7 +153,7 @@ class Ledger:
 
     def written(self, news: News) -> None:
         """Judge a line of the journal, and enter it into the books."""
-        if not isinstance(news, e.Heartbeat):
+        if not e.is_heartbeat(news):
             self.note(news)
         self.must(abs(news.at - self.world.clock) < 1e-6, f"stamped {news.at}, not {self.world.clock}")
         if self.pool is not None:
@@ -173,8 +181,8 @@ class Ledger:
                 self._began_elsewhere(news)
             case e.CheckpointRead(save=save):
                 self._read(save)
-            case e.Prepared() | e.Exited() | e.LaunchEnded():
-                self._report(news)
+            case e.FromNode():
+                self._report(news.node, news.report)
             case _ if isinstance(news, d.Decision):
                 self._decided(news)
             case _:
@@ -186,19 +194,22 @@ class Ledger:
         if isinstance(news, e.AgentUp) and self.tries and news.ready == self.tries[-1].number:
             self.tries[-1].prepared[news.node] = (news.address, news.port)
 
-    def _report(self, news: e.Prepared | e.Exited | e.LaunchEnded) -> None:
-        if not self.tries or news.attempt != self.tries[-1].number:
+    def _report(self, node: str, report: reports.NodeReport | reports.Heartbeat) -> None:
+        if not self.tries or report.attempt != self.tries[-1].number:
             return
-        if isinstance(news, e.Prepared):
-            self.tries[-1].prepared[news.node] = (news.address, news.port)
-            self.tries[-1].came[news.node] = news.call
-            return
-        if isinstance(news, e.LaunchEnded):
-            self.tries[-1].scripts += [news.node] if news.code == 0 else []
-            return
-        self.tries[-1].counts.setdefault(news.rank, news.steps)
-        if news.code == 0:
-            self.tries[-1].ok.append(news.rank)
+        last = self.tries[-1]
+        match report:
+            case reports.Prepared():
+                last.prepared[node] = (report.address, report.port)
+                last.came[node] = report.call
+            case reports.LaunchEnded(code=0):
+                last.scripts.append(node)
+            case reports.Exited():
+                last.counts.setdefault(report.rank, report.steps)
+                if report.code == 0:
+                    last.ok.append(report.rank)
+            case _:
+                pass
 
     def _save_changed(self, save: Save) -> None:
         """What an attempt has saved is entered with the step that it truly holds, as far as that can be known."""
@@ -256,7 +267,7 @@ class Ledger:
     def _decided(self, decision: d.Decision) -> None:
         self.must(bool(decision.why.strip()), f"no why: {decision}")
         if self.end is not None:
-            self.must(isinstance(decision, d.Dismiss), f"after the end of the job: {decision}")
+            self.must(isinstance(content(decision), orders.Dismiss), f"after the end of the job: {decision}")
             return
         self.hangs.decided(decision)
         match decision:
@@ -284,8 +295,8 @@ class Ledger:
                 asked = self.cancelled or self.restarted == attempt.number
                 self.must(asked or self._all_ok(attempt), f"neither done nor asked for: {decision}")
                 self.stopped_s, self.stopped = self.world.clock, attempt.number
-            case d.Start():
-                self._starts(attempt, decision)
+            case d.To(node=node, order=orders.Start() as order):
+                self._starts(attempt, node, order)
             case d.NextCall():
                 self._next_call(attempt, decision)
             case _:
@@ -358,9 +369,9 @@ class Ledger:
         saved = bool(whole) and not attempt.anew
         return saved or (attempt.high > 0 and attempt.base + attempt.high > self.best)
 
-    def _starts(self, attempt: Try, order: d.Start) -> None:
+    def _starts(self, attempt: Try, node: str, order: orders.Start) -> None:
         if self.pool is not None:
-            self.pool.starts(order, attempt.prepared)
+            self.pool.starts(node, order, attempt.prepared)
         else:
             for plan in self.world.plan():
                 self.must(plan.name in attempt.prepared, f"a start before {plan.name} is ready: {order}")
@@ -369,7 +380,6 @@ class Ledger:
         if self.world.night.calls:
             apart = {name: call for name, call in attempt.came.items() if call != attempt.call}
             self.must(not apart, f"nodes have come to other calls than {attempt.call}, {apart}: {order}")
-        self.must(order.resume == attempt.begun.resume, f"the attempt began from {attempt.begun.resume}")
 
     def _next_call(self, attempt: Try, order: d.NextCall) -> None:
         """A gang starts again when all of its ranks have ended well, and every script has come to the next call."""

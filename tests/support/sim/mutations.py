@@ -132,7 +132,7 @@ MUTATIONS = (
     Mutation("a host that was launched in vain is hoped for", "placement._may_come", " or node.launch_failures >= LAUNCH_FAILURES_MAX", ""),
     Mutation("spares are not made ready", "brain._drive", "_prepares(facts.spares, attempt, None, deadlines)", "[]"),
     Mutation("setup lines run on spares beside ranks", "brain._drive", " or not facts.pool.readies_spares", ""),
-    Mutation("a spare that cannot be made ready is kept", "fold_events._prepare_failed", "if node in facts.spares:", "if False:"),
+    Mutation("a spare that cannot be made ready is kept", "fold_events._from_node", "if node in facts.spares:", "if False:"),
     Mutation("surplus hosts are kept", "placement.keep_spares", "*ready[facts.pool.spares :], ", ""),
     Mutation("a lost host is waited for without end", "placement._lost_for_good", "not deadlines.passed(max(since_s + timeout_s, node.contact_at + RETURN_TIMEOUTS * timeout_s))", "True"),
     Mutation("a lost host is not waited for", "placement._lost_for_good", "not deadlines.passed(max(since_s + timeout_s, node.contact_at + RETURN_TIMEOUTS * timeout_s))", "False"),
@@ -283,7 +283,7 @@ MUTATIONS = (
     Mutation("steps of earlier calls are forgotten", "fold_decisions._next_call", "attempt.earlier_steps = facts.made", "attempt.earlier_steps = 0"),
     Mutation("a script that failed is done", "launch_calls.verdict", "node.script_end.code != 0:", "False:"),
     Mutation("nodes at different calls wait for ever", "launch_calls.verdict", "if came and ended:", "if False:"),
-    Mutation("a script is not stopped before its ranks start", "fold_decisions._prepare", "facts.launches", "False"),
+    Mutation("a script is not stopped before its ranks start", "fold_decisions._to", "facts.launches", "False"),
 )  # fmt: skip
 
 KILLERS = {

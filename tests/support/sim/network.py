@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from orchestrator.brain.model import decisions as d
 from orchestrator.core import observations
+from orchestrator.core.wire import orders
 
 from .pool import BRIDGE
 
@@ -22,7 +22,7 @@ def addresses(host: Host) -> tuple[observations.Address, ...]:
     return tuple(bridge + mine if host.index % 2 else mine + bridge)
 
 
-def probe(host: Host, order: d.Probe) -> tuple[tuple[observations.Reached, ...], tuple[str, ...]]:
+def probe(host: Host, order: orders.Probe) -> tuple[tuple[observations.Reached, ...], tuple[str, ...]]:
     """Return which addresses lead from a host to the one that listens on the port, and how the others failed."""
     reached, missed = [], []
     for address in order.addresses:

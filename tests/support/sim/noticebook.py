@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import News
+from orchestrator.core.observations import Failure
+from orchestrator.core.wire import reports
 
 if TYPE_CHECKING:
     from .ledger import Ledger
@@ -36,7 +38,7 @@ class NoticeBook:
         self.caught: set[int] = set()  # they ended well behind a traceback
         self.ends_said = 0
 
-    def heard(self, beat: e.Heartbeat) -> None:
+    def heard(self, beat: reports.Heartbeat) -> None:
         tries = self.ledger.tries
         if not tries or beat.attempt != tries[-1].number:
             return
@@ -112,7 +114,7 @@ class NoticeBook:
                 must(
                     is_said == self._is_loss_odd() == (not withdrawn), f"the losses are {self.losses}: {news}"
                 )
-            case e.Exited(rank=rank, code=0, ordered=False, failure=failure) if failure is not None:
+            case e.FromNode(report=reports.Exited(rank=rank, code=0, ordered=False, failure=Failure())):
                 self.caught.add(rank)
             case d.Notice(topic=d.Topic.END):
                 self.ends_said += 1

@@ -11,6 +11,7 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import News
 from orchestrator.core import observations
+from orchestrator.core.wire import orders, reports
 
 if TYPE_CHECKING:
     from .host import Host
@@ -107,10 +108,10 @@ class PoolBook:
                 self._fails(news)
             case e.QueueSeen():
                 self.ahead, self.queued_s = news.ahead, self.world.clock
-            case e.Probed() if news.attempt == self.ledger.tries[-1].number:
-                self.probed.setdefault(news.node, list(news.reached))
-            case e.PrepareFailed() if news.attempt == self.ledger.tries[-1].number:
-                if len(self.names) > self.nodes and not news.save:
+            case e.FromNode(node=node, report=reports.Probed() as probed) if self._is_current(probed):
+                self.probed.setdefault(node, list(probed.reached))
+            case e.FromNode(report=reports.PrepareFailed() as failed) if self._is_current(failed):
+                if len(self.names) > self.nodes and not failed.save:
                     self.barred[news.node] = "unfit"
             case e.ResumeRequested() if self.ledger.end is not None:
                 self.been_up &= self.present  # that a host was up in an earlier run says nothing of now
@@ -121,6 +122,9 @@ class PoolBook:
                 self.placed_first_s = None
             case _:
                 self._decided(news)
+
+    def _is_current(self, report: reports.NodeReport) -> bool:
+        return report.attempt == self.ledger.tries[-1].number
 
     def _enters(self) -> None:
         """There is another allocation: agents have to be launched anew, and all nodes are as good as any."""
@@ -172,19 +176,19 @@ class PoolBook:
                 self.launched[news.node] = self.world.clock
             case d.Place():
                 self._places(news)
-            case d.Prepare():
+            case d.To(order=orders.Prepare()):
                 self._must(self.barred.get(news.node, "") == "", f"{self.barred.get(news.node)}: {news}")
                 needed = self.readies or news.node in self.placed
                 self._must(needed, f"setup lines may change what ranks use: {news}")
                 self.readied.add(news.node)
-            case d.Start():
+            case d.To(order=orders.Start()):
                 self.started = True
             case d.Judge():
                 self.stopping = True
                 self._judged(news.verdict)
             case d.Finish():
                 self.stopping = True
-            case d.Dismiss():
+            case d.To(order=orders.Dismiss()):
                 self.leaving.add(news.node)
             case _:
                 pass
@@ -217,10 +221,10 @@ class PoolBook:
         hung = [v is not None and v.kind is d.Kind.HANG and v.node == name for v in verdicts]
         return sum(hung) >= 2
 
-    def starts(self, order: d.Start, prepared: dict[str, tuple[str, int]]) -> None:
+    def starts(self, node: str, order: orders.Start, prepared: dict[str, tuple[str, int]]) -> None:
         """All are ready, and all others have reached the first one where they are told to meet."""
         first, *others = self.placed
-        self._must(order.node in self.placed, f"it has no place: {order}")
+        self._must(node in self.placed, f"it has no place: {order}")
         for name in self.placed:
             self._must(name in prepared, f"a start before {name} is ready: {order}")
         self._must(order.port == prepared[first][1], f"the ranks meet on {prepared[first]}: {order}")
@@ -229,7 +233,7 @@ class PoolBook:
         for name in others:
             ways = [one.interface for one in self.probed.get(name, []) if one.address == order.address]
             self._must(bool(ways), f"{name} has not reached {order.address}: {order}")
-            self._must(order.node != name or order.interface in ways, f"it goes over {ways}: {order}")
+            self._must(node != name or order.interface in ways, f"it goes over {ways}: {order}")
 
     def _judged(self, verdict: d.Verdict) -> None:
         limits, clock = self.world.night.limits, self.world.clock

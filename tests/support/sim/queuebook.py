@@ -11,6 +11,8 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import News
 from orchestrator.core.shown import Cause
+from orchestrator.core.wire import orders
+from orchestrator.journal.journal_file import content
 
 if TYPE_CHECKING:
     from .ledger import Ledger
@@ -90,18 +92,19 @@ class QueueBook:
         if not isinstance(news, d.Decision):
             return
         self._must(
-            not self.resting or isinstance(news, d.Dismiss | d.EndJob), f"it waits in the queue: {news}"
+            not self.resting or isinstance(content(news), orders.Dismiss | d.EndJob),
+            f"it waits in the queue: {news}",
         )
         match news:
             case d.BeginAttempt():
                 self.judged = self.entered = self.placed = False
             case d.Place():
                 self.placed = True
-            case d.Launch() | d.Prepare() | d.Start():
+            case d.Launch() | d.To(order=orders.Prepare() | orders.Start()):
                 lent = [plan.name for plan in self.world.plan()]
                 self._must(news.node in lent, f"it is not ours: {news}")
-            case d.Stop():
-                self._stops(news)
+            case d.To(order=orders.Stop() as stop):
+                self._stops(news.at, stop)
             case d.Finish():
                 self.judged, self.stopping_s = True, news.at
             case d.Judge():
@@ -129,7 +132,7 @@ class QueueBook:
         lost = verdict.kind is d.Kind.NODE_LOST and self.entered
         self._must(verdict.kind in known or lost, f"not heard, only {known}: {verdict}")
 
-    def _stops(self, stop: d.Stop) -> None:
+    def _stops(self, at: float, stop: orders.Stop) -> None:
         """A whole gang has its grace, as far as there is time; and is told why."""
         attempt, lease = self.ledger.tries[-1], self.world.night.lease
         assert lease is not None
@@ -142,7 +145,7 @@ class QueueBook:
             self._must(stop.grace_s == lease.grace_s, f"the grace is {lease.grace_s}: {stop}")
         if ends_at is not None and not self.entered:
             least_s = self.world.night.limits.break_grace_s
-            since_s = min(stop.at, self.stopping_s)  # an order that is given again ends nothing later
+            since_s = min(at, self.stopping_s)  # an order that is given again ends nothing later
             most_s = min(lease.grace_s, max(least_s, ends_at - since_s))
             by_itself = self.ending is not None and self.ending.cause is Cause.REQUEUED
             whole_s = not here or not by_itself or abs(stop.grace_s - most_s) < ROUNDING_S

@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import News
+from orchestrator.core.checkpoints.choice import Checkpoint
 from orchestrator.core.checkpoints.save import Save, SaveState
+from orchestrator.core.observations import Failure
+from orchestrator.core.wire import reports
 
 from .night import Naming
 from .tries import Try
@@ -88,9 +91,13 @@ class SaveBook:
         match news:
             case e.SupervisorStarted():
                 self.asked = self.proved = None
-            case e.Exited(failure=failure) if failure is not None and news.attempt == len(self.ledger.tries):
-                self.loading.setdefault(news.rank, failure.loading)
-            case e.PrepareFailed(save=save) if save and news.attempt == len(self.ledger.tries):
+            case e.FromNode(
+                report=reports.Exited(attempt=number, rank=rank, failure=Failure() as failure)
+            ) if number == len(self.ledger.tries):
+                self.loading.setdefault(rank, failure.loading)
+            case e.FromNode(report=reports.PrepareFailed(attempt=number, save=save)) if (
+                save and number == len(self.ledger.tries)
+            ):
                 self.not_whole.add(save)
             case d.CompareSave():
                 self._asks(news)
@@ -158,7 +165,7 @@ class SaveBook:
         """No attempt begins from a save that was not proved whole since the last one ended, or that is not the newest."""
         save = self.newest()
         self._must(not self.has_none(), f"{save or self.named} cannot be begun from: {decision}")
-        wanted = d.Checkpoint(save.path, save.step, save.number) if save is not None else None
+        wanted = Checkpoint(save.path, save.step, save.number) if save is not None else None
         self._must(decision.resume == wanted, f"from {decision.resume}, newest is {wanted}")
         number = save.number if save is not None else 0
         if self.ledger.tries:

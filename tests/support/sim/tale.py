@@ -7,10 +7,11 @@ import enum
 
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model.facts import News
-from orchestrator.core.checkpoints.choice import Passed
+from orchestrator.core.checkpoints.choice import Checkpoint, Passed
 from orchestrator.core.checkpoints.save import Save
 from orchestrator.core.planned import PlannedNode
 from orchestrator.core.shown import Frame
+from orchestrator.journal.journal_file import content
 
 from .world import World
 
@@ -30,20 +31,21 @@ def _line(what: News | str) -> str:
         return f"! {what}"
     mark = "<" if isinstance(what, d.Decision) else ">"
     node = f" {what.node}" if hasattr(what, "node") else ""
-    attempt = f" #{what.attempt}" if hasattr(what, "attempt") else ""
+    held = content(what)
+    attempt = f" #{held.attempt}" if hasattr(held, "attempt") else ""
     rest = [
-        f"{field.name}={_value(getattr(what, field.name))}"
-        for field in dataclasses.fields(what)
-        if field.name not in _SILENT and getattr(what, field.name) not in (None, "", False, ())
+        f"{field.name}={_value(getattr(held, field.name))}"
+        for field in dataclasses.fields(held)
+        if field.name not in _SILENT and getattr(held, field.name) not in (None, "", False, ())
     ]
     why = f"  -- {what.why}" if isinstance(what, d.Decision) else ""
-    return " ".join([f"{mark} {type(what).__name__}{attempt}{node}", *rest]) + why
+    return " ".join([f"{mark} {type(held).__name__}{attempt}{node}", *rest]) + why
 
 
 def _value(value: object) -> str:
     if isinstance(value, enum.Enum):
         return str(value.value)
-    if isinstance(value, d.Checkpoint):
+    if isinstance(value, Checkpoint):
         return f"{value.save}:{value.path}@{value.step}"
     if isinstance(value, Frame):
         return str(value)

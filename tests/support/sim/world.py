@@ -13,9 +13,9 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.events import Planned
+from orchestrator.core.checkpoints.choice import Checkpoint
 from orchestrator.core.checkpoints.save import SaveState
 from orchestrator.core.observations import Activity
 from orchestrator.core.planned import PlannedNode
@@ -104,7 +104,7 @@ class World:
         """Return which allocation the job has now, 0 where no queue lends nodes."""
         return self.slurm.given if self.slurm is not None else 0
 
-    def version_read(self, resume: d.Checkpoint | None) -> int:
+    def version_read(self, resume: Checkpoint | None) -> int:
         """Return the bytes that a script reads which is to begin from a save, 0 for none."""
         if resume is None or self.night.begins_anew:
             return 0
@@ -142,12 +142,13 @@ class World:
         for line in map(json.loads, self.journal.lines):
             if line["kind"] == "Planned":
                 ours = {node["name"] for node in line["nodes"]}
-            if line.get("attempt") != attempt or line.get("node", "") not in {"", *ours}:
+            held = line.get("report", line)
+            if held.get("attempt") != attempt or line.get("node", "") not in {"", *ours}:
                 continue
-            if line["kind"] == "NextCall":
+            if held["kind"] == "NextCall":
                 earlier = high
-            elif line["kind"] in ("Heartbeat", "Exited"):
-                high = max([high, *(earlier + rank["steps"] for rank in line.get("ranks", [line]))])
+            elif held["kind"] in ("Heartbeat", "Exited"):
+                high = max([high, *(earlier + rank["steps"] for rank in held.get("ranks", [held]))])
         return high
 
     # The night

@@ -13,6 +13,7 @@ from orchestrator.brain.model.decisions import Topic
 from orchestrator.core.checkpoints.save import SaveState, StepSource
 from orchestrator.core.observations import Failure, Framework
 from orchestrator.core.shown import Measured, Training
+from orchestrator.core.wire import reports
 from orchestrator.core.wire.reports import RankHeartbeat
 from tests.support.brain_story import Story, only, save
 from tests.support.frames import frame
@@ -32,7 +33,7 @@ def beats(story: Story, *ranks: tuple[int, Framework | None]) -> list[d.Notice]:
     said = []
     for rank, (steps, alone) in enumerate(ranks):
         beat = RankHeartbeat(rank, steps, "S", 0, 0.0, optimizer_steps=steps, alone=alone)
-        said += story.hear(e.Heartbeat(0.0, f"n{rank}", 1, (beat,)))
+        said += story.hear(e.FromNode(0.0, f"n{rank}", reports.Heartbeat(1, (beat,))))
     return [one for one in said if isinstance(one, d.Notice)]
 
 
@@ -89,7 +90,10 @@ def test_a_notice_is_taken_back_when_a_group_is_formed_late() -> None:
 
 def test_ranks_that_end_well_before_they_are_named_are_named_before_the_end() -> None:
     story = running()
-    ended = [e.Exited(0.0, f"n{rank}", 1, rank, 0, None, 5, None, False, False, TORCH) for rank in (0, 1)]
+    ended = [
+        e.FromNode(0.0, f"n{rank}", reports.Exited(1, rank, 0, None, 5, None, False, False, TORCH))
+        for rank in (0, 1)
+    ]
     decided = story.hear(*ended)
     assert [type(one) for one in decided[:2]] == [d.Notice, d.Finish]
     assert "after 5 steps" in decided[0].why
@@ -102,7 +106,11 @@ def told(story: Story, step: int, training: Training) -> list[d.Notice]:
     """Let rank 0 tell its step and its training; return the notices."""
     story.now_s += 1.0
     beat = RankHeartbeat(0, step, "S", 0, 0.0, optimizer_steps=step, training=training)
-    return [one for one in story.hear(e.Heartbeat(0.0, "n0", 1, (beat,))) if isinstance(one, d.Notice)]
+    return [
+        one
+        for one in story.hear(e.FromNode(0.0, "n0", reports.Heartbeat(1, (beat,))))
+        if isinstance(one, d.Notice)
+    ]
 
 
 def test_a_loss_that_is_not_finite_is_said_once_and_taken_back() -> None:
@@ -123,7 +131,8 @@ CAUGHT = Failure("ValueError", "no data", "Traceback ...", frame("train.py:8"))
 def ended(story: Story, *failures: Failure | None, steps: int = 0) -> list[str]:
     """Let each rank exit with code 0; return what is said of that."""
     exits = [
-        e.Exited(0.0, f"n{n}", 1, n, 0, None, steps, why, False, False) for n, why in enumerate(failures)
+        e.FromNode(0.0, f"n{n}", reports.Exited(1, n, 0, None, steps, why, False, False))
+        for n, why in enumerate(failures)
     ]
     said = [one.why for one in story.hear(*exits) if isinstance(one, d.Notice)]
     assert story.brain.facts.attempt is not None and story.brain.facts.attempt.verdict is None

@@ -7,6 +7,7 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import Facts
 from orchestrator.brain.model.rank_facts import RankFacts, RankState
+from orchestrator.core.wire import reports
 from orchestrator.core.wire.reports import RankHeartbeat
 from tests.support.brain_story import Story, only
 
@@ -23,7 +24,7 @@ def report(story: Story, own_work_s: list[float], count: int) -> list[d.Decision
     said = []
     for rank, one in enumerate(own_work_s):
         beat = RankHeartbeat(rank, count, "S", 0, 0.0, own_work_s=one + count * 1e-9)
-        said += story.hear(e.Heartbeat(0.0, f"n{rank}", 1, (beat,)))
+        said += story.hear(e.FromNode(0.0, f"n{rank}", reports.Heartbeat(1, (beat,))))
     return said
 
 

@@ -12,6 +12,7 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.client import post_mortem, saves
 from orchestrator.client.job import Job
+from orchestrator.core.checkpoints.choice import Checkpoint
 from orchestrator.core.checkpoints.save import Closing, Content, Place, SaveState
 from orchestrator.core.errors import UserError
 from orchestrator.core.jobdir.plan import PlannedSsh
@@ -152,7 +153,7 @@ def test_what_was_left_behind_by_an_earlier_resume_is_not_offered_to_a_later_one
     journal = Journal(shelf.job.journal, "boot", facts_file.record(shelf.job).last_n)
     for news in (
         *(e.SaveChanged(at_s, save) for save in (older, newest)), e.ResumeRequested(at_s, 1, older.number),
-        d.BeginAttempt(at_s, "resumed", 2, d.Checkpoint(older.path, 10, older.number)), e.SaveChanged(at_s, went_on),
+        d.BeginAttempt(at_s, "resumed", 2, Checkpoint(older.path, 10, older.number)), e.SaveChanged(at_s, went_on),
         jobs.end(2, at_s, d.JobEnd.FAILED, "crash"),
     ):  # fmt: skip
         journal.write(news)
@@ -305,7 +306,7 @@ def test_an_attempt_began_from_what_its_script_had_read(
 ) -> None:
     shelf.add_at_start(30, {"out/s.pt": state(30)})
     known = saves.known(shelf.job)
-    resume = d.Checkpoint(known[given].path, known[given].step, given) if given else None
+    resume = Checkpoint(known[given].path, known[given].step, given) if given else None
     news = [*jobs.submitted(), jobs.again(2, 7.0, resume)]
     seen = [e.CheckpointRead(8.0, 2, read)] if read is not None else []
     began = Job(shelf.job).why(jobs.record(jobs.entries([*news, *seen])))["attempts"][1]["began_from"]

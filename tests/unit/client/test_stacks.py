@@ -23,6 +23,7 @@ from orchestrator.core import observations
 from orchestrator.core.errors import ClusterError, UserError
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.status_file import Status
+from orchestrator.core.wire import orders, reports
 from orchestrator.journal.journal_file import Journal, read, tail
 from orchestrator.supervisor.request_inbox import RequestInbox
 from orchestrator.views import cells
@@ -62,9 +63,9 @@ def _looked(
     look: int, *nodes: int, activity: observations.Activity = observations.Activity.WAITING_FOR_RANKS
 ) -> list[News]:
     """Both nodes were asked for a look, and these have answered."""
-    told: list[News] = [d.Inspect(20.0, "somebody asked", 1, f"node-{n}", look) for n in (0, 1)]
+    told: list[News] = [d.To(20.0, "somebody asked", f"node-{n}", orders.Inspect(1, look)) for n in (0, 1)]
     ranks = {0: (_look(0, activity), _look(1, activity)), 1: (READER, _look(3, activity))}
-    return [*told, *(e.Inspected(20.5, f"node-{n}", 1, look, ranks[n]) for n in nodes)]
+    return [*told, *(e.FromNode(20.5, f"node-{n}", reports.Inspected(1, look, ranks[n])) for n in nodes)]
 
 
 @contextmanager
@@ -129,7 +130,7 @@ def test_a_first_look_is_followed_by_a_second_that_tells_what_moves(
 
 def test_looks_that_were_there_before_are_no_answer(tmp_path: Path) -> None:
     job = folders.make(tmp_path, [*RUNNING, *_looked(1, 0, 1)])
-    late = [e.Inspected(20.5, "node-0", 1, 1, ())]
+    late = [e.FromNode(20.5, "node-0", reports.Inspected(1, 1, ()))]
     with (
         _supervised(job, lambda number, n: [*late, e.InspectRequested(20.0, number), *late]),
         pytest.raises(ClusterError, match="no rank of it was left to inspect"),

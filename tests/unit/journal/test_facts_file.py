@@ -13,8 +13,10 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import News
 from orchestrator.core import observations
+from orchestrator.core.checkpoints.choice import Checkpoint
 from orchestrator.core.checkpoints.save import SaveState
 from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.wire import reports
 from orchestrator.journal import facts_file, journal_file
 from orchestrator.journal.job_record import Record
 from orchestrator.journal.journal_file import Journal, read_only
@@ -32,7 +34,7 @@ TALE: tuple[News, ...] = (
     jobs.saved(11.0, number=2, main="last.pt", attempt=2, state=SaveState.OPEN),
     e.BeganElsewhere(11.1, 2, 0, "last.pt", 15),
     jobs.saved(11.1, number=2, main="last.pt", attempt=2, step=15, stated=15),
-    e.Inspected(11.2, "node-0", 2, 1, (_LOOK,)),
+    e.FromNode(11.2, "node-0", reports.Inspected(2, 1, (_LOOK,))),
     d.Notice(11.3, "slow", 2, d.Topic.SLOW, "3"),
     d.Notice(11.4, "it moves", 2, d.Topic.HANG, withdrawn=True),
     *jobs.crash(2, 12.0, 30, 50),
@@ -43,7 +45,7 @@ TALE: tuple[News, ...] = (
     jobs.submitted(14.0)[0],
     e.SupervisorStarted(14.1, 9),
     e.ResumeRequested(14.2, 1, 1),  # tells of the attempt that is filed by now
-    jobs.again(3, 14.3, d.Checkpoint(jobs.CKPT, 20, 1)),
+    jobs.again(3, 14.3, Checkpoint(jobs.CKPT, 20, 1)),
     *jobs.running(3, 14.4, 2),
 )
 
@@ -137,6 +139,8 @@ def test_a_few_kinds_of_news_are_found_among_all(tmp_path: Path) -> None:
     job = JobDir(tmp_path)
     assert list(read_only(job.journal, d.Launch)) == []
     _write(job, TALE, 1)
-    kinds = (d.Launch, e.Exited)
-    assert list(read_only(job.journal, *kinds)) == [one for one in TALE if isinstance(one, kinds)]
+    kinds = (d.Launch, reports.Exited)
+    assert list(read_only(job.journal, *kinds)) == [
+        one for one in TALE if isinstance(journal_file.content(one), kinds)
+    ]
     assert len(list(journal_file.read(job.journal))) == len(TALE)

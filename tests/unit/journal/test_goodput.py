@@ -9,13 +9,15 @@ import pytest
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import News
+from orchestrator.core.checkpoints.choice import Checkpoint
+from orchestrator.core.wire import reports
 from orchestrator.journal import goodput
 from orchestrator.journal.goodput import Goodput, Loss
 from tests.support import jobs
 
 RANKS = 4
 CRASH = Loss(1, "crash", "node-0")
-SAVE = d.Checkpoint(jobs.CKPT, 20, 1)
+SAVE = Checkpoint(jobs.CKPT, 20, 1)
 RUNNING = [*jobs.submitted(), *jobs.running(1, 1.0, 20)]
 
 
@@ -102,7 +104,7 @@ def test_a_job_without_a_step_has_no_goodput_also_when_it_ended_well() -> None:
 
 def test_the_time_after_the_last_rank_has_ended_well_is_no_time_of_steps() -> None:
     exits = [
-        e.Exited(10.0 + rank, f"node-{rank // 2}", 1, rank, 0, None, 20, None, False, False)
+        e.FromNode(10.0 + rank, f"node-{rank // 2}", reports.Exited(1, rank, 0, None, 20, None, False, False))
         for rank in range(RANKS)
     ]
     news = [*jobs.submitted(), *jobs.running(1, 1.0, 20), *exits]  # a line behind the ranks goes on

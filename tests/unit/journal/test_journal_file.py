@@ -12,6 +12,8 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import News
 from orchestrator.core import observations
+from orchestrator.core.checkpoints.choice import Checkpoint
+from orchestrator.core.wire import reports
 from orchestrator.core.wire.reports import RankHeartbeat, SignTimes
 from orchestrator.journal.journal_file import JobClock, Journal, Stamp, read
 from orchestrator.journal.lost_journal import JournalError
@@ -20,12 +22,18 @@ from tests.support.frames import frame
 
 NEWS: tuple[News, ...] = (
     e.SupervisorStarted(0.0, 1),
-    e.Prepared(1.0, "node-0", 1, "127.0.0.1", 20_000, ()),
-    d.BeginAttempt(2.0, "submitted", 1, d.Checkpoint("/a", None)),
-    e.Exited(
-        3.0, "node-0", 1, 0, None, 9, 5, observations.Failure("E", "m", "t", frame("w:1 f")), False, False
+    e.FromNode(1.0, "node-0", reports.Prepared(1, "127.0.0.1", 20_000, ())),
+    d.BeginAttempt(2.0, "submitted", 1, Checkpoint("/a", None)),
+    e.FromNode(
+        3.0,
+        "node-0",
+        reports.Exited(1, 0, None, 9, 5, observations.Failure("E", "m", "t", frame("w:1 f")), False, False),
     ),
-    e.Heartbeat(4.0, "node-0", 1, (RankHeartbeat(0, 5, "S", 10, 0.5, seen=SignTimes(1.0, 2.0, 3.0, 4.0)),)),
+    e.FromNode(
+        4.0,
+        "node-0",
+        reports.Heartbeat(1, (RankHeartbeat(0, 5, "S", 10, 0.5, seen=SignTimes(1.0, 2.0, 3.0, 4.0)),)),
+    ),
 )
 
 

@@ -12,6 +12,7 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.shown import Measured, Training, Usage
+from orchestrator.core.wire.reports import Heartbeat
 from orchestrator.journal import journal_file
 from orchestrator.journal.journaled_brain import JournaledBrain
 from tests.support import jobs
@@ -34,7 +35,7 @@ def _begun(job: JobDir) -> JournaledBrain:
 
 
 def _written(job: JobDir) -> list[str]:
-    return [type(entry.news).__name__ for entry in journal_file.read(job.journal)]
+    return [type(journal_file.content(entry.news)).__name__ for entry in journal_file.read(job.journal)]
 
 
 def test_a_report_is_acknowledged_once_it_is_on_disk(job: JobDir) -> None:
@@ -64,8 +65,9 @@ def test_steps_and_numbers_do_not_make_the_journal_longer_and_are_known_to_the_n
     for count in range(10):
         told: dict[str, Any] = {"usage": USAGE, "training": TRAINING} if count == 5 else {}
         for beat in jobs.beats(1, 5.0 + count, count):
-            assert isinstance(beat, e.Heartbeat)
-            memory.learn(replace(beat, ranks=tuple(replace(rank, **told) for rank in beat.ranks)))
+            assert isinstance(beat, e.FromNode) and isinstance(beat.report, Heartbeat)
+            ranks = tuple(replace(rank, **told) for rank in beat.report.ranks)
+            memory.learn(replace(beat, report=replace(beat.report, ranks=ranks)))
     lines = _written(job)
     assert lines.count("Heartbeat") == 2, "the first step has its moment"
     memory.learn(jobs.saved(20.0))

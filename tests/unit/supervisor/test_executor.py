@@ -15,6 +15,7 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.node_facts import AgentState
 from orchestrator.core import observations
+from orchestrator.core.checkpoints.choice import Checkpoint
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.wire import orders, reports
 from orchestrator.supervisor import translation
@@ -66,7 +67,7 @@ def test_a_spare_is_made_ready_without_a_place_in_the_gang(
     executor, sent = _executor(JobDir(tmp_path), Backend()), {}
     monkeypatch.setattr(AgentConnections, "send", lambda _, node, order: sent.update({node: order}))
     for node in ("node-0", "node-1"):
-        executor.carry_out(d.Prepare(1.0, "why", 1, node, None), (("node-0", (0, 1)),), 1.0)
+        executor.carry_out(d.To(1.0, "why", node, orders.Prepare(1, None)), (("node-0", (0, 1)),), 1.0)
     assert [sent[node].nodes for node in ("node-0", "node-1")] == [("node-0",)] * 2
     executor.close()
 
@@ -99,18 +100,18 @@ def test_a_host_is_made_ready_once_its_save_is_there_and_is_sent_nothing_more_wh
         (),
     )
     save = world.latest()
-    resume = d.Checkpoint(save.path, 10, save.number)
-    executor.carry_out(d.Prepare(1.0, "why", 2, "node-0", resume), gang, 1.0)
+    resume = Checkpoint(save.path, 10, save.number)
+    executor.carry_out(d.To(1.0, "why", "node-0", orders.Prepare(2, resume)), gang, 1.0)
     assert not sent
     world.arrive()
     assert executor.end_sends(gang, 2.0) == []
     (prepare,) = sent
-    assert isinstance(prepare, orders.Prepare) and prepare.resume is not None
-    assert prepare.resume.path == str(tmp_path / "there" / "checkpoints" / "ckpt_10.pt")
-    executor.carry_out(d.Prepare(3.0, "why", 3, "node-0", resume), gang, 3.0)
-    executor.carry_out(d.Start(3.5, "why", 3, "node-0", "127.0.0.1", 29500, "", resume), gang, 3.5)
+    assert isinstance(prepare, orders.PrepareNode) and prepare.save is not None and prepare.resume is not None
+    assert prepare.save.path == prepare.resume.path == str(tmp_path / "there" / "checkpoints" / "ckpt_10.pt")
+    executor.carry_out(d.To(3.0, "why", "node-0", orders.Prepare(3, resume)), gang, 3.0)
+    executor.carry_out(d.To(3.5, "why", "node-0", orders.Start(3, "127.0.0.1", 29500, "")), gang, 3.5)
     assert world.copier is not None and len(world.copier.dropped) == 1
-    assert [(type(order), order.resume_step) for order in sent] == [(orders.Prepare, 10), (orders.Start, 10)]  # type: ignore[attr-defined]
+    assert [type(order) for order in sent] == [orders.PrepareNode, orders.Start] and prepare.resume.step == 10
     executor.close()
 
 

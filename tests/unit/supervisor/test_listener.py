@@ -73,12 +73,12 @@ def test_of_many_strangers_so_many_are_there_at_once_and_an_agent_gets_in_and_st
     async def act(place: Place) -> None:
         first = await place.agent()
         strangers = [await _knock(place, words) for _ in range(20)]
-        assert place.links.send("node-0", orders.Dismiss())
-        assert await first.receive() == ({"kind": "Dismiss"}, b"")
+        assert place.links.send("node-0", orders.Dismiss(1))
+        assert await first.receive() == ({"kind": "Dismiss", "attempt": 1}, b"")
         second = await place.agent()  # after those before it have had their time
         assert sum(map(_is_open, strangers)) <= 8
-        assert place.links.send("node-0", orders.Dismiss())
-        assert await second.receive() == ({"kind": "Dismiss"}, b"")
+        assert place.links.send("node-0", orders.Dismiss(1))
+        assert await second.receive() == ({"kind": "Dismiss", "attempt": 1}, b"")
         for sock in strangers:
             sock.close()
 

@@ -16,13 +16,14 @@ from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import Facts, News
 from orchestrator.brain.model.node_facts import AgentState
 from orchestrator.brain.scheduling import fence
-from orchestrator.core.checkpoints.choice import Passed
+from orchestrator.core.checkpoints.choice import Checkpoint, Passed
 from orchestrator.core.codec import Json
 from orchestrator.core.jobdir import status_file
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.locks import Holder
 from orchestrator.core.jobdir.status_file import time_of_day
 from orchestrator.core.shown import Follows, Measured, Suspicion, Training, Usage
+from orchestrator.core.wire import reports
 from orchestrator.core.wire.reports import RankHeartbeat
 from orchestrator.supervisor import status as status_object
 from tests.support import golden, jobs
@@ -157,7 +158,7 @@ def test_a_running_job_tells_steps_pace_pids_and_ages() -> None:
     beats = [
         RankHeartbeat(rank, 7, "S", 100, 1.0, rate_per_s=rate_per_s) for rank, rate_per_s in enumerate(rates)
     ]
-    heard = [e.Heartbeat(4.0, f"node-{beat.rank // 2}", 1, (beat,)) for beat in beats]
+    heard = [e.FromNode(4.0, f"node-{beat.rank // 2}", reports.Heartbeat(1, (beat,))) for beat in beats]
     status = _status([*TALES["RUNNING"], *heard], at=6.5)
     assert (status["step"], status["steps_per_s"], status["total_steps"]) == (7, 2.4, 100)
     rank = status["ranks"][3]
@@ -188,7 +189,9 @@ def test_each_field_of_a_heartbeat_is_shown_or_is_for_the_brain_alone() -> None:
     plain = RankHeartbeat(0, 7, "S", 100, 1.0)
 
     def shown(beat: RankHeartbeat) -> object:
-        return _status([*TALES["RUNNING"], e.Heartbeat(4.5, "node-0", 1, (beat,))], at=6.5)["ranks"]
+        return _status([*TALES["RUNNING"], e.FromNode(4.5, "node-0", reports.Heartbeat(1, (beat,)))], at=6.5)[
+            "ranks"
+        ]
 
     for name, value in OTHER.items():
         assert shown(dataclasses.replace(plain, **{name: value})) != shown(plain), name
@@ -203,20 +206,24 @@ def test_steps_go_on_from_the_checkpoint_after_a_restart() -> None:
 def test_a_resume_is_no_restart() -> None:
     ended = jobs.end(1, 7.0, d.JobEnd.CANCELLED, "cancelled by the user")
     news = [*TALES["RUNNING"], e.CancelRequested(6.0, 1), ended, e.ResumeRequested(8.0, 2)]
-    status = _status([*news, jobs.again(2, 9.0, d.Checkpoint(jobs.CKPT, 20))], at=9.5)
+    status = _status([*news, jobs.again(2, 9.0, Checkpoint(jobs.CKPT, 20))], at=9.5)
     assert (status["attempt"], status["restarts"]) == (2, 0)
 
 
 def test_the_exit_of_a_rank_is_its_code_or_its_signal_below_zero() -> None:
     news = TALES["RUNNING"] + [
-        e.Exited(6.0, "node-0", 1, 0, 3, None, 7, None, False, False),
-        e.Exited(6.0, "node-1", 1, 2, None, 9, 7, None, False, False),
+        e.FromNode(6.0, "node-0", reports.Exited(1, 0, 3, None, 7, None, False, False)),
+        e.FromNode(6.0, "node-1", reports.Exited(1, 2, None, 9, 7, None, False, False)),
     ]
     assert [rank["exit"] for rank in _status(news)["ranks"]] == [3, None, -9, None]
 
 
 def test_a_stopped_rank_is_named_as_the_reason() -> None:
-    beat = e.Heartbeat(6.0, "node-0", 1, (RankHeartbeat(0, 7, "S", 1, 1.0), RankHeartbeat(1, 7, "T", 1, 1.0)))
+    beat = e.FromNode(
+        6.0,
+        "node-0",
+        reports.Heartbeat(1, (RankHeartbeat(0, 7, "S", 1, 1.0), RankHeartbeat(1, 7, "T", 1, 1.0))),
+    )
     status = _status([*TALES["RUNNING"], beat])
     assert status["ranks"][1]["state"] == "stopped"
     assert status["reason"] == "rank 1 stands still (state T or Z)"
@@ -241,7 +248,7 @@ def test_what_a_restart_waits_for_when_a_node_is_silent_is_said() -> None:
 
 def test_what_an_attempt_passed_over_and_a_script_that_ignores_its_save_are_notices() -> None:
     torn = Passed(3, "step-22.pt", 22, "torn: the attempt ended while it was written")
-    begin = d.BeginAttempt(7.0, "why", 2, d.Checkpoint(jobs.CKPT, 20, 1), (torn,))
+    begin = d.BeginAttempt(7.0, "why", 2, Checkpoint(jobs.CKPT, 20, 1), (torn,))
     news = [*CRASHED, begin, *jobs.running(2, 7.1, 5), e.BeganElsewhere(12.0, 2, 0, "step-5.pt", 5)]
     ignored, passed = _status(news)["notices"]
     assert "begin anew" in ignored and "ORCH_RESUME_FROM" in ignored
@@ -301,7 +308,7 @@ def test_ranks_that_are_slow_by_themselves_are_told_while_they_run() -> None:
                 )
                 for r in (2 * node, 2 * node + 1)
             )
-            fold(facts, e.Heartbeat(10.0 * number, f"node-{node}", 1, beats))
+            fold(facts, e.FromNode(10.0 * number, f"node-{node}", reports.Heartbeat(1, beats)))
     slow = status_object.status(jobs.plan(), facts, jobs.moment(41.0)).stragglers
     assert [(one.rank, one.node, one.factor, one.since_step) for one in slow] == [(3, "node-1", 1.8, 21)]
     assert (slow[0].own_s, slow[0].peers_s) == (0.18, 0.1)
@@ -335,7 +342,10 @@ def _in_full() -> status_file.Status:
     """Return a status that has every key."""
     beats = (RankHeartbeat(0, 7, "S", 100, 1.0, progress="37/1200 (tqdm)", rate_per_s=2.5),)
     notice = d.Notice(4.6, "4 ranks train alone", 1, d.Topic.ALONE, fix="form one")
-    known = _typed([*TALES["RUNNING"], e.Heartbeat(4.5, "node-0", 1, beats), jobs.saved(4.6), notice], at=6.5)
+    known = _typed(
+        [*TALES["RUNNING"], e.FromNode(4.5, "node-0", reports.Heartbeat(1, beats)), jobs.saved(4.6), notice],
+        at=6.5,
+    )
     return dataclasses.replace(
         status_file.refreshed(known, jobs.BEGAN_S + 26.5),
         nodes=known.nodes[:1],

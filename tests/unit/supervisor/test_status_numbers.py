@@ -15,6 +15,7 @@ from orchestrator.core.codec import Json
 from orchestrator.core.jobdir import status_file
 from orchestrator.core.jobdir.series import RankSample
 from orchestrator.core.shown import Measured, Training, Usage
+from orchestrator.core.wire import reports
 from orchestrator.core.wire.reports import RankHeartbeat
 from orchestrator.supervisor import status as status_object
 from tests.support import jobs
@@ -28,7 +29,7 @@ def test_each_number_is_shown(value: Usage | Training) -> None:
     def shown(one: Usage | Training) -> object:
         usage, training = (one, None) if isinstance(one, Usage) else (None, one)
         beat = RankHeartbeat(0, 0, "S", 100, 1.0, usage=usage, training=training)
-        return _status([e.Heartbeat(4.5, "node-0", 1, (beat,))])["ranks"][0]
+        return _status([e.FromNode(4.5, "node-0", reports.Heartbeat(1, (beat,)))])["ranks"][0]
 
     for field in dataclasses.fields(value):
         one = dataclasses.replace(type(value)(), **{field.name: getattr(value, field.name)})
@@ -48,7 +49,12 @@ def _status(beats: list[News], at: float = 6.5) -> Json:
 def test_what_ranks_use_and_tell_stands_until_they_tell_more_and_ends_with_the_attempt() -> None:
     beat = RankHeartbeat(1, 70, "S", 100, 1.0, optimizer_steps=70, usage=USAGE, training=TRAINING)
     later = RankHeartbeat(1, 71, "S", 100, 1.0, optimizer_steps=71)
-    status = _status([e.Heartbeat(4.5, "node-0", 1, (beat,)), e.Heartbeat(5.5, "node-0", 1, (later,))])
+    status = _status(
+        [
+            e.FromNode(4.5, "node-0", reports.Heartbeat(1, (beat,))),
+            e.FromNode(5.5, "node-0", reports.Heartbeat(1, (later,))),
+        ]
+    )
     rank = status["ranks"][1]
     assert (rank["loss"], rank["learning_rate"], rank["percent"], rank["total_steps"]) == (
         1.25,
@@ -60,7 +66,7 @@ def test_what_ranks_use_and_tell_stands_until_they_tell_more_and_ends_with_the_a
     assert (rank["gpu_share"], rank["gpu_memory_bytes"]) == (0.97, 60 << 30)
     assert (status["loss"], status["learning_rate"]) == (1.25, 5e-5)
     over = [*jobs.crash(1, 5.0, 71, 71), jobs.again(2, 9.0, None)]
-    again = _status([e.Heartbeat(4.5, "node-0", 1, (beat,)), *over], at=10.0)
+    again = _status([e.FromNode(4.5, "node-0", reports.Heartbeat(1, (beat,))), *over], at=10.0)
     assert (again["loss"], again["ranks"][1]["loss"], again["ranks"][1]["memory_bytes"]) == (None, None, None)
 
 
@@ -87,14 +93,14 @@ def test_the_total_of_a_bar_counts_only_where_the_bar_counts_steps(
     steps: int, told: Training, rate_per_s: float | None, shown: tuple[float, float | None, int | None]
 ) -> None:
     beat = RankHeartbeat(0, steps, "S", 1, 1.0, optimizer_steps=steps, training=told, rate_per_s=rate_per_s)
-    rank = _status([e.Heartbeat(4.5, "node-0", 1, (beat,))])["ranks"][0]
+    rank = _status([e.FromNode(4.5, "node-0", reports.Heartbeat(1, (beat,)))])["ranks"][0]
     assert (rank["percent"], rank["eta_s"], rank["total_steps"]) == shown
 
 
 def test_a_loss_that_is_not_a_number_is_a_text_in_json_and_comes_back() -> None:
     training = Training(Measured("nan"), Measured("inf"))
     beat = RankHeartbeat(0, 7, "S", 100, 1.0, training=training)
-    status = _status([e.Heartbeat(4.5, "node-0", 1, (beat,))])
+    status = _status([e.FromNode(4.5, "node-0", reports.Heartbeat(1, (beat,)))])
     assert (status["loss"], status["ranks"][0]["learning_rate"]) == ("nan", "inf")
     back = status_file.loads(json.dumps(status))
     assert back.training.loss is not None
@@ -106,8 +112,13 @@ def test_a_sample_has_what_living_ranks_measure() -> None:
         0, 7, "S", 100, 1.0, median_step_s=0.4, rate_per_s=2.5, usage=USAGE, training=TRAINING
     )
     facts = Facts()
-    exited = e.Exited(4.6, "node-0", 1, 1, 0, None, 7, None, False, False)
-    for one in [*jobs.submitted(), *jobs.running(1, 1.0, 7), e.Heartbeat(4.5, "node-0", 1, (beat,)), exited]:
+    exited = e.FromNode(4.6, "node-0", reports.Exited(1, 1, 0, None, 7, None, False, False))
+    for one in [
+        *jobs.submitted(),
+        *jobs.running(1, 1.0, 7),
+        e.FromNode(4.5, "node-0", reports.Heartbeat(1, (beat,))),
+        exited,
+    ]:
         fold(facts, one)
     status = status_object.status(jobs.plan(), facts, jobs.moment(5.0))
     sample = status_object.sample(status, facts, 1e9)

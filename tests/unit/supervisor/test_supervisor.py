@@ -59,8 +59,8 @@ def test_a_job_crashes_goes_on_from_its_checkpoint_is_looked_at_and_cancelled(tm
         node.say(CRASH, node.seq)
         assert await node.order() == orders.Stop(1, node.plan.limits.break_grace_s)
         node.report(reports.Stopped(1, "asked"))
-        start = await node.run(2)
-        assert start.resume_from == path
+        prepare = await node.run(2)
+        assert prepare.resume is not None and prepare.resume.path == path
         requests.ask(node.job.requests, "look")
         assert await node.order() == orders.Inspect(2, 1)
         requests.ask(node.job.requests, "cancel")
@@ -77,7 +77,7 @@ def test_a_job_crashes_goes_on_from_its_checkpoint_is_looked_at_and_cancelled(tm
         e.Planned,
         e.SupervisorStarted,
     ]
-    (exited,) = node.news(e.Exited)
+    (exited,) = node.news(reports.Exited)
     assert exited.failure.message == "no access with ***"
     assert [one.end for one in node.news(d.EndJob)] == [d.JobEnd.CANCELLED]
     assert json.loads(node.job.state.read_text())["state"] == "CANCELLED" and node.job.ended.exists()

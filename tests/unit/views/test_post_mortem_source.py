@@ -6,7 +6,7 @@ import pytest
 
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
-from orchestrator.core.checkpoints.choice import Passed
+from orchestrator.core.checkpoints.choice import Checkpoint, Passed
 from orchestrator.core.codec import Json
 from orchestrator.views import cells, post_mortem
 from tests.support import jobs
@@ -16,7 +16,7 @@ BEFORE = jobs.crashed_once()[: -len(jobs.running(2, 7.1, 5)) - 1]
 
 
 def test_an_attempt_that_ignored_its_checkpoint_is_not_said_to_have_begun_from_it() -> None:
-    again = [jobs.again(2, 7.0, d.Checkpoint(jobs.CKPT, 20, 1)), *jobs.running(2, 7.1, 22)]
+    again = [jobs.again(2, 7.0, Checkpoint(jobs.CKPT, 20, 1)), *jobs.running(2, 7.1, 22)]
     elsewhere = e.BeganElsewhere(12.0, 2, 0, "step-20.pt", 20)
     why = jobs.told([*BEFORE, *again, elsewhere, *jobs.beats(2, 13.0, 23)])
     attempt = why["attempts"][1]
@@ -29,7 +29,7 @@ def test_an_attempt_that_ignored_its_checkpoint_is_not_said_to_have_begun_from_i
 
 def test_an_attempt_shows_how_its_save_is_proved_and_which_newer_ones_it_did_not_begin_from() -> None:
     passed = (Passed(3, "step-22.pt", 22, "torn: the attempt ended while it was written"),) * 4
-    begin = d.BeginAttempt(7.0, "restart after crash", 2, d.Checkpoint(jobs.CKPT, 20, 1), passed)
+    begin = d.BeginAttempt(7.0, "restart after crash", 2, Checkpoint(jobs.CKPT, 20, 1), passed)
     why = jobs.told([*BEFORE, begin, *jobs.running(2, 7.1, 5)])
     why["attempts"][1]["resumed_save"] = {
         "save": 1, "step_source": "stated", "closed_by": "every rank has made a step since", "compared": "sha256",

@@ -14,9 +14,11 @@ from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import Facts, News
 from orchestrator.client.post_mortem import bring_up_to_date
 from orchestrator.core import observations
+from orchestrator.core.checkpoints.choice import Checkpoint
 from orchestrator.core.jobdir.locks import Holder
 from orchestrator.core.jobdir.status_file import Status, StragglerStatus
 from orchestrator.core.shown import Follows, Suspicion
+from orchestrator.core.wire import reports
 from orchestrator.core.wire.reports import RankHeartbeat
 from orchestrator.supervisor.status import status
 from orchestrator.views import cells, post_mortem, tables
@@ -47,7 +49,7 @@ FOUND = d.Verdict(
 )  # fmt: skip
 BEFORE = dataclasses.replace(FOUND, since_s=20.0)
 GONE_ON = d.Notice(40.0, "step 1,201 was made", 1, d.Topic.HANG, withdrawn=True)
-AFTER = [*jobs.stopped(1, 66.1), jobs.again(2, 67.0, d.Checkpoint(jobs.CKPT, 20)), *jobs.running(2, 67.1, 1)]
+AFTER = [*jobs.stopped(1, 66.1), jobs.again(2, 67.0, Checkpoint(jobs.CKPT, 20)), *jobs.running(2, 67.1, 1)]
 DESYNC = d.Verdict(
     d.Kind.DESYNC, (2,), "node-1", "rank 2 on node-1 entered 1 collective fewer than its peers from step 41 on",
     (d.Evidence("collectives of the default group by now: rank 0: 90, rank 1: 90, rank 2: 89, rank 3: 90; equal up to step 40"),),
@@ -77,7 +79,7 @@ def _crashes(number: int) -> list[News]:
         at = 10.0 * attempt
         news += [
             *jobs.crash(attempt, at + 1, 3, 23),
-            jobs.again(attempt + 1, at + 2, d.Checkpoint(jobs.CKPT, 20)),
+            jobs.again(attempt + 1, at + 2, Checkpoint(jobs.CKPT, 20)),
         ]
         news += jobs.running(attempt + 1, at + 2.1, 1)
     return news
@@ -184,15 +186,15 @@ def test_why_an_allocation_was_taken_away_is_said_once() -> None:
 
 def test_a_rank_that_fails_while_it_has_time_to_save_is_named_with_its_exception() -> None:
     failure = observations.Failure("RuntimeError", "no worker\nany more", "", frame("train.py:10 inner"))
-    late = e.Exited(
-        7.0, "node-0", attempt=1, rank=1, code=1, signal=None, steps=20, failure=failure, oom=False, ordered=True
-    )  # fmt: skip
+    exited = reports.Exited(1, 1, 1, None, 20, failure, oom=False, ordered=True)
+    late = e.FromNode(7.0, "node-0", exited)
+    other = e.FromNode(7.0, "node-0", replace(exited, rank=0, code=None, signal=15))
     limit = d.Verdict(
         d.Kind.TIME_LIMIT, (), "", "it is over", (), d.Signature(d.Kind.TIME_LIMIT), None, 1.0, False
     )
     said = "rank 1 on node-0, told to end, exited with code 1: RuntimeError: no worker at train.py:10 inner"
     for ending in (d.Judge(6.5, "over", 1, limit), e.CancelRequested(6.5, 1)):
-        why = jobs.told([*RUNNING, ending, late, replace(late, rank=0, code=None, signal=15)])
+        why = jobs.told([*RUNNING, ending, late, other])
         assert cells.plain(post_mortem.post_mortem(why)).count("told to end") == 1
         assert f"  {said}\n" in cells.plain(post_mortem.post_mortem(why))
     assert why["attempts"][0]["remarks"] == [said]
@@ -201,7 +203,7 @@ def test_a_rank_that_fails_while_it_has_time_to_save_is_named_with_its_exception
 def test_an_attempt_that_was_cancelled_stays_so_when_the_job_has_gone_on_since() -> None:
     ended = jobs.end(1, 7.0, d.JobEnd.CANCELLED, "cancelled by the user")
     news = [*RUNNING, e.CancelRequested(6.0, 1), ended]
-    news += [e.ResumeRequested(8.0, 2), jobs.again(2, 9.0, d.Checkpoint(jobs.CKPT, 20))]
+    news += [e.ResumeRequested(8.0, 2), jobs.again(2, 9.0, Checkpoint(jobs.CKPT, 20))]
     text = cells.plain(post_mortem.post_mortem(jobs.told(news)))
     assert "attempt 1  was stopped by a cancel" in text and "attempt 2  goes on" in text
 
@@ -236,8 +238,10 @@ def test_what_follows_from_a_suspicion_is_said(follows: Follows) -> None:
 
 
 def test_a_rank_that_makes_no_steps_has_no_pace() -> None:
-    beats = e.Heartbeat(
-        14.0, "node-0", 1, (RankHeartbeat(0, 20, "S", 1, 1.0), RankHeartbeat(1, 20, "S", 1, 1.0))
+    beats = e.FromNode(
+        14.0,
+        "node-0",
+        reports.Heartbeat(1, (RankHeartbeat(0, 20, "S", 1, 1.0), RankHeartbeat(1, 20, "S", 1, 1.0))),
     )
     shown = _status([*RUNNING, beats], 14.5)
     assert shown.steps_per_s == 0.0 and "steps/s" not in cells.plain([status_view.headline(shown)])
@@ -271,7 +275,9 @@ def test_a_notice_and_its_fix_have_a_line_each_until_it_is_withdrawn() -> None:
 
 
 def test_a_job_without_steps_shows_the_progress_bar_of_its_log() -> None:
-    beat = e.Heartbeat(3.0, "node-0", 1, (RankHeartbeat(0, 0, "S", 9, 1.0, progress="37/1200 (tqdm)"),))
+    beat = e.FromNode(
+        3.0, "node-0", reports.Heartbeat(1, (RankHeartbeat(0, 0, "S", 9, 1.0, progress="37/1200 (tqdm)"),))
+    )
     shown = _status([*jobs.submitted(), *jobs.running(1, 1.0, 0), beat], 4.0)
     assert shown.step is None and shown.progress == "37/1200 (tqdm)"
     lines = cells.plain(status_view.job(shown)).splitlines()

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import hashlib
 import os
+import signal
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from orchestrator.agent.ranks.processes import NodeRanks, RankProcess, RanksGoal
 from orchestrator.core.checkpoints.save import Piece, Place, SaveState
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.log_index import LogIndex
+from orchestrator.core.jobdir.plan import PlannedSlurm
 from orchestrator.core.settings.rank_env import NodePlan
 from orchestrator.core.settings.rank_settings import Layers
 from orchestrator.core.wire import orders, reports
@@ -31,7 +33,7 @@ from tests.unit.agent.ranks.test_step_counter import written
 
 FENCE_S = 30.0
 PREPARE = fake_host.prepare(2)
-START = orders.Start(2, PREPARE.nodes, "127.0.0.1", 29400)
+START = orders.Start(2, "127.0.0.1", 29400)
 
 
 class Gone(NodeRanks):
@@ -206,11 +208,13 @@ def test_ranks_wait_for_a_disk_that_is_read_only_and_not_for_a_program_that_is_n
     assert _reports(agent)[1:] == [failed]
 
 
-def test_a_stop_leaves_ranks_the_grace_that_it_names(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("saves", "signum"), [(False, signal.SIGTERM), (True, signal.SIGUSR1)])
+def test_a_stop_leaves_ranks_the_grace_that_it_names(tmp_path: Path, saves: bool, signum: int) -> None:
     agent = _agent(tmp_path)
+    agent._obey(fake_host.prepare(2, slurm=PlannedSlurm((), "USR1")))
     ranks, now_s = _running(agent, tmp_path), time.monotonic()
-    agent._obey(orders.Stop(2, 7.0))
-    assert (ranks.want, ranks.how) == (RanksGoal.STOP, "asked")
+    agent._obey(orders.Stop(2, 7.0, saves))
+    assert (ranks.want, ranks.how, ranks.signum) == (RanksGoal.STOP, "asked", signum)
     assert now_s + 7.0 <= ranks.kill_at <= time.monotonic() + 7.0
 
 
@@ -317,7 +321,7 @@ def test_an_agent_whose_job_goes_on_in_another_allocation_leaves_with_its_ranks(
     assert agent._leaving and ranks.want is RanksGoal.STOP
 
 
-def _prepared(folder: Path, order: orders.Prepare) -> reports.ReliableReport:
+def _prepared(folder: Path, order: orders.PrepareNode) -> reports.ReliableReport:
     """Return what an agent reports of an order to prepare."""
 
     async def play() -> reports.ReliableReport:
@@ -346,7 +350,7 @@ def test_a_save_that_is_not_as_it_was_on_this_host_is_not_started_from(tmp_path:
     path = write(tmp_path / "checkpoints/a.pt", b"weights", SAVED_NS)
     piece = Piece("a.pt", 7, SAVED_NS, hashlib.sha256(b"weights").hexdigest())
     save = saved(1, main="a.pt", pieces=(piece,), places=(Place("node-0", str(path.parent)),))
-    order = replace(PREPARE, resume=save, deep=deep)
+    order = replace(PREPARE, save=save, deep=deep)
     assert _prepared(tmp_path, order) == reports.Prepared(2, "", 0, ())
     write(path, b"wrights", SAVED_NS)
     found = _prepared(tmp_path, order)
@@ -383,7 +387,7 @@ def test_a_folder_that_was_begun_after_the_save_of_an_attempt_is_moved_if_it_is_
     (place / "step_6").mkdir()
     pieces = (Piece("step_5/a.pt", 7, SAVED_NS),)
     save = saved(1, main="step_5", pieces=pieces, places=(Place("", str(place)),))
-    assert _prepared(tmp_path / "job", replace(PREPARE, resume=save)) == reports.Prepared(2, "", 0, ())
+    assert _prepared(tmp_path / "job", replace(PREPARE, save=save)) == reports.Prepared(2, "", 0, ())
     left = sorted(path.name for path in place.iterdir())
     assert left == ([".step_6.torn-attempt-1", "step_5"] if is_own else ["step_5", "step_6"])
 

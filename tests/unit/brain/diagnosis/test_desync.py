@@ -9,7 +9,9 @@ from typing import Any
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.core import observations
+from orchestrator.core.wire import orders, reports
 from orchestrator.core.wire.reports import RankHeartbeat
+from orchestrator.journal.journal_file import content
 from tests.support.brain_story import Story, at, look, none_of, only
 
 GROUP = "00c0ffee"
@@ -39,7 +41,7 @@ def train(
             beat = RankHeartbeat(
                 rank, steps[-1], "S", 0, 0.0, groups=groups, collective_counts=collective_counts
             )
-            said += story.hear(e.Heartbeat(0.0, f"n{rank}", 1, (beat,)))
+            said += story.hear(e.FromNode(0.0, f"n{rank}", reports.Heartbeat(1, (beat,))))
     return said
 
 
@@ -62,7 +64,7 @@ def looked(story: Story, began: int = 0, odd: int = 2, mixed: tuple[str, ...] = 
             collectives=(last,),
             where="train.py:9 step",
         )
-        said += story.hear(e.Inspected(0.0, f"n{rank}", 1, number, (found,)))
+        said += story.hear(e.FromNode(0.0, f"n{rank}", reports.Inspected(1, number, (found,))))
     return said
 
 
@@ -78,7 +80,7 @@ def test_a_skipped_collective_is_a_desync_that_names_the_rank_and_the_step() -> 
     story = running()
     assert not train(story, 2, 40, skips)
     said = train(story, 42, 64, skips)
-    assert {type(one) for one in said} == {d.Inspect}
+    assert {type(content(one)) for one in said} == {orders.Inspect}
     verdict = only(looked(story, began=41), d.Judge).verdict
     assert (verdict.kind, verdict.ranks, verdict.node, verdict.step) == (d.Kind.DESYNC, (2,), "n2", 41)
     assert verdict.culprit == (
@@ -143,7 +145,7 @@ def test_while_no_step_is_made_a_difference_cannot_pass_and_is_none() -> None:
     assert story.brain.facts.odd_at
     for rank in range(4):
         beat = RankHeartbeat(rank, 204, "S", 0, 0.0, median_step_s=0.1, groups=(GROUP,))
-        story.hear(e.Heartbeat(0.0, f"n{rank}", 1, (beat,)))
+        story.hear(e.FromNode(0.0, f"n{rank}", reports.Heartbeat(1, (beat,))))
     story.now_s += 25.0  # an evaluation, for instance
     assert not train(story, 206, 400, a_thread_lags)
 
@@ -171,7 +173,7 @@ def test_only_members_of_a_group_are_compared() -> None:
                 groups=(GROUP, f"part{rank // 2}"),
                 collective_counts=collective_counts,
             )
-            assert not story.hear(e.Heartbeat(0.0, f"n{rank}", 1, (beat,)))
+            assert not story.hear(e.FromNode(0.0, f"n{rank}", reports.Heartbeat(1, (beat,))))
 
 
 def test_on_desync_notify_says_it_once_and_lets_the_job_go_on() -> None:

@@ -9,6 +9,7 @@ import pytest
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.core import observations
+from orchestrator.core.wire import reports
 from orchestrator.core.wire.reports import RankHeartbeat
 from tests.support.brain_story import VICTIM, Story, none_of, only
 from tests.support.frames import frame
@@ -189,7 +190,9 @@ def test_log_lines_do_not_speak_for_a_silent_node() -> None:
     decided: list[d.Decision] = []
     for count in range(1, 6):
         story.now_s += 5.0
-        decided += story.hear(e.Heartbeat(0.0, "n0", 1, (RankHeartbeat(0, 0, "S", count * 10, 0.0),)))
+        decided += story.hear(
+            e.FromNode(0.0, "n0", reports.Heartbeat(1, (RankHeartbeat(0, 0, "S", count * 10, 0.0),)))
+        )
     assert only(decided, d.Judge).verdict.node == "n1"
 
 

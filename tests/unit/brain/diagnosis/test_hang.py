@@ -10,6 +10,8 @@ import pytest
 from orchestrator.brain.model import decisions as d
 from orchestrator.core import observations
 from orchestrator.core.shown import Frame
+from orchestrator.core.wire import orders
+from orchestrator.journal.journal_file import content
 from tests.support.brain_story import Story, look, none_of, only
 from tests.support.hang_story import (
     ALL,
@@ -103,7 +105,7 @@ def test_a_rank_that_enters_further_collectives_moves() -> None:
     for number in range(7, 40):
         story.wait(2.5)
         story.hear(*story.looked(*(entered(rank, number, still_s=20.0) for rank in ALL)))
-    assert none_of(story.said, d.Judge) and not none_of(story.said, d.Inspect)
+    assert none_of(story.said, d.Judge) and not none_of(story.said, orders.Inspect)
 
 
 def test_who_waits_in_the_store_or_for_one_rank_may_yet_be_let_go_and_is_named_only() -> None:
@@ -270,7 +272,7 @@ def test_where_no_rank_waits_a_sign_of_life_begins_the_half_hour_anew(sign: str)
     while none_of(story.said, d.Judge) and story.now_s < 5000.0:
         told: dict[str, Any] = {sign: 2_000_000} if story.now_s > 1000.0 else {}
         story.hear(beat(1, 9, **told))
-        if not none_of(story.wait(0.5), d.Inspect):
+        if not none_of(story.wait(0.5), orders.Inspect):
             story.hear(*story.looked(*(stood(one, max(story.now_s - 5.0, 0.0)) for one in blocked)))
     assert story.now_s == pytest.approx(2800.0, abs=5.0)
 
@@ -297,9 +299,9 @@ def test_processor_time_does_not_hide_a_hang_before_the_first_step_where_a_rank_
         for second in range(1, 300):
             story.hear(beat(1, 0, cpu_s=second * 0.9), beat(0, 0, cpu_s=0.0))
             story.wait(1.0)
-            orders = [one for one in story.said if isinstance(one, d.Inspect)]
-            if orders and none_of(story.said, d.Judge):
-                story.hear(*story.looked(*(stood(one, story.now_s - orders[0].at) for one in found)))
+            asked = [one for one in story.said if isinstance(content(one), orders.Inspect)]
+            if asked and none_of(story.said, d.Judge):
+                story.hear(*story.looked(*(stood(one, story.now_s - asked[0].at) for one in found)))
         assert none_of(story.said, d.Judge) is not is_judged
 
 
@@ -311,11 +313,9 @@ def test_log_lines_stay_the_verdict_without_a_proof_and_not_one_with_it() -> Non
         for second in range(1, 400):
             story.hear(beat(0, steps, log_bytes=second))
             silence(story, *waiting, odd, for_s=1.0)
-            orders = [one for one in story.said if isinstance(one, d.Inspect)]
-            if orders:
-                story.hear(
-                    *story.looked(*(stood(one, story.now_s - orders[0].at) for one in (*waiting, odd)))
-                )
+            asked = [one for one in story.said if isinstance(content(one), orders.Inspect)]
+            if asked:
+                story.hear(*story.looked(*(stood(one, story.now_s - asked[0].at) for one in (*waiting, odd))))
         assert none_of(story.said, d.Judge) is not is_judged
 
 
@@ -333,7 +333,7 @@ def test_a_whole_gang_that_works_in_silence_is_never_judged() -> None:
 def test_what_cannot_be_seen_has_the_ceiling() -> None:
     story = gang_of(hang_timeout_s=100.0)
     for _ in range(190):
-        if any(isinstance(one, d.Inspect) for one in story.wait(0.5)):
+        if any(isinstance(content(one), orders.Inspect) for one in story.wait(0.5)):
             story.hear(*story.looked(*(look(rank) for rank in ALL)))
     assert none_of(story.said, d.Judge)
 
@@ -357,10 +357,9 @@ def test_a_hang_timeout_takes_two_inspections_before_its_verdict_even_where_they
     story = Story(2, hang_timeout_s=10.0)
     story.run()
     story.hear(beat(0, 4), beat(1, 3))
-    orders = story.wait(10.0)
-    assert [type(decision) for decision in orders] == [d.Inspect, d.Inspect]
+    assert [type(content(one)) for one in story.wait(10.0)] == [orders.Inspect, orders.Inspect]
     again = story.hear(*story.looked(look(0, stack=("all_reduce",)), look(1, stack=("all_reduce",))))
-    assert none_of(again, d.Judge) and not none_of(again, d.Inspect)
+    assert none_of(again, d.Judge) and not none_of(again, orders.Inspect)
     taken = story.looked(look(0, stack=("all_reduce",)), look(1, stack=("all_reduce",)))
     verdict = only(story.hear(*taken), d.Judge).verdict
     assert (verdict.kind, verdict.ranks) == (d.Kind.HANG, (1,))
@@ -372,7 +371,7 @@ def test_a_hang_is_not_judged_by_a_node_that_was_not_heard_since() -> None:
     story.run()
     story.hear(beat(0, 4), beat(1, 4))
     for _ in range(40):
-        if not none_of(story.wait(1.0), d.Inspect):
+        if not none_of(story.wait(1.0), orders.Inspect):
             story.hear(*story.looked(look(0)))
     assert none_of(story.said, d.Judge), "n1 has not spoken after the time was over"
     story.wait(7.0)

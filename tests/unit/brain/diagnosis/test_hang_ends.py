@@ -13,8 +13,10 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.core import observations, text
 from orchestrator.core.errors import Fault
+from orchestrator.core.wire import orders, reports
 from orchestrator.core.wire.reports import RankHeartbeat
-from tests.support.brain_story import Story, look, none_of, notices, only
+from orchestrator.journal.journal_file import content
+from tests.support.brain_story import Story, given, look, none_of, notices, only
 from tests.support.frames import frame
 from tests.support.hang_story import (
     ALL,
@@ -41,7 +43,7 @@ def test_a_pause_of_3_s_in_state_t_is_no_hang_and_one_of_6_s_is() -> None:
     story = gang_of(2, hang_timeout_s=30.0)
     story.hear(beat(0, 9, "T"))
     story.now_s += 3.0
-    assert {type(decision) for decision in story.hear(beat(0, 9, "T"))} == {d.Inspect}
+    assert {type(content(one)) for one in story.hear(beat(0, 9, "T"))} == {orders.Inspect}
     answers = story.looked(look(0, observations.Activity.STOPPED, state="T"), look(1, WAITS))
     assert none_of(story.hear(*answers), d.Judge)
     story.now_s += 3.0
@@ -67,10 +69,10 @@ def test_what_others_wait_in_is_known_before_a_stopped_rank_is_judged() -> None:
     story = gang_of(2, hang_timeout_s=30.0)
     looks = []
     for _ in range(5):
-        looks += [one for one in story.hear(beat(0, 9, "T")) if isinstance(one, d.Inspect)]
+        looks += given(story.hear(beat(0, 9, "T")), orders.Inspect)
         story.hear(*story.looked(look(0, observations.Activity.STOPPED, state="T"), look(1, WAITS)))
         story.now_s += 1.0
-    assert [one.inspection for one in looks if one.node == "n1"] == [1, 2]
+    assert [one.inspection for node, one in looks if node == "n1"] == [1, 2]
     assert only(story.hear(beat(0, 9, "T")), d.Judge).verdict.ranks == (0,)
 
 
@@ -78,7 +80,7 @@ def test_a_stopped_rank_is_a_hang_even_where_silence_is_none() -> None:
     story = gang_of(2, hang_timeout_s=None)
     story.hear(beat(0, 9, "T"))
     story.now_s += 6.0
-    assert not none_of(story.hear(beat(0, 9, "T")), d.Inspect)
+    assert not none_of(story.hear(beat(0, 9, "T")), orders.Inspect)
 
 
 def test_a_rank_that_alone_is_left_behind_is_named() -> None:
@@ -179,12 +181,12 @@ def test_notify_tells_of_a_hang_once_keeps_looking_and_takes_it_back_when_the_jo
     story = gang_of(2, on_hang="notify")
     found = [look(0, WAITS), look(1, STOPPED, state="T", where="train.py:5 f")]
     assert notices(silence(story, *found), d.Topic.HANG)
-    looks = len([one for one in story.said if isinstance(one, d.Inspect)])
+    looks = len([one for one in story.said if isinstance(content(one), orders.Inspect)])
     said = []
     for _ in range(100):
         said += story.wait(0.5)
-    assert not notices(said, d.Topic.HANG) and none_of(story.said, d.Stop)
-    assert len([one for one in story.said if isinstance(one, d.Inspect)]) > looks
+    assert not notices(said, d.Topic.HANG) and none_of(story.said, orders.Stop)
+    assert len([one for one in story.said if isinstance(content(one), orders.Inspect)]) > looks
     (withdrawn,) = notices(beats(story, 10), d.Topic.HANG)
     assert withdrawn.withdrawn and withdrawn.why == "the job moves again"
     assert notices(silence(story, *found), d.Topic.HANG), "another hang is told anew"
@@ -196,9 +198,9 @@ def test_a_thread_that_logs_for_ever_neither_hides_a_hang_nor_takes_it_back_agai
     for second in range(1, 300):
         story.hear(beat(0, 9, log_bytes=second))
         story.wait(1.0)
-        orders = [one for one in story.said if isinstance(one, d.Inspect)]
-        if orders:
-            story.hear(*story.looked(*(stood(one, story.now_s - orders[0].at) for one in found)))
+        asked = [one for one in story.said if isinstance(content(one), orders.Inspect)]
+        if asked:
+            story.hear(*story.looked(*(stood(one, story.now_s - asked[0].at) for one in found)))
     assert [one.withdrawn for one in notices(story.said, d.Topic.HANG)] == [False]
 
 
@@ -217,10 +219,10 @@ def hang_at(story: Story, attempt: int, *, proven: bool) -> tuple[d.Verdict, flo
     story.run(attempt)
     for rank in (0, 1):
         made = RankHeartbeat(rank, 9, "S", 0, 0.0, median_step_s=0.1)
-        story.hear(e.Heartbeat(0.0, f"n{rank}", attempt, (made,)))
+        story.hear(e.FromNode(0.0, f"n{rank}", reports.Heartbeat(attempt, (made,))))
     began_s, first_s = story.now_s, 0.0
     for _ in range(3000):
-        if none_of(story.wait(0.5), d.Inspect):
+        if none_of(story.wait(0.5), orders.Inspect):
             continue
         first_s = first_s or story.now_s
         stood_s = story.now_s - first_s
@@ -281,10 +283,10 @@ def hang_of_rank_1(story: Story, attempt: int, step: int, *nodes: int) -> d.Verd
     story.run_on(*nodes, attempt=attempt)
     for rank, node in enumerate(nodes):
         made = RankHeartbeat(rank, step, "S", 0, 0.0, median_step_s=0.1)
-        story.hear(e.Heartbeat(0.0, f"n{node}", attempt, (made,)))
+        story.hear(e.FromNode(0.0, f"n{node}", reports.Heartbeat(attempt, (made,))))
     said: list[d.Decision] = []
     for stood_s in (0.0, 3.0, 7.0):
-        assert any(not none_of(story.wait(0.5), d.Inspect) for _ in range(LOOK_WAITS_MAX))
+        assert any(not none_of(story.wait(0.5), orders.Inspect) for _ in range(LOOK_WAITS_MAX))
         waits = look(0, WAITS, still_s=stood_s)
         blocked = look(1, STOPPED, state="T", where="a.py:1 f", still_s=stood_s)
         looked = story.looked(waits, blocked, attempt=attempt)

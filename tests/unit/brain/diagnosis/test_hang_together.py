@@ -6,6 +6,8 @@ import pytest
 
 from orchestrator.brain.model import decisions as d
 from orchestrator.core import observations
+from orchestrator.core.wire import orders
+from orchestrator.journal.journal_file import content
 from tests.support.brain_story import Story, look, none_of
 from tests.support.hang_story import (
     ALL,
@@ -77,6 +79,6 @@ def test_a_rank_that_is_held_back_now_and_then_is_not_stopped() -> None:
     story = gang_of()
     for _ in range(8):  # each beat finds it stopped
         story.hear(beat(2, 9, "T"))
-        if any(isinstance(one, d.Inspect) for one in story.wait(1.0)):
+        if any(isinstance(content(one), orders.Inspect) for one in story.wait(1.0)):
             story.hear(*story.looked(*(look(rank, observations.Activity.PROGRESSING) for rank in ALL)))
     assert none_of(story.said, d.Judge)

@@ -13,8 +13,9 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.core import observations
 from orchestrator.core.shown import Follows
+from orchestrator.core.wire import orders, reports
 from orchestrator.core.wire.reports import RankHeartbeat
-from tests.support.brain_story import Story, look, none_of, notices, only
+from tests.support.brain_story import Story, given, look, names, none_of, notices, only
 
 WAITS = observations.Activity.WAITING_FOR_RANKS
 
@@ -26,9 +27,9 @@ def _auto(nodes: int = 2, **limits: object) -> Story:
     return story
 
 
-def _beat(rank: int, count: int = 0, **more: Any) -> e.Heartbeat:
+def _beat(rank: int, count: int = 0, **more: Any) -> e.FromNode:
     fields: dict[str, Any] = {"log_bytes": 0, "cpu_s": 0.0, **more}
-    return e.Heartbeat(0.0, f"n{rank}", 1, (RankHeartbeat(rank, count, "S", **fields),))
+    return e.FromNode(0.0, f"n{rank}", reports.Heartbeat(1, (RankHeartbeat(rank, count, "S", **fields),)))
 
 
 def _step(story: Story, count: int, median_step_s: float | None = 0.1) -> None:
@@ -37,8 +38,8 @@ def _step(story: Story, count: int, median_step_s: float | None = 0.1) -> None:
     )
 
 
-def _looks(decisions: list[d.Decision]) -> list[d.Inspect]:
-    return [one for one in decisions if isinstance(one, d.Inspect)]
+def _looks(decisions: list[d.Decision]) -> list[d.To]:
+    return [one for one in decisions if isinstance(one, d.To) and isinstance(one.order, orders.Inspect)]
 
 
 def _first_look_s(story: Story, until_s: float = 1000.0) -> float | None:
@@ -87,7 +88,7 @@ def test_processor_time_counts_before_the_first_step_and_not_after_it() -> None:
         assert not story.hear(_beat(0, cpu_s=float(second)), _beat(1, cpu_s=float(second)))
     story = _auto()
     _step(story, 9)
-    looked: list[d.Inspect] = []
+    looked: list[d.To] = []
     for second in range(10):
         story.now_s += 1.0
         looked += _looks(
@@ -125,7 +126,7 @@ def test_a_sign_of_one_rank_puts_a_look_off_but_not_for_ever(
 def test_a_little_input_and_output_is_no_sign() -> None:
     story = _auto()
     _step(story, 9)
-    looked: list[d.Inspect] = []
+    looked: list[d.To] = []
     for second in range(1, 8):
         story.now_s += 1.0
         looked += _looks(
@@ -172,7 +173,7 @@ def test_a_step_voids_what_was_found_before() -> None:
     story.said.clear()
     _step(story, 10)
     story.wait(4.0)
-    assert none_of(story.said, d.Inspect)
+    assert none_of(story.said, orders.Inspect)
     story.wait(2.0)
     assert "look 2" not in _looks(story.said)[0].why
 
@@ -181,9 +182,9 @@ def test_no_look_is_ordered_while_the_last_one_is_still_to_be_answered() -> None
     story = _auto()
     _step(story, 9)
     story.wait(5.0 + inspections.ANSWER_S_MAX - 0.5)
-    assert {one.inspection for one in _looks(story.said)} == {1}
+    assert {one.inspection for _, one in given(story.said, orders.Inspect)} == {1}
     story.wait(1.0)
-    assert {one.inspection for one in _looks(story.said)} == {1, 2}
+    assert {one.inspection for _, one in given(story.said, orders.Inspect)} == {1, 2}
 
 
 def test_a_silent_node_is_not_looked_at() -> None:
@@ -205,10 +206,7 @@ def test_a_look_that_the_user_asks_for_goes_to_all_nodes_once_and_changes_nothin
     story = _auto()
     _step(story, 9)
     asked = story.hear(e.InspectRequested(0.0, 1))
-    assert [(type(one), one.node) for one in asked if isinstance(one, d.Inspect)] == [
-        (d.Inspect, "n0"),
-        (d.Inspect, "n1"),
-    ]
+    assert names(asked, orders.Inspect) == ["n0", "n1"]
     assert story.brain.facts.inspect_answered == 1
     assert not story.hear(*story.looked(look(0, WAITS, still_s=99.0), look(1, observations.Activity.BLOCKED)))
     assert not story.hear(_beat(0, 10), _beat(1, 10))
@@ -262,7 +260,7 @@ def test_what_two_looks_found_unmoved_is_told_once_for_each_place_and_nothing_is
         _step(story, 9 + count)
         story.said.clear()
         for looked in range(looks_taken):
-            while none_of(story.wait(0.5), d.Inspect):
+            while none_of(story.wait(0.5), orders.Inspect):
                 pass
             stood = look(1, observations.Activity.BLOCKED, where=where, why="in read()", still_s=3.0 * looked)
             story.hear(*story.looked(look(0, WAITS, why="in all_reduce", still_s=3.0 * looked), stood))

@@ -12,10 +12,11 @@ from orchestrator.brain.scheduling import allocation
 from orchestrator.core import observations
 from orchestrator.core.planned import QueueTerms
 from orchestrator.core.shown import Cause
+from orchestrator.core.wire import orders
 from orchestrator.journal.journal_file import Entry
 from orchestrator.supervisor import executor, status
 from tests.support import jobs
-from tests.support.brain_story import OWN, Story, names, none_of, only, planned_node
+from tests.support.brain_story import OWN, Story, given, names, none_of, only, planned_node
 
 SIGTERM = 15
 
@@ -45,8 +46,8 @@ def test_a_preempted_gang_saves_itself_and_goes_back_to_the_queue_at_no_cost(cau
     job = _running(restarts_max=0)
     decided = job.hear(_ending(cause))
     assert only(decided, d.Judge).verdict.kind is d.Kind.PREEMPTED
-    stops = [one for one in decided if isinstance(one, d.Stop)]
-    assert [(stop.node, stop.grace_s, stop.saves) for stop in stops] == [
+    stops = given(decided, orders.Stop)
+    assert [(node, stop.grace_s, stop.saves) for node, stop in stops] == [
         ("n0", 30.0, True),
         ("n1", 30.0, True),
     ]
@@ -59,7 +60,7 @@ def test_a_preempted_gang_saves_itself_and_goes_back_to_the_queue_at_no_cost(cau
 def test_after_a_requeue_the_brain_rests_until_there_is_another_allocation() -> None:
     job = _running()
     job.hear(_ending(Cause.PREEMPTED))
-    assert names(_stop(job), d.Dismiss) == ["n0", "n1"]
+    assert names(_stop(job), orders.Dismiss) == ["n0", "n1"]
     assert job.wait(5000.0) == []
     assert status.state(job.brain.facts) == "QUEUED"
     assert "waiting in the queue" in status.reason(job.brain.facts)
@@ -79,7 +80,7 @@ def test_the_time_limit_leads_back_to_the_queue_only_where_the_user_wants_it() -
 
 def test_the_grace_ends_before_the_nodes_are_taken_away() -> None:
     job = _running()
-    stop = next(one for one in job.hear(_ending(Cause.TIME_LIMIT, 12.0)) if isinstance(one, d.Stop))
+    _, stop = given(job.hear(_ending(Cause.TIME_LIMIT, 12.0)), orders.Stop)[0]
     assert stop.grace_s == 12.0 - allocation.REQUEUE_S
     assert none_of(job.wait(12.0 - allocation.REQUEUE_S - 0.1), d.Requeue)
     only(job.wait(0.2), d.Requeue)
@@ -87,7 +88,7 @@ def test_the_grace_ends_before_the_nodes_are_taken_away() -> None:
 
 def test_a_job_that_was_requeued_by_others_has_its_grace_to_the_very_end() -> None:
     job = _running()
-    stop = next(one for one in job.hear(_ending(Cause.REQUEUED, 12.0)) if isinstance(one, d.Stop))
+    _, stop = given(job.hear(_ending(Cause.REQUEUED, 12.0)), orders.Stop)[0]
     assert stop.grace_s == 12.0
 
 
@@ -155,10 +156,10 @@ def test_an_old_agent_that_comes_back_is_stopped_without_the_grace_of_a_whole_ga
     job.brain.learn(_ending(Cause.PREEMPTED))
     job.now_s = 10.0
     assert only(job.lent("7.1", 1, 2), d.Judge).verdict.kind is d.Kind.PREEMPTED
-    stop = only(job.hear(job.up(0, running=1)), d.Stop)
-    assert (stop.node, stop.saves, stop.grace_s) == ("n0", False, job.limits.break_grace_s)
+    ((node, stop),) = given(job.hear(job.up(0, running=1)), orders.Stop)
+    assert (node, stop.saves, stop.grace_s) == ("n0", False, job.limits.break_grace_s)
     job.hear(job.up(1, boot="b"))
-    assert names(job.hear(job.stopped(0)), d.Dismiss) == ["n0"]
+    assert names(job.hear(job.stopped(0)), orders.Dismiss) == ["n0"]
     assert job.said[-1].attempt == 2
 
 

@@ -14,6 +14,7 @@ from orchestrator.brain.scheduling import checkpoints
 from orchestrator.brain.scheduling.repeated_failure import ALIKE_MAX
 from orchestrator.core.checkpoints.save import Place, SaveState, StepSource
 from orchestrator.core.observations import Failure
+from orchestrator.core.wire import reports
 from tests.support.brain_story import Story, at, none_of, only, save
 from tests.support.frames import frame
 
@@ -423,7 +424,9 @@ def test_a_save_that_is_not_whole_on_a_node_is_given_up_and_the_node_is_not() ->
     story.run_on(0, 1)
     story.hear(story.saved(10), story.saved(20), story.exited(0, count=24))
     story.hear(story.stopped(0), story.stopped(1))
-    said = story.hear(e.PrepareFailed(0.0, "n1", 2, "the checkpoint is not whole here", "", 1020))
+    said = story.hear(
+        e.FromNode(0.0, "n1", reports.PrepareFailed(2, "the checkpoint is not whole here", "", 1020))
+    )
     assert only(said, d.DistrustSave).is_certain and only(said, d.BeginAttempt).resume == at(10)
     assert not story.brain.facts.nodes["n1"].excluded
 

@@ -10,8 +10,9 @@ from orchestrator.brain.model import events as e
 from orchestrator.brain.scheduling import fence
 from orchestrator.brain.scheduling.fence import ALONE_S_MAX, QUIET_S_MAX
 from orchestrator.core.observations import Framework
+from orchestrator.core.wire import orders, reports
 from orchestrator.core.wire.reports import RankHeartbeat
-from tests.support.brain_story import Story, none_of
+from tests.support.brain_story import Story, given, none_of
 
 BASE_S, SILENT_S = 12.0, 20.0
 """What an agent is told at its start, and how long is waited for that; see `brain_story.LIMITS`."""
@@ -24,7 +25,7 @@ def _running(**limits: Any) -> Story:
 
 
 def _fences(decided: list[d.Decision]) -> list[tuple[str, float, float]]:
-    return [(one.node, one.quiet_s, one.alone_s) for one in decided if isinstance(one, d.Fence)]
+    return [(node, fence.quiet_s, fence.alone_s) for node, fence in given(decided, orders.Fence)]
 
 
 def _step(story: Story, count: int, after_s: float) -> list[d.Decision]:
@@ -36,7 +37,7 @@ def _step(story: Story, count: int, after_s: float) -> list[d.Decision]:
 def _print(story: Story, log_bytes: int, after_s: float, count: int = 0) -> list[d.Decision]:
     story.now_s += after_s
     beats = [RankHeartbeat(rank, count, "S", log_bytes, 0.0) for rank in range(2)]
-    return story.hear(*(e.Heartbeat(0.0, f"n{beat.rank}", 1, (beat,)) for beat in beats))
+    return story.hear(*(e.FromNode(0.0, f"n{beat.rank}", reports.Heartbeat(1, (beat,))) for beat in beats))
 
 
 def _breaks(story: Story, after_s: float) -> None:
@@ -55,8 +56,8 @@ def test_a_long_pause_is_told_to_both_agents_once_as_three_times_as_long() -> No
     story = _running()
     _step(story, 1, 1.0)
     assert _fences(_step(story, 2, 50.0)) == [("n0", 150.0, 0.0), ("n1", 150.0, 0.0)]
-    assert none_of(_step(story, 3, 50.0), d.Fence)
-    assert none_of(_step(story, 4, 55.0), d.Fence)
+    assert none_of(_step(story, 3, 50.0), orders.Fence)
+    assert none_of(_step(story, 4, 55.0), orders.Fence)
     assert _fences(_step(story, 5, 5000.0))[0][1] == QUIET_S_MAX
 
 
@@ -164,10 +165,10 @@ def test_an_agent_that_has_long_had_no_supervisor_has_the_longer_time() -> None:
 
 def test_ranks_that_work_without_steps_earn_time_until_their_first_one() -> None:
     story = _running()
-    assert none_of(_print(story, 1, 10.0), d.Fence)
+    assert none_of(_print(story, 1, 10.0), orders.Fence)
     assert _fences(_print(story, 2, 20.0)) == [("n0", BASE_S, 30.0), ("n1", BASE_S, 30.0)]
-    assert none_of(_print(story, 3, 2.0), d.Fence)
-    assert none_of(_print(story, 3, 500.0), d.Fence), "nothing new was printed"
+    assert none_of(_print(story, 3, 2.0), orders.Fence)
+    assert none_of(_print(story, 3, 500.0), orders.Fence), "nothing new was printed"
     assert _fences(_print(story, 4, 3000.0))[0][2] == ALONE_S_MAX
     _breaks(story, 1.0)
     assert not _begins(story.wait(ALONE_S_MAX))
@@ -195,7 +196,7 @@ def test_what_was_told_of_ranks_without_steps_ends_with_their_attempt() -> None:
 def test_where_locks_tell_of_agents_no_time_does() -> None:
     story = _running(fence_s=None)
     _step(story, 1, 1.0)
-    assert none_of(_step(story, 2, 50.0), d.Fence)
+    assert none_of(_step(story, 2, 50.0), orders.Fence)
     _breaks(story, 1.0)
     assert not _begins(story.wait(500.0))
     assert _begins(story.hear(story.up(1, boot="b")))

@@ -7,6 +7,7 @@ from orchestrator.brain.model import events as e
 from orchestrator.brain.scheduling import placement
 from orchestrator.core import observations
 from orchestrator.core.errors import Fault
+from orchestrator.core.wire import orders, reports
 from tests.support.brain_story import Story, names, none_of, only
 
 BUSY, LASTING, PASSING = (
@@ -95,7 +96,7 @@ def test_a_host_that_does_not_answer_is_tried_three_times_and_others_meanwhile()
 def test_no_host_is_held_while_too_few_are_free() -> None:
     story = Story(hosts=2)
     story.hear(story.up(0))
-    assert names(story.hear(story.refused(1, BUSY, "held by job-7")), d.Dismiss) == ["n0"]
+    assert names(story.hear(story.refused(1, BUSY, "held by job-7")), orders.Dismiss) == ["n0"]
     assert placement.is_queued(story.brain.facts)
 
 
@@ -144,7 +145,7 @@ def test_the_longer_a_job_has_waited_the_more_seldom_it_asks() -> None:
 def test_jobs_ahead_are_waited_for_without_launching_anything() -> None:
     story = Story(hosts=2)
     story.hear(story.up(0), e.QueueSeen(0.0, ("job-1",)))
-    assert names(story.said, d.Dismiss) == ["n0"]
+    assert names(story.said, orders.Dismiss) == ["n0"]
     story.hear(
         e.AgentDisconnected(0.0, "n0", left=True), story.up(1), e.AgentDisconnected(0.0, "n1", left=True)
     )
@@ -213,16 +214,18 @@ def test_a_host_that_is_not_needed_any_more_is_let_go() -> None:
     _lose(story, 1, 0)
     story.hear(story.up(2))
     story.hear(story.up(1, boot="b"))
-    assert none_of(story.said, d.Dismiss), "whoever is there may be needed until ranks run"
+    assert none_of(story.said, orders.Dismiss), "whoever is there may be needed until ranks run"
     story.run_on(0, 2, attempt=2)
-    assert names(story.said, d.Dismiss) == ["n1"]
+    assert names(story.said, orders.Dismiss) == ["n1"]
 
 
 def test_a_host_where_the_setup_fails_is_done_without_where_there_are_others() -> None:
     story = Story(hosts=3)
     story.hear(story.up(0), story.up(1))
-    decided = story.hear(e.PrepareFailed(0.0, "n1", 1, "setup line 1 exited with code 1", ""))
-    assert (names(decided, d.Dismiss), names(decided, d.Launch)) == (["n1"], ["n2"])
+    decided = story.hear(
+        e.FromNode(0.0, "n1", reports.PrepareFailed(1, "setup line 1 exited with code 1", ""))
+    )
+    assert (names(decided, orders.Dismiss), names(decided, d.Launch)) == (["n1"], ["n2"])
     assert _places(story.hear(story.up(2))) == ["n0", "n2"]
     assert "setup line 1" in str(placement.note(story.brain.facts.nodes["n1"]))
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
-from tests.support.brain_story import Story, names, none_of, only
+from orchestrator.core.wire import orders, reports
+from tests.support.brain_story import Story, given, names, none_of, only
 
 LAN, FAST, BRIDGE = "10.0.0.1", "192.168.0.1", "172.17.0.1"
 
@@ -18,16 +19,16 @@ def _prepared(nodes: int = 2, hosts: int = 3) -> Story:
 
 
 def _starts(decisions: list[d.Decision]) -> dict[str, tuple[str, str]]:
-    return {x.node: (x.address, x.interface) for x in decisions if isinstance(x, d.Start)}
+    return {node: (start.address, start.interface) for node, start in given(decisions, orders.Start)}
 
 
 def test_all_others_try_the_first_nodes_addresses_before_ranks_start() -> None:
     story = _prepared(3)
     decided = story.hear(story.prepared(0, 1, BRIDGE, LAN))
-    assert names(decided, d.Probe) == ["n1", "n2"] and none_of(decided, d.Start)
-    probe = next(decision for decision in decided if isinstance(decision, d.Probe))
+    assert names(decided, orders.Probe) == ["n1", "n2"] and none_of(decided, orders.Start)
+    _, probe = given(decided, orders.Probe)[0]
     assert (probe.addresses, probe.port) == ((BRIDGE, LAN), 5001)
-    assert none_of(story.hear(story.probed(1, LAN)), d.Start), "n2 has not answered"
+    assert none_of(story.hear(story.probed(1, LAN)), orders.Start), "n2 has not answered"
     assert set(_starts(story.hear(story.probed(2, LAN)))) == {"n0", "n1", "n2"}
 
 
@@ -94,7 +95,7 @@ def test_nodes_that_reach_different_addresses_have_no_place_to_meet() -> None:
 def test_a_later_answer_changes_nothing() -> None:
     story = _prepared()
     story.hear(story.prepared(0, 1, LAN), e.AgentDisconnected(0.0, "n1"))
-    assert names(story.hear(story.up(1, ready=1)), d.Probe) == ["n1"], (
+    assert names(story.hear(story.up(1, ready=1)), orders.Probe) == ["n1"], (
         "the first question may not have arrived"
     )
     assert _starts(story.hear(story.probed(1, LAN)))
@@ -108,8 +109,10 @@ def test_a_later_answer_changes_nothing() -> None:
 def test_a_new_attempt_asks_anew() -> None:
     story = _prepared()
     story.hear(story.prepared(0, 1, LAN))
-    story.hear(story.probed(1, LAN), *(e.Started(0.0, f"n{node}", 1, (100,)) for node in (0, 1)))
+    story.hear(
+        story.probed(1, LAN), *(e.FromNode(0.0, f"n{node}", reports.Started(1, (100,))) for node in (0, 1))
+    )
     story.hear(story.exited(0))
     story.stop_all()
     decided = story.hear(story.prepared(0, 2, LAN), story.prepared(1, 2))
-    assert names(decided, d.Probe) == ["n1"] and none_of(decided, d.Start)
+    assert names(decided, orders.Probe) == ["n1"] and none_of(decided, orders.Start)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.core.observations import Failure
+from orchestrator.core.wire import orders, reports
 from orchestrator.core.wire.reports import RankHeartbeat
-from tests.support.brain_story import Story, none_of, only
+from tests.support.brain_story import Story, given, names, none_of, only
 from tests.support.frames import frame
 
 
@@ -21,8 +22,8 @@ def test_all_nodes_are_ready_before_any_rank_starts() -> None:
     story = Story(2)
     story.hear(story.up(0), story.up(1))
     assert not story.hear(story.prepared(0))
-    starts = [decision for decision in story.hear(story.prepared(1)) if isinstance(decision, d.Start)]
-    assert [(start.node, start.address, start.port) for start in starts] == [
+    starts = given(story.hear(story.prepared(1)), orders.Start)
+    assert [(node, start.address, start.port) for node, start in starts] == [
         ("n0", "10.0.0.1", 5001),
         ("n1", "10.0.0.1", 5001),
     ]
@@ -55,7 +56,7 @@ def test_a_gang_that_may_be_whole_is_never_taken_for_fenced() -> None:
 def test_a_stop_is_given_again_when_its_line_broke() -> None:
     story = _crashed()
     story.hear(e.AgentDisconnected(0.0, "n1"))
-    assert only(story.hear(story.up(1, running=1, ready=1)), d.Stop).node == "n1"
+    assert names(story.hear(story.up(1, running=1, ready=1)), orders.Stop) == ["n1"]
 
 
 def test_processes_that_outlive_kill_end_the_job_only_when_their_agent_was_heard_since() -> None:
@@ -71,7 +72,7 @@ def test_a_resume_after_giving_up_stops_what_is_left_before_it_begins() -> None:
     story.wait(90.0)
     story.hear(story.beat(1, 0))
     decided = story.hear(e.ResumeRequested(0.0, 1))
-    assert only(decided, d.Stop).node == "n1" and none_of(decided, d.BeginAttempt)
+    assert names(decided, orders.Stop) == ["n1"] and none_of(decided, d.BeginAttempt)
     assert only(story.hear(story.stopped(1)), d.BeginAttempt).attempt == 2
 
 
@@ -130,8 +131,8 @@ def test_a_cancel_while_preparing_ends_the_job_at_once() -> None:
 def test_a_cancel_gives_a_whole_gang_its_grace() -> None:
     story = Story(2)
     story.run()
-    stops = [x for x in story.hear(e.CancelRequested(0.0, 1)) if isinstance(x, d.Stop)]
-    assert [stop.grace_s for stop in stops] == [5.0, 5.0]
+    stops = given(story.hear(e.CancelRequested(0.0, 1)), orders.Stop)
+    assert [stop.grace_s for _, stop in stops] == [5.0, 5.0]
     assert only(story.stop_all(), d.EndJob).end is d.JobEnd.CANCELLED
 
 
@@ -159,7 +160,9 @@ def test_beats_folded_for_the_journal_replay_to_the_same_facts() -> None:
     live.brain.beats()
     for count in (1, 2, 2, 2):
         live.now_s += 1.0
-        live.brain.learn(e.Heartbeat(live.now_s, "n0", 1, (RankHeartbeat(0, count, "S", 0, 0.0),)))
+        live.brain.learn(
+            e.FromNode(live.now_s, "n0", reports.Heartbeat(1, (RankHeartbeat(0, count, "S", 0, 0.0),)))
+        )
     for beat in live.brain.beats():
         replayed.brain.learn(beat)
     assert replayed.brain.facts == live.brain.facts

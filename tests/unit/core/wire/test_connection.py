@@ -187,11 +187,11 @@ def test_a_new_connection_replaces_the_old_without_a_word_of_its_end(tmp_path: P
         up = await place.hear()
         assert isinstance(up, AgentReady)
         assert up.hello.incarnation == "second"
-        assert place.links.send("node-0", orders.Dismiss())
-        assert await new.receive() == ({"kind": "Dismiss"}, b"")
+        assert place.links.send("node-0", orders.Dismiss(1))
+        assert await new.receive() == ({"kind": "Dismiss", "attempt": 1}, b"")
         new.abort()
         assert await place.hear() == AgentDropped("node-0")
-        assert not place.links.send("node-0", orders.Dismiss())
+        assert not place.links.send("node-0", orders.Dismiss(1))
         assert place.links.inbox.empty()
 
     play(tmp_path, act)
@@ -276,7 +276,7 @@ def test_whoever_does_not_read_is_cut_off(tmp_path: Path, monkeypatch: pytest.Mo
     async def act(place: Place) -> None:
         agent = await place.agent()
         agent.reader._transport.pause_reading()  # type: ignore[attr-defined]
-        order = orders.Prepare(1, jobs.plan(), (), {"A": "x" * 500_000})
+        order = orders.PrepareNode(1, None, jobs.plan(), (), {"A": "x" * 500_000})
         sent = [place.links.send("node-0", order) for _ in range(40)]
         assert sent[0]
         assert not sent[-1]

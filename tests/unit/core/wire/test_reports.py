@@ -1,4 +1,4 @@
-"""Do the wire's words and the brain's words fit each other?"""
+"""Does every message of an attempt name it, and cross the wire?"""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 from orchestrator.brain.model import events as e
 from orchestrator.core import codec, observations
+from orchestrator.core.checkpoints.choice import Checkpoint
 from orchestrator.core.wire import orders, reports
 from tests.support import jobs
 from tests.support.frames import frame
@@ -22,10 +23,8 @@ def _fields(cls: type[Any]) -> list[str]:
 def test_every_order_and_kept_report_names_its_attempt() -> None:
     assert all("attempt" in _fields(cls) for cls in REPORTS.values())
     without = [cls.__name__ for cls in get_args(orders.Order) if "attempt" not in _fields(cls)]
-    assert without == ["Ack", "Discard", "Dismiss", "ResumeOffsets", "ChunkAck"]
-    assert get_args(orders.AttemptOrder) == tuple(
-        cls for cls in get_args(orders.Order) if cls.__name__ not in without
-    ), "an agent obeys these only for its latest attempt"
+    assert without == ["Ack", "Discard", "ResumeOffsets", "ChunkAck"]
+    assert all("attempt" in _fields(cls) for cls in get_args(orders.NodeOrder))
 
 
 def test_messages_cross_the_wire() -> None:
@@ -33,5 +32,7 @@ def test_messages_cross_the_wire() -> None:
         1, 2, None, 9, 3, observations.Failure("E", "m", "t", frame("w:1 f")), False, True
     )
     assert codec.loads_kind(codec.by_kind(reports.Report), codec.dumps_kind(exited)) == exited
-    prepare = orders.Prepare(1, jobs.plan(env={"A": "b"}), ("node-0", "node-1"), {"HOME": "/h"})
+    prepare = orders.PrepareNode(
+        1, Checkpoint("/a", 3, 1), jobs.plan(env={"A": "b"}), ("node-0", "node-1"), {"HOME": "/h"}
+    )
     assert codec.loads_kind(codec.by_kind(orders.Order), codec.dumps_kind(prepare)) == prepare

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model.facts import AttemptFacts, Facts
 from orchestrator.brain.model.node_facts import AgentLoss, NodeFacts
 from orchestrator.brain.model.rank_facts import RankFacts, RankState
+from orchestrator.core.checkpoints.choice import Checkpoint
 from orchestrator.core.checkpoints.save import (
     Closing,
     Content,
@@ -376,7 +376,7 @@ def test_ranks_that_were_killed_steps_behind_a_save_have_written_it() -> None:
 def test_what_closing_needs_of_the_attempt_comes_from_the_facts() -> None:
     ended = {"rank_state": RankState.EXITED, "code": 0, "steps": 7}
     facts = Facts(jobs.plan().limits)
-    facts.attempt = AttemptFacts(2, 0.0, 0.0, d.Checkpoint("/job/checkpoints/last.pt", 40, 1))
+    facts.attempt = AttemptFacts(2, 0.0, 0.0, Checkpoint("/job/checkpoints/last.pt", 40, 1))
     facts.nodes = {
         name: NodeFacts(name, (2 * number, 2 * number + 1), ever_started=2, clear=2 if name == "n1" else 1)
         for number, name in enumerate(("n0", "n1", "n2"))

@@ -11,6 +11,7 @@ import pytest
 from orchestrator.backends.api import Direction
 from orchestrator.brain.model import events as e
 from orchestrator.core.checkpoints.save import Closing, Place, SaveState
+from orchestrator.core.wire import reports
 from tests.support.desk_world import DeskWorld, Files
 from tests.support.saved_files import Model, adam, distributed, torch_save
 
@@ -359,7 +360,7 @@ def test_what_a_host_wrote_on_its_own_disk_is_given_up_where_another_one_lacks_i
     for step in (10, 20):
         save_outside(world, f"step_{step}.pt", step)
     assert (world.states(), world.latest().host) == ([WHOLE, WHOLE], "n0")
-    world.desk.learn(1.0, e.PrepareFailed(1.0, node, 2, "step_20.pt is gone", "", 2))
+    world.desk.learn(e.FromNode(1.0, node, reports.PrepareFailed(2, "step_20.pt is gone", "", 2)))
     world.learn()
     assert [save.state for save in world.facts.saves.values()] == world.states() == expected
 
