@@ -15,10 +15,12 @@ from orchestrator.brain.model.deadlines import Deadlines
 from orchestrator.brain.model.decisions import Evidence, Kind, Verdict
 from orchestrator.brain.model.facts import AttemptFacts, Facts, Phase
 from orchestrator.brain.model.rank_facts import RankFacts
-from orchestrator.brain.training import TOLD_MAX
 
 LOSSES_MIN = 2
 """How many losses in a row must not be finite."""
+
+RANKS_MAX = 16
+"""How many ranks are asked for their losses."""
 
 
 def judge(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict | None:
@@ -60,5 +62,5 @@ def sound_step(facts: Facts, attempt: AttemptFacts) -> int:
 
 
 def _diverged(facts: Facts) -> RankFacts | None:
-    ranks = islice(facts.ranks.values(), TOLD_MAX)
+    ranks = islice(facts.ranks.values(), RANKS_MAX)
     return next((rank for rank in ranks if rank.beat.nonfinite_losses >= LOSSES_MIN), None)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from orchestrator.brain.diagnosis import divergence
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import AttemptFacts, Facts, OtherBeginning
@@ -214,22 +213,18 @@ def _compare_steps(attempt: AttemptFacts, save: Save) -> None:
 
 def _distrust_unsound(facts: Facts, attempt: AttemptFacts) -> None:
     verdict = attempt.verdict
-    if (
-        verdict is None
-        or verdict.kind not in (d.Kind.DESYNC, d.Kind.DIVERGED)
-        or attempt.failed_count is None
-    ):
-        return
-    if verdict.kind is d.Kind.DESYNC:
+    if attempt.sound_step is not None:
+        sound, near = attempt.sound_step, 0
+        why = f"the loss was not finite in attempt {attempt.number}, at some step after {sound:,}"
+    elif verdict is not None and verdict.kind is d.Kind.DESYNC and attempt.failed_count is not None:
         # Not the verdict's step: the base may be known better since.
         sound, near = attempt.base_step + attempt.failed_count - 1, NEAR_STEPS
         why = f"ranks ran different collectives from step {sound + 1:,} on"
     else:
-        sound, near = divergence.sound_step(facts, attempt), 0
-        why = f"the loss was not finite in attempt {attempt.number}, at some step after {sound:,}"
+        return
     for save in list(facts.saves.values()):
-        is_own = save.attempt == attempt.number or verdict.kind is d.Kind.DIVERGED
-        if not is_own or save.step is None or save.state is not SaveState.WHOLE:
+        is_suspect = save.attempt == attempt.number or attempt.sound_step is not None
+        if not is_suspect or save.step is None or save.state is not SaveState.WHOLE:
             continue
         if save.step > sound - (0 if save.step_source is StepSource.STATED else near):
             facts.saves[save.number] = dataclasses.replace(save, state=SaveState.DISTRUSTED, why=why)
