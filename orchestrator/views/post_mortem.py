@@ -238,9 +238,9 @@ def _attempt(attempt: Json, folder: str, state: str) -> Iterator[Line]:
     yield from _began(attempt)
     parts = attempt.get("restart_parts")
     if parts and attempt["restart_s"] >= PARTS_S_MIN:
-        end, start, step = (duration(parts[name]) for name in ("end_s", "start_s", "first_step_s"))
+        end, start, first = (duration(parts[name]) for name in ("end_s", "start_s", "first_step_s"))
         yield line(
-            f"{_PAD}the restart: old ranks ended in {end}, new ones started in {start}, first step after {step}"
+            f"{_PAD}the restart: old ranks ended in {end}, new ones started in {start}, first step after {first}"
         )
     for told in attempt.get("told", ()):
         kind = f"{told['kind']}: " if told["kind"] else ""
