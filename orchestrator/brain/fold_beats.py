@@ -5,6 +5,7 @@ A coalesced heartbeat holds all that the facts hold, so that replaying it gives 
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields, replace
 
 from orchestrator.brain.diagnosis import suspicion
@@ -21,6 +22,10 @@ def fold(rank: RankFacts, beat: RankHeartbeat, at: float, watched_at: float) -> 
     """Fold what a beat says of a living rank; `suspicion.SIGNS` defines which parts of it are signs of life."""
     rank.usage = rank.usage if beat.usage is None else beat.usage
     rank.training = rank.training if beat.training is None else beat.training
+    if beat.training is not None and (loss := beat.training.loss) is not None:
+        if math.isfinite(loss):
+            rank.finite_loss, rank.finite_steps = loss, rank.loss_steps
+        rank.loss_steps = max(rank.loss_steps, beat.steps)
     if beat.seen is not None:
         rank.steps, rank.state, rank.log_bytes, rank.cpu_s = (
             beat.steps,

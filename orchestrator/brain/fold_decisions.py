@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from orchestrator.brain.diagnosis import desync, suspicion
+from orchestrator.brain.diagnosis import desync, divergence, suspicion
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model.facts import AttemptFacts, Facts, PastAttempt, Phase
 from orchestrator.brain.model.node_facts import AgentState, NodeFacts, RendezvousFacts
@@ -211,6 +211,8 @@ def _judge(facts: Facts, news: d.Judge) -> None:
     attempt = cast(AttemptFacts, facts.attempt)
     attempt.verdict = news.verdict
     attempt.failed_count = attempt.own_steps(news.verdict)
+    if news.verdict.kind is d.Kind.DIVERGED:
+        attempt.sound_step = divergence.sound_step(facts, attempt)
     attempt.judged_at = news.at
     checkpoints.judged(facts, attempt)
     _begin_stop(attempt, news.at)

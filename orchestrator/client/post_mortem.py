@@ -115,6 +115,7 @@ def _attempt(
         ],
         "verdict": status.verdict(verdict, judged.at) if judged and verdict else None,
         "restart_s": _restart_s(attempt, after),
+        "restart_parts": _restart_parts(attempt, after),
         "queued_s": None if attempt.queued_s is None else round(attempt.queued_s, 3),
         "repeated_steps": _repeated(attempt, again),
         "notices": [told.verdict.summary for told in attempt.told if told.verdict],
@@ -149,6 +150,18 @@ def _restart_s(attempt: AttemptHistory, after: AttemptHistory | None) -> float |
     if after is None or attempt.judged is None or after.restart_at is None:
         return None
     return round(after.restart_at - attempt.judged.at, 3)
+
+
+def _restart_parts(attempt: AttemptHistory, after: AttemptHistory | None) -> Json | None:
+    """Return the seconds of a restart until the old ranks had ended, the new ones ran, and the first step was made."""
+    if after is None or attempt.judged is None or after.running_at is None or after.first_step_at is None:
+        return None
+    times = (attempt.judged.at, after.begun.at, after.running_at, after.first_step_at)
+    names = ("end_s", "start_s", "first_step_s")
+    return {
+        name: round(max(0.0, until - since), 3)
+        for name, since, until in zip(names, times, times[1:], strict=False)
+    }
 
 
 def _repeated(attempt: AttemptHistory, again: AttemptHistory | None) -> int | None:

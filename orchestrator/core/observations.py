@@ -11,6 +11,9 @@ from orchestrator.core.shown import Frame
 LINE_CHARS_MAX = 300
 """How much of a message is shown in a line."""
 
+NCCL_LAST_ERROR = "Last error:\n"
+"""Line of an NCCL exception of torch, before what `ncclGetLastError` returns, which may be empty."""
+
 
 @dataclass(frozen=True, slots=True)
 class RankSeen:
@@ -115,8 +118,9 @@ class Failure:
 
     @property
     def text(self) -> str:
-        """The exception in a line: `ValueError: no data at train.py:34 load`."""
-        lines = self.message.strip().splitlines()
+        """The exception in a line: `ValueError: no data at train.py:34 load`. Of NCCL's, its last error."""
+        # After it NCCL writes what failed first; the lines before only say which kind of call did.
+        lines = (self.message.partition(NCCL_LAST_ERROR)[2].strip() or self.message.strip()).splitlines()
         words = ": ".join(word for word in (self.type, lines[0][:LINE_CHARS_MAX] if lines else "") if word)
         return f"{words} at {self.where}" if self.where else words
 

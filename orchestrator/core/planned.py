@@ -89,6 +89,8 @@ class Limits:
     # What a hang and a desync lead to: `fail`, `notify`, or `restart` after a hang.
     on_hang: str
     on_desync: str = "fail"
+    # What a loss that is not finite leads to: `notify`, `rollback` to a checkpoint before it, or `fail`.
+    on_nan: str = "notify"
     # From the start of all ranks until they have met, and until the first optimizer step.
     rendezvous_timeout_s: float | None = None
     first_step_timeout_s: float | None = None

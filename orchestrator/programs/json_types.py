@@ -100,6 +100,7 @@ class Attempt(TypedDict):
     passed: list[Passed]
     verdict: Verdict | None
     restart_s: float | None
+    restart_parts: dict[str, float] | None
     queued_s: float | None
     repeated_steps: int | None
     losses: NotRequired[list[str] | None]

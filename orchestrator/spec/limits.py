@@ -51,5 +51,6 @@ def limits_of(spec: JobSpec) -> Limits:
         time_limit_s=None if spec.backend == "slurm" else spec.time_limit,  # Slurm keeps this limit itself
         on_hang=monitor.on_hang,
         on_desync=monitor.on_desync,
+        on_nan=monitor.on_nan,
         launches=spec.launch is not None,
     )

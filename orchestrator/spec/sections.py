@@ -67,6 +67,11 @@ class Monitor(Part):
     on_desync: rules.Desync = about(
         "fail", "What follows when ranks silently run different collectives: failure, or only a notification."
     )
+    on_nan: rules.NotFinite = about(
+        "notify",
+        "What follows when the loss that ranks print or report stays nan or infinite: a notification, a restart from the last "
+        "checkpoint before it, or failure.",
+    )
     stop_grace: rules.Pause = about("15s", "Time from TERM to KILL when you or the time limit stop the job.")
 
     @pydantic.field_validator("node_timeout")

@@ -342,6 +342,7 @@ def _bare_signal(value: object) -> object:
 Backend: TypeAlias = Literal["local", "ssh", "slurm"]
 Hang: TypeAlias = Literal["restart", "notify", "fail"]
 Desync: TypeAlias = Literal["fail", "notify"]
+NotFinite: TypeAlias = Literal["notify", "rollback", "fail"]
 HostKeys: TypeAlias = Literal["strict", "accept-new"]
 Start: TypeAlias = Literal["auto", "fresh"]
 LimitAction: TypeAlias = Literal["fail", "requeue"]

@@ -38,6 +38,9 @@ FOLDS_MAX = 16
 REMARKS_MAX = 4
 """How many remarks on ranks are shown of an attempt."""
 
+PARTS_S_MIN = 2.0
+"""How long a restart takes of which the parts are shown."""
+
 _PAD = "  "
 PASSED_SHOWN = 3
 """How many saves that were passed over are named."""
@@ -233,6 +236,12 @@ def _attempt(attempt: Json, folder: str, state: str) -> Iterator[Line]:
     when = _when(attempt["started_at"], attempt["ended_at"])
     yield line(f"{_PAD}{short(source(attempt), folder)}, {when}")
     yield from _began(attempt)
+    parts = attempt.get("restart_parts")
+    if parts and attempt["restart_s"] >= PARTS_S_MIN:
+        end, start, first = (duration(parts[name]) for name in ("end_s", "start_s", "first_step_s"))
+        yield line(
+            f"{_PAD}the restart: old ranks ended in {end}, new ones started in {start}, first step after {first}"
+        )
     for told in attempt.get("told", ()):
         kind = f"{told['kind']}: " if told["kind"] else ""
         yield line(f"{_PAD}{told['what']} at {told['at'][11:19]} UTC: {kind}{short(told['text'], folder)}")

@@ -18,6 +18,7 @@ HOOK_FILES = (
             "arm",
             "errors",
             "files",
+            "graphs",
             "groups",
             "launch",
             "layout",

@@ -13,6 +13,8 @@ Rules:
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
 import re
 from dataclasses import dataclass
@@ -89,6 +91,7 @@ class PrintedNumbers:
         self._is_repeated = False
         self._left_s: float | None = None
         self._loss: Measured | None = None
+        self.nonfinite_losses = 0
         self._learning_rate: Measured | None = None
 
     def progress(self, optimizer_steps: int) -> str:
@@ -101,9 +104,13 @@ class PrintedNumbers:
     def training(self) -> Training:
         """Return what the log tells of the training."""
         self._read()
-        loss, learning_rate = last_loss(self._unread), last_learning_rate(self._unread)
+        losses, learning_rate = last_losses(self._unread), last_learning_rate(self._unread)
         self._unread = b""
-        self._loss = self._loss if loss is None else loss
+        if losses:
+            self._loss = losses[0]
+            self.nonfinite_losses = sum(
+                1 for _ in itertools.takewhile(lambda loss: not math.isfinite(loss), losses)
+            )
         self._learning_rate = self._learning_rate if learning_rate is None else learning_rate
         whole = None if self._is_repeated else self._whole
         return Training(
@@ -169,13 +176,13 @@ def last_left_s(tail: bytes, before_s: float | None) -> float | None:
     return _seconds(found["clock"]) + 86400.0 * int(found["days"] or 0)
 
 
-def last_loss(tail: bytes) -> Measured | None:
-    """Return the last loss of the training in the end of a log."""
-    for found in reversed(list(_LOSS.finditer(tail))[-CANDIDATES_MAX:]):
-        line = tail[_line_begin(tail, found.start()) : found.start()]
-        if _is_trained_on(line):
-            return Measured(found["number"])
-    return None
+def last_losses(tail: bytes) -> list[Measured]:
+    """Return the last losses of the training in the end of a log, the last one first."""
+    return [
+        Measured(found["number"])
+        for found in reversed(list(_LOSS.finditer(tail))[-CANDIDATES_MAX:])
+        if _is_trained_on(tail[_line_begin(tail, found.start()) : found.start()])
+    ]
 
 
 def _is_trained_on(line: bytes) -> bool:

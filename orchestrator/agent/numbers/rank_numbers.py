@@ -52,6 +52,13 @@ class RankNumbers:
         told = self._node.reports.of_rank(self._rank).completed_by(self.printed.training())
         return told if told != Training() else None
 
+    def nonfinite_losses(self) -> int:
+        """Return how many losses in a row, up to the last, are not finite: of those that it reports, else of those that it
+        prints."""
+        reports = self._node.reports
+        is_reported = reports.of_rank(self._rank).loss is not None
+        return reports.nonfinite_losses(self._rank) if is_reported else self.printed.nonfinite_losses
+
     def _usage(self, pids: list[int], now_s: float) -> Usage:
         stats = {pid: stat for pid in pids if (stat := procfs.stat(pid)) is not None}
         grown_s = sum(

@@ -10,6 +10,7 @@ Rules:
 from __future__ import annotations
 
 import contextlib
+import math
 import secrets
 import select
 import socket
@@ -36,12 +37,13 @@ class TrainerReports:
 
     def __init__(self) -> None:
         self._latest: dict[int, Training] = {}
+        self._nonfinite: dict[int, int] = {}
         self._settings: tuple[Setting, ...] = ()
 
     def settings(self, folder: Path, given: Mapping[str, str]) -> tuple[Setting, ...]:
         """Forget earlier attempts, and return what tells ranks of the endpoint, which is opened at the first call; `folder`
         is the node's, `given` what else is set. None where the user has another endpoint, or this one cannot be had."""
-        self._latest = {}
+        self._latest, self._nonfinite = {}, {}
         if TRAINER_URL in given or _asks_proxy(given):
             return ()
         if not self._settings:
@@ -53,9 +55,16 @@ class TrainerReports:
         """Return what a rank has reported in this attempt."""
         return self._latest.get(rank, NOT_TOLD)
 
+    def nonfinite_losses(self, rank: int) -> int:
+        """Return how many losses in a row, up to the last, a rank has reported that are not finite."""
+        return self._nonfinite.get(rank, 0)
+
     def take(self, rank: int, body: bytes) -> None:
         """Take a report of a rank. Raises ValueError when it cannot be read."""
-        self._latest[rank] = reported(codec.loads_plain(body)).completed_by(self.of_rank(rank))
+        report = reported(codec.loads_plain(body))
+        if report.loss is not None:
+            self._nonfinite[rank] = 0 if math.isfinite(report.loss) else self.nonfinite_losses(rank) + 1
+        self._latest[rank] = report.completed_by(self.of_rank(rank))
 
     def _open(self, folder: Path) -> tuple[Setting, ...]:
         token, path = secrets.token_hex(32), folder / TOKEN_FILE

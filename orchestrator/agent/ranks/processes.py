@@ -219,7 +219,8 @@ class NodeRanks:
             own_work_s=process.own_work.poll(process.counter, now_s) if last.rows else None, exiting=process.is_exiting(),
             groups=tuple(group.key for group in process.counter.groups()), collective_counts=counts,
             optimizer_steps=last.rows, alone=process.counter.alone_with(), progress=process.numbers.printed.progress(last.rows),
-            rate_per_s=process.counter.rate_per_s(), usage=usage, training=training,
+            rate_per_s=process.counter.rate_per_s(), nonfinite_losses=process.numbers.nonfinite_losses(), usage=usage,
+            training=training,
         )  # fmt: skip
 
     def note_logs(self, now_ns: int) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from orchestrator.brain.diagnosis import crash, hang, node_lost
+from orchestrator.brain.diagnosis import crash, divergence, hang, node_lost
 from orchestrator.brain.model.deadlines import Deadlines
 from orchestrator.brain.model.decisions import Evidence, EvidenceKind, FailureCause, Kind, Verdict
 from orchestrator.brain.model.facts import AttemptFacts, Facts, Phase
@@ -35,6 +35,7 @@ def diagnose(facts: Facts, deadlines: Deadlines) -> Verdict | None:
         launch_calls.verdict,
         node_lost.judge,
         _start_took_too_long,
+        divergence.judge,
         hang.judge,
     )
     for question in questions:

@@ -193,7 +193,8 @@ def suspects(facts: Facts, attempt: AttemptFacts, answer: collectives.Answer) ->
     unsure = stopped or [rank for rank in alive if not inspections.waits(attempt, rank)]
     behind = answer.behind if isinstance(answer, Missing) else ()
     if unsure:
-        return [rank for rank in unsure if rank.rank in behind] or _likely(unsure, facts)
+        seen = [rank for rank in unsure if not inspections.does(attempt, rank, Activity.UNKNOWN)]
+        return [rank for rank in unsure if rank.rank in behind] or _likely(unsure, facts) or seen
     raised = [rank for rank in alive if (found := inspections.result(attempt, rank)) and found.raised]
     if raised and len(raised) < len(alive):
         return raised
@@ -305,7 +306,7 @@ def _late(attempt: AttemptFacts, alive: list[RankFacts], answer: collectives.Ans
 
 def _likely(ranks: list[RankFacts], facts: Facts) -> list[RankFacts]:
     """Return which of the ranks that stand still to name: those in a state that cannot run, else those with fewer
-    steps than the rest; none where all are alike."""
+    steps than the rest; none where they are all ranks, and alike."""
     if len(ranks) < len(facts.ranks):
         return ranks
     stuck = [rank for rank in ranks if rank.state in ("T", "t", "Z", "D")]

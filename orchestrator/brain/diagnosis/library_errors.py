@@ -28,6 +28,8 @@ _REMOTE = re.compile(r"ncclRemoteError|remote process exited or there was a netw
 _MONITORED = re.compile(r"Ranks? (?P<ranks>[\d, ]+) failed to pass monitoredBarrier in (?P<limit_ms>\d+) ?ms")
 _MISMATCH = re.compile(r"op\.preamble\.length <= op\.nbytes\. (?P<sent>\d+) vs (?P<wanted>\d+)")
 _NO_GPU = re.compile(r"have NCCL built in|ProcessGroupNCCL is only supported with GPUs")
+_SHARED_GPU = re.compile(r"Duplicate GPU detected")
+_NO_SUCH_GPU = re.compile(r"CUDA error: invalid device ordinal")
 _NO_PROMPT = re.compile(r"^bdb\.BdbQuit")
 _SHM = re.compile(r"</torch_\d+\w*>: No space|out of shared memory|shared memory \(shm\)")
 _CUDA_GONE = re.compile(
@@ -115,6 +117,8 @@ def _always(sentence: str) -> Callable[[re.Match[str]], str]:
     return lambda found: sentence
 
 
+_BY_LOCAL_RANK = 'set the device by LOCAL_RANK: torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))'
+
 _MEANINGS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...] = (
     (_WATCHDOG, _watchdog),
     (_MONITORED, _monitored),
@@ -135,6 +139,14 @@ _MEANINGS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...] = 
             "the script chose NCCL, and the rank has no GPU: let it choose gloo; RANK is set for a single rank too, as by "
             "torchrun; without it: `command: env -u RANK -u WORLD_SIZE -u LOCAL_RANK python3 train.py`"
         ),
+    ),
+    (
+        _SHARED_GPU,
+        _always(f"two ranks of one host use the same GPU: {_BY_LOCAL_RANK}"),
+    ),
+    (
+        _NO_SUCH_GPU,
+        _always(f"the script chose a GPU that its rank does not have: {_BY_LOCAL_RANK}"),
     ),
     (
         _NO_PROMPT,

@@ -158,10 +158,15 @@ def _is_seen(facts: Facts, attempt: AttemptFacts) -> bool:
 def _who(
     facts: Facts, attempt: AttemptFacts, culprits: list[RankFacts], answer: collectives.Answer, works: bool
 ) -> str:
-    """Say which ranks work, else which ones stand where, and in what the others wait."""
+    """Say which ranks work, else which ones stand where, and in what the others wait. That ranks wait for each other is said
+    only of several that each wait for others."""
     numbers = {rank.rank for rank in culprits}
     seen = inspections.results(facts, attempt)
     others = {rank: inspection for rank, inspection in seen.items() if rank not in numbers}
     waiting = collectives.waiting_text(others, collectives.Unknown() if works else answer)
     parts = (hang_report.who(attempt, culprits, answer), waiting)
-    return "; ".join(part for part in parts if part) or "all ranks wait for each other"
+    if any(parts):
+        return "; ".join(part for part in parts if part)
+    alive = inspections.living(facts)
+    together = len(alive) > 1 and all(inspections.waits(attempt, rank) for rank in alive)
+    return "all ranks wait for each other" if together else "inspections do not show what ranks wait for"

@@ -27,6 +27,7 @@ class Kind(enum.Enum):
     NO_PROGRESS = "no_progress"
     LAUNCH = "launch"
     DESYNC = "desync"
+    DIVERGED = "diverged"
 
 
 @dataclass(frozen=True, slots=True)

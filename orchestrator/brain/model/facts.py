@@ -93,6 +93,8 @@ class AttemptFacts:
     verdict: d.Verdict | None = None
     judged_at: float = 0.0
     failed_count: int | None = None
+    # Of one that diverged: the job's last step whose weights are known to give a finite loss.
+    sound_step: int | None = None
     stop_at: float | None = None
     restart_asked: bool = False
     # How its nodes were taken away before it was judged, and since when another allocation has replaced its own.

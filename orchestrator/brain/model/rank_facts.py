@@ -65,6 +65,10 @@ class RankFacts:
     busy_at: float = 0.0
     pause_s: float = 0.0
     activity_at: float = 0.0
+    # Its losses, as in `SignTimes`.
+    finite_loss: float | None = None
+    finite_steps: int = 0
+    loss_steps: int = 0
     # Not journaled: the counts of collectives, see `desync`, and slow work, see `stragglers`.
     groups: tuple[str, ...] = field(default=(), compare=False)
     straggler: Straggler | None = field(default=None, compare=False)

@@ -47,7 +47,7 @@ def learn(facts: Facts, news: e.SaveChanged) -> None:
     attempt = facts.attempt
     if attempt is None or save.attempt != attempt.number:
         return
-    _distrust_desynced(facts, attempt)
+    _distrust_unsound(facts, attempt)
     _note_progress(facts, attempt)
     is_new = save.state is SaveState.WHOLE and (before is None or before.state is not SaveState.WHOLE)
     if is_new and save.stated is not None and save.steps:
@@ -87,8 +87,8 @@ def set_state(facts: Facts, number: int, state: SaveState, why: str) -> None:
 
 
 def judged(facts: Facts, attempt: AttemptFacts) -> None:
-    """Give up what the attempt saved after its ranks began to run different collectives."""
-    _distrust_desynced(facts, attempt)
+    """Give up what was saved after ranks began to run different collectives, or after the loss was last finite."""
+    _distrust_unsound(facts, attempt)
     _note_progress(facts, attempt)
 
 
@@ -211,16 +211,22 @@ def _compare_steps(attempt: AttemptFacts, save: Save) -> None:
         )
 
 
-def _distrust_desynced(facts: Facts, attempt: AttemptFacts) -> None:
+def _distrust_unsound(facts: Facts, attempt: AttemptFacts) -> None:
     verdict = attempt.verdict
-    if verdict is None or verdict.kind is not d.Kind.DESYNC or attempt.failed_count is None:
+    if attempt.sound_step is not None:
+        sound, near = attempt.sound_step, 0
+        why = f"the loss was not finite in attempt {attempt.number}, at some step after {sound:,}"
+    elif verdict is not None and verdict.kind is d.Kind.DESYNC and attempt.failed_count is not None:
+        # Not the verdict's step: the base may be known better since.
+        sound, near = attempt.base_step + attempt.failed_count - 1, NEAR_STEPS
+        why = f"ranks ran different collectives from step {sound + 1:,} on"
+    else:
         return
-    began = attempt.base_step + attempt.failed_count  # not the verdict's: the base may be known better since
     for save in list(facts.saves.values()):
-        if save.attempt != attempt.number or save.step is None or save.state is not SaveState.WHOLE:
+        is_suspect = save.attempt == attempt.number or attempt.sound_step is not None
+        if not is_suspect or save.step is None or save.state is not SaveState.WHOLE:
             continue
-        if save.step >= began - (0 if save.step_source is StepSource.STATED else NEAR_STEPS):
-            why = f"ranks ran different collectives from step {began:,} on"
+        if save.step > sound - (0 if save.step_source is StepSource.STATED else near):
             facts.saves[save.number] = dataclasses.replace(save, state=SaveState.DISTRUSTED, why=why)
 
 

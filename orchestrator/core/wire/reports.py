@@ -72,6 +72,10 @@ class SignTimes:
     pause_s: float = 0.0
     # Last sign of life other than processor time
     activity_at: float = 0.0
+    # Its last finite loss, its steps at the report before that, and at the last report of a loss
+    finite_loss: float | None = None
+    finite_steps: int = 0
+    loss_steps: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +109,8 @@ class RankHeartbeat:
     progress: str = ""
     # Steps a second
     rate_per_s: float | None = None
+    # How many of its losses in a row, up to the last, are not finite
+    nonfinite_losses: int = 0
     # What it uses and what its script tells; None: as before
     usage: Usage | None = None
     training: Training | None = None

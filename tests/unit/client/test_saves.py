@@ -268,7 +268,7 @@ def test_the_reference_names_every_key_of_a_save(shelf: Shelf) -> None:
     write(shelf.folder / "foreign.pt", state(5))
     listed = saves.listed(shelf.job, shelf.plan, verify=False)
     assert [one["save"] for one in listed] == [1, 2, None] and listed[0].keys() == listed[2].keys()
-    page = (ROOT / "docs" / "reference.md").read_text().partition("### A save")[2]
+    page = (ROOT / "docs" / "reference.md").read_text().partition("### A checkpoint")[2]
     assert [key for key in listed[0] if f"`{key}`" not in page] == []
 
 

@@ -47,7 +47,7 @@ RANK: dict[str, Any] = {
 WHY: dict[str, Any] = {"id": str, "state": str, "attempts": list}
 ATTEMPT: dict[str, Any] = {
     "attempt": int, "started_at": str, "ended_at": (str, MAYBE), "first_step": (int, MAYBE), "last_step": (int, MAYBE),
-    "resumed_from": (str, MAYBE), "verdict": (dict, MAYBE), "restart_s": (*NUMBER, MAYBE),
+    "resumed_from": (str, MAYBE), "verdict": (dict, MAYBE), "restart_s": (*NUMBER, MAYBE), "restart_parts": (dict, MAYBE),
 }  # fmt: skip
 VERDICT: dict[str, Any] = {
     "kind": str, "ranks": list, "node": str, "summary": str, "evidence": list, "detected_s": NUMBER,
@@ -169,7 +169,7 @@ def test_a_running_job_tells_steps_pace_pids_and_ages() -> None:
     assert status["started_at"] == "2026-11-18T11:06:40.100Z"
 
 
-FOR_THE_BRAIN = {
+FOR_THE_BRAIN = {"nonfinite_losses",
     "log_bytes", "cpu_s", "io_bytes", "median_step_s", "own_work_s", "exiting", "groups", "collective_counts",
     "optimizer_steps", "alone", "seen",
 }  # fmt: skip
@@ -274,6 +274,7 @@ def test_the_post_mortem_tells_what_a_crash_cost() -> None:
     assert (first["first_step"], first["last_step"], first["repeated_steps"]) == (1, 23, 3)
     assert first["verdict"]["detected_s"] == 0.2
     assert first["restart_s"] == pytest.approx(10.1 - 5.7)
+    assert sum(first["restart_parts"].values()) == pytest.approx(first["restart_s"])
     assert first["ended_at"] == "2026-11-18T11:06:46.200Z"
     assert (second["resumed_from"], second["first_step"], second["last_step"]) == (jobs.CKPT, 21, 25)
     assert (second["ended_at"], second["verdict"]) == (None, None)

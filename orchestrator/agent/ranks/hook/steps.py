@@ -7,6 +7,7 @@ import os
 import sys
 
 from .errors import HookNotes
+from .graphs import Graphs
 from .groups import Groups
 from .launch import note_gang
 from .layout import (
@@ -161,6 +162,7 @@ class Steps:
         self._notes = notes
         self._on_claim = on_claim
         self.groups = Groups(folder, notes, is_child=is_child)
+        self.graphs = Graphs(lambda optimizer: self.after_step(optimizer, (), {}))
         self._optimizer_steps, self._script_steps = OptimizerSteps(), ScriptSteps()
         self._pid = os.getpid()
         self._count = itertools.count
@@ -172,8 +174,9 @@ class Steps:
 
     def after_step(self, optimizer: object, args: object, kwargs: object) -> None:
         """Run after each optimizer step, as torch's global hook. STEP_WORD is written last: once it is there, the
-        rest is valid. A step that torch makes to fill the optimizer's state does not count."""
-        if fills_state():
+        rest is valid. A step that torch makes to fill the optimizer's state does not count, nor one that is only captured
+        into a CUDA graph."""
+        if self.graphs.captures(optimizer) or fills_state():
             return
         step = self._next_step()
         if step == 1:

@@ -13,7 +13,7 @@ from orchestrator.agent.numbers.printed import (
     PrintedNumbers,
     last_bar,
     last_learning_rate,
-    last_loss,
+    last_losses,
 )
 from orchestrator.core.shown import Measured
 
@@ -67,7 +67,19 @@ LIGHTNING = "Epoch 0:  45%|████▌     | 45/100 [00:01<00:01, 30.00it/s,
 def test_the_last_loss_and_learning_rate_of_a_log(
     tail: bytes, loss: float | None, learning_rate: float | None
 ) -> None:
-    assert (last_loss(tail), last_learning_rate(tail)) == (loss, learning_rate)
+    assert (next(iter(last_losses(tail)), None), last_learning_rate(tail)) == (loss, learning_rate)
+
+
+def test_printed_losses_that_are_not_finite_are_counted_in_a_row(tmp_path: Path) -> None:
+    log, counts = tmp_path / "rank.log", []
+    numbers = PrintedNumbers(log)
+    with log.open("a") as file:
+        for loss in ("nan", "0.3", "nan", "step 7", "inf"):
+            file.write(f"loss {loss}\n" if " " not in loss else f"{loss}\n")
+            file.flush()
+            numbers.training()
+            counts.append(numbers.nonfinite_losses)
+    assert counts == [1, 0, 1, 1, 2]
 
 
 def test_a_loss_that_is_not_a_number_is_told_as_such(tmp_path: Path) -> None:

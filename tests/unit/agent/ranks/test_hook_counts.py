@@ -110,6 +110,41 @@ def test_a_step_that_torch_makes_to_fill_an_optimizers_state_is_none(rank: Rank)
     assert rank.last_step().rows == 3
 
 
+# As much of a CUDA graph as the hook wraps; a graph cannot be captured without a GPU.
+CUDA_GRAPHS = """
+class CUDAGraph:
+    replays = 0
+    def capture_begin(self, pool=None, capture_error_mode="global"):
+        self.mode = capture_error_mode
+    def capture_end(self):
+        pass
+    def replay(self):
+        self.replays += 1
+"""
+
+
+def test_replay_of_a_cuda_graph_with_an_optimizer_step_is_a_step(rank: Rank) -> None:
+    """Captures are no steps, nor are replays of graphs without an optimizer's step, or of one whose optimizer is gone."""
+    rank.script("", "torch/cuda/__init__.py")
+    rank.script(CUDA_GRAPHS, "torch/cuda/graphs.py")
+    loop = """
+from torch.cuda.graphs import CUDAGraph
+import wave
+for _ in range(3): a.step()
+whole, forward, dead = CUDAGraph(), CUDAGraph(), CUDAGraph()
+whole.capture_begin(capture_error_mode="relaxed"); a.step(); whole.capture_end()
+forward.capture_begin(); forward.capture_end()
+dead.capture_begin(); b.step(); dead.capture_end()
+del b
+gc.collect()
+for _ in range(10): forward.replay(); dead.replay(); whole.replay()
+b = a
+b.step()
+assert whole.mode == "relaxed" and whole.replays == forward.replays == dead.replays == 10
+"""
+    assert steps_of(rank, loop) == 14
+
+
 # Ranks that are alone.
 
 

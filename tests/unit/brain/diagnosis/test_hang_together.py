@@ -8,7 +8,7 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.core import observations
 from orchestrator.core.wire import orders
 from orchestrator.journal.journal_file import content
-from tests.support.brain_story import Story, look, none_of
+from tests.support.brain_story import Story, look, none_of, notices
 from tests.support.hang_story import (
     ALL,
     BLOCKED,
@@ -82,3 +82,25 @@ def test_a_rank_that_is_held_back_now_and_then_is_not_stopped() -> None:
         if any(isinstance(content(one), orders.Inspect) for one in story.wait(1.0)):
             story.hear(*story.looked(*(look(rank, observations.Activity.PROGRESSING) for rank in ALL)))
     assert none_of(story.said, d.Judge)
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+@pytest.mark.parametrize("why", ["waits for its GPU", "waits for pt_data_worker, in sleep(), train.py:17"])
+def test_hang_ranks_that_each_wait_for_no_other_are_named_with_their_line(nodes: int, why: str) -> None:
+    story = gang_of(nodes, hang_timeout_s=60.0)
+    found = [look(rank, BLOCKED, where="train.py:40 step", why=why) for rank in range(nodes)]
+    verdict = judged(story, *found, for_s=90.0)
+    assert verdict.ranks == tuple(range(nodes))
+    assert why in verdict.culprit
+    assert "train.py:40 step" in verdict.summary
+    suspicions = [notice.why for notice in notices(story.said, d.Topic.SUSPECT)]
+    assert len(suspicions) == 1
+    assert why in suspicions[0]
+    assert "wait for each other" not in suspicions[0]
+
+
+def test_hang_without_a_known_wait_says_so() -> None:
+    story = gang_of(1)
+    silence(story, entered(0, 10, members=(0,)))
+    (notice,) = notices(story.said, d.Topic.SUSPECT)
+    assert "wait for each other" not in notice.why

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.brain.diagnosis.library_errors import explain
+from orchestrator.core.observations import Failure
 
 NCCL = (
     "[rank3]:[E1121 02:14:07.312345678 ProcessGroupNCCL.cpp:632] [Rank 3] Watchdog caught collective operation "
@@ -20,6 +21,12 @@ STORE = (
 )
 KEYS = "torch.distributed.DistStoreError: wait timeout after 300000ms, keys: /default_pg/0//cpu//0/rank_3"
 MONITORED = "Rank 0: Ranks 2, 3 failed to pass monitoredBarrier in 30000 ms"
+# torch 2.11 with NCCL 2.28
+DUPLICATE = """NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.cpp:94, invalid usage (run with NCCL_DEBUG=WARN for \
+details), NCCL version 2.28.3
+ncclInvalidUsage: This usually reflects invalid usage of NCCL library.
+Last error:
+Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 60"""
 
 
 @pytest.mark.parametrize(
@@ -46,6 +53,8 @@ MONITORED = "Rank 0: Ranks 2, 3 failed to pass monitoredBarrier in 30000 ms"
         ("torch.distributed.DistBackendError: NCCL error ..., unhandled system error", "/dev/shm"),
         ("unable to write to file </torch_12_345_0>: No space left on device (28)", "--shm-size=8g"),
         ("RuntimeError: CUDA error: device-side assert triggered", "CUDA_LAUNCH_BLOCKING=1"),
+        ("RuntimeError: CUDA error: invalid device ordinal", "set the device by LOCAL_RANK"),
+        (DUPLICATE, "set the device by LOCAL_RANK"),
     ],
 )
 def test_a_message_of_a_library_is_told_in_plain_words(text: str, words: str) -> None:
@@ -54,3 +63,19 @@ def test_a_message_of_a_library_is_told_in_plain_words(text: str, words: str) ->
 
 def test_a_text_of_the_script_is_not_explained() -> None:
     assert explain("ValueError: loss is nan") == ""
+
+
+@pytest.mark.parametrize(
+    ("message", "headline"),
+    [
+        (DUPLICATE, "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 60"),
+        (
+            DUPLICATE.partition("Duplicate")[0],
+            "NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.cpp:94",
+        ),
+    ],
+    ids=["with a last error", "without one"],
+)
+def test_nccl_exception_is_reported_by_its_last_error(message: str, headline: str) -> None:
+    failure = Failure("torch.distributed.DistBackendError", message, "", None)
+    assert failure.text.startswith(f"torch.distributed.DistBackendError: {headline}")

@@ -1,0 +1,68 @@
+"""A training whose loss becomes nan by one batch, with `monitor.on_nan`: where it resumes, and when it fails."""
+
+from __future__ import annotations
+
+from orchestrator.client import saves
+from tests.support.local import Desk
+from tests.support.torch_saves import STAND_IN
+
+BAD_BATCH = 60
+
+SCRIPT = """
+import array, math, os, re, sys, time
+import torch
+from torch.optim.optimizer import Optimizer
+import colorsys  # any import after torch lets the hook see that it is there
+
+attempt, folder = int(os.environ["ORCH_ATTEMPT"]), os.environ["ORCH_CHECKPOINT_DIR"]
+optimizer, weights, step = Optimizer(), array.array("d", [1.0]), 0
+if path := os.environ.get("ORCH_RESUME_FROM"):
+    weights, step = torch.load(path)["model"]["weight"], int(re.search(r"(\\d+)\\.pt", path)[1])
+print("begins at", step, flush=True)
+skips = "--skip" in sys.argv and attempt > 1
+while step < 200:
+    step += 1
+    if step == 60 and not skips:
+        weights[0] = math.nan
+    elif step != 60:
+        weights[0] *= 0.99
+    time.sleep(0.2 if attempt == 1 or not skips else 0.02)
+    optimizer.step()
+    print("step", step, "loss", weights[0], flush=True)
+    if step % 10 == 0:
+        torch.save({"model": {"weight": weights}, "step": step}, os.path.join(folder, f"step_{step}.pt"))
+print("weights", weights[0].hex(), flush=True)
+"""
+
+
+def test_rollback_ends_with_the_weights_of_a_run_without_the_bad_batch(desk: Desk) -> None:
+    job = desk.submit(
+        {**STAND_IN, "train.py": SCRIPT}, entrypoint="train.py --skip", nodes=1, procs_per_node=1,
+        checkpoint={"path": "step_*.pt", "keep": 20}, monitor={"on_nan": "rollback"},
+    )  # fmt: skip
+    assert job.wait(180.0)["state"] == "SUCCEEDED"
+    verdict = job.verdict(1)
+    assert (verdict["kind"], verdict["ranks"]) == ("diverged", [0])
+    assert verdict["step"] >= BAD_BATCH
+    began = int(job.log(attempt=2).split()[2])
+    assert 0 < began < BAD_BATCH
+    weight = 1.0
+    for _ in range(199):
+        weight *= 0.99
+    assert f"weights {weight.hex()}" in job.log(attempt=2)
+
+
+def test_rollback_fails_where_the_loss_is_nan_again(desk: Desk) -> None:
+    job = desk.submit(
+        {**STAND_IN, "train.py": SCRIPT}, entrypoint="train.py", nodes=1, procs_per_node=1,
+        checkpoint={"path": "step_*.pt", "keep": 20}, monitor={"on_nan": "rollback"},
+    )  # fmt: skip
+    assert job.wait(180.0)["state"] == "FAILED"
+    assert job.kinds() == ["diverged", "diverged"]
+    distrusted = [
+        one
+        for one in saves.listed(job.job.folder, job.job.plan(), verify=False)
+        if one["state"] == "distrusted"
+    ]
+    assert distrusted
+    assert all(one["step"] >= BAD_BATCH - 40 for one in distrusted)
