@@ -153,14 +153,16 @@ def _restart_s(attempt: AttemptHistory, after: AttemptHistory | None) -> float |
 
 
 def _restart_parts(attempt: AttemptHistory, after: AttemptHistory | None) -> Json | None:
-    """Return the seconds of a restart until the old ranks had ended, the new ones ran, and the first step was made."""
+    """Return the seconds of a restart until the old ranks had ended, the new ones ran, and the first step was made; None
+    without a step, and where a later launcher call has started ranks again."""
     if after is None or attempt.judged is None or after.running_at is None or after.first_step_at is None:
         return None
-    times = (attempt.judged.at, after.begun.at, after.running_at, after.first_step_at)
-    names = ("end_s", "start_s", "first_step_s")
+    if after.running_at > after.first_step_at:
+        return None
     return {
-        name: round(max(0.0, until - since), 3)
-        for name, since, until in zip(names, times, times[1:], strict=False)
+        "end_s": round(after.begun.at - attempt.judged.at, 3),
+        "start_s": round(after.running_at - after.begun.at, 3),
+        "first_step_s": round(after.first_step_at - after.running_at, 3),
     }
 
 
