@@ -213,7 +213,7 @@ def test_a_supervisor_that_died_is_replaced_by_whatever_is_typed_next_and_a_seco
     done = orch("cancel")
     assert (done.returncode, done.stdout) == (0, f"{sight.job.id} CANCELLED\n")
     assert orch("cancel").returncode == 2
-    assert "was stopped by a cancel" in orch("why").stdout
+    assert "stopped by orch cancel" in orch("why").stdout
 
 
 def test_jobs_and_verbs_are_completed_by_the_shell(desk: Desk, orch: Type) -> None:

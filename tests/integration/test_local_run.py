@@ -127,7 +127,7 @@ def test_a_job_of_a_session_that_was_cut_off_is_refused_and_a_new_one_goes_on_fr
         job.job.resume()
     assert f"orch resume it --from a checkpoint in {job.job.folder.checkpoints}" in told.value.fix
     _age(job.job.folder.state)
-    assert "if that machine is gone, orch resume tells how to go on" in _status_text(desk)
+    assert "if that machine is gone, orch resume explains how to continue" in _status_text(desk)
     new = desk.submit({**FAKE_TORCH, "train.py": STEPS}, entrypoint="train.py", checkpoint={"path": "step-*"})
     new.job.cancel()
     new.wait()

@@ -229,7 +229,7 @@ def test_a_remark_on_the_users_frame_does_not_show_it_twice() -> None:
 
 def test_only_the_wanted_ranks_are_shown() -> None:
     text = cells.plain(stack_view.stacks(_taken(), (2,)))
-    assert "1 rank looked at" in text and "load_batch" in text and "train_step" not in text
+    assert "1 rank inspected" in text and "load_batch" in text and "train_step" not in text
 
 
 def test_ranks_that_run_on_their_own_are_shown_without_a_reason() -> None:
