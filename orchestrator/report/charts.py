@@ -45,7 +45,7 @@ Points: TypeAlias = "list[tuple[float, float]]"
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """A label of an axis, and where it stands: percent from its beginning."""
+    """A label of an axis, and its position in percent from the start."""
 
     percent: float
     text: str
@@ -59,13 +59,13 @@ class TimeScale:
     end_s: float
 
     def x(self, wall_s: float) -> float:
-        """Return a time's place from 0 to `WIDTH`."""
+        """Return the x position of a time, from 0 to `WIDTH`."""
         share = (wall_s - self.begin_s) / max(1e-3, self.end_s - self.begin_s)
         return round(WIDTH * min(1.0, max(0.0, share)), 2)
 
     @property
     def ticks(self) -> list[Tick]:
-        """The labels of the axis, in UTC; the day stands where it changes."""
+        """The labels of the axis, in UTC; the date is shown where it changes."""
         span_s = self.end_s - self.begin_s
         step_s = next((step_s for step_s in _TICK_S if span_s / step_s <= TICKS_MAX), span_s)
         ticks, day = [], ""
@@ -101,7 +101,7 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """What a chart shows. `is_from_zero`: its axis begins there."""
+    """A quantity that a chart shows. `is_from_zero`: the axis starts at zero."""
 
     title: str
     of: Callable[[RankSample], float | None]
@@ -164,7 +164,7 @@ def _chart(samples: Sequence[Sample], quantity: Quantity, scale: TimeScale) -> C
 
 
 def _by_rank(samples: Sequence[Sample], quantity: Quantity) -> tuple[dict[int, Points], list[int]]:
-    """Return the finite values of each rank that has any, and the ranks that have others."""
+    """Return the finite values of each rank, and the ranks that have non-finite ones."""
     found: dict[int, Points] = {}
     unlike: set[int] = set()
     of = quantity.of
@@ -232,13 +232,13 @@ class _Height:
     high: float
 
     def of(self, value: float) -> float:
-        """Return a value's place from 0, at the top, to `HEIGHT`."""
+        """Return the y position of a value, from 0 at the top to `HEIGHT`."""
         return round(HEIGHT * (1 - (value - self.low) / (self.high - self.low)), 2)
 
 
 @dataclass(frozen=True, slots=True)
 class _Pen:
-    """What lines are drawn with."""
+    """Drawing of lines and bands at the scales of a chart."""
 
     scale: TimeScale
     height: _Height
