@@ -99,7 +99,7 @@ class _Output(io.FileIO):
         except BrokenPipeError as err:
             raise ReaderGone from err
         except OSError as err:
-            fix = "send it elsewhere; orch status --all shows whether a job was begun"
+            fix = "send it elsewhere; orch status --all shows whether a job was started"
             raise ClusterError(f"cannot be written: {err.strerror}", "standard output", fix) from err
 
 

@@ -207,7 +207,7 @@ def test_a_lost_host_is_remembered_set_aside_and_taken_again_after_a_passed_chec
 
     path = small.write({**FAKE_TORCH, "train.py": STEPPER + "run(3)\n"}, nodes=2, ssh={"hosts": "node[1-4]"})
     told = small.orch("submit", path, "--follow").stdout
-    assert "aside   node1, which failed " in told and "orch check lets it count again" in told
+    assert "avoids  node1, which failed " in told and "a passed orch check clears that" in told
     (last,) = json.loads(small.orch("status", told.split()[1], "--json").stdout)
     assert [one["name"] for one in last["nodes"] if one["ranks"]] == ["node2", "node3"]
 

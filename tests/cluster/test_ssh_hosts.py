@@ -115,7 +115,7 @@ def test_jobs_that_want_the_same_hosts_follow_one_another_whoever_they_are_of(de
     assert re.search(
         rf"node1 +0 of 2 slots +slots 0, 1 by job {first.id} of trainer, pid \d+, since 20", told
     ), told
-    assert f"waits  {second.id}: " in told
+    assert f"waiting  {second.id}: " in told
     third = desk.submit(SHORT, ssh=ssh, name="third")
     third.until(lambda seen: second.id in str(seen), "the name of the job before it")
     desk.orch("cancel", third.id)

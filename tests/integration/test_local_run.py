@@ -66,7 +66,7 @@ def test_an_interrupt_leaves_the_job_running_and_says_so(desk: Desk) -> None:
         os.kill(process.pid, signal.SIGINT)
         _, err = process.communicate(timeout=RUN_S_MAX)
     assert process.returncode == 130
-    assert f"detached: {job.job.id} goes on" in err
+    assert f"detached: {job.job.id} keeps running" in err
     assert f"orch cancel {job.job.called}" in err
     job.wait_for_state("RUNNING")
     job.job.cancel()

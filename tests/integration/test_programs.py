@@ -246,7 +246,7 @@ def test_an_agent_submits_waits_and_learns_why_by_the_model_context_protocol(des
             assert "no job has the id or name 'other'" in await refusal("cancel", job="other")
             found = await refusal("cancel", job=job)
             assert "there is nothing to stop" in found and "fix: orch resume" in found
-            assert "is no regular expression" in await refusal("logs", grep="(")
+            assert "is not a regular expression" in await refusal("logs", grep="(")
             assert "less than or equal to" in await refusal("logs", tail=10_000_000)
 
     asyncio.run(talk())
