@@ -90,7 +90,7 @@ class Curve:
 @dataclass(frozen=True, slots=True)
 class Chart:
     """One quantity over time. `band`: the path of the area between the lowest and the highest rank, or empty. `summary`: the
-    chart in words."""
+    chart as text."""
 
     title: str
     curves: tuple[Curve, ...]

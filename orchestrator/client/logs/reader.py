@@ -165,7 +165,7 @@ class Follower:
         """Whether the next poll has more without a wait."""
 
     def poll(self) -> list[LogBlock]:
-        """Return the lines since the last poll, about `POLL_BYTES_MAX` at most; the next poll goes on."""
+        """Return the lines since the last poll, about `POLL_BYTES_MAX` at most; the next poll continues."""
         now_ns = self._clock_ns()
         past = self._take_past()
         if past:

@@ -110,7 +110,7 @@ TABLE: list[tuple[str, int, str]] = [
     ("logs done", 0, "no rank has printed anything"),
     ("why", 0, "attempt 1"),
     ("why done", 0, "ended without a fault"),
-    ("cancel", 2, "has ended already (FAILED): there is nothing to stop"),
+    ("cancel", 2, "has ended already (FAILED): there is nothing to cancel"),
     ("resume done", 2, "nothing is left to do"),
     ("resume broken --from nonsense", 2, "no such checkpoint"),
     ("resume broken --set nodes=0", 2, "must be a whole number"),

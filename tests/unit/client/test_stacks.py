@@ -132,7 +132,7 @@ def test_looks_that_were_there_before_are_no_answer(tmp_path: Path) -> None:
     late = [e.Inspected(20.5, "node-0", 1, 1, ())]
     with (
         _supervised(job, lambda number, n: [*late, e.InspectRequested(20.0, number), *late]),
-        pytest.raises(ClusterError, match="no rank of it was left to inspect"),
+        pytest.raises(ClusterError, match="no rank was left to inspect"),
     ):
         stacks.stacks(job, _status(job), 0.1)
 
@@ -170,7 +170,7 @@ def test_a_job_that_has_ended_or_not_begun_has_no_stacks(tmp_path: Path) -> None
         Job(ended).stacks()
     assert told.value.fix.startswith("orch why ")
     begun = folders.make(tmp_path, jobs.submitted())
-    with pytest.raises(UserError, match="none of its ranks runs: it is STARTING"):
+    with pytest.raises(UserError, match="no rank is running: the job is STARTING"):
         stacks.stacks(begun, _status(begun))
     assert not list(begun.requests.iterdir())
 

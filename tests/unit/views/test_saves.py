@@ -41,7 +41,7 @@ TABLES: dict[str, list[Json]] = {
         _save(1, **DELETED, why="step-10.pt is gone"),
         _save(2, state="pruned", why="checkpoint.keep", exists=False),
         _save(3, content="weights alone", step=None),
-        _save(4, resume=True, files=12, main="step-40", why="step-40/a.pt is empty, but orch has kept it in .kept/4"),
+        _save(4, resume=True, files=12, main="step-40", why="step-40/a.pt is empty, but orch kept a copy in .kept/4"),
         _save(5, **DELETED, why="step-50.pt is gone"),
         _save(6, state="gone", why="step-60.pt has other bytes than when it was saved (sha256)"),
         _save(7, state="torn", why="is cut off: its zip has no end; moved step-70.pt to .step-70.pt.torn-attempt-1"),
@@ -95,7 +95,7 @@ def _whole(number: int, **fields: Any) -> Save:
 def test_a_resume_says_what_it_begins_from_as_it_was_looked_at() -> None:
     torn = Passed(7, "step-70.pt", 70, "torn: the attempt ended while it was written")
     gone = Passed(6, "step-60", None, "gone: step-60/model.pt is gone")
-    kept = "last.pt is empty, but orch has kept it in .kept/5"
+    kept = "last.pt is empty, but orch kept a copy in .kept/5"
     choices = {
         "the newest": Choice(_whole(5)),
         "one before others": Choice(_whole(5, step_source=StepSource.COUNTED), passed=(torn, gone)),

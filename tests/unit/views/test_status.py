@@ -190,10 +190,10 @@ def test_a_rank_that_fails_while_it_has_time_to_save_is_named_with_its_exception
     limit = d.Verdict(
         d.Kind.TIME_LIMIT, (), "", "it is over", (), d.Signature(d.Kind.TIME_LIMIT), None, 1.0, False
     )
-    said = "rank 1 on node-0, told to end, exited with code 1: RuntimeError: no worker at train.py:10 inner"
+    said = "rank 1 on node-0, asked to stop, exited with code 1: RuntimeError: no worker at train.py:10 inner"
     for ending in (d.Judge(6.5, "over", 1, limit), e.CancelRequested(6.5, 1)):
         why = jobs.told([*RUNNING, ending, late, replace(late, rank=0, code=None, signal=15)])
-        assert cells.plain(post_mortem.post_mortem(why)).count("told to end") == 1
+        assert cells.plain(post_mortem.post_mortem(why)).count("asked to stop") == 1
         assert f"  {said}\n" in cells.plain(post_mortem.post_mortem(why))
     assert why["attempts"][0]["remarks"] == [said]
 
