@@ -68,7 +68,7 @@ def run(argv: list[str]) -> int:
         terminal.complain(f"an argument is not text: {err.object!a}")
         return UserError.exit_code
     except (KeyboardInterrupt, click.Abort) as err:
-        new_line = "" if isinstance(err, click.Abort) else "\n"  # click has begun one
+        new_line = "" if isinstance(err, click.Abort) else "\n"  # click has started one
         what = str(err) or ("jobs keep running" if argv[:1] in (["wait"], ["logs"], ["metrics"]) else "")
         terminal.say(f"{new_line}interrupted{f': {what}' if what else ''}", err=True)
         return INTERRUPTED

@@ -181,7 +181,7 @@ def follow_job(job: Job, *, as_json: bool = False) -> int:
 
 
 def _where(job: Job) -> list[Line]:
-    """Return the line that says where an ended job's files are."""
+    """Return the lines on an ended job's files."""
     from orchestrator.client import saves
     from orchestrator.views import saves as saves_view
 

@@ -153,7 +153,7 @@ def _transition(job: Job, attempt: int, told: str) -> str:
 
 class _Changes:
     """Lines on a pipe: one when the state, the attempt or a queued job's reason changes, or its supervisor falls silent.
-    What the line before has told is not told again, and why a job stops is left to the end, which follows within seconds.
+    A line does not repeat the text of the line before, and the reason of a stop is left to the end, which follows within seconds.
 
     The end is left out unless `with_end`: the caller prints it in full. `called`: the job in commands.
     """

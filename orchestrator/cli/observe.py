@@ -131,7 +131,7 @@ def logs(
 
 
 def _print_nodes_logs(job: Job, query: LogQuery) -> None:
-    """Print the nodes' own logs of a job whose ranks have not printed anything."""
+    """Print the node logs of a job whose ranks have no output."""
     from dataclasses import replace
 
     texts = filter(None, _printed(job, replace(query, nodes=tuple(job.source.nodes()))))
@@ -148,7 +148,7 @@ def _print_nodes_logs(job: Job, query: LogQuery) -> None:
 
 
 def _print_batch_log(job: Job) -> bool:
-    """Print the output of a job's batch script, if any: where a supervisor never started, it says why."""
+    """Print the output of a job's batch script, if any: it explains why a supervisor never started."""
     lines = job.source.batch_lines()
     if lines:
         terminal.say(

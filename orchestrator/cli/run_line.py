@@ -32,7 +32,7 @@ class _Line(click.Command):
     """A verb that ends with a command: everything after its first word belongs to it, options too."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the verb's own options; `-m` begins a command as a script does."""
+        """Parse the verb's options; `-m` starts a command as a script does."""
         ctx.meta[_TYPED] = tuple(args)
         ctx.allow_interspersed_args = False
         ctx.ignore_unknown_options = True

@@ -91,7 +91,7 @@ class ReaderGone(Exception):
 
 
 class _Output(io.FileIO):
-    """Standard output with errors of its own, which click does not turn into others."""
+    """Standard output that raises errors which click does not convert."""
 
     def write(self, data: Any) -> int:
         try:
@@ -126,7 +126,7 @@ def widen_pipe() -> None:
 
 
 def drop_rest() -> None:
-    """Drop unwritten output: the interpreter would try again, and exit with a code of its own."""
+    """Drop unwritten output: the interpreter would write it again, and change the exit code."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

@@ -256,7 +256,7 @@ class Arrivals:
 
     - Files that orch writes on a host only grow: the missing end is fetched.
     - A file of ranks that the folder lacks is put at its own path. Another one of the same name is put into
-      `from-hosts/HOST`; so does one that would get into the folder of a whole save that does not have it.
+      `from-hosts/HOST`; so is one that would get into the folder of a complete checkpoint without belonging to it.
     - A file is fetched once, as sizes and times show, in whole seconds, which is what SFTP has.
     - What the ledger calls pruned, or written over by a save that is home as it was recorded, does not come.
     """

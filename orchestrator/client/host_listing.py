@@ -27,7 +27,7 @@ BY_HAND = "copy it by hand: scp -r; then orch clean --discard"
 def files(
     sftp: paramiko.SFTPClient, root: str, known: Mapping[str, int], missing: list[str], odd: list[str]
 ) -> Iterator[Piece]:
-    """Yield the files of a job on a host that may have to be fetched, so none that was `brought`, with times in whole seconds; append to `missing` a text for
+    """Yield the files of a job on a host that may have to be fetched, without those of the snapshot, with times in whole seconds; append to `missing` a text for
     what cannot be listed, to `odd` one for what is not a file."""
     count = 0
     todo = [(name, 1) for name in ("logs", "evidence", "nodes", "checkpoints", "code")]

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 STATE_POLL_S = 0.02
 STATE_S_MAX = 10.0
-"""How long a new supervisor may take to write its first status."""
+"""Limit on a new supervisor's first status."""
 
 REWRITE_S_MAX = 1.2
-"""How long a status that looks late is watched: a supervisor that lives replaces it twice a second."""
+"""How long a late status is watched: a live supervisor replaces it twice a second."""
 
 RESUME_S_MAX = 30.0
-"""How long it may take until a resumed job has begun its next attempt."""
+"""Limit on the start of a resumed job's next attempt."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,7 +123,7 @@ def _space(folder: Path) -> Finding:
 
 
 def _python(file: SpecFile, plan: Plan, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Import torch, compile the script and look for its imports as a rank would; a job need not use torch, so a missing
+    """Import torch, compile the script and find its imports as a rank would; a job need not use torch, so a missing
     torch is not a fault."""
     if plan.shell or "python" not in Path(plan.program).name:
         yield passed("python", f"not checked: the job runs {plan.program}")

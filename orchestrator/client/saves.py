@@ -105,9 +105,7 @@ def _require_ledger(job: JobDir, saves: Mapping[int, Save]) -> None:
 
 def misfit(save: Save, world_size: int) -> str:
     """Return the text for a checkpoint that this number of ranks cannot load."""
-    return (
-        f"has files of each of the {save.world_size} ranks that saved it, and there would be {world_size}"
-    )
+    return f"has files of each of the {save.world_size} ranks that saved it, and there would be {world_size}"
 
 
 def find(job: JobDir, plan: Plan, saves: Mapping[int, Save], wanted: str) -> Save:
@@ -249,7 +247,7 @@ def _pin(job: JobDir) -> Pin | None:
 
 
 def _row(save: Save, verified_by: str, note: str, root: Path, *, is_start: bool) -> Json:
-    """Return a save for JSON; `note`: why the next attempt does not begin from it. `complete`: it is whole by the ledger and its files are there. `whole`: what a comparison of all
+    """Return a checkpoint for JSON; `note`: why the next attempt skips it. `complete`: it is complete in the ledger and its files exist. `whole`: the result of a comparison of all
     bytes has found, None without one. `resume`: the next attempt begins from it. `why`: what is to be said of it. `root`: where
     it was, if what is left of it was moved."""
     return {

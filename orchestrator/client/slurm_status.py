@@ -1,4 +1,4 @@
-"""Status of a Slurm job: what its folder says and what Slurm's queue says, joined; and what follows from the queue.
+"""Status of a Slurm job, merged from its folder and Slurm's queue, and the actions that follow from the queue.
 
 Rules: while a supervisor lives, the folder is right; otherwise Slurm is. A job is closed from here only when Slurm says
 that it has ended for good; where Slurm does not know the job, only when nothing in the folder still changes and scontrol
@@ -114,7 +114,7 @@ class SlurmSource(JobSource):
                 slurm_close.close(self.folder, allocation, queued.cause, _end_words(self.folder, queued))
 
     def status(self) -> Status:
-        """See `JobSource.status`. What the queue says is not of a copy."""
+        """See `JobSource.status`. The queue's state does not apply to a copy of the folder."""
         if self.folder.ended.exists() or home.original_of(self.folder) is not None:
             return super().status()
         try:
@@ -262,7 +262,7 @@ def _query(job: JobDir) -> QueueJob | None:
 
 
 def _of_this(job: JobDir, queued: QueueJob) -> QueueJob:
-    """Return what Slurm says of the job, or FORGOTTEN where its id is another job's by now.
+    """Return Slurm's state of the job, or FORGOTTEN if its id now belongs to another job.
 
     A Slurm that has lost its state, or whose numbers have wrapped, gives ids again. Every batch script runs in its job's
     folder, though not on every machine by the same path. The Slurm of another cluster says nothing of this job.
@@ -284,7 +284,7 @@ def _of_this(job: JobDir, queued: QueueJob) -> QueueJob:
 
 
 def note_cluster(job: JobDir) -> None:
-    """Keep the name of a new job's cluster: other clusters, with ids of their own, may see its folder."""
+    """Record the cluster of a new job: other clusters, with other job ids, may see its folder."""
     if here := QUEUE.cluster_name():
         replace_text(job.queue, json.dumps({"cluster": here}))
 

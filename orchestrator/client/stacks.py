@@ -130,7 +130,7 @@ def _is_request(news: object, number: int) -> bool:
 def _no_answer(
     job: JobDir, entries: list[journal_file.Entry], number: int, answers: Answers | None, when: str
 ) -> ClusterError:
-    """Return the error that says where the answer was lost."""
+    """Return the error for a missing answer, by how far the request came."""
     if answers is not None:
         more = len(answers.missing) - NODES_NAMED_MAX
         names = ", ".join(answers.missing[:NODES_NAMED_MAX]) + (f" and {more} more" if more > 0 else "")

@@ -128,9 +128,7 @@ def logs(
     attempt: Annotated[int | None, Field(description="Only this attempt.", ge=1)] = None,
     tail: Annotated[int, Field(description="How many of the last lines.", ge=1, le=LINES_MAX)] = LINES,
     since_s: Annotated[float | None, Field(description="Only lines of the last seconds.", ge=0)] = None,
-    grep: Annotated[
-        str | None, Field(description="Only lines that match this regular expression.")
-    ] = None,
+    grep: Annotated[str | None, Field(description="Only lines that match this regular expression.")] = None,
 ) -> Logs:
     """Show the last lines that ranks printed, merged by time, without secrets. If there are none, pass nodes: their setup lines may
     explain it."""
@@ -200,9 +198,7 @@ def restart(job: OneJob) -> Json:
 
 def resume(
     job: OneJob,
-    checkpoint: Annotated[
-        str, Field(description="Path or number; by default the newest complete one.")
-    ] = "",
+    checkpoint: Annotated[str, Field(description="Path or number; by default the newest complete one.")] = "",
     overrides: Overrides = [],  # noqa: B006
 ) -> Json:
     """Resume an ended job in its own folder from its newest complete checkpoint, with the code of its submit."""

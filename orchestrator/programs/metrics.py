@@ -33,7 +33,7 @@ ENDED_S_MAX = 86_400.0
 """A job that ended longer ago is left out."""
 
 RANKS_MAX = 1_024
-"""The ranks of larger jobs are left out: each would be a time series of its own."""
+"""The ranks of larger jobs are left out: each would be a separate time series."""
 
 
 @dataclass(frozen=True, slots=True)

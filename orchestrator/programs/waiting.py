@@ -21,8 +21,8 @@ SOON_S = 60.0
 """A hang that orch ends within this time needs no person."""
 
 UNHEARD_S = 300.0
-"""A supervisor needs a person when it is silent for this long. A wait starts one that died on this machine; on another, a
-verb that somebody types there does."""
+"""A supervisor needs a person after this long without an update. A wait restarts one that died on this machine; one on
+another machine is restarted by any verb there."""
 
 
 class NeedKind(enum.Enum):

@@ -178,7 +178,7 @@ def _changed_ns(job: Job) -> int:
 
 
 def _events(look: Callable[[], Awaitable[str]], every_s: float) -> Response:
-    """Return what a function tells, as an event whenever it is something new; else a comment, which shows that a reader
+    """Return a function's text as a stream: an event when it has changed, else a comment, which shows whether the reader
     has left."""
 
     async def stream() -> AsyncIterator[str]:

@@ -2,8 +2,8 @@
 
 Rules:
 1. A rank has a row, an attempt of it up to six stretches: starting, until all ranks run; loading, until the first step;
-   stepping; from the last progress to the verdict at fault or waiting; and stopping. What is only suspected so far is shown as
-   such.
+   stepping; from the last progress to the verdict at fault or waiting; and stopping. A suspicion is shown
+   as such.
 2. All stretches of one kind are one path, so a long job does not make a large page. What is a point in time is a dot.
 3. Of more than `RANKS_MAX` ranks, those that were at fault and the first of the others have a row.
 """
@@ -69,7 +69,7 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True)
 class Suspected:
-    """What looks like a failure now: its ranks, and since when, in seconds since 1970."""
+    """A current suspicion: its ranks, and its start in seconds since 1970."""
 
     ranks: Sequence[int]
     since_s: float

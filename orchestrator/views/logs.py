@@ -62,7 +62,7 @@ class ShownLine:
 class Deduplicator:
     """Deduplicator of a stream of lines: identical lines of several ranks become one.
 
-    A line joins the earliest waiting one of the same text and attempt that comes after everything its rank has said,
+    A line joins the earliest waiting one of the same text and attempt that comes after all output of its rank,
     so no rank's lines change places. What waits is bounded by `FOLD_LINES_MAX` and `FOLD_CHARS_MAX`.
     """
 
@@ -153,7 +153,7 @@ def style_of(query: LogQuery, *, terminal: bool, environ: Mapping[str, str]) -> 
 class LogView:
     """Text of a log, in order, with a divider where an attempt begins.
 
-    `transition` returns for an attempt what the divider says of the step from the previous one.
+    `transition` returns the text of the divider before an attempt.
     """
 
     def __init__(

@@ -206,7 +206,7 @@ def _began(attempt: Json) -> Iterator[Line]:
 
 
 def transition(why: Json, number: int, told: str = "") -> str:
-    """Return in a line from where an attempt begins and why the previous one ended, if what was `told` last does not say
+    """Return in a line where an attempt resumed from and why the previous one ended, if what was `told` last does not say
     that; empty where it is unknown."""
     attempts = {attempt["attempt"]: attempt for attempt in why["attempts"]}
     ended, begun = attempts.get(number - 1), attempts.get(number)

@@ -79,7 +79,7 @@ def headline(status: Status) -> Line:
 
 
 def elapsed_s(status: Status) -> float | None:
-    """Return for how many seconds the job has run; None when it has not begun."""
+    """Return how many seconds the job has run; None before its start."""
     began, end = status.started_at, status.ended_at or status.written_at
     if not began or not end:
         return None
@@ -128,8 +128,7 @@ def job(
 
 
 def suspicion(status: Status, called: str = "", chars_max: int | None = None) -> list[Line]:
-    """Return what looks like a failure, cut at `chars_max`, and below it what follows at what time, and the command that
-    does it now."""
+    """Return the suspicion, cut at `chars_max`, and below it the action that follows, its time, and the command for it."""
     if not status.suspicion:
         return []
     said = short(status.suspicion, status.dir)
@@ -138,14 +137,14 @@ def suspicion(status: Status, called: str = "", chars_max: int | None = None) ->
 
 
 def suspicion_lines(said: str, then: str) -> list[Line]:
-    """Return what looks like a failure, and below it what follows."""
+    """Return the lines of a suspicion, and of the action that follows."""
     lines = [line("suspicion   ", Cell(said, "yellow"))]
     return [*lines, *([line(" " * 12, Cell(then, "yellow"))] if then else [])]
 
 
 def what_follows(suspected: Suspicion | None, written_at: str, called: str) -> str:
-    """Return what follows from a suspicion at what time, and the command that does it now; empty where that is not known.
-    `written_at`: the time of the status; `called`: the job in commands."""
+    """Return the action that follows from a suspicion, its time, and the command for it; empty where that is unknown.
+    `written_at`: the time of the status; `called`: the job's name in commands."""
     if suspected is None:
         return ""
     due = iso(seconds(written_at) + (suspected.in_s or 0.0))
@@ -322,7 +321,7 @@ def _notes(nodes: Sequence[NodeStatus]) -> list[Line]:
 
 
 def without_notes(text: str, nodes: Sequence[NodeStatus]) -> str:
-    """Return a reason without the notes of hosts, which have lines of their own."""
+    """Return a reason without the notes of hosts, which are on separate lines."""
     for node in nodes:
         if node.note:
             name, note = node.name, sentence(node.note, fix=node.fix)

@@ -35,7 +35,7 @@ FREE_BYTES_MIN = 1 << 30
 def findings(
     file: SpecFile, plan: Plan, root: str, code_bytes: int, environ: Mapping[str, str]
 ) -> Iterator[Finding]:
-    """Survey every host, all at once, then check those that can be used together. Unusable hosts fail the whole check only
+    """Survey every host, all at once, then check those that can be used together. Unusable hosts fail the check only
     when too few are left."""
     assert plan.pool is not None
     names = [node.name for node in plan.nodes]

@@ -71,7 +71,7 @@ class SlurmCommand:
     """A command of Slurm that runs for as long as its input is open."""
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str], *, own_session: bool) -> None:
-        """Start it; in a session of its own the signals of the terminal do not reach it. Raises LaunchError."""
+        """Start the command; with `own_session` it gets no signals of the terminal. Raises LaunchError."""
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 -- it lives as long as the command
         self._buffer = bytearray()
         try:

@@ -57,7 +57,7 @@ def _lines(raw: bytes) -> list[str]:
 
 
 def _losses(lines: list[str]) -> Iterator[str]:
-    """Yield the training losses; the last word before one that names a phase says whether it is."""
+    """Yield the training losses, as the last word for a phase before each shows."""
     for line in lines:
         for found in _LOSS.finditer(line) if _SUMMARY not in line else ():
             phases = list(_PHASE.finditer(line, max(0, found.start() - PHASE_CHARS), found.start()))

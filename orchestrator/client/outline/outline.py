@@ -62,11 +62,11 @@ class Outline:
 
     name: str
     backend: str
-    # What it runs on, in words, and the command of a rank
+    # What it runs on, as text, and the command of a rank
     size: str
     command: str
     world_size: int
-    # The effective batch size, and the same in words
+    # The effective batch size, as a number and as text
     batch_size: int | None
     batch: str
     nodes: tuple[NodeOutline, ...]
