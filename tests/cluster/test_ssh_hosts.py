@@ -55,7 +55,7 @@ def test_a_job_that_needs_a_refused_host_fails_with_the_reason(desk: Desk, box: 
     shown = desk.orch("status", job.id).stdout
     assert "node2" in shown and "host key" in shown
     planned = desk.orch("plan", desk.write(SHORT), check=False)
-    assert planned.returncode == 3 and "1 host can be used, 2 wanted" in planned.stdout
+    assert planned.returncode == 3 and "1 host can be used, 2 needed" in planned.stdout
 
 
 def test_hosts_that_do_not_exist_or_answer_and_then_hang_do_not_hold_up_the_others(

@@ -156,7 +156,7 @@ def test_check_looks_at_every_host_and_leaves_nothing_there(desk: Desk, tmp_path
         "closed: "
     )
     assert found["connect"][0].found.startswith("gone: ")
-    assert (found["hosts"][0].ok, found["hosts"][0].found) == (True, "1 of 3 hosts can be used, 1 wanted")
+    assert (found["hosts"][0].ok, found["hosts"][0].found) == (True, "1 of 3 hosts can be used, 1 needed")
     assert not (tmp_path / "remote").exists()
 
 
@@ -164,7 +164,7 @@ def test_check_fails_when_too_few_hosts_can_be_used(desk: Desk, tmp_path: Path) 
     _configure(desk, one=_start(desk))
     found = _check(tmp_path, "[one, gone]", "nodes=2")
     last = found["hosts"][0]
-    assert (last.ok, last.exit_code, last.found) == (False, 3, "1 of 2 hosts can be used, 2 wanted")
+    assert (last.ok, last.exit_code, last.found) == (False, 3, "1 of 2 hosts can be used, 2 needed")
     found = _check(tmp_path, "[one]", "gpus_per_node=4", "procs_per_node=null")
     assert "GPUs, and 4 are needed" in found["host"][0].found and not found["hosts"][0].ok
 
