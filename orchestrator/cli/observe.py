@@ -140,7 +140,7 @@ def _print_nodes_logs(job: Job, query: LogQuery) -> None:
         if _print_batch_log(job):
             return
         verb = f"orch {'why' if job.folder.ended.exists() else 'status'} {job.called}"
-        terminal.say(f"there is no output of ranks or nodes yet; see {verb}", err=True)
+        terminal.say(f"no rank has printed anything, and there are no node logs; see {verb}", err=True)
         return
     terminal.say("no rank has printed anything; the logs of the nodes:", err=True)
     sys.stdout.write(first)

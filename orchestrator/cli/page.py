@@ -60,7 +60,7 @@ def _serve(port: int) -> int:
     try:
         from orchestrator.report import live
     except ImportError as err:
-        fix = "pip install 'torch-orch[serve]' where orch is, in a clone of it pip install '.[serve]'; orch report -o FILE needs neither"
+        fix = "pip install 'torch-orch[serve]', or in a clone pip install '.[serve]'; orch report -o FILE does not need it"
         raise UserError(f"{err.name or err} is not installed", "--serve", fix) from err
     live.serve(home.home(os.environ), port, lambda address: terminal.say(f"all jobs are at {address}"))
     return 0

@@ -44,7 +44,7 @@ VERBS = {name: module for verbs in GROUPS.values() for name, module in verbs.ite
 MEANT = {
     **dict.fromkeys(("ps", "ls", "list", "jobs", "queue", "top"), "orch status --all lists all jobs, orch status --watch shows one"),
     **dict.fromkeys(("kill", "stop"), "orch cancel stops a job, orch restart starts its next attempt"),
-    **dict.fromkeys(("rm", "delete"), "orch clean JOB removes what an ended job left, with --older-than the whole job"),
+    **dict.fromkeys(("rm", "delete"), "orch clean JOB removes an ended job's leftovers, with --older-than the whole job"),
     "attach": "orch logs -f shows a job's output as it comes",
     "help": "orch --help lists the verbs, orch VERB --help explains one",
 }  # fmt: skip
@@ -159,7 +159,7 @@ class Count(click.IntRange):
 
 
 class Ago(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.4 on
-    """A time back from now, such as 90s, 10m or 2h; seconds when there is no unit."""
+    """A time back from now, such as 90s, 10m or 2h; without a unit seconds."""
 
     name = "time"
 

@@ -116,7 +116,7 @@ def mcp() -> int:
     try:
         from orchestrator.programs import mcp_server
     except ImportError as err:
-        fix = "pip install 'torch-orch[mcp]' where orch is, in a clone of it pip install '.[mcp]'; the verbs with --json need no extra package"
+        fix = "pip install 'torch-orch[mcp]', or in a clone pip install '.[mcp]'; the verbs with --json need no extra package"
         raise UserError(f"{err.name or err} is not installed", "orch mcp", fix) from err
     if sys.stdin.isatty():
         terminal.say("waiting for an MCP client on standard input; Ctrl-C stops it", err=True)

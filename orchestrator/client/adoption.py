@@ -104,7 +104,7 @@ def _offer(root: Path, group: names.Group, files: Mapping[str, Piece], pointed: 
 
 def adopt(job: JobDir, plan: Plan, path: Path) -> Save:
     """Enter files as a complete checkpoint in the ledger. Raises UserError for files that are not one, or while
-    a supervisor is at work; ClusterError."""
+    a supervisor is running; ClusterError."""
     home.require_ours(job)
     with contextlib.suppress(OSError):  # a disk without locks
         if not _is_over(job) and locks.is_held(job.lock):

@@ -85,7 +85,7 @@ def collect(job: Job, to: Path | None, *, checkpoints: bool = True, everything: 
 
 
 def _copy_all(job: Job, to: Path, written: Sequence[Path], *, checkpoints: bool) -> list[Path]:
-    """Copy the parts of a job, and these files of its ranks, all or none. Return what is no file that can be copied, such as a pipe.
+    """Copy the parts of a job, and these files of its ranks, all or none. Return what cannot be copied, such as a pipe.
     Raises ClusterError."""
     odd = list[Path]()
     why = json.dumps(_why(job), indent=2)

@@ -248,7 +248,7 @@ def _pin(job: JobDir) -> Pin | None:
 
 def _row(save: Save, verified_by: str, note: str, root: Path, *, is_start: bool) -> Json:
     """Return a checkpoint for JSON; `note`: why the next attempt skips it. `complete`: it is complete in the ledger and its files exist. `whole`: the result of a comparison of all
-    bytes has found, None without one. `resume`: the next attempt begins from it. `why`: what is to be said of it. `root`: where
+    bytes has found, None without one. `resume`: the next attempt resumes from it. `why`: the note on it. `root`: where
     it was, if what is left of it was moved."""
     return {
         "save": save.number,

@@ -207,7 +207,7 @@ class _Families:
 
 
 def registry(folder: Path) -> CollectorRegistry:
-    """Return a registry with the metrics of a job home alone."""
+    """Return a registry with only the metrics of a job home."""
     made = CollectorRegistry()
     made.register(JobMetrics(folder))
     return made

@@ -1,9 +1,9 @@
 """Charts of a job: what its ranks measured over time, as lines and bands for SVG. Pure: samples in, geometry out.
 
 Rules:
-1. Every chart is 1,000 wide and 100 high, and all share one scale of time. The page stretches them; labels are no part.
-2. Up to `LINES_MAX` ranks have a line each. Of more, the middle rank is a line, all are a band, and the ranks farthest from
-   the middle have lines of their own.
+1. Every chart is 1,000 wide and 100 high, and all share one scale of time. The page stretches them; labels are outside.
+2. Up to `LINES_MAX` ranks have a line each. With more, there are a line for the middle rank, a band for all, and
+   lines for the ranks farthest from the middle.
 3. A line has at most `POINTS_MAX` points: of each stretch of time its lowest and its highest value are kept. It is broken
    where an attempt ends.
 """
@@ -28,7 +28,7 @@ WIDTH, HEIGHT = 1000.0, 100.0
 LINES_MAX = 8
 OUTLIERS_MAX = 3
 OUTLIER_SHARE = 0.1
-"""How far from the middle rank, as a share of its value, a rank has a line of its own in a large job."""
+"""How far from the middle rank, as a share of its value, a rank must be to have its own line in a large job."""
 
 POINTS_MAX = 600
 TICKS_MAX = 6
@@ -203,7 +203,7 @@ def _spread(known: Mapping[int, Points]) -> tuple[Points, Points, Points]:
 
 
 def _outliers(known: Mapping[int, Points], middle: Points) -> list[int]:
-    """Return the ranks that lie farthest from the middle one, on average over time."""
+    """Return the ranks that are farthest from the middle one, on average over time."""
     usual = _mean(middle)
     far = []
     for rank, points in known.items():

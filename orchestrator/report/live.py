@@ -2,8 +2,8 @@
 
 Rules:
 1. The server listens on 127.0.0.1. Every address begins with a token; a request without it is refused.
-2. A request for another host name, or from the page of another origin, is refused: a foreign page in the same browser, or a
-   name that points here, can do nothing. What changes a job is a POST from a page of this server.
+2. A request for another host name, or from the page of another origin, is refused, so that a foreign page in the same browser, or a
+   name that resolves to this machine, cannot act. Only a POST from a page of this server changes a job.
 3. Each action is confirmed on a page of its own.
 4. Updates are sent as server-sent events, as HTML that the server has escaped. Pages also work without script: then the
    user reloads them.

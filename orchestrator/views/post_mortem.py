@@ -27,7 +27,7 @@ EVIDENCE_HEAD_LINES = 2
 
 LINE_CHARS_MAX = 300
 SENTENCE_CHARS_MAX = 1000
-"""A line of a traceback may be cut; evidence of one line is written for people, with commands to copy."""
+"""A line of a traceback may be cut; evidence of one line has sentences and commands to copy."""
 
 SHORT_CHARS_MAX = 60
 """Evidence of fewer characters shares its line with other such, as `/proc state · GPU use`."""

@@ -67,7 +67,7 @@ class Report:
     lost: dict[str, str] = field(default_factory=dict)
 
     def unusable(self) -> set[str]:
-        """Return the nodes that are unusable because of a finding of their own."""
+        """Return the nodes that a finding on one node, or on each of several, makes unusable."""
         return {
             name
             for finding in self.findings

@@ -70,7 +70,7 @@ class Outline:
     batch_size: int | None
     batch: str
     nodes: tuple[NodeOutline, ...]
-    # Variables of the job file that are no settings
+    # Variables of the job file that are not settings
     variables: tuple[Setting, ...]
     # How many others ranks inherit of the submitter's environment
     inherited: int
