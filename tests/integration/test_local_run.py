@@ -122,7 +122,7 @@ def test_a_job_of_a_session_that_was_cut_off_is_refused_and_a_new_one_goes_on_fr
     wait_until(lambda: job.seen()["checkpoint"], "a checkpoint")
     _cut_off(job)
     with pytest.raises(
-        orchestrator.UserError, match=r"the job is RUNNING on the-old-machine, heard of \d+ s ago"
+        orchestrator.UserError, match=r"the job is RUNNING on the-old-machine, last update \d+ s ago"
     ) as told:
         job.job.resume()
     assert f"orch resume it --from a checkpoint in {job.job.folder.checkpoints}" in told.value.fix

@@ -59,7 +59,7 @@ def test_a_supervisor_whose_node_is_lost_is_not_said_to_come_back(slurm: FakeSlu
     known = replace(Job(folder).source.settled_status(), written_s=70.0)
     for host, said in (
         ("node1", "its batch script restarts it"),
-        ("node3", "that node is lost, and Slurm"),
+        ("node3", "that node is lost, and the job is being requeued"),
     ):
         assert said in status_view.outdated(replace(known, supervisor=Holder(8, host)))
 
