@@ -57,7 +57,8 @@ def test_files_without_a_time_and_with_odd_names_come_and_what_is_no_file_is_nam
         "-rf", "a name\n with lines ' $(rm -rf x)", "copy of train.py", "empty", "old.csv",
     ]  # fmt: skip
     assert [line.split(": ")[2] for line in told.splitlines()] == [
-        f"code/out/{name} is a link, a pipe or another special file, and was not copied" for name in ("latest", "pipe")
+        f"code/out/{name} is a link, a pipe or another special file, and was not copied"
+        for name in ("latest", "pipe")
     ]
     desk.orch("clean", job.id)
     assert not job.on_host("node2").root.exists()
@@ -149,9 +150,7 @@ def test_a_file_that_grows_is_left_to_its_rank_until_the_end_and_comes_whole_the
     for number in range(3):
         place = f"{TRAINER.home}/grown-{number}"
         done = desk.orch("collect", job.id, "--to", place)
-        assert (
-            "the job is still running: only logs and checkpoints are here" in done.stderr
-        ), done
+        assert "the job is still running: only logs and checkpoints are here" in done.stderr, done
         part = box.login.path(f"{place}/logs/attempt-001/rank-00000.log").read_bytes()
         assert part and job.folder.rank_log(1, 0).read_bytes().startswith(part)
     assert job.seen()["state"] == "RUNNING"

@@ -152,7 +152,10 @@ def test_a_job_folder_that_slurm_takes_for_another_is_refused(tmp_path: Path, na
 
 @pytest.mark.parametrize(
     ("python", "severity", "words"),
-    [("#!/bin/sh\nexit 3\n", "note", "fix the faults above first"), ("", "warning", "salloc allocated no nodes")],
+    [
+        ("#!/bin/sh\nexit 3\n", "note", "fix the faults above first"),
+        ("", "warning", "salloc allocated no nodes"),
+    ],
 )
 def test_on_slurm_no_nodes_are_asked_for_after_a_fault(
     tmp_path: Path, python: str, severity: str, words: str

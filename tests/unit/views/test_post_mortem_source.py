@@ -22,7 +22,9 @@ def test_an_attempt_that_ignored_its_checkpoint_is_not_said_to_have_begun_from_i
     attempt = why["attempts"][1]
     assert (attempt["first_step"], attempt["resumed_step"]) == (1, 20)
     text = cells.plain(post_mortem.post_mortem(why))
-    came = "checkpoints/step-20.pt was given, but the script started at step 1 (does it read ORCH_RESUME_FROM?)"
+    came = (
+        "checkpoints/step-20.pt was given, but the script started at step 1 (does it read ORCH_RESUME_FROM?)"
+    )
     assert came.split("/")[-1] in text
     assert "from step-20.pt" not in text
 
@@ -36,9 +38,7 @@ def test_an_attempt_shows_how_its_save_is_proved_and_which_newer_ones_it_did_not
     }  # fmt: skip
     text = cells.plain(post_mortem.post_mortem(why))
     torn = "    skipped: step-22.pt (step 22), torn: the attempt ended while it was written\n"
-    proof = (
-        "    checkpoint 1, step 20 (from its name or content); verified by sha256\n    complete: every rank has made a step since\n"
-    )
+    proof = "    checkpoint 1, step 20 (from its name or content); verified by sha256\n    complete: every rank has made a step since\n"
     assert f"UTC\n{proof}{torn * 3}    skipped: 1 more\n" in text
     assert post_mortem.transition(why, 2).startswith("from step-20.pt; attempt 1 ended")  # a notice tells it
 

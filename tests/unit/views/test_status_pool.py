@@ -143,9 +143,7 @@ def test_what_is_being_copied_is_shown_with_how_far_it_has_come() -> None:
     assert "copying" not in cells.plain(status.job(_status(HOSTS, state="FAILED", travels=(one,))))
 
 
-@pytest.mark.parametrize(
-    ("reason", "shown"), [("", "waiting  a\n"), ("busy: b", "waiting  a: busy: b\n")]
-)
+@pytest.mark.parametrize(("reason", "shown"), [("", "waiting  a\n"), ("busy: b", "waiting  a: busy: b\n")])
 def test_a_job_that_waits_is_listed_with_its_reason_if_it_has_one(reason: str, shown: str) -> None:
     assert cells.plain(tables.waiting([_status((), id="a", state="QUEUED", reason=reason)])) == shown
 
