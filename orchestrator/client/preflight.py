@@ -150,7 +150,7 @@ def _python(file: SpecFile, plan: Plan, environ: Mapping[str, str]) -> Iterator[
     yield from (fault.shown(fault.found, 2) for fault in faults)
     if code and not any(fault.what == "script" for fault in faults):
         count = f" and {counted(len(code) - 1, 'module')} of the code" if len(code) > 1 else ""
-        yield passed("script", f"{file.spec.entry.target}{count} compile without errors")
+        yield passed("script", f"{file.spec.entry.target}{count}: no syntax errors")
 
 
 _TRY_PYTHON = "run it by hand to see why, or name another interpreter in python:"
