@@ -6,7 +6,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the command line. Ctrl-C during the imports ends it without a word: nothing is begun yet."""
+    """Run the command line. Ctrl-C during the imports ends it silently: nothing has started yet."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from orchestrator.cli import app

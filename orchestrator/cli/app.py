@@ -1,7 +1,7 @@
 """Entry of the command line `orch`: runs one verb and picks the exit code.
 
-0 done, 1 the job failed or was cancelled, 2 the user's mistake, 3 the cluster can't, 130 interrupted while the job
-goes on; of `wait` 4 the job needs a person, 124 the time is over. Every verb loads what it needs when it runs: `orch status` must not wait for what `orch submit` uses.
+0 done, 1 the job failed or was cancelled, 2 the user's mistake, 3 the cluster's fault, 130 interrupted while the job
+keeps running; of `wait` 4 the job needs a person, 124 timeout. Every verb loads what it needs when it runs: `orch status` must not wait for what `orch submit` uses.
 """
 
 from __future__ import annotations
@@ -23,18 +23,16 @@ _NO_JOBS_NEEDED = frozenset({"init", "schema", "render", "check", "plan", "submi
 
 
 def _revive_all() -> None:
-    """Start the supervisors that died, and let stopped ones go on: every verb does so for all of the user's jobs."""
+    """Restart supervisors that died, and continue stopped ones: every verb does so for all of the user's jobs."""
     for folder in home.unended(home.home(os.environ)):
         try:
             if done := revive(folder):
                 terminal.say(f"the supervisor of {folder.id} {done}", err=True)
         except OrchError as err:
-            terminal.complain(f"{folder.id}: its supervisor is dead and cannot be started: {err}")
-        except (
-            OSError
-        ) as err:  # such as a disk without locks, where a dead supervisor cannot be told from a living one
+            terminal.complain(f"{folder.id}: its supervisor died and cannot be restarted: {err}")
+        except OSError as err:  # such as a disk without locks, where a dead supervisor looks like a live one
             why = f"{err.filename or folder.root}: {err.strerror or err}"
-            terminal.complain(f"{folder.id}: its supervisor cannot be looked after: {why}")
+            terminal.complain(f"{folder.id}: the state of its supervisor is unknown: {why}")
 
 
 def main() -> None:
@@ -70,15 +68,15 @@ def run(argv: list[str]) -> int:
         terminal.complain(f"an argument is not text: {err.object!a}")
         return UserError.exit_code
     except (KeyboardInterrupt, click.Abort) as err:
-        new_line = "" if isinstance(err, click.Abort) else "\n"  # click has begun one
-        what = str(err) or ("jobs go on" if argv[:1] in (["wait"], ["logs"], ["metrics"]) else "")
+        new_line = "" if isinstance(err, click.Abort) else "\n"  # click has started one
+        what = str(err) or ("jobs keep running" if argv[:1] in (["wait"], ["logs"], ["metrics"]) else "")
         terminal.say(f"{new_line}interrupted{f': {what}' if what else ''}", err=True)
         return INTERRUPTED
     except terminal.ReaderGone:
         is_awaited = argv[0] in ("run", "wait", "check") or (
             argv[0] in ("submit", "resume") and "--follow" in argv
         )
-        return INTERRUPTED if is_awaited else 0  # 0 would say that all is well
+        return INTERRUPTED if is_awaited else 0  # 0 would mean success
     except OSError as err:
         terminal.complain(f"{err.filename or 'orch'}: {err.strerror or err}")
         return CLUSTER_CANNOT

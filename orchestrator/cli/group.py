@@ -1,4 +1,4 @@
-"""The command group `orch`: options that several verbs take, exit codes, and how a job is found, followed and printed."""
+"""The command group `orch`: options that several verbs share, exit codes, and functions to find, follow and print jobs."""
 
 from __future__ import annotations
 
@@ -33,27 +33,29 @@ TIME_IS_OVER = 124
 JOB = click.argument("job", required=False, type=JobName())
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 FOLLOW = click.option(
-    "--follow", is_flag=True, help="Show logs and state until the job ends; its success is the exit code."
+    "--follow",
+    is_flag=True,
+    help="Show logs and state until the job ends; the exit code says whether it succeeded.",
 )
 SET = click.option(
     "--set",
     "overrides",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Change a field of the spec, such as nodes=2 or restart.max=5; repeatable.",
+    help="Change a field of the job file, such as nodes=2 or restart.max=5; repeatable.",
     shell_complete=complete_field,
 )
 BACKEND = click.option(
     "--backend",
     metavar="BACKEND",
-    help="Run on local, ssh or slurm, whatever the spec says.",
+    help="Use this backend (local, ssh or slurm) instead of the job file's.",
     shell_complete=complete_backend,
 )
 OVERSUBSCRIBE = click.option(
-    "--oversubscribe", is_flag=True, help="Allow more than 8 ranks a core of this machine."
+    "--oversubscribe", is_flag=True, help="Allow more than 8 ranks per core of this machine."
 )
 KEY = click.option(
-    "--key", metavar="KEY", help="Submit once: the same key again shows the job that is there."
+    "--key", metavar="KEY", help="Submit only once: with the same key again, show the existing job."
 )
 SPEC = click.argument("spec", type=click.Path(path_type=Path))
 
@@ -63,7 +65,7 @@ SPEC = click.argument("spec", type=click.Path(path_type=Path))
 def cli() -> None:
     """Run one PyTorch training job on many machines, and keep it running.
 
-    JOB is a job's id or name; left out, it is the latest job.
+    JOB is a job's id or name; by default the latest job.
     """
 
 
@@ -79,7 +81,7 @@ def all_jobs() -> list[Job]:
 
 
 def own_jobs() -> list[Job]:
-    """Return this user's jobs, and complain of each whose folder is not safe to work in."""
+    """Return this user's jobs; print an error for each whose folder is not safe to work in."""
     own = []
     for job in all_jobs():
         if home.is_ours(job.folder):
@@ -92,7 +94,7 @@ def own_jobs() -> list[Job]:
 
 
 def all_statuses() -> list[Status]:
-    """Return the statuses of all jobs, and complain of each whose folder is damaged."""
+    """Return the statuses of all jobs; print an error for each damaged folder."""
     queued = [folder for folder in home.unended(home.home(os.environ)) if home.is_slurm(folder)]
     if queued:
         from orchestrator.client import slurm_status
@@ -114,7 +116,7 @@ def status_now(job: Job) -> Status:
 
 
 def apply_slurm_end(job: Job) -> None:
-    """Close a job that Slurm has ended, and complain where that fails."""
+    """Close a job that Slurm has ended; print an error if that fails."""
     try:
         if not job.folder.ended.exists() and home.is_slurm(job.folder):
             job.source.settle()
@@ -152,7 +154,7 @@ def watch_job(job: Job, *, as_json: bool) -> int:
 
 
 def follow_job(job: Job, *, as_json: bool = False) -> int:
-    """Show a job's logs and states until it ends, and return the exit code: its success."""
+    """Show a job's logs and states until it ends, and return the exit code."""
     from orchestrator.cli import live
     from orchestrator.client.logs import reader as log_reader
     from orchestrator.views import logs as log_view
@@ -163,8 +165,8 @@ def follow_job(job: Job, *, as_json: bool = False) -> int:
         status = live.changes(job) if as_json else live.everything(job, style)
     except KeyboardInterrupt:
         terminal.say(
-            f"\ndetached: {job.id} goes on\n  back    orch logs -f {job.called}\n          orch status --watch {job.called}"
-            f"\n  stop    orch cancel {job.called}",
+            f"\ndetached: {job.id} keeps running\n  logs    orch logs -f {job.called}\n  watch   orch status --watch {job.called}"
+            f"\n  cancel  orch cancel {job.called}",
             err=True,
         )
         return INTERRUPTED
@@ -179,7 +181,7 @@ def follow_job(job: Job, *, as_json: bool = False) -> int:
 
 
 def _where(job: Job) -> list[Line]:
-    """Return the line that says where an ended job's files are."""
+    """Return the lines on an ended job's files."""
     from orchestrator.client import saves
     from orchestrator.views import saves as saves_view
 

@@ -32,18 +32,20 @@ from orchestrator.core.text import counted
 @click.option(
     "--to", "folder", type=click.Path(path_type=Path), help="Copy logs, checkpoints and evidence here."
 )
-@click.option("--no-checkpoints", is_flag=True, help="Leave the checkpoints out of the copy (--to).")
-@click.option("--all", "everything", is_flag=True, help="Also more than 2 GB of what is no checkpoint.")
+@click.option("--no-checkpoints", is_flag=True, help="Do not copy checkpoints (with --to).")
+@click.option(
+    "--all", "everything", is_flag=True, help="Also copy more than 2 GB of files that are not checkpoints."
+)
 def collect(job: str | None, folder: Path | None, no_checkpoints: bool, everything: bool) -> int:
-    """Bring a job's logs, checkpoints and evidence together, and what its ranks have written where they start.
+    """Collect a job's logs, checkpoints, evidence and other files that its ranks wrote.
 
-    Over SSH what an ended job's hosts still have is fetched first; a job that runs fetches its logs and checkpoints by itself.
+    Over SSH it first fetches what an ended job's hosts still have; a running job fetches its logs and checkpoints by itself.
     """
     from orchestrator.client import collect as collecting
     from orchestrator.client import remote_files
 
     if no_checkpoints and folder is None:
-        raise UserError("nothing is copied without --to", "--no-checkpoints", "name a folder: --to FOLDER")
+        raise UserError("--no-checkpoints needs --to", "--no-checkpoints", "name a folder: --to FOLDER")
     handle = find_job(job)
     apply_slurm_end(handle)
     if handle.source.status().state in status_file.ENDED and not handle.folder.ended.exists():
@@ -51,7 +53,7 @@ def collect(job: str | None, folder: Path | None, no_checkpoints: bool, everythi
         collecting.await_last(handle)
     elif not handle.folder.ended.exists() and handle.plan().ssh is not None:
         terminal.say(
-            "the job is not over: what its ranks write on their hosts comes after its end, but for logs and checkpoints",
+            "the job is still running: only logs and checkpoints are here; other files are fetched from its hosts after its end",
             err=True,
         )
     # Of another user's job, only what its folder has is copied.
@@ -63,23 +65,25 @@ def collect(job: str | None, folder: Path | None, no_checkpoints: bool, everythi
     if fetched := remote_files.summary([account]):
         terminal.say(fetched)
     saved = [] if no_checkpoints else [counted(done.checkpoints, "checkpoint")]
-    others = [f"{counted(done.others, 'other file')} that ranks have written"] if done.others else []
+    others = [f"{counted(done.others, 'other file')} written by ranks"] if done.others else []
     terminal.say(f"{handle.id}: logs, evidence, {' and '.join([*saved, *others])} are in {done.place}")
     if done.elsewhere:
         where = f"{done.elsewhere[-1]}{' and others' if len(done.elsewhere) > 1 else ''}"
-        terminal.say(f"  not     {counted(len(done.elsewhere), 'checkpoint')} outside of its folder: {where}")
+        terminal.say(
+            f"  not copied: {counted(len(done.elsewhere), 'checkpoint')} outside of its folder: {where}"
+        )
     for text in (*done.left, *done.odd):
         terminal.complain(text)
     return report_unclean({handle.id: account}) or (CLUSTER_CANNOT if done.left else 0)
 
 
 @click.command()
-@click.option("--free", is_flag=True, help="Ask hosts over SSH what is free now, and who holds the rest.")
+@click.option("--free", is_flag=True, help="Ask the hosts over SSH what is free now, and who uses the rest.")
 @AS_JSON
 def nodes(free: bool, as_json: bool) -> int:
-    """List the hosts that jobs and checks have seen, with their last failures.
+    """List the hosts that jobs and checks have used, with their last failures.
 
-    A host counts as failed for a day after a job has lost it or its check failed. Over SSH new jobs then use other hosts if there are enough. A check that it passes ends that.
+    A host counts as failed for a day after a job lost it or its check failed. Over SSH new jobs avoid it if there are enough other hosts. A passed check clears the failure.
     """
     from orchestrator.client.checks import seen_hosts
     from orchestrator.views import tables
@@ -105,14 +109,14 @@ def nodes(free: bool, as_json: bool) -> int:
 @click.command()
 @JOB
 @click.option(
-    "--older-than", type=Ago(), help="Delete jobs that ended longer ago than 12h or 30d, folder and all."
+    "--older-than", type=Ago(), help="Delete whole jobs that ended longer ago than this, such as 12h or 30d."
 )
 @click.option("--yes", is_flag=True, help="Do not ask before deleting.")
-@click.option("--discard", is_flag=True, help="Delete files on hosts, too, that could not be fetched.")
+@click.option("--discard", is_flag=True, help="Also delete files on hosts that could not be fetched.")
 def clean(job: str | None, older_than: float | None, yes: bool, discard: bool) -> int:
-    """Remove what ended jobs, or JOB, left behind.
+    """Remove leftovers of ended jobs, or of JOB.
 
-    That is stray processes and run files, over SSH the job's folders on its hosts, once all that ranks wrote there is fetched; with --older-than whole jobs are deleted.
+    These are stray processes, run files, and over SSH the job's folder on each host, after its logs, checkpoints and other files were fetched; with --older-than whole jobs.
     """
     from orchestrator.client import cleanup
     from orchestrator.views import cells
@@ -122,25 +126,27 @@ def clean(job: str | None, older_than: float | None, yes: bool, discard: bool) -
         home.require_ours(jobs[0].folder)
         apply_slurm_end(jobs[0])
     if job is not None and not jobs[0].folder.ended.exists():
-        raise UserError("the job is not over yet", jobs[0].id, "wait for its end, or orch cancel it")
+        raise UserError("the job has not ended", jobs[0].id, "wait for its end, or orch cancel it")
     cleaned, unclean = cleanup.clean_local(jobs)
     accounts = cleanup.clean_hosts(jobs, discard=discard)
     unclean |= {job_id: account for job_id, account in accounts.items() if account.lines()}
     if any(fetched.missing for account in accounts.values() for fetched in account.fetched.values()):
-        fix = "bring home what is named below, then orch clean again; --discard deletes it there"
-        terminal.say(f"files that exist nowhere else keep hosts from being cleaned\n  fix: {fix}", err=True)
+        fix = "copy the files named below, then run orch clean again; --discard deletes them"
+        terminal.say(
+            f"some hosts were not cleaned: they have files that exist nowhere else\n  fix: {fix}", err=True
+        )
     done = [text for text in (cleaned, cleanup.cleaned_text(accounts)) if text]
     if done or not unclean:
-        terminal.say("\n".join(done) or "ended jobs have left nothing behind")
+        terminal.say("\n".join(done) or "nothing to clean up")
     old = cleanup.older_than(jobs, older_than) if older_than is not None else []
     if older_than is not None and not old:
         terminal.say("no job ended that long ago")
     kept = [ended for ended in old if ended.id in unclean]
     if kept:
         named = cells.named([ended.id for ended in kept])
-        terminal.say(f"kept, since not all that they left could be cleaned up: {named}", err=True)
+        terminal.say(f"not deleted, because their leftovers could not be removed: {named}", err=True)
         folders = " ".join(str(ended.folder.root) for ended in kept[:5])
-        terminal.say(f"  fix: see below; or, should hosts be gone for good: rm -r {folders}", err=True)
+        terminal.say(f"  fix: see below; or, if hosts are gone for good: rm -r {folders}", err=True)
     old = [ended for ended in old if ended.id not in unclean]
     named = ", ".join(ended.id for ended in old[:5]) + (", …" if len(old) > 5 else "")
     question = harmless(f"delete {named} ({len(old)}) with logs and checkpoints?")

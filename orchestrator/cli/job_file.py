@@ -22,9 +22,9 @@ from orchestrator.core.invisible_characters import harmless
 @SET
 @AS_JSON
 def check(spec: Path, backend: str | None, overrides: tuple[str, ...], as_json: bool) -> int:
-    """Look whether a job could run, and start nothing.
+    """Check whether a job could run, without starting it.
 
-    Looks at the spec, the code, the space, the interpreter with its torch, the script's syntax, and the network; over SSH at every host, on Slurm at nodes that it waits for in the queue as the job would.
+    It checks the job file, the code, disk space, the interpreter with its torch, the script's syntax, and the network; over SSH on every host, on Slurm on nodes that it gets from the queue as the job would.
     """
     from orchestrator.client import preflight
     from orchestrator.views import tables
@@ -45,9 +45,9 @@ def check(spec: Path, backend: str | None, overrides: tuple[str, ...], as_json: 
 @SET
 @AS_JSON
 def plan(spec: Path, backend: str | None, overrides: tuple[str, ...], as_json: bool) -> int:
-    """Show where a job would run, and each variable of its ranks with who sets it and why; starts nothing.
+    """Show where a job would run, and each environment variable of its ranks with its origin and reason; start nothing.
 
-    Over SSH the hosts are asked what they have. On Slurm some of it is known only in the allocation.
+    Over SSH it asks the hosts for their hardware. On Slurm some values are known only in the allocation.
     """
     from orchestrator.client.outline.outline import outline
     from orchestrator.spec.load import load
@@ -66,7 +66,7 @@ def plan(spec: Path, backend: str | None, overrides: tuple[str, ...], as_json: b
 @BACKEND
 @SET
 def render(spec: Path, backend: str | None, overrides: tuple[str, ...]) -> int:
-    """Print the scripts that would run; touches nothing."""
+    """Print the scripts that a job would run; change nothing."""
     from orchestrator.submission import submit as submission
 
     for file in submission.rendered(spec, backend, overrides, os.environ):
@@ -79,10 +79,10 @@ def render(spec: Path, backend: str | None, overrides: tuple[str, ...]) -> int:
 @click.option(
     "--from-command",
     "command",
-    help="Make it of a launch line ('torchrun --nnodes 2 …'), a shell script, or an sbatch script.",
+    help="Convert a launch line ('torchrun --nnodes 2 …'), a shell script, or an sbatch script.",
 )
 def init(file: Path, command: str | None) -> int:
-    """Write a job file to start from (job.yaml), or to standard output (-)."""
+    """Write a template of a job file (job.yaml), or print it (-)."""
     from orchestrator.submission.render import TEMPLATES
 
     if command is not None:
@@ -92,17 +92,17 @@ def init(file: Path, command: str | None) -> int:
 
 
 def _from_command(file: Path, command: str) -> int:
-    """Write the job file of a launch line, and say what became of each option."""
+    """Write the job file of a launch line, and say how each option was converted."""
     from orchestrator.spec import from_command
 
     made = from_command.job_file(command, Path.cwd(), folder_of(file))
     to_stdout = str(file) == "-"
     for change in made.became:
-        became = f"→ {change.field}: {change.text}" if change.field else f"not needed, {change.text}"
+        became = f"→ {change.field}: {change.text}" if change.field else f"dropped: {change.text}"
         terminal.say(f"  {change.option}  {became}", err=to_stdout)
     for note in made.notes:
         terminal.say(f"note: {note}", err=to_stdout)
-    _write_for_editors(file, made.text, "look at it, then")
+    _write_for_editors(file, made.text, "review it, then")
     return 0
 
 
@@ -110,7 +110,7 @@ SCHEMA_FILE = "orch.schema.json"
 
 
 def _write_for_editors(file: Path, text: str, then: str) -> None:
-    """Write a job file that names its JSON Schema to editors, and that schema beside it; to standard output the file alone."""
+    """Write a job file and, beside it, its JSON Schema for editors; to standard output only the job file."""
     if str(file) == "-":
         write_new(file, text, then)
         return
@@ -121,14 +121,16 @@ def _write_for_editors(file: Path, text: str, then: str) -> None:
     try:
         schema.write_text(json.dumps(json_schema(), indent=1) + "\n")
     except OSError as err:
-        terminal.complain(f"{schema}: cannot be written: {err.strerror}; without it editors check nothing")
+        terminal.complain(
+            f"{schema}: cannot be written: {err.strerror}; so editors cannot check the job file"
+        )
 
 
 def folder_of(file: Path) -> Path:
     """Return the folder of a job file that is to be written. Raises UserError where there is none."""
     folder = file.absolute().parent
     if not folder.is_dir():
-        fix = f"make it: mkdir -p {shlex.quote(str(folder))}, or name another place"
+        fix = f"create it: mkdir -p {shlex.quote(str(folder))}, or name another folder"
         raise UserError(f"there is no folder {folder}", str(file), fix)
     return folder
 
@@ -147,11 +149,11 @@ def write_new(file: Path, text: str, then: str) -> None:
             out.write(text)
     except FileExistsError:
         raise UserError(
-            "there is such a file already", str(file), "name another file, such as other.yaml"
+            "the file exists already", str(file), "name another file, such as other.yaml"
         ) from None
     except OSError as err:
         raise UserError(
-            f"cannot be written: {err.strerror}", str(file), "name a place you can write to"
+            f"cannot be written: {err.strerror}", str(file), "name a folder that you can write to"
         ) from err
     terminal.say(f"wrote {file}; {then}: orch submit {shlex.quote(str(file))} --follow")
 
@@ -159,7 +161,7 @@ def write_new(file: Path, text: str, then: str) -> None:
 @click.command()
 @click.argument("verb", required=False)
 def schema(verb: str | None) -> int:
-    """Print the JSON Schema of job files, for editors; or of what VERB prints with --json, for programs."""
+    """Print the JSON Schema of job files, or of the --json output of VERB."""
     from orchestrator.programs.json_schemas import schema_of
 
     click.echo(json.dumps(schema_of(verb), indent=2))

@@ -1,4 +1,4 @@
-"""Verbs that begin and end a job: submit, cancel, restart, resume."""
+"""Verbs that start and stop a job: submit, cancel, restart, resume."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def submit(
 ) -> int:
     """Submit the job that a job file describes.
 
-    Its code is copied: files can be edited as soon as this returns. With --json --follow every change of its status is one more line of JSON, and logs are not shown.
+    Its code is copied, so you can edit files as soon as this returns. With --json --follow each change of the status is printed as a line of JSON, and logs are not shown.
     """
     from orchestrator.client.job import submit_named
 
@@ -66,17 +66,17 @@ def report_submitted(job: Job, *, follow: bool, as_json: bool, is_new: bool = Tr
         state, place = job.status()["state"], str(job.folder.root)
         print_json({"id": job.id, "name": job.name, "dir": place, "state": state, "new": is_new}, follow)
     elif not is_new:
-        terminal.say(f"{job.id} was submitted with this key before, and is {job.status()['state']}")
+        terminal.say(f"{job.id} already exists for this key, state {job.status()['state']}")
     else:
         plan = job.plan()
         batch = f"\n  batch   {plan.batch_text}" if plan.batch_text else ""
         terminal.say(f"submitted {job.id}\n  runs    {plan.size}{batch}\n  folder  {job.folder.root}")
         for host, why in plan.set_aside.items():
-            terminal.say(f"  aside   {host}, which failed {why}; orch check lets it count again")
+            terminal.say(f"  avoids  {host}, which failed {why}; a passed orch check clears that")
         if job.source.slurm_id():
             _print_queue(job)
     for name, to in start_folder.output_links(job.folder).items() if is_new and not as_json else ():
-        note = f"{name} is a link to {to}, since git ignores it: the jobs of this workdir share what is in it"
+        note = f"{name} is a link to {to}, because git ignores it: all jobs of this workdir share its files"
         terminal.say(f"  note    {note}")
     for warning in (
         (*refusals.warnings(job.plan()), *refusals.not_copied(job.folder, job.plan(), os.environ))
@@ -87,7 +87,7 @@ def report_submitted(job: Job, *, follow: bool, as_json: bool, is_new: bool = Tr
     if follow:
         return follow_job(job, as_json=as_json)
     if not as_json:
-        terminal.say(f"  watch   orch logs -f {job.called}\n  stop    orch cancel {job.called}")
+        terminal.say(f"  logs    orch logs -f {job.called}\n  cancel  orch cancel {job.called}")
     return 0
 
 
@@ -104,9 +104,9 @@ def _print_queue(job: Job) -> None:
 @JOB
 @click.option("--wait/--no-wait", default=True, help="Wait until it has stopped (the default).")
 def cancel(job: str | None, wait: bool) -> int:
-    """Stop a job for good.
+    """Stop a job. It can be resumed.
 
-    Its ranks get TERM, and when monitor.stop_grace is over, KILL.
+    Its ranks get TERM, and KILL after monitor.stop_grace.
     """
     found = find_job(job, running=True)
     found.cancel()
@@ -117,10 +117,10 @@ def cancel(job: str | None, wait: bool) -> int:
     try:
         state = found.wait(CANCEL_S_MAX + found.plan().limits.stop_grace_s)["state"]
     except TimeoutError as err:
-        fix = "`orch status` shows which node holds it up; what was asked stays asked"
+        fix = "`orch status` shows which node is still stopping; the cancel stays in effect"
         raise ClusterError(str(err), found.id, fix) from err
     except KeyboardInterrupt:
-        terminal.say(f"\n{found.id} is still being stopped: that goes on without you", err=True)
+        terminal.say(f"\n{found.id} is still being stopped in the background", err=True)
         return INTERRUPTED
     late = "" if state == "CANCELLED" else ": it ended before it could be stopped"
     terminal.say(f"{found.id} {state}{late}")
@@ -130,17 +130,21 @@ def cancel(job: str | None, wait: bool) -> int:
 @click.command()
 @JOB
 def restart(job: str | None) -> int:
-    """End the present attempt of a running job, and begin the next one from the newest checkpoint.
+    """Stop the current attempt of a running job, and start the next one from the newest checkpoint.
 
-    Ranks get TERM, and when monitor.stop_grace is over, KILL. It costs no restart budget.
+    Ranks get TERM, and KILL after monitor.stop_grace. It is not counted in restart.max.
     """
     from orchestrator.views.cells import short
 
     found = find_job(job, running=True)
     before = found.restart()
     newest = before["checkpoint"]
-    source = short(newest["path"], before["dir"]) if newest else "the beginning: there is no checkpoint yet"
-    terminal.say(f"attempt {before['attempt']} of {found.id} ends; the next one begins from {source}")
+    source = (
+        short(newest["path"], before["dir"]) if newest else "the beginning, since there is no checkpoint yet"
+    )
+    terminal.say(
+        f"attempt {before['attempt']} of {found.id} is being stopped; the next one starts from {source}"
+    )
     return 0
 
 
@@ -150,21 +154,21 @@ def restart(job: str | None) -> int:
     "--from",
     "checkpoint",
     metavar="CHECKPOINT",
-    help="Start from this one, not the newest.",
+    help="Resume from this checkpoint instead of the newest.",
     shell_complete=complete_save,
 )
 @SET
 @FOLLOW
 def resume(job: str | None, checkpoint: str | None, overrides: tuple[str, ...], follow: bool) -> int:
-    """Let an ended job go on from its newest checkpoint.
+    """Resume an ended job from its newest checkpoint.
 
-    It goes on in its own folder, with the code of its submit. A job that has succeeded goes on only with --set or --from: by itself it would find nothing left to do.
+    It keeps its folder and the code of its submit. A succeeded job is resumed only with --set or --from: otherwise nothing is left to do.
     """
     from orchestrator.views import saves as saves_view
 
     found = find_job(job)
     if checkpoint == "":
-        fix = "orch checkpoints lists what there is; without --from: the newest"
+        fix = "orch checkpoints lists them; without --from it is the newest"
         raise UserError("names no checkpoint", "--from", fix)
     before = found.plan() if overrides else None
     choice = found.resume(checkpoint or "", overrides)
@@ -179,13 +183,13 @@ def resume(job: str | None, checkpoint: str | None, overrides: tuple[str, ...], 
 
 
 def _warn_of_total(total: int | None, step: int | None) -> None:
-    """Warn when a resumed job begins where it is to end, or behind that."""
+    """Warn when a resumed job starts at or after its last step."""
     if total is not None and step is not None and step >= total:
-        terminal.say(f"warning: total_steps is {total:,}, and the job begins at step {step:,}", err=True)
+        terminal.say(f"warning: total_steps is {total:,}, and the job resumes at step {step:,}", err=True)
 
 
 def _warn_of_batch(before: Plan, after: Plan) -> None:
-    """Warn when a resumed job has another effective batch size: its steps are no longer those of before."""
+    """Warn when a resumed job has another effective batch size: its steps are then not comparable."""
     old, new = before.effective_batch, after.effective_batch
     if after.batch is None or old is None or old == new:
         return

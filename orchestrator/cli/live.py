@@ -1,7 +1,7 @@
 """Live view of a job until it ends: its log lines as they come, and on a terminal its state below them.
 
 On a pipe each change of state is a line among the log lines. For programs each change is a line of JSON. Ctrl-C ends
-the view, and the job goes on.
+the view; the job keeps running.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ Refresh: TypeAlias = Callable[[Status], None]
 
 POLL_S = 0.15
 STATUS_S = 0.5
-"""How often the status is read while following; a supervisor that died is started again then."""
+"""How often the status is read while following; a dead supervisor is restarted then."""
 
 REASON_LINES_MAX = 2
-"""How many lines of the terminal the reason of a state may take below the logs."""
+"""Limit on the lines that a state's reason takes below the logs."""
 
 
 def logs(job: Job, query: LogQuery, style: LogStyle) -> Status:
@@ -82,14 +82,14 @@ def changes(job: Job) -> Status:
 
 
 def _suspected(status: Status) -> object:
-    """Return what the job's suspicion is about: one that only grows older is not a change."""
+    """Return the subject of the job's suspicion: one that only grows older is not a change."""
     if (seen := status.suspected) is None:
         return bool(status.suspicion)
     return [seen.follows, seen.ranks, seen.node, seen.spare]
 
 
 def _settled_status(job: Job) -> Status:
-    """Return a job's status. Raises UserError for the copy of a job that goes on: it would be followed for ever."""
+    """Return a job's status. Raises UserError for the copy of a running job, which would be followed for ever."""
     status = job.source.settled_status()
     if status.state not in status_file.ENDED:
         home.require_original(job.folder)
@@ -144,7 +144,7 @@ def _follow(
 
 
 def _transition(job: Job, attempt: int, told: str) -> str:
-    """Return from where an attempt begins, and why the previous one ended unless that was told."""
+    """Return where an attempt resumed from, and why the previous one ended unless that was printed."""
     try:
         return post_mortem.transition(job.why(), attempt, told)
     except OrchError:
@@ -153,7 +153,7 @@ def _transition(job: Job, attempt: int, told: str) -> str:
 
 class _Changes:
     """Lines on a pipe: one when the state, the attempt or a queued job's reason changes, or its supervisor falls silent.
-    What the line before has told is not told again, and why a job stops is left to the end, which follows within seconds.
+    A line does not repeat the text of the line before, and the reason of a stop is left to the end, which follows within seconds.
 
     The end is left out unless `with_end`: the caller prints it in full. `called`: the job in commands.
     """
@@ -176,7 +176,7 @@ class _Changes:
         reason = status_view.reason(status) if state != "STOPPING" else ""
         then = status_view.what_follows(status.suspected, status.written_at, self._called)
         suspicion = "; ".join(filter(None, (status.suspicion, then)))
-        news = late or ("it goes on" if goes_on else suspicion or reason)
+        news = late or ("running again" if goes_on else suspicion or reason)
         self._last = now
         why = f"  {news}" if news and not (self.told and news.endswith(self.told)) else ""
         self.told = news
@@ -184,7 +184,7 @@ class _Changes:
 
 
 class _NewNotices:
-    """Notices that were not shown yet: each is told once, when it comes."""
+    """Filter for notices: each is shown once."""
 
     def __init__(self) -> None:
         self._shown: set[str] = set()
@@ -221,7 +221,7 @@ def _live(called: str) -> Iterator[tuple[Print, Refresh]]:
 
 
 def state_lines(status: Status, reason_chars: int, called: str = "") -> list[cells.Line]:
-    """Return how a job is doing, in few lines; a reason is cut at `reason_chars`. `called`: the job in commands."""
+    """Return the state of a job in few lines; a reason is cut at `reason_chars`. `called`: the job in commands."""
     checkpoint = status.checkpoint
     step = checkpoint.step if checkpoint else None
     saved = f"  checkpoint at step {step:,}" if step is not None else ""

@@ -83,7 +83,9 @@ def _words(script: str) -> tuple[str, ...]:
     try:
         return tuple(shlex.split(script))
     except ValueError as err:
-        raise UserError(f"cannot be read: {err}", f"script {script!r}", "give its arguments apart") from err
+        raise UserError(
+            f"cannot be read: {err}", f"script {script!r}", "pass its arguments separately"
+        ) from err
 
 
 def _spelled(name: str, value: str) -> str:
@@ -134,7 +136,7 @@ def _display_of_notebook() -> Callable[[RenderableType], None] | None:
 
 
 def follow_in_notebook(job: Job, display: Callable[[RenderableType], None]) -> None:
-    """Show a job by `display` until it ends or an interrupt comes, after which the last panel says how to go on."""
+    """Show a job by `display` until it ends or an interrupt comes, after which the last panel says how to watch it again."""
     from orchestrator.client.logs import reader as log_reader
     from orchestrator.views.logs import LogStyle, LogView, ShownLine
 
@@ -155,7 +157,7 @@ def follow_in_notebook(job: Job, display: Callable[[RenderableType], None]) -> N
             time.sleep(POLL_S)
             status = job.source.settled_status()
     except KeyboardInterrupt:
-        how = "it goes on; watch it: orchestrator.follow(job), stop it: job.cancel()"
+        how = "it keeps running; watch it: orchestrator.follow(job), cancel it: job.cancel()"
         display(panel(status, lines, how))
         return
     read(follower.drain())

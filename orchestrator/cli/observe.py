@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 
 @click.command()
 @JOB
-@click.option("--all", "show_all", is_flag=True, help="All jobs, a line each.")
-@click.option("--watch", is_flag=True, help="Keep showing it until the job ends.")
-@click.option("--ranks", "every_rank", is_flag=True, help="Each node and rank of a large job, too.")
+@click.option("--all", "show_all", is_flag=True, help="List all jobs, one a line.")
+@click.option("--watch", is_flag=True, help="Update the view until the job ends.")
+@click.option("--ranks", "every_rank", is_flag=True, help="Show each node and rank of a large job, too.")
 @AS_JSON
 def status(job: str | None, show_all: bool, watch: bool, every_rank: bool, as_json: bool) -> int:
-    """Show how a job is doing, node by node and rank by rank; of more than 64, how many are in which state."""
+    """Show the state of a job, its nodes and its ranks; with more than 64, a count by state."""
     from orchestrator.client.logs import trackers
     from orchestrator.views import status as status_view
 
@@ -80,15 +80,15 @@ def status(job: str | None, show_all: bool, watch: bool, every_rank: bool, as_js
     "nodes",
     multiple=True,
     metavar="NAME",
-    help="What this node's ranks, agent and setup lines printed; repeatable.",
+    help="Only the output of this node's ranks, agent and setup lines; repeatable.",
 )
 @click.option("--attempt", type=Count(1), metavar="N", help="Only this attempt.")
 @click.option(
-    "-f", "--follow", is_flag=True, help="Go on with new lines, across restarts, until the job ends."
+    "-f", "--follow", is_flag=True, help="Keep printing new lines, across restarts, until the job ends."
 )
-@click.option("-n", "--tail", type=Count(0), metavar="N", help="Only the last so many lines.")
-@click.option("--since", type=Ago(), help="Only lines of the last 90s, 10m, 2h.")
-@click.option("--grep", type=Pattern(), help="Only lines in which this regular expression is found.")
+@click.option("-n", "--tail", type=Count(0), metavar="N", help="Only the last N lines.")
+@click.option("--since", type=Ago(), help="Only lines of this last time, such as 90s, 10m, 2h.")
+@click.option("--grep", type=Pattern(), help="Only lines that match this regular expression.")
 def logs(
     job: str | None,
     ranks: tuple[int, ...],
@@ -99,9 +99,9 @@ def logs(
     since: float | None,
     grep: re.Pattern[str] | None,
 ) -> int:
-    """Show what ranks printed, merged by time.
+    """Show the output of the ranks, merged by time.
 
-    Of the newest attempt that printed anything; with --tail, --since or --grep of earlier ones too.
+    Shows the newest attempt with output; with --tail, --since or --grep also earlier ones.
     """
     from orchestrator.cli import live as following
     from orchestrator.client.logs import reader as reading
@@ -124,14 +124,14 @@ def logs(
         sys.stdout.write(first)
         sys.stdout.writelines(texts)
         if not first and tail != 0 and reading.has_rank_lines(found.folder):
-            terminal.say(f"no line matches; orch logs {found.id} shows all of the newest attempt", err=True)
+            terminal.say(f"no line matches; orch logs {found.id} shows the whole newest attempt", err=True)
     if not ranks and not reading.has_rank_lines(found.folder):
         _print_nodes_logs(found, query)
     return 0
 
 
 def _print_nodes_logs(job: Job, query: LogQuery) -> None:
-    """Print the nodes' own logs of a job whose ranks have not printed anything."""
+    """Print the node logs of a job whose ranks have no output."""
     from dataclasses import replace
 
     texts = filter(None, _printed(job, replace(query, nodes=tuple(job.source.nodes()))))
@@ -140,19 +140,19 @@ def _print_nodes_logs(job: Job, query: LogQuery) -> None:
         if _print_batch_log(job):
             return
         verb = f"orch {'why' if job.folder.ended.exists() else 'status'} {job.called}"
-        terminal.say(f"no rank has printed anything, and no node has said what it did; see {verb}", err=True)
+        terminal.say(f"no rank has printed anything, and there are no node logs; see {verb}", err=True)
         return
-    terminal.say("no rank has printed anything; this is what the nodes did:", err=True)
+    terminal.say("no rank has printed anything; the logs of the nodes:", err=True)
     sys.stdout.write(first)
     sys.stdout.writelines(texts)
 
 
 def _print_batch_log(job: Job) -> bool:
-    """Print the output of a job's batch script, if any: where a supervisor never started, it says why."""
+    """Print the output of a job's batch script, if any: it explains why a supervisor never started."""
     lines = job.source.batch_lines()
     if lines:
         terminal.say(
-            f"no rank has printed anything; this is what its batch script said ({job.folder.batch_log}):",
+            f"no rank has printed anything; the output of the batch script ({job.folder.batch_log}):",
             err=True,
         )
     for line in lines:
@@ -176,9 +176,9 @@ def _printed(job: Job, query: LogQuery) -> Iterator[str]:
 @JOB
 @AS_JSON
 def why(job: str | None, as_json: bool) -> int:
-    """Tell what went wrong, who is to blame, and what was lost.
+    """Explain what went wrong, which rank caused it, and what was lost.
 
-    Each attempt has its verdict; the last one that failed is shown with all its evidence.
+    It shows the verdict of each attempt, and all evidence of the last one that failed.
     """
     from orchestrator.views import post_mortem
 
@@ -199,9 +199,9 @@ def why(job: str | None, as_json: bool) -> int:
 )
 @AS_JSON
 def stacks(job: str | None, ranks: tuple[int, ...], as_json: bool) -> int:
-    """Show what every rank of a running job is doing right now.
+    """Show what each rank of a running job is doing now.
 
-    Looks twice, and changes nothing: stacks by a signal, the kernel's view, and the collectives that ranks are in. Ranks with equal frames stand together; the pages with all threads are in the job's evidence folder.
+    It inspects the ranks twice and changes nothing: Python stacks, the kernel's view, and the collectives that ranks are in. Ranks with equal frames are grouped; stacks of all threads are in the job's evidence folder.
     """
     from orchestrator.views import stacks as stack_view
 
@@ -219,17 +219,17 @@ def stacks(job: str | None, ranks: tuple[int, ...], as_json: bool) -> int:
 @click.command()
 @JOB
 @click.option("--all", "of_all", is_flag=True, help="All jobs together.")
-@click.option("--since", type=Ago(), help="Only the time of the last 90m, 12h, 30d.")
+@click.option("--since", type=Ago(), help="Only this last time, such as 90m, 12h, 30d.")
 @click.option(
     "--by",
     type=click.Choice(("cause", "host")),
-    help="What failures cost, by what they were or by whose host it was.",
+    help="Show the cost of failures by cause or by host.",
 )
 @AS_JSON
 def goodput(job: str | None, of_all: bool, since: float | None, by: str | None, as_json: bool) -> int:
-    """Show what ranks did with their time, and which share of it made training go on.
+    """Show how the ranks' time was spent, and how much of it advanced the training.
 
-    The time of each rank from the job's submission to its end, by kind: steps that were kept, steps that a restart made again, failures until they were found, restarts, queues.
+    It counts the time of each rank from the job's submission to its end, by kind: steps that were kept, repeated steps, failures until detection, restarts, queues.
     """
     from orchestrator.client import post_mortem
     from orchestrator.views import goodput as goodput_view
@@ -259,7 +259,7 @@ def goodput(job: str | None, of_all: bool, since: float | None, by: str | None, 
 @JOB
 @AS_JSON
 def folder(job: str | None, as_json: bool) -> int:
-    """Print where a job's files are: its folder, where its ranks start, what they have written there, and its checkpoints."""
+    """Print where a job's files are: its folder, its ranks' working directory, files that they wrote there, and checkpoints."""
     from orchestrator.client import saves
     from orchestrator.views import saves as saves_view
 
@@ -270,13 +270,13 @@ def folder(job: str | None, as_json: bool) -> int:
 
 @click.command()
 @JOB
-@click.option("--verify", is_flag=True, help="Read every file, and compare it with the ledger.")
+@click.option("--verify", is_flag=True, help="Verify the checksum of every file.")
 @AS_JSON
 def checkpoints(job: str | None, verify: bool, as_json: bool) -> int:
     """List a job's checkpoints, wherever its script saves them, oldest first.
 
-    The arrow marks the one that a restart would begin from. Below are files that were put beside them, and that no rank of this
-    job has saved: `orch resume --from PATH` begins from one.
+    The arrow marks the one that a restart would resume from. Below it are files that no rank of this job wrote:
+    `orch resume --from PATH` resumes from one.
     """
     from orchestrator.client import saves
     from orchestrator.views import saves as saves_view

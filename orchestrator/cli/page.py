@@ -21,16 +21,16 @@ from orchestrator.core.jobdir.durable import replace_text
     "--output",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Where the page goes; by default JOB.html here.",
+    help="Where to write the page; by default JOB.html here.",
 )
-@click.option("--serve", is_flag=True, help="Show all jobs live in a browser of this machine, until Ctrl-C.")
+@click.option("--serve", is_flag=True, help="Serve all jobs live to a browser on this machine, until Ctrl-C.")
 @click.option(
     "--port", type=click.IntRange(0, 65_535), metavar="N", help="Port of --serve; by default a free one."
 )
 def report(job: str | None, output: Path | None, serve: bool, port: int | None) -> int:
-    """Write a job as one HTML page: what happened, its timeline, curves, verdicts, logs and settings.
+    """Write a report of a job as one HTML page: what happened, timeline, curves, verdicts, logs and settings.
 
-    The page needs nothing but a browser, and no network.
+    The page needs only a browser, and no network.
     """
     if serve:
         if job is not None or output is not None:
@@ -39,7 +39,7 @@ def report(job: str | None, output: Path | None, serve: bool, port: int | None) 
             )
         return _serve(port or 0)
     if port is not None:
-        raise UserError("a file has no port", "--port", "add --serve, or leave it out")
+        raise UserError("--port needs --serve", "--port", "add --serve, or leave out --port")
     from orchestrator.report import page
 
     found = find_job(job)
@@ -60,7 +60,7 @@ def _serve(port: int) -> int:
     try:
         from orchestrator.report import live
     except ImportError as err:
-        fix = "pip install 'torch-orch[serve]' where orch is, in a clone of it pip install '.[serve]'; orch report -o FILE needs neither"
+        fix = "pip install 'torch-orch[serve]', or in a clone pip install '.[serve]'; orch report -o FILE does not need it"
         raise UserError(f"{err.name or err} is not installed", "--serve", fix) from err
     live.serve(home.home(os.environ), port, lambda address: terminal.say(f"all jobs are at {address}"))
     return 0

@@ -25,17 +25,17 @@ _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 GROUPS = {
-    "Start a job": {"run": "run_line", "submit": "lifecycle"},
-    "See how it is": {
+    "Start": {"run": "run_line", "submit": "lifecycle"},
+    "Watch": {
         **dict.fromkeys(("status", "logs", "why", "stacks", "goodput"), "observe"),
         "report": "page",
         "wait": "programs",
         "metrics": "programs",
         "mcp": "programs",
     },
-    "End it, or let it go on": dict.fromkeys(("cancel", "restart", "resume"), "lifecycle"),
-    "Its files": {"folder": "observe", "checkpoints": "observe", "collect": "housekeeping", "clean": "housekeeping"},
-    "Before a start": {**dict.fromkeys(("check", "plan", "render", "init", "schema"), "job_file"), "nodes": "housekeeping"},
+    "Stop and resume": dict.fromkeys(("cancel", "restart", "resume"), "lifecycle"),
+    "Files": {"folder": "observe", "checkpoints": "observe", "collect": "housekeeping", "clean": "housekeeping"},
+    "Prepare": {**dict.fromkeys(("check", "plan", "render", "init", "schema"), "job_file"), "nodes": "housekeeping"},
 }  # fmt: skip
 """The verbs as `orch --help` lists them, each with its module."""
 
@@ -43,21 +43,21 @@ VERBS = {name: module for verbs in GROUPS.values() for name, module in verbs.ite
 
 MEANT = {
     **dict.fromkeys(("ps", "ls", "list", "jobs", "queue", "top"), "orch status --all lists all jobs, orch status --watch shows one"),
-    **dict.fromkeys(("kill", "stop"), "orch cancel stops a job, orch restart begins its next attempt"),
-    **dict.fromkeys(("rm", "delete"), "orch clean JOB removes what an ended job left, with --older-than the whole job"),
+    **dict.fromkeys(("kill", "stop"), "orch cancel stops a job, orch restart starts its next attempt"),
+    **dict.fromkeys(("rm", "delete"), "orch clean JOB removes an ended job's leftovers, with --older-than the whole job"),
     "attach": "orch logs -f shows a job's output as it comes",
-    "help": "orch --help lists the verbs, orch VERB --help tells of one",
+    "help": "orch --help lists the verbs, orch VERB --help explains one",
 }  # fmt: skip
-"""Verbs of docker, Slurm and other launchers, and what does the same here."""
+"""Verbs of docker, Slurm and other launchers, with the same verb of orch."""
 
 GONE = {
-    ("checkpoints", "--adopt"): "orch resume --from PATH begins from a file that no rank of the job has saved",
+    ("checkpoints", "--adopt"): "orch resume --from PATH resumes from a file that no rank of the job wrote",
     ("goodput", "--by job"): "orch goodput --all --json has each job",
-    ("init", "--skill"): "docs/agents.md tells an AI agent how to use orch, and orch mcp serves it",
-    ("nodes", "--forget"): "a host counts again once it passes orch check JOB.YAML --set nodes=1 --set ssh.hosts=HOST",
-    ("resume", "--as-new"): "a copy is an archive: submit its job.yaml as a new job, and begin that one with orch resume --from PATH",
+    ("init", "--skill"): "docs/agents.md explains orch to an AI agent, and orch mcp serves it",
+    ("nodes", "--forget"): "a passed check clears a failure: orch check JOB.YAML --set nodes=1 --set ssh.hosts=HOST",
+    ("resume", "--as-new"): "a copy is an archive: submit its job.yaml as a new job, and start that one with orch resume --from PATH",
 }  # fmt: skip
-"""Options that earlier versions had, and what to write in their place."""
+"""Options of earlier versions, with their replacement."""
 
 
 SENTENCE_CHARS_MAX = 200
@@ -159,7 +159,7 @@ class Count(click.IntRange):
 
 
 class Ago(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.4 on
-    """A time back from now, such as 90s, 10m or 2h; seconds when there is no unit."""
+    """A time back from now, such as 90s, 10m or 2h; without a unit seconds."""
 
     name = "time"
 
@@ -169,7 +169,7 @@ class Ago(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.4 
             return value
         found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*(ms|s|m|h|d)?", str(value).strip())
         if found is None:
-            self.fail(f"{value!r} is no time; write 90s, 10m or 2h", param, ctx)
+            self.fail(f"{value!r} is not a time; write 90s, 10m or 2h", param, ctx)
         return float(found.group(1)) * _SECONDS[found.group(2) or "s"]
 
 
@@ -187,4 +187,4 @@ class Pattern(click.ParamType):  # type: ignore[type-arg]  # generic from click 
         try:
             return re.compile(str(value))
         except (re.error, OverflowError, RecursionError) as err:
-            self.fail(f"{value!r} is no regular expression: {err}", param, ctx)
+            self.fail(f"{value!r} is not a regular expression: {err}", param, ctx)

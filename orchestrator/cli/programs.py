@@ -32,13 +32,15 @@ TEXTFILE = "orch.prom"
 @click.command()
 @JOB
 @click.option(
-    "--timeout", type=Ago(), help="Return after 90s, 10m, 2h at the latest; by default there is no limit."
+    "--timeout",
+    type=Ago(),
+    help="Return after this time at the latest, such as 90s, 10m, 2h; by default there is no limit.",
 )
 @AS_JSON
 def wait(job: str | None, timeout: float | None, as_json: bool) -> int:
-    """Wait until a job has ended or needs a person, and tell what to do then.
+    """Wait until a job has ended or needs a person, and say what to do then.
 
-    A person is needed for a hang that nothing ends soon, a queue that can never start the job, a full disk, and a supervisor that died with its machine. The exit code is 0 when the job succeeded, 1 when it failed or was cancelled, 4 when it needs a person, and 124 when the time is over.
+    A person is needed for a hang that orch will not end soon, a queue that can never start the job, a full disk, and a supervisor that died with its machine. The exit code is 0 if the job succeeded, 1 if it failed or was cancelled, 4 if it needs a person, and 124 after the timeout.
     """
     told = outcome.outcome_of(find_job(job), timeout)
     if as_json:
@@ -54,7 +56,7 @@ def wait(job: str | None, timeout: float | None, as_json: bool) -> int:
 @click.option(
     "--listen",
     metavar="ADDR",
-    help=f"Serve them over HTTP until Ctrl-C, at PORT (of this machine alone) or HOST:PORT, such as {PORT}.",
+    help=f"Serve them over HTTP until Ctrl-C, at PORT (only this machine) or HOST:PORT, such as {PORT}.",
 )
 @click.option(
     "--textfile",
@@ -63,16 +65,16 @@ def wait(job: str | None, timeout: float | None, as_json: bool) -> int:
     help=f"Write them to DIR/{TEXTFILE} for node-exporter's textfile collector.",
 )
 def metrics(listen: str | None, textfile: Path | None) -> int:
-    """Print the metrics of all jobs, as Prometheus reads them.
+    """Print the metrics of all jobs for Prometheus.
 
-    They are read from the job folders of this machine: nothing is asked of hosts. Jobs that ended more than a day ago are left out.
+    They come from the job folders of this machine; hosts are not asked. Jobs that ended more than a day ago are left out.
     """
     import prometheus_client
 
     from orchestrator.programs.metrics import registry
 
     if listen is not None and textfile is not None:
-        raise UserError("--listen serves, --textfile writes a file", "--listen", "leave one of them out")
+        raise UserError("--listen and --textfile exclude each other", "--listen", "leave out one of them")
     jobs = registry(home.home(os.environ))
     if textfile is not None:
         path = textfile / TEXTFILE
@@ -92,7 +94,7 @@ def metrics(listen: str | None, textfile: Path | None) -> int:
     host, _, port = listen.rpartition(":")
     if not port.isdecimal() or not 0 < int(port) < 65_536:
         raise UserError(
-            f"{listen!r} is no address", "--listen", f"write {PORT}, or 0.0.0.0:{PORT} for all interfaces"
+            f"{listen!r} is not an address", "--listen", f"write {PORT}, or 0.0.0.0:{PORT} for all interfaces"
         )
     try:
         prometheus_client.start_http_server(int(port), host or "127.0.0.1", jobs)
@@ -109,14 +111,14 @@ def metrics(listen: str | None, textfile: Path | None) -> int:
 def mcp() -> int:
     """Serve orch's verbs to an AI agent by the Model Context Protocol, over standard input and output.
 
-    An agent's program starts it by itself: name `orch mcp` as its command there.
+    The agent's program starts it: configure `orch mcp` as the command there.
     """
     try:
         from orchestrator.programs import mcp_server
     except ImportError as err:
-        fix = "pip install 'torch-orch[mcp]' where orch is, in a clone of it pip install '.[mcp]'; the verbs with --json need nothing"
+        fix = "pip install 'torch-orch[mcp]', or in a clone pip install '.[mcp]'; the verbs with --json need no extra package"
         raise UserError(f"{err.name or err} is not installed", "orch mcp", fix) from err
     if sys.stdin.isatty():
-        terminal.say("waiting for an agent's program on standard input; Ctrl-C ends it", err=True)
+        terminal.say("waiting for an MCP client on standard input; Ctrl-C stops it", err=True)
     mcp_server.serve()
     return 0

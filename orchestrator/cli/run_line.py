@@ -29,10 +29,10 @@ _OF_TORCHRUN = re.compile(
 
 
 class _Line(click.Command):
-    """A verb that ends with a command: what stands behind the first word is the command's, options too."""
+    """A verb that ends with a command: everything after its first word belongs to it, options too."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the verb's own options; `-m` begins a command as a script does."""
+        """Parse the verb's options; `-m` starts a command as a script does."""
         ctx.meta[_TYPED] = tuple(args)
         ctx.allow_interspersed_args = False
         ctx.ignore_unknown_options = True
@@ -48,10 +48,10 @@ class _Line(click.Command):
 
 
 def _where(name: str) -> str:
-    """Say where an option belongs that is not one of the verb's own."""
+    """Say where an option belongs that the verb does not have."""
     if _OF_TORCHRUN.match(name):
         return f"It is torchrun's: orch run torchrun {name} … train.py"
-    return f"Options of your script stand behind it: orch run train.py {name}"
+    return f"Options of your script come after it: orch run train.py {name}"
 
 
 def _near(word: str, options: list[str]) -> list[str] | None:
@@ -62,8 +62,8 @@ def _near(word: str, options: list[str]) -> list[str] | None:
 
 @click.command(cls=_Line)
 @click.option("--nodes", type=int, metavar="N", help="Machines to run on; by default 1, or all of --hosts.")
-@click.option("--gpus", metavar="N|auto", help="GPUs of each, one rank each; by default all there are.")
-@click.option("--procs", type=int, metavar="N", help="CPU ranks of each.")
+@click.option("--gpus", metavar="N|auto", help="GPUs per machine, one rank each; by default all.")
+@click.option("--procs", type=int, metavar="N", help="CPU ranks per machine.")
 @click.option(
     "--backend",
     metavar="BACKEND",
@@ -72,7 +72,9 @@ def _near(word: str, options: list[str]) -> list[str] | None:
 )
 @click.option("--hosts", metavar="HOSTS", help="Hosts over SSH, such as gpu[01-04].")
 @click.option("--name", metavar="NAME", help="The job's name; by default the script's.")
-@click.option("--env", "env", multiple=True, metavar="K=V", help="A variable of the ranks; repeatable.")
+@click.option(
+    "--env", "env", multiple=True, metavar="K=V", help="An environment variable of the ranks; repeatable."
+)
 @click.option("--python", metavar="PYTHON", help="Python of the ranks; by default the one that runs orch.")
 @SET
 @OVERSUBSCRIBE
@@ -84,7 +86,7 @@ def _near(word: str, options: list[str]) -> list[str] | None:
     "--save",
     type=click.Path(path_type=Path, allow_dash=True),
     metavar="FILE",
-    help="Write the job file (-: to standard output), and start nothing.",
+    help="Write the job file (-: to standard output) and do not run it.",
 )
 @AS_JSON
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, required=True, metavar="SCRIPT ARGS...")
@@ -101,7 +103,7 @@ def run(
 ) -> int:
     """Run a script without a job file.
 
-    SCRIPT is train.py, -m pkg.train, a launch line such as torchrun --nproc-per-node 2 train.py, or a shell script with one, such as bash dist_train.sh; what stands behind it belongs to it. Ctrl-C detaches, and the job goes on. The job's folder gets the job file that the line stands for.
+    SCRIPT is train.py, -m pkg.train, a launch line such as torchrun --nproc-per-node 2 train.py, or a shell script with one, such as bash dist_train.sh; everything after it belongs to it. Ctrl-C detaches; the job keeps running. The equivalent job file is written to the job's folder.
     """
     file = _job_file(words, env, overrides, said, save)
     if save is not None:
@@ -120,7 +122,7 @@ def _job_file(
     said: dict[str, str | int | None],
     save: Path | None,
 ) -> SpecFile:
-    """Return the job file that the line stands for. Raises UserError, naming the options that are wrong."""
+    """Return the job file that is equivalent to the line. Raises UserError, naming the wrong options."""
     from orchestrator.spec import run_line
     from orchestrator.spec.yaml_document import escaped
 
@@ -143,13 +145,15 @@ def _variables(texts: tuple[str, ...]) -> dict[str, str]:
     """Return the variables of `--env`. Raises UserError for one without a value."""
     for text in texts:
         if "=" not in text:
-            fix = f"write --env {text}=VALUE; a variable of this environment is inherited anyway, and over SSH named by "
+            fix = (
+                f"write --env {text}=VALUE; variables of this environment are inherited anyway; over SSH use "
+            )
             raise UserError("has no value", f"--env {text}", f"{fix}--set secrets=[{text}]")
     return {name: value for name, _, value in (text.partition("=") for text in texts)}
 
 
 def _named_python(word: str, *, over_ssh: bool) -> str | None:
-    """Return the interpreter that a command begins with, as ranks find it: None for the one that runs orch."""
+    """Return the interpreter that starts a command, as ranks find it; None for the one that runs orch."""
     if over_ssh or os.sep in word:
         return word
     found = shutil.which(word)

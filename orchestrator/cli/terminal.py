@@ -91,7 +91,7 @@ class ReaderGone(Exception):
 
 
 class _Output(io.FileIO):
-    """Standard output with errors of its own, which click does not turn into others."""
+    """Standard output that raises errors which click does not convert."""
 
     def write(self, data: Any) -> int:
         try:
@@ -99,7 +99,7 @@ class _Output(io.FileIO):
         except BrokenPipeError as err:
             raise ReaderGone from err
         except OSError as err:
-            fix = "send it elsewhere; orch status --all shows whether a job was begun"
+            fix = "send it elsewhere; orch status --all shows whether a job was started"
             raise ClusterError(f"cannot be written: {err.strerror}", "standard output", fix) from err
 
 
@@ -126,7 +126,7 @@ def widen_pipe() -> None:
 
 
 def drop_rest() -> None:
-    """Drop unwritten output: the interpreter would try again, and exit with a code of its own."""
+    """Drop unwritten output: the interpreter would write it again, and change the exit code."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

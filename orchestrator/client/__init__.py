@@ -1,1 +1,1 @@
-"""What can be done with a submitted job: status, logs, post-mortem, stacks, checkpoints, checks."""
+"""Operations on a submitted job: status, logs, post-mortem, stacks, checkpoints, collect, clean; and checks before a submit."""

@@ -1,6 +1,6 @@
-"""Files that look like saves and are not in the ledger: which there are, and how one is entered that a person has named.
+"""Adoption of checkpoints that are not in the ledger: lists files that look like checkpoints, and enters one that the user names.
 
-Nothing begins from a file that is only found. `adopt` reads all of its bytes, and writes their sha256 down.
+No attempt resumes from files that are only found. `adopt` reads all of their bytes, and records their sha256.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from orchestrator.core.jobdir import home, locks, status_file
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
 
-LIST = "orch checkpoints lists what there is"
+LIST = "orch checkpoints lists the checkpoints"
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A group of files that looks like a save and is not in the ledger. `root`: what the names of its pieces are relative
+    """A group of files that looks like a checkpoint and is not in the ledger. `root`: what the names of its files are relative
     to."""
 
     root: Path
@@ -43,7 +43,7 @@ class Offer:
 
     @property
     def path(self) -> Path:
-        """What ORCH_RESUME_FROM would name."""
+        """The path for ORCH_RESUME_FROM."""
         return self.root / self.group.main
 
     @property
@@ -52,18 +52,18 @@ class Offer:
 
     @property
     def fault(self) -> str:
-        """Why it is not whole, empty if nothing speaks against it."""
+        """Why it is not complete; empty if no fault was found."""
         return reading.fault(self.reading, {piece.name: piece.size_bytes for piece in self.pieces})
 
 
 def offers(job: JobDir, plan: Plan, saves: Mapping[int, Save]) -> list[Offer]:
-    """Return what is where `checkpoint.path` says, looks like a save and is not in the ledger, the newest last. While the job runs
-    there is none: what its ranks save its supervisor enters."""
+    """Return the files at `checkpoint.path` that look like checkpoints and are not in the ledger, the newest last; none while the job runs,
+    because its supervisor enters what its ranks save."""
     if not _is_over(job):
         return []
     root, glob = tree.place_of(*plan.checkpoint_place(job))
     if root.is_relative_to(job.code):
-        return []  # what the snapshot brought looks the same
+        return []  # checkpoints from the snapshot look the same
     known = {
         f"{folder}/{piece.name}": piece.size_bytes
         for save in saves.values()
@@ -77,14 +77,16 @@ def offers(job: JobDir, plan: Plan, saves: Mapping[int, Save]) -> list[Offer]:
         if own.items() <= known.items() or not any(map(names.is_save_file, group.names)):
             continue
         offer = _offer(root, group, found.files, found.pointed)
-        is_told = bool(offer.fault) and not told.isdisjoint(group.names)  # beside the save that it is
+        is_told = bool(offer.fault) and not told.isdisjoint(
+            group.names
+        )  # it lies beside the checkpoint that it belongs to
         if offer.reading.content not in (Content.PART, Content.OTHER) and not is_told:
             offered.append(offer)
     return sorted(offered, key=lambda offer: offer.written_ns)
 
 
 def _is_over(job: JobDir) -> bool:
-    """Tell whether a job has ended; its supervisor may still be leaving."""
+    """Tell whether a job has ended; its supervisor may still be running."""
     if job.ended.exists():
         return True
     with contextlib.suppress(OSError, OrchError):
@@ -101,8 +103,8 @@ def _offer(root: Path, group: names.Group, files: Mapping[str, Piece], pointed: 
 
 
 def adopt(job: JobDir, plan: Plan, path: Path) -> Save:
-    """Enter files that the ledger does not know as a whole save. Raises UserError for files that are no whole save, or while
-    a supervisor is at work; ClusterError."""
+    """Enter files as a complete checkpoint in the ledger. Raises UserError for files that are not one, or while
+    a supervisor is running; ClusterError."""
     home.require_ours(job)
     with contextlib.suppress(OSError):  # a disk without locks
         if not _is_over(job) and locks.is_held(job.lock):
@@ -116,7 +118,7 @@ def adopt(job: JobDir, plan: Plan, path: Path) -> Save:
     except OSError as err:
         raise UserError(f"cannot be read: {err.strerror}", str(path), "make it readable") from err
     if pieces is None:
-        raise UserError("is being written", str(path), "try again when that is over")
+        raise UserError("is still being written", str(path), "try again when it is written")
     with locks.locked(job) as is_mine:  # the supervisor is the writer of the ledger
         if not is_mine:
             raise _at_work(job)
@@ -126,17 +128,19 @@ def adopt(job: JobDir, plan: Plan, path: Path) -> Save:
             book.put(save)
             book.flush()
         except OSError as err:
-            raise ClusterError(f"cannot be written: {err.strerror}", str(job.ledger), "make room") from err
+            raise ClusterError(
+                f"cannot be written: {err.strerror}", str(job.ledger), "free some space there"
+            ) from err
     return save
 
 
 def unfit(where: str, why: str) -> UserError:
-    """Return the refusal to begin from something."""
-    return UserError(f"is not a checkpoint to begin from: {why}", where, LIST)
+    """Return the error for something that is not a usable checkpoint."""
+    return UserError(f"is not a checkpoint to resume from: {why}", where, LIST)
 
 
 def _at_work(job: JobDir) -> UserError:
-    return UserError("its supervisor is at work", job.id, "begin from it when the job has ended")
+    return UserError("its supervisor is still running", job.id, "resume from it after the job has ended")
 
 
 def _damage(root: Path, piece: Piece) -> str:
@@ -154,7 +158,7 @@ def _adopted(offer: Offer, pieces: Sequence[Piece], number: int, plan: Plan) -> 
         fits_any_size=state.fits_any_size, state=SaveState.WHOLE, closed_by=Closing.ADOPTED, step=state.step,
         step_source=StepSource.UNKNOWN if state.step is None else StepSource.STATED, stated=state.step,
         written_ns=offer.written_ns, pieces=tuple(pieces), places=(Place("", str(offer.root)),),
-        compared="sha256 written down", cites=state.cites,
+        compared="sha256", cites=state.cites,
     )  # fmt: skip
 
 
@@ -162,10 +166,12 @@ def _offer_at(job: JobDir, plan: Plan, path: Path) -> Offer:
     """Return the group of files at a path. Raises UserError."""
     place, _ = tree.place_of(*plan.checkpoint_place(job))
     if any(own.resolve().is_relative_to(path.resolve()) for own in (job.checkpoints, place)):
-        raise unfit(str(path), "the job's checkpoints are in it")
+        raise unfit(str(path), "it is the folder of the job's checkpoints")
     root = next((own for own in (place, job.checkpoints) if path.is_relative_to(own)), None)
     if root is None and plan.ssh is not None and path.is_relative_to(job.root):
-        raise UserError("hosts do not get it from there", str(path), f"copy it into {job.checkpoints}")
+        raise UserError(
+            "it is not copied to the hosts from there", str(path), f"copy it into {job.checkpoints}"
+        )
     if root is not None:
         found = tree.look(root)
         return _offer_of(path, root, found.files, found.pointed)
@@ -182,13 +188,13 @@ def _offer_of(path: Path, root: Path, files: Mapping[str, Piece], pointed: Colle
     """Return the group of files at a path, out of all below a folder. Raises UserError."""
     group = _group_at(str(path.relative_to(root)), files)
     if group is None or not any(map(names.is_save_file, group.names)):
-        raise unfit(str(path), "no file of it has an ending of checkpoints, such as .pt or .safetensors")
+        raise unfit(str(path), "it has no file with an extension of checkpoints, such as .pt or .safetensors")
     return _offer(root, group, files, pointed)
 
 
 def _group_at(wanted: str, files: Mapping[str, Piece]) -> names.Group | None:
-    """Return the group of a name; of a folder that is none by its name all that is below it. Raises UserError where that is
-    several saves."""
+    """Return the group of a name; of another folder all files below it. Raises UserError if these are
+    several checkpoints."""
     groups = names.group(files).values()
     found = next((group for group in groups if wanted in (group.main, *group.names)), None)
     own = sorted(name for name in files if name.startswith(f"{wanted}/"))
@@ -196,7 +202,5 @@ def _group_at(wanted: str, files: Mapping[str, Piece]) -> names.Group | None:
         return found
     inner = [group.main for group in groups if group.main.startswith(f"{wanted}/") and not group.is_slot]
     if len(inner) > 1:
-        raise UserError(
-            f"has {len(inner)} checkpoints in it, such as {inner[-1]}", wanted, "name one of them"
-        )
+        raise UserError(f"contains {len(inner)} checkpoints, such as {inner[-1]}", wanted, "name one of them")
     return names.Group(wanted, wanted, wanted, True, (), "", own)

@@ -21,7 +21,7 @@ from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.text import counted
 
 NAMED_MAX = 5
-"""How many jobs a line names."""
+"""The number of jobs that a line names."""
 
 
 def clean_local(jobs: Sequence[Job]) -> tuple[str, dict[str, remote_files.Account]]:
@@ -29,14 +29,14 @@ def clean_local(jobs: Sequence[Job]) -> tuple[str, dict[str, remote_files.Accoun
 
     Return what was done, empty for nothing; and, by job, what could not be done and why.
     """
-    # Over SSH the run files are the agents' reports, and nothing of the job runs here
+    # Over SSH the run files are reports of agents, and no process of the job runs here
     ran = [job.folder for job in jobs if job.folder.ended.exists() and not job.folder.archive.exists()]
     homes = sorted({job.folder.root.parent for job in jobs})
     drafts = sorted(draft for place in homes for draft in _drafts(place))
     cleaned, left = _each({job.id: job for job in ran if _run_files(job).exists()}, _clean_run_files)
     removed, undeleted = _each({draft.name: draft for draft in drafts}, _delete_folder)
     parts = [f"cleaned up {counted(len(cleaned), 'ended job')}{_named(cleaned)}"] if cleaned else []
-    parts += [f"removed {counted(len(removed), 'cut off submit')}{_named(removed)}"] if removed else []
+    parts += [f"removed {counted(len(removed), 'interrupted submit')}{_named(removed)}"] if removed else []
     return ", ".join(parts), left | undeleted
 
 
@@ -46,7 +46,7 @@ T = TypeVar("T")
 def _each(
     things: Mapping[str, T], clean: Callable[[T], None]
 ) -> tuple[list[str], dict[str, remote_files.Account]]:
-    """Clean up each of these; return the names of those that are clean, and of each other one why it is not."""
+    """Clean up each of these; return the names of the clean ones, and the reasons for the others."""
     done: list[str] = []
     left: dict[str, remote_files.Account] = {}
     for name, thing in things.items():
@@ -74,7 +74,7 @@ def _clean_run_files(job: JobDir) -> None:
         living = [pid for tag in tags for pid in keeper.clean_up_processes(tag)]
         if living:
             what = f"cannot be ended: process {', '.join(map(str, living))}"
-            raise ClusterError(what, fix="see with ps what holds it up")
+            raise ClusterError(what, fix="see with ps what the process is waiting for")
         _delete_folder(run)
 
 
@@ -90,13 +90,13 @@ def _drafts(place: Path) -> list[Path]:
 
 @contextlib.contextmanager
 def _deleting(folder: Path) -> Iterator[None]:
-    """Say what of a folder cannot be deleted. Raises ClusterError for OSError."""
+    """Raise a ClusterError that names what cannot be deleted, for OSError."""
     try:
         yield
     except OSError as err:
         is_inside = Path(err.filename or "/").is_relative_to(folder)
         what = f"cannot be deleted: {err.filename if is_inside else folder}: {err.strerror or err}"
-        fix = f"see to that, then orch clean again, or rm -r {folder}"
+        fix = f"fix that and run orch clean again, or rm -r {folder}"
         raise ClusterError(what, fix=fix) from err
 
 
@@ -108,7 +108,7 @@ def _delete_folder(folder: Path) -> None:
 
 
 def _delete_job(job: JobDir) -> None:
-    """Delete the folder of a job that is over. Raises ClusterError, also if it is resumed at that moment.
+    """Delete the folder of an ended job. Raises ClusterError, also if it is resumed at that moment.
 
     Plan and end mark go last, so that a cleanup that failed can be repeated.
     """
@@ -141,7 +141,7 @@ def clean_hosts(jobs: Sequence[Job], *, discard: bool = False) -> dict[str, remo
             continue
         try:
             account = remote_files.clean_hosts(job, discard=discard)
-        except OrchError as err:  # a damaged folder must not keep other jobs' hosts from their cleanup
+        except OrchError as err:  # a damaged folder must not prevent the cleanup of other jobs' hosts
             account = remote_files.Account({}, {"its hosts": LaunchError("folder", err.what, err.fix)})
         if account.fetched or account.failed:
             accounts[job.id] = account
@@ -149,7 +149,7 @@ def clean_hosts(jobs: Sequence[Job], *, discard: bool = False) -> dict[str, remo
 
 
 DRAFT_S_MAX = 3600.0
-"""A submit takes seconds; an older draft belongs to one that was cut off."""
+"""A submit takes seconds; an older draft is left from an interrupted one."""
 
 
 def older_than(jobs: Sequence[Job], age_s: float) -> list[Job]:

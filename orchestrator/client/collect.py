@@ -1,5 +1,5 @@
-"""Results of a job: its logs, checkpoints and evidence copied to one place; and where files that its hosts still have come
-to in its folder."""
+"""Collection of a job's results: its logs, checkpoints and evidence copied to one folder; and the local place of files fetched
+from its hosts."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from orchestrator.supervisor.transfers.save_copies import COMING
 from orchestrator.supervisor.transfers.save_disk import Homes
 
 OTHERS_BYTES_MAX = 2 * 10**9
-"""How much ranks may have written where they start that is of no checkpoint, and is copied without `--all`."""
+"""Limit on files that ranks wrote into their working directory, other than checkpoints, without `--all`."""
 
 LEFT_SHOWN = 5
 VERSIONS_MAX = 100
-"""How many versions of one file of a host may lie beside it."""
+"""Limit on the versions of one file of a host."""
 
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """What was brought together: where, and how many checkpoints and other files of ranks there are. `elsewhere`: the checkpoints
-    that lie outside of the job's folder; `left`: a text for what was too large, `odd`: texts for pipes and the like."""
+    """Result of a collect: the folder, and the number of checkpoints and other files of ranks. `elsewhere`: the checkpoints
+    outside of the job's folder; `left`: a text for what was too large; `odd`: texts for pipes and other special files."""
 
     place: Path
     checkpoints: int
@@ -77,13 +77,15 @@ def collect(job: Job, to: Path | None, *, checkpoints: bool = True, everything: 
     left = {str(path.relative_to(job.folder.root)): others[path] for path in others} if too_large else {}
     own = [path for path in saved if checkpoints and path.is_relative_to(job.folder.code)]
     odd = _copy_all(job, to, [*own, *([] if left else others)], checkpoints=checkpoints)
-    texts = first([f"{path} is no file, and was not copied" for path in odd], LEFT_SHOWN, "are no files")
+    texts = first(
+        [f"{path} is not a file or folder, and was not copied" for path in odd], LEFT_SHOWN, "are not files"
+    )
     count = len(inside) if checkpoints else 0
     return Collected(to, count, 0 if left else len(others), elsewhere, tuple(left_there(left)), tuple(texts))
 
 
 def _copy_all(job: Job, to: Path, written: Sequence[Path], *, checkpoints: bool) -> list[Path]:
-    """Copy the parts of a job, and these files of its ranks, all or none. Return what is no file that can be copied, such as a pipe.
+    """Copy the parts of a job, and these files of its ranks, all or none. Return what cannot be copied, such as a pipe.
     Raises ClusterError."""
     odd = list[Path]()
     why = json.dumps(_why(job), indent=2)
@@ -112,7 +114,7 @@ def _copy_all(job: Job, to: Path, written: Sequence[Path], *, checkpoints: bool)
             with contextlib.suppress(OSError):  # it was not made, or another process uses it by now
                 path.rmdir()
         if isinstance(err, OSError):
-            fix = "mend that, or free some space there, then collect again; nothing was left there"
+            fix = "fix that, or free some space there, then run orch collect again; no partial copy was left"
             where = f"{err.filename}: " if err.filename else ""
             raise ClusterError(f"cannot be copied: {where}{_reason(err)}", str(to), fix) from err
         raise
@@ -130,7 +132,7 @@ def _of_trackers(job: Job) -> list[Path]:
 
 
 def _saves(job: Job) -> dict[int, Save]:
-    """Return the saves of a job; none if its ledger cannot be read: files are copied all the same."""
+    """Return the checkpoints of a job; none if its ledger cannot be read: files are copied anyway."""
     try:
         return saves.known(job.folder)
     except ClusterError:
@@ -138,7 +140,7 @@ def _saves(job: Job) -> dict[int, Save]:
 
 
 def _twice(job: Job) -> tuple[Path, ...]:
-    """Return what need not be copied: saves on their way, and what is kept of a save that is in its place."""
+    """Return what need not be copied: checkpoints in transfer, and kept files of checkpoints that are still in place."""
     checkpoints = job.folder.checkpoints
     kept = checkpoints / disk.KEPT
     in_place = [
@@ -163,7 +165,7 @@ def _copy_folder(source: Path, target: Path, without: Collection[Path]) -> list[
 
 
 def _raise_unless_gone(err: OSError) -> None:
-    """Raise what keeps a folder from being listed, unless a running job has deleted it meanwhile."""
+    """Raise the error of listing a folder, unless a running job has deleted it meanwhile."""
     if not isinstance(err, FileNotFoundError):
         raise err
 
@@ -192,7 +194,7 @@ def _copy(source: Path, target: Path) -> bool:
 
 
 def _why(job: Job) -> Json:
-    """Return the post-mortem, or why there is none: the rest is copied all the same."""
+    """Return the post-mortem, or why there is none: the rest is copied anyway."""
     try:
         return job.why()
     except OrchError as err:
@@ -203,11 +205,11 @@ def _refuse_unfit(job: Job, to: Path) -> None:
     """Raise UserError for a folder that cannot take a copy of the job."""
     try:
         if to.resolve().is_relative_to(job.folder.root.resolve()):
-            raise UserError("a copy of the job inside its own folder", str(to), "name a folder elsewhere")
+            raise UserError("the copy would be inside the job's own folder", str(to), "name another folder")
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            to.lstat()  # `exists` tells of no error from Python 3.14 on
+            to.lstat()  # `exists` hides errors from Python 3.14 on
             if not to.is_dir() or any(to.iterdir()):
-                raise UserError("is not an empty folder", str(to), "name a new one")
+                raise UserError("is not an empty folder", str(to), "name a new folder")
     except (OSError, RuntimeError) as err:
         # A name is too long, a folder may not be entered, or links form a circle.
         what = f"cannot be read: {_reason(err)}"
@@ -219,7 +221,7 @@ def _reason(err: BaseException) -> str:
 
 
 LAST_S_MAX = 360.0
-"""How long to wait for what an ended job's supervisor still fetches."""
+"""Limit on the wait for the last fetches of an ended job's supervisor."""
 
 
 def await_last(job: Job) -> None:
@@ -234,7 +236,7 @@ def await_last(job: Job) -> None:
 
 
 def is_of_ranks(name: str) -> bool:
-    """Tell whether a file of a job, by its name in the job's folder, is one that ranks may have written."""
+    """Tell whether ranks may have written a file, by its name in the job's folder."""
     return name.startswith(("checkpoints/", "code/"))
 
 
@@ -250,18 +252,18 @@ def is_hidden(name: str) -> bool:
 
 
 class Arrivals:
-    """Where the files of ranks that an ended job's hosts still have come to in its folder, if they come at all.
+    """Local place of the files that an ended job's hosts still have, if they are fetched at all.
 
-    - What orch writes on a host only grows, and what is missing at its end comes.
-    - A file of ranks that the folder lacks comes into its place. Another one of the same name comes beside it, into
-      `from-hosts/HOST`; so does one that would get into the folder of a whole save that does not have it.
-    - What has come does not come again. Sizes and times tell, in whole seconds, which is what SFTP has.
+    - Files that orch writes on a host only grow: the missing end is fetched.
+    - A file of ranks that the folder lacks is put at its own path. Another one of the same name is put into
+      `from-hosts/HOST`; so is one that would get into the folder of a complete checkpoint without belonging to it.
+    - A file is fetched once, as sizes and times show, in whole seconds, which is what SFTP has.
     - What the ledger calls pruned, or written over by a save that is home as it was recorded, does not come.
     """
 
     def __init__(self, job: JobDir, homes: Homes, saves: Mapping[int, Save]) -> None:
         self._job, self._homes = job, homes
-        # By its place here: the saves that a file was of, as it was then
+        # By local path: the checkpoints that a file belonged to, as it was then
         self._saved: dict[Path, list[tuple[Save, Piece]]] = {}
         for save in saves.values():
             for piece in save.pieces:
@@ -269,7 +271,7 @@ class Arrivals:
         self._whole = [save for save in saves.values() if save.state is SaveState.WHOLE]
 
     def place(self, host: str, file: Piece) -> Path | None:
-        """Return where a file is to come; None if it need not. Raises OSError."""
+        """Return the local path for a file; None if it need not be fetched. Raises OSError."""
         own = self._homes.of_host(file.name)
         if not is_of_ranks(file.name):
             return None if own.is_file() and own.stat().st_size >= file.size_bytes else own
@@ -286,10 +288,10 @@ class Arrivals:
                 return path
             if _is_like(path, file):
                 return None
-        raise OSError(errno.EMFILE, f"{VERSIONS_MAX - 1} versions of it lie in {self._job.from_hosts}")
+        raise OSError(errno.EMFILE, f"{VERSIONS_MAX - 1} versions of it are in {self._job.from_hosts}")
 
     def too_large(self, files: Sequence[Piece], bytes_max: float) -> dict[str, int]:
-        """Return the files where ranks start that are of no checkpoint, with their sizes, if they are more than this together."""
+        """Return the files of ranks that belong to no checkpoint, with their sizes, if their sum exceeds the limit."""
         others = {
             file.name: file.size_bytes
             for file in files
@@ -298,11 +300,11 @@ class Arrivals:
         return others if sum(others.values()) > bytes_max else {}
 
     def is_beside(self, path: Path) -> bool:
-        """Tell whether a place is not that of its name."""
+        """Tell whether a path is that of another version of a file."""
         return path.is_relative_to(self._job.from_hosts)
 
     def drop_copy(self, file: Piece, path: Path) -> bool:
-        """Delete what came beside a file with the same bytes; tell whether it did. Raises OSError."""
+        """Delete another version of a file that has the same bytes; tell whether it did. Raises OSError."""
         own = self._homes.of_host(file.name)
         if (
             not own.is_file()
@@ -314,7 +316,7 @@ class Arrivals:
         return True
 
     def _is_over(self, own: Path, file: Piece) -> bool:
-        """Tell whether `checkpoint.keep` deleted a file, or a save that is home has written it over."""
+        """Tell whether `checkpoint.keep` deleted a file, or a fetched checkpoint has overwritten it."""
         saved = self._saved.get(own, ())
         states = [save.state for save, piece in saved if _is_that(file, piece.size_bytes, piece.mtime_ns)]
         is_home = any(
@@ -325,7 +327,7 @@ class Arrivals:
         return is_over and SaveState.WHOLE not in states
 
     def _is_alien(self, own: Path) -> bool:
-        """Tell whether a file would get into the folder of a whole save that does not have it, or become the ledger."""
+        """Tell whether a file would get into the folder of a complete checkpoint without belonging to it, or replace the ledger."""
         return own == self._job.ledger or any(
             own.is_relative_to(self._homes.of(save) / save.main)
             and all(self._homes.of(save) / piece.name != own for piece in save.pieces)
@@ -345,14 +347,12 @@ def _is_that(file: Piece, size_bytes: int, mtime_ns: int) -> bool:
 
 
 def left_there(left: Mapping[str, int]) -> list[str]:
-    """Say which files where ranks start were too large to be copied, by their names and sizes; nothing for none."""
+    """Return a text on the files of ranks that were too large to be copied; empty for none."""
     if not left:
         return []
     largest = sorted(left, key=lambda name: -left[name])[:LEFT_SHOWN]
     size_gb = sum(left.values()) / 1e9
-    what = (
-        f"{counted(len(left), 'file')} where ranks start ({size_gb:.1f} GB, no checkpoints) were not copied"
-    )
+    what = f"{counted(len(left), 'file')} that ranks wrote ({size_gb:.1f} GB, no checkpoints) were not copied"
     return [
-        f"{what}: {', '.join(largest)}{', …' if len(left) > LEFT_SHOWN else ''}; orch collect --all brings them"
+        f"{what}: {', '.join(largest)}{', …' if len(left) > LEFT_SHOWN else ''}; orch collect --all copies them"
     ]

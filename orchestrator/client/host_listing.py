@@ -1,6 +1,6 @@
-"""Listing of a job's files on one of its SSH hosts: those that may have to be fetched, and a text for all else.
+"""Listing of a job's files on an SSH host: the files to fetch, and a text for each that cannot be fetched.
 
-Rules: what cannot be listed does not keep the rest from being fetched, and is named, so that its host is not cleaned up.
+Rules: if something cannot be listed, the rest is fetched anyway; it is named, and its host is not cleaned up.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ BY_HAND = "copy it by hand: scp -r; then orch clean --discard"
 def files(
     sftp: paramiko.SFTPClient, root: str, known: Mapping[str, int], missing: list[str], odd: list[str]
 ) -> Iterator[Piece]:
-    """Yield the files of a job on a host that may have to be fetched, so none that was `brought`, with times in whole seconds; append to `missing` a text for
-    what cannot be seen, to `odd` one for what is no file."""
+    """Yield the files of a job on a host that may have to be fetched, without those of the snapshot, with times in whole seconds; append to `missing` a text for
+    what cannot be listed, to `odd` one for what is not a file."""
     count = 0
     todo = [(name, 1) for name in ("logs", "evidence", "nodes", "checkpoints", "code")]
     while todo:
@@ -39,7 +39,9 @@ def files(
             continue
         except (OSError, UnicodeDecodeError) as err:
             why = (
-                "it has a name that is not UTF-8" if isinstance(err, ValueError) else err.strerror or str(err)
+                "an entry has a name that is not UTF-8"
+                if isinstance(err, ValueError)
+                else err.strerror or str(err)
             )
             missing.append(f"{folder} of the job cannot be listed: {why}; {BY_HAND}")
             continue
@@ -48,25 +50,25 @@ def files(
             if is_hidden(name):
                 continue
             if not stays_inside(name):
-                missing.append(f"{name!r} is no name of a file here; {BY_HAND}")
+                missing.append(f"{name!r} is not a valid file name here; {BY_HAND}")
                 continue
             count += 1
             if count > FILES_MAX:
                 missing.append(f"more than {FILES_MAX:,} files of the job, from {name} on; {BY_HAND}")
                 return
             if stat.S_ISDIR(mode) and depth >= DEPTH_MAX:
-                missing.append(f"{name} lies more than {DEPTH_MAX} folders deep; {BY_HAND}")
+                missing.append(f"{name} is more than {DEPTH_MAX} folders deep; {BY_HAND}")
             elif stat.S_ISDIR(mode):
                 todo.append((name, depth + 1))
             elif stat.S_ISREG(mode):
                 if entry.st_mtime or known.get(name) != entry.st_size:
                     yield Piece(name, entry.st_size or 0, int(entry.st_mtime or 0) * 10**9)
             elif is_of_ranks(name) and name not in known:
-                odd.append(f"{name} is a link, a pipe or the like, and was not copied")
+                odd.append(f"{name} is a link, a pipe or another special file, and was not copied")
 
 
 def brought(job: JobDir) -> dict[str, int]:
-    """Return what the archive has in which the snapshot came to hosts, by names in the job's folder, with sizes: it gives files no
+    """Return the files of the snapshot's archive, by names in the job's folder, with sizes: it gives files no
     time, and neither do other archives that ranks may unpack. Nothing if it cannot be read: then all come."""
     with contextlib.suppress(OSError, EOFError, tarfile.TarError), tarfile.open(job.archive) as archive:
         return {f"code/{file.name}": file.size for file in archive}

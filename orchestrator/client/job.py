@@ -55,13 +55,13 @@ class Job:
 
     @property
     def called(self) -> str:
-        """How commands may call it: its name where that is unique, else its id."""
+        """The job's reference in commands: its name if that is unique, else its id."""
         return home.called(self.folder)
 
     def status(self) -> Json:
         """Return one object of `orch status --json`.
 
-        A supervisor that died is started again, and a job that Slurm has ended is closed. Raises ClusterError when
+        A dead supervisor is restarted, and a job that Slurm has ended is closed. Raises ClusterError when
         that is not possible, or when the job's folder is damaged.
         """
         from orchestrator.client.logs import trackers
@@ -70,7 +70,7 @@ class Job:
 
     @property
     def source(self) -> JobSource:
-        """Who knows how the job is, and lets it end or go on."""
+        """The job's source of state, by its backend."""
         if not home.is_slurm(self.folder):
             return JobSource(self.folder)
         from orchestrator.client.slurm_status import SlurmSource
@@ -111,21 +111,21 @@ class Job:
         """
         state = self.source.settled_status().state
         if state in status_file.ENDED:
-            fix = f"{'' if state == 'SUCCEEDED' else 'orch resume lets it go on, '}orch clean removes what it left"
-            raise UserError(f"the job has ended already ({state}): there is nothing to stop", self.id, fix)
+            fix = f"{'' if state == 'SUCCEEDED' else 'orch resume continues it, '}orch clean removes its leftovers"
+            raise UserError(f"the job has ended already ({state}): there is nothing to cancel", self.id, fix)
         self.source.cancel()
 
     def restart(self) -> Json:
-        """Request that the present attempt ends and the next begins from the newest checkpoint; return the status before.
+        """Request that the current attempt is stopped and the next starts from the newest checkpoint; return the status before.
 
-        Raises UserError when no attempt is there to end.
+        Raises UserError when there is no attempt to stop.
         """
         before = self.source.settled_status()
         if before.state in status_file.ENDED:
-            raise UserError(f"the job has ended: {before.state}", self.id, "orch resume lets it go on")
+            raise UserError(f"the job has ended: {before.state}", self.id, "orch resume continues it")
         if before.state not in ("STARTING", "RUNNING"):
-            fix = "wait until orch status says that it runs"
-            raise UserError(f"there is no attempt to end: the job is {before.state}", self.id, fix)
+            fix = "wait until orch status shows RUNNING"
+            raise UserError(f"there is no attempt to stop: the job is {before.state}", self.id, fix)
         requests.ask(self.folder.requests, "restart")
         return status_file.as_json(before)
 
@@ -135,7 +135,7 @@ class Job:
         overrides: Sequence[str] = (),
         environ: Mapping[str, str] | None = None,
     ) -> Choice:
-        """Let an ended job go on from its newest checkpoint, or from `checkpoint`; return what it begins from.
+        """Resume an ended job from its newest checkpoint, or from `checkpoint`; return what it starts from.
 
         Of several commands at once, one resumes it. Raises UserError if the job runs, and if it has succeeded and
         neither `checkpoint` nor `overrides` give it anything new to do.
@@ -148,7 +148,7 @@ class Job:
             raise requests.refused(err, self.folder.root) from err
 
     def _resume(self, checkpoint: str, overrides: tuple[str, ...], environ: Mapping[str, str]) -> Choice:
-        """Let the job go on, with its resume lock held."""
+        """Resume the job while its resume lock is held."""
         from orchestrator.client import saves
         from orchestrator.journal import lost_journal
         from orchestrator.submission import resume
@@ -159,8 +159,8 @@ class Job:
         if state not in status_file.ENDED:
             raise self._goes_on(before)
         if state == "SUCCEEDED" and not overrides and not checkpoint:
-            fix = "train on with --set entrypoint='train.py --steps 2000', repeat a part with --from CHECKPOINT, "
-            fix += "or start over with orch submit"
+            fix = "continue with more steps by --set entrypoint='train.py --steps 2000', repeat a part by --from CHECKPOINT, "
+            fix += "or start again with orch submit"
             raise UserError("the job has succeeded: nothing is left to do", self.id, fix)
         start = saves.Start(self.folder, self.plan(), checkpoint)
         resume.resume(self.folder, self.plan(), start.number, overrides, environ, start.fit)
@@ -171,7 +171,7 @@ class Job:
         what, fix = f"the job is {status.state}", "orch cancel it first, or wait for its end"
         who, silent_s = locks.holder(self.folder.lock), status.written_s or 0.0
         if who is not None and who.host != os.uname().nodename and status.backend == "local":
-            what = f"{what} on {who.host}, heard of {silent_s:.0f} s ago"
+            what = f"{what} on {who.host}, last update {silent_s:.0f} s ago"
             fix = f"orch cancel it there, or wait for its end; if that machine is gone for good: {home.anew(self.folder.root)}"
         return UserError(what, self.id, fix)
 
@@ -189,7 +189,7 @@ class Job:
         changed = self.source.changed_imports()
         for attempt in why["attempts"]:
             attempt["remarks"] += [
-                f"imported {path}, which is not in the job's copy of the code, and has changed since a rank first did so"
+                f"imported {path}, which is not in the job's copy of the code and has changed since its first import"
                 for path in changed.get(attempt["attempt"], ())
             ]
         why |= {"suspicion": None, "dir": str(self.folder.root)}
@@ -201,14 +201,14 @@ class Job:
         return {**why, **self.source.in_queue()}
 
     def goodput(self) -> Goodput:
-        """Return what its ranks did with their time. Raises OrchError when plan or journal are damaged."""
+        """Return how the ranks' time was spent. Raises OrchError when plan or journal are damaged."""
         from orchestrator.journal import goodput, lost_journal
 
         lost_journal.require_journal(self.folder)
         return goodput.read(self.folder, self.plan().created_at)
 
     def stacks(self) -> Json:
-        """Inspect what every rank does right now and return what `orch stacks --json` prints; change nothing.
+        """Inspect what every rank is doing now, without changing it, and return what `orch stacks --json` prints.
 
         Raises UserError when no rank of the job runs, and ClusterError when its supervisor or its nodes do not answer.
         """
@@ -266,7 +266,7 @@ class Job:
         try:
             return secret_mask.of_job(self.folder)
         except ValueError as err:
-            what = f"the job's secrets are not known, so nothing could be masked: {err}"
+            what = f"the job's secrets cannot be read, so output cannot be masked: {err}"
             raise ClusterError(what, str(self.folder.secrets), "read the log files themselves") from err
 
 

@@ -1,7 +1,7 @@
-"""Source of a job's state, by its backend: who knows how it is, and who lets it end or go on.
+"""Source of a job's state by backend, through which it is also cancelled.
 
-A local job and one over SSH have a supervisor on a submit machine, which writes all that is known into the job's folder.
-A job of Slurm is in Slurm's queue, too: see `slurm_status`.
+A job on local or ssh has a supervisor on the submit machine, which writes the job's state into its folder.
+A Slurm job is also in Slurm's queue: see `slurm_status`.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 STATE_POLL_S = 0.02
 STATE_S_MAX = 10.0
-"""How long a new supervisor may take to write its first status."""
+"""Limit on a new supervisor's first status."""
 
 REWRITE_S_MAX = 1.2
-"""How long a status that looks late is watched: a supervisor that lives replaces it twice a second."""
+"""How long a late status is watched: a live supervisor replaces it twice a second."""
 
 RESUME_S_MAX = 30.0
-"""How long it may take until a resumed job has begun its next attempt."""
+"""Limit on the start of a resumed job's next attempt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class JobSource:
         return None
 
     def settle(self) -> None:
-        """Start the job's supervisor if it died; act on what Slurm says of a job. Raises ClusterError."""
+        """Restart the job's supervisor if it died; act on Slurm's state of the job. Raises ClusterError."""
         supervisor_process.revive(self.folder)
 
     def written_status(self) -> Status:
@@ -100,11 +100,11 @@ class JobSource:
         return self.status()
 
     def in_queue(self) -> Json:
-        """Return what a post-mortem adds of a job that goes on: what only Slurm's queue knows without a supervisor."""
+        """Return what the queue adds to the post-mortem of a running job: its state while there is no supervisor."""
         return {}
 
     def nodes(self) -> list[str]:
-        """Return the names of the job's nodes; of a job of Slurm those that have had any part in it yet.
+        """Return the names of the job's nodes; of a Slurm job those that it has used so far.
 
         Raises ClusterError when the plan is missing or damaged.
         """
@@ -123,7 +123,7 @@ class JobSource:
         deadline_s = time.monotonic() + RESUME_S_MAX
         while _is_same_end(before, self.status()):
             if time.monotonic() > deadline_s:
-                what = f"no new attempt was begun within {RESUME_S_MAX:g} s"
+                what = f"no new attempt started within {RESUME_S_MAX:g} s"
                 raise ClusterError(what, self.folder.id, f"see {self.folder.supervisor_log}")
             time.sleep(STATE_POLL_S)
 
@@ -131,7 +131,7 @@ class JobSource:
         """Return the plan made at submit. Raises ClusterError when the plan is missing or damaged."""
         from orchestrator.core.jobdir.plan import Plan  # slow to load, and not needed for a status
 
-        fix = "the folder is not a whole job any more; submit the job again"
+        fix = "the job folder is damaged; submit the job again"
         try:
             return codec.loads(Plan, ownership.read_regular(self.folder.plan))
         except OSError as err:
@@ -152,7 +152,9 @@ def _is_same_end(before: Status, now: Status) -> bool:
 
 def _no_status(job: JobDir) -> ClusterError:
     if not job.plan.exists():
-        return ClusterError("this is not a whole job folder: it has no plan.json", str(job.root), "delete it")
+        return ClusterError(
+            "this is not a complete job folder: it has no plan.json", str(job.root), "delete it"
+        )
     if job.ended.exists():
         return ClusterError("the status file is missing", str(job.state), "`orch why` reads the journal")
     what = f"no status was written within {STATE_S_MAX:g} s"

@@ -21,7 +21,7 @@ from orchestrator.journal.job_record import AttemptHistory, Record
 from orchestrator.supervisor import status
 
 LATE_MAX = 4
-"""How many of the ranks are named that could not save themselves."""
+"""How many ranks are named that failed after they were asked to stop."""
 
 
 def why(plan: Plan, record: Record) -> Json:
@@ -47,7 +47,7 @@ def why(plan: Plan, record: Record) -> Json:
 
 
 def time_use(found: Goodput) -> Json:
-    """Return what ranks did with their time: rank-seconds by kind, and the productive share of them, None without any."""
+    """Return the ranks' time: rank-seconds by kind, and their productive share, None without any."""
     return {
         "ratio": None if found.ratio is None else round(found.ratio, 4),
         "rank_seconds": {kind.value: round(rank_s, 3) for kind, rank_s in found.rank_seconds().items()},
@@ -55,8 +55,8 @@ def time_use(found: Goodput) -> Json:
 
 
 def time_uses(found: Mapping[str, Goodput]) -> Json:
-    """Return the same of jobs by their ids, together and each, as `orch goodput --json` prints it; each with its failures and
-    what they cost."""
+    """Return the time use of jobs by id, together and each, as `orch goodput --json` prints it; each with its failures and
+    their cost."""
     jobs = [
         {
             "id": job_id,
@@ -71,7 +71,7 @@ def time_uses(found: Mapping[str, Goodput]) -> Json:
 
 
 def bring_up_to_date(why: Json, now: Status) -> None:
-    """Give a post-mortem of a job that goes on what its status says: the journal is some seconds older."""
+    """Add the current status to the post-mortem of a running job: the journal is some seconds older."""
     if now.full_disk:
         why["full_disk"] = now.full_disk
     if now.suspicion and not now.is_late:
@@ -91,7 +91,7 @@ def bring_up_to_date(why: Json, now: Status) -> None:
 def _attempt(
     attempt: AttemptHistory, after: AttemptHistory | None, again: AttemptHistory | None, goes_on: bool
 ) -> Json:
-    """Return an attempt with the one after it, and with the next one that made steps."""
+    """Return an attempt as JSON. `after`: the next one; `again`: the next one that made steps."""
     begun, judged, finished = attempt.begun, attempt.judged, attempt.finished
     ended = attempt.ended_wall_s
     verdict = judged.verdict if judged else None
@@ -130,9 +130,9 @@ def _attempt(
 
 
 def _late(node: str, exited: Exited) -> str:
-    """Return how a rank ended that had time to save itself."""
+    """Return how a rank ended after it was asked to stop."""
     what = f": {exited.failure.text}" if exited.failure is not None and exited.failure.text else ""
-    return f"rank {exited.rank} on {node}, told to end, exited with code {exited.code}{what}"
+    return f"rank {exited.rank} on {node}, asked to stop, exited with code {exited.code}{what}"
 
 
 def _told(attempt: AttemptHistory, notice: Notice) -> Json:
@@ -167,7 +167,7 @@ def _restart_parts(attempt: AttemptHistory, after: AttemptHistory | None) -> Jso
 
 
 def _repeated(attempt: AttemptHistory, again: AttemptHistory | None) -> int | None:
-    """Return how many steps were lost: made by this attempt, and made again by the next one that made any."""
+    """Return how many steps of this attempt the next one that made steps repeated."""
     if again is None or attempt.last_step is None:
         return None
     return max(0, attempt.last_step - again.base_step)

@@ -1,4 +1,4 @@
-"""Preflight of a job: every condition that can be checked before it starts, each fault with its fix. Starts no job."""
+"""Preflight check of a job (`orch check`): conditions that can be checked before a start, each fault with its fix. Starts no job."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def check(
 ) -> list[Finding]:
     """Return the findings in the order in which a job would meet them; the first fault of the plan is the last finding.
 
-    `say` is told where it stands while it waits for nodes of Slurm. Raises SpecError when the spec cannot be read.
+    `say` receives the position in Slurm's queue while it waits for nodes. Raises SpecError when the spec cannot be read.
     """
     file = load(spec, overrides=overrides, backend=backend)
     return list(_findings(file, environ, say))
@@ -59,7 +59,7 @@ def _findings(file: SpecFile, environ: Mapping[str, str], say: Callable[[str], N
         return
     yield passed("plan", plan.size)
     for host, why in plan.set_aside.items():
-        text = f"{host} is taken only when no other host is left: it failed {why}"
+        text = f"{host} is used only if no other host is left: it failed {why}"
         yield note("aside", (host,), text)
     code, code_bytes = _code(file, environ)
     before = [code, _try("space", lambda: _space(home.home(environ)))]
@@ -78,7 +78,7 @@ def _findings(file: SpecFile, environ: Mapping[str, str], say: Callable[[str], N
     interfaces = [name for _, name in socket.if_nameindex()]
     if fault := refusals.missing_interface(file.spec.rendezvous.interface, interfaces):
         where = file.where("rendezvous.interface")
-        yield error("network", (), f"{where}: {fault}", "name one of these, or leave it out", 2)
+        yield error("network", (), f"{where}: {fault}", "name one of these, or leave out the field", 2)
     yield _loopback()
 
 
@@ -94,18 +94,18 @@ def _try(what: str, check: Callable[[], Finding]) -> Finding:
 
 
 def _code(file: SpecFile, environ: Mapping[str, str]) -> tuple[Finding, int]:
-    """Return how much of the code is copied, in words and in bytes."""
+    """Return how much code is copied, as a finding and in bytes."""
     limit_mb = file.spec.snapshot.limit_mb
     try:
         survey = snapshot.survey(file.workdir, limit_mb, home.home(environ))
         size = f"{len(survey.copies)} files, {survey.size_bytes / 1e6:.1f} MB to copy"
         if file.spec.backend != "ssh":
-            size += f", {len(survey.links)} ignored entries to link"
+            size += f", {len(survey.links)} git-ignored entries to link"
         elif not file.spec.ssh.sync:
-            size += "; ssh.sync names nothing of what git ignores"
+            size += "; git-ignored files are not copied (ssh.sync is empty)"
         else:
             synced = snapshot.with_sync(survey, file.spec.ssh.sync, limit_mb, home.home(environ)).synced
-            size += f", and {len(synced)} more files by ssh.sync"
+            size += f", and {len(synced)} git-ignored files by ssh.sync"
     except OrchError as err:
         return _fault("code", err), 0
     return passed("code", size), survey.size_bytes
@@ -116,17 +116,17 @@ def _space(folder: Path) -> Finding:
     free = shutil.disk_usage(place).free
     found = f"{free / 1e9:.1f} GB free at {place}"
     if not os.access(place, os.W_OK):
-        return error("space", (), f"{place} cannot be written to", "set ORCH_HOME to another place", 3)
+        return error("space", (), f"{place} cannot be written to", "set ORCH_HOME to another folder", 3)
     if free < FREE_BYTES_MIN:
-        return error("space", (), found, "free some space, or set ORCH_HOME to another place", 3)
+        return error("space", (), found, "free some space, or set ORCH_HOME to another folder", 3)
     return passed("space", found)
 
 
 def _python(file: SpecFile, plan: Plan, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Import torch, compile the script and look for its imports as a rank would; a job need not use torch, so a missing
+    """Import torch, compile the script and find its imports as a rank would; a job need not use torch, so a missing
     torch is not a fault."""
     if plan.shell or "python" not in Path(plan.program).name:
-        yield passed("python", f"{plan.program} (not looked into)")
+        yield passed("python", f"not checked: the job runs {plan.program}")
         return
     # The GPUs of Slurm's nodes cannot be seen here.
     gpus = max((len(node.gpus) for node in plan.nodes), default=0)
@@ -145,19 +145,19 @@ def _python(file: SpecFile, plan: Plan, environ: Mapping[str, str]) -> Iterator[
     yield passed("python", f"{python} {report.python}, {torch}")
     if gpus and report.torch and report.gpus < gpus:
         found = f"torch {report.torch} sees {report.gpus} of {gpus} GPUs"
-        yield error("gpus", (), found, "install a torch that is built for this driver's CUDA", 3)
+        yield error("gpus", (), found, "install a torch build for this driver's CUDA", 3)
     faults = list(node.code("", report, bool(plan.setup)))
     yield from (fault.shown(fault.found, 2) for fault in faults)
     if code and not any(fault.what == "script" for fault in faults):
         count = f" and {counted(len(code) - 1, 'module')} of the code" if len(code) > 1 else ""
-        yield passed("script", f"{file.spec.entry.target}{count} can be compiled")
+        yield passed("script", f"{file.spec.entry.target}{count}: no syntax errors")
 
 
-_TRY_PYTHON = "try it by hand, or name another interpreter in python:"
+_TRY_PYTHON = "run it by hand to see why, or name another interpreter in python:"
 
 
 def _here(plan: Plan, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Look at this machine's resources and GPUs."""
+    """Check this machine's resources and GPUs."""
     from orchestrator.agent.host import steps
 
     folders = (str(home.home(environ)), *resources.outer_folders(plan.checkpoint_glob))
@@ -179,15 +179,15 @@ def _loopback() -> Finding:
     try:
         port = rendezvous.free_port(f"{os.getpid()} {time.monotonic_ns()}")
     except HostError as err:
-        return error("network", (), str(err), "see what listens: ss -ltn", 3)
-    return passed("network", f"127.0.0.1 has free ports, {port} among them")
+        return error("network", (), str(err), "see which programs listen: ss -ltn", 3)
+    return passed("network", f"127.0.0.1 has free ports, such as {port}")
 
 
 # On Slurm
 
 
 def _queue(file: SpecFile, plan: Plan, environ: Mapping[str, str]) -> Finding:
-    """Run `sbatch --test-only`, which checks all that a submit would be refused for, and estimates a start."""
+    """Run `sbatch --test-only`, which checks for every reason to refuse a submit, and estimates the start."""
     sbatch.require_commands(environ, file.where("backend"))
     script = render.render(plan, JobDir(home.home(environ) / "jobs" / plan.id), sys.executable)[0]
     return passed("queue", sbatch.test(script.text, environ, file.where))
@@ -210,18 +210,18 @@ def _on_slurm(
         yield from _nodes(file, plan, environ)
         return
     if not all(finding.ok for finding in (*before, queue)):
-        yield note("nodes", (), "not looked at: the faults above come first")
+        yield note("nodes", (), "not checked: fix the faults above first")
         return
     with contextlib.ExitStack() as stack:
         try:
             there = stack.enter_context(salloc.allocation(file, plan.slurm.options, environ, say))
         except KeyboardInterrupt:
-            text = "not looked at: interrupted in Slurm's queue, which the check has left"
+            text = "not checked: interrupted while waiting in Slurm's queue"
             yield replace(note("nodes", (), text), exit_code=INTERRUPTED)
         except UserError as err:
             yield _fault("nodes", err)
         except ClusterError as err:
-            yield warning("nodes", (), f"not looked at: {err.what}", err.fix)
+            yield warning("nodes", (), f"not checked: {err.what}", err.fix)
         else:
             yield from _nodes(file, plan, there)
 

@@ -2,7 +2,7 @@
 
 Rules: nothing in the job folder is ever overwritten: logs only grow by what is missing at their end, and where a file
 of a checkpoint comes is decided by `collect.Arrivals`. A host is cleaned up only when all its files were fetched; the job folder keeps
-which hosts are clean, so that no host is visited twice.
+which hosts are clean, so that no host is contacted twice.
 """
 
 from __future__ import annotations
@@ -48,20 +48,20 @@ if TYPE_CHECKING:
     from orchestrator.backends.ssh.copy.sftp import Session
 
 BESIDE_SHOWN = 5
-"""How many files of a host that came beside others, and things that are no files, are named."""
+"""How many files of a host are named that conflict with local ones, or are not regular files."""
 
 READ_BYTES = 1 << 20
 BEFORE_FOLDER = frozenset(("config", "connect", "host key", "auth", "forward", "shell", "python"))
-"""The stages in which a failed launch leaves nothing on a host."""
+"""The stages in which a failed launch left nothing on a host."""
 
 ALL_S_MAX = 24 * 3600.0
-"""How long everything may take; a host that does not answer is given up much sooner, by its connection."""
+"""Limit on the whole; the connection to a host that does not answer times out much sooner."""
 
 
 @dataclass(slots=True)
 class Fetched:
-    """What was fetched from a host; `missing`: a text for each file that could not be; `beside`: for each that came beside
-    another one of the same name, or is no file."""
+    """Files fetched from a host; `missing`: a text for each that could not be; `beside`: for each that conflicts with
+    another one of the same name, or is not a regular file."""
 
     files: int = 0
     size_bytes: int = 0
@@ -71,34 +71,34 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """The outcome of a visit to all hosts: what was fetched from each, and why a visit failed."""
+    """Outcome of a fetch from all hosts: what was fetched from each, and why a host failed."""
 
     fetched: dict[str, Fetched]
     failed: dict[str, LaunchError]
 
     @property
     def is_whole(self) -> bool:
-        """Tell whether nothing was left behind."""
+        """Whether nothing was left on any host."""
         return not self.failed and not any(fetched.missing for fetched in self.fetched.values())
 
     @property
     def clean(self) -> tuple[str, ...]:
-        """The hosts on which nothing was left behind."""
+        """The hosts on which nothing was left."""
         return tuple(host for host, fetched in self.fetched.items() if not fetched.missing)
 
     def lines(self) -> list[str]:
-        """Return a text for each thing that was left on a host, its fix on a line below, or that came beside another."""
+        """Return a text for each file that was left on a host, with its fix on a line below, or that conflicts with another."""
         missing = [
             f"{host}: {text}"
             for host, fetched in self.fetched.items()
-            for text in (*fetched.missing, *first(fetched.beside, BESIDE_SHOWN, "like those"))
+            for text in (*fetched.missing, *first(fetched.beside, BESIDE_SHOWN, "like these"))
         ]
         fixes = {host: f"\n  fix: {err.fix}" if err.fix else "" for host, err in self.failed.items()}
         return [*missing, *(f"{host}: {err}{fixes[host]}" for host, err in self.failed.items())]
 
 
 def collect(job: Job, *, everything: bool = False) -> Account:
-    """Fetch what an ended job's hosts still have; `everything`: however much it is. Raises ClusterError when the job's folder is
+    """Fetch what an ended job's hosts still have; `everything`: without a limit on its size. Raises ClusterError when the job's folder is
     damaged."""
     return _visit_all(job, lambda _connection, _host: None, everything=everything)
 
@@ -117,7 +117,7 @@ def clean_hosts(job: Job, *, discard: bool = False) -> Account:
         kit = launch.Launcher(_script(job.folder, host), bundle)
         cleanup = launch.clean_up(connection, kit, remote_root(plan), job.id)
         if cleanup.kept:
-            raise LaunchError("sweep", f"its folder was kept: {cleanup.kept}", "orch clean again later")
+            raise LaunchError("sweep", f"its folder was kept: {cleanup.kept}", "run orch clean again later")
         _note_clean(job.folder, host)
 
     return _visit_all(job, clean, discard=discard)
@@ -130,9 +130,9 @@ def remote_root(plan: Plan) -> str:
 
 
 def hosts_used(job: Job) -> tuple[str, ...]:
-    """Return the hosts on which a job may have left something.
+    """Return the hosts on which a job may have left files.
 
-    Those are the hosts that were not cleaned up, and on which a launch may have made the job's folder.
+    These are the hosts that were not cleaned up and on which a launch may have created the job's folder.
     """
     plan = job.plan()
     if plan.ssh is None:
@@ -153,10 +153,10 @@ def hosts_used(job: Job) -> tuple[str, ...]:
 def _visit_all(
     job: Job, then: Callable[[Connection, str], None], *, everything: bool = False, discard: bool = False
 ) -> Account:
-    """Fetch what each host has, and do `then` there when nothing is missing, or what is may be discarded.
+    """Fetch the files of each host, and run `then` there when nothing is missing, or what is may be discarded.
 
-    None is visited while another command is at work on the job, or when it was resumed. Raises UserError for a job that is not this
-    user's alone: its folder says which hosts to visit and what runs there.
+    No host is contacted while another command works on the job, or after it was resumed. Raises UserError for a job that is not this
+    user's alone: its folder names the hosts and the scripts that run there.
     """
     home.require_ours(job.folder)
     plan, hosts = job.plan(), hosts_used(job)
@@ -176,7 +176,7 @@ def _visit_all(
     try:
         with locks.ended_job(job.folder):
             results = fanout.each(hosts, plan.ssh, visit, limit_s=ALL_S_MAX)
-    except (ClusterError, OSError) as err:  # what is here can be collected all the same
+    except (ClusterError, OSError) as err:  # local files can be collected anyway
         fault = requests.refused(err, job.folder.root) if isinstance(err, OSError) else err
         return Account({}, {"its hosts": LaunchError("folder", fault.what, fault.fix)})
     return Account(
@@ -201,17 +201,17 @@ def _clean_hosts(job: JobDir) -> frozenset[str]:
 
 
 def _script(job: JobDir, host: str) -> str:
-    """Return the launch script of a host; a resume may have left it out, and they differ in comments only."""
+    """Return the launch script of a host. A resume may have dropped it: then another one, since they differ only in comments."""
     for path in (job.scripts / f"{host}.sh", *sorted(job.scripts.glob("*.sh"))):
         with contextlib.suppress(OSError):
             return path.read_text()
     raise ClusterError(
-        "the job's launch scripts are gone", str(job.scripts), f"remove jobs/{job.id} there by hand"
+        "the job's launch scripts are missing", str(job.scripts), f"remove jobs/{job.id} there by hand"
     )
 
 
 class _Fetcher:
-    """Fetches one job's files from its hosts, which may share a disk: so a file has one reader at a time."""
+    """Fetcher of a job's files from its hosts, which may share a disk: each file is fetched by one thread at a time."""
 
     def __init__(self, job: JobDir, plan: Plan, limit: RateLimit, others_bytes_max: float) -> None:
         """`others_bytes_max`: see `Arrivals.too_large`."""
@@ -223,7 +223,7 @@ class _Fetcher:
         self._locks: dict[str, threading.Lock] = {}
 
     def fetch(self, connection: Connection, host: str) -> Fetched:
-        """Fetch what a host has and the job folder lacks."""
+        """Fetch the files of a host that the job folder lacks."""
         from orchestrator.backends.ssh.copy.sftp import Session
 
         fetched = Fetched()
@@ -232,7 +232,7 @@ class _Fetcher:
                 return fetched
             files = [*host_listing.files(client, self._root, self._brought, fetched.missing, fetched.beside)]
             left = self._arrivals.too_large(files, self._others_bytes_max)
-            root = PurePosixPath(client.normalize("."), self._root)  # SFTP begins there, a shell may not
+            root = PurePosixPath(client.normalize("."), self._root)  # SFTP starts there, a shell may not
             copy = Copy("collect", host, Direction.FETCH, str(root), self._job.root, ())
             session = Session(CopyTask(copy, self._limit), connection, client)
             for file in files:
@@ -245,7 +245,7 @@ class _Fetcher:
         return fetched
 
     def _is_own(self, sftp: paramiko.SFTPClient) -> bool:
-        """Tell whether the host sees this very folder, as on a shared disk."""
+        """Tell whether the host's folder is this one, on a shared disk."""
         try:
             own = (self._job.secrets / "token").read_text(encoding="ascii", errors="replace")
             with sftp.open(f"{self._root}/secrets/token") as file:
@@ -273,26 +273,28 @@ class _Fetcher:
             fetched.missing.append(f"{file.name} could not be fetched: {why}")
             return
         if is_beside:
-            fetched.beside.append(f"{file.name} is not the one in the job folder; it is in {path}")
+            fetched.beside.append(
+                f"{file.name} differs from the one in the job folder; it was saved as {path}"
+            )
         fetched.files += task.done_bytes > 0
         fetched.size_bytes += task.done_bytes
 
 
 def _relative(root: str) -> str:
-    """Return a folder as SFTP finds it: relative to the user's home folder, since SFTP does not know `~`."""
+    """Return a folder for SFTP: relative to the user's home folder, since SFTP does not know `~`."""
     if root == "~" or root.startswith("~/"):
         return root[2:] or "."
     if root.startswith("~"):
         raise ClusterError(
-            f"{root} cannot be found over SFTP",
+            f"{root} cannot be resolved over SFTP",
             "ssh.remote_dir",
-            "copy it by hand: scp -r; then remove it there",
+            "copy it by hand (scp -r), then remove it there",
         )
     return root
 
 
 def summary(accounts: Iterable[Account]) -> str:
-    """Return in one line what was fetched, of all jobs; empty for nothing."""
+    """Return in one line what was fetched for all jobs; empty for nothing."""
     visits = [one for account in accounts for one in account.fetched.values() if one.files]
     files = sum(fetched.files for fetched in visits)
     size_mb = sum(fetched.size_bytes for fetched in visits) / 1e6

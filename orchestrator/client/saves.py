@@ -1,6 +1,6 @@
-"""Saves of a job as people ask for them: the list, the one that a resume begins from, and how a post-mortem proves it.
+"""Checkpoints of a job: the list, the one that a resume starts from, and their part of a post-mortem.
 
-What is known of a save is in the ledger. Here its files are compared with that, so that nothing is promised that is gone.
+The ledger records each checkpoint. Here its files are compared with the record, so that no missing one is offered.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from orchestrator.journal.job_record import Record
 
 NAMED_MAX = 5
-"""How many saves an error names."""
+"""The number of checkpoints that an error names."""
 
 
 def known(job: JobDir) -> dict[int, Save]:
-    """Return the saves of a job by number. Raises ClusterError when the ledger cannot be read."""
+    """Return the checkpoints of a job by number. Raises ClusterError when the ledger cannot be read."""
     return _read(job)[0]
 
 
@@ -54,7 +54,7 @@ def _read(job: JobDir) -> tuple[dict[int, Save], list[str]]:
 
 
 class Start:
-    """What a resume begins from: the newest save, or the one that a person has named. `number`: of that one, else 0."""
+    """Checkpoint that a resume starts from: the newest, or the one that the user names. `number`: of the named one, else 0."""
 
     def __init__(self, job: JobDir, plan: Plan, wanted: str) -> None:
         """Raises UserError, ClusterError."""
@@ -70,7 +70,7 @@ class Start:
         self.choice = Choice()
 
     def fit(self, world_size: int) -> None:
-        """Choose for this number of ranks. Raises UserError where the save is for another number."""
+        """Choose for this number of ranks. Raises UserError if the checkpoint is for another number."""
         latest = max((save.attempt for save in self._saves.values()), default=0)
         pin = Pin(self.number, latest) if self.number else _pin(self._job)
         self.choice = _choice_now(self._job, self._plan, self._saves, world_size, pin)
@@ -81,35 +81,35 @@ class Start:
         if save is not None:
             own = [one for one in self._saves.values() if one.state is SaveState.WHOLE]
             others = _named([setting for setting in own if fits(setting, world_size)])
-            fix = f"go on with {save.world_size} ranks"
-            fix += f"; for {world_size} there are, by --from: {others}" if others else ""
+            fix = f"resume with {save.world_size} ranks"
+            fix += f"; for {world_size} ranks use --from with one of: {others}" if others else ""
             raise UserError(misfit(save, world_size), save.main, fix)
 
 
 def _require_ledger(job: JobDir, saves: Mapping[int, Save]) -> None:
-    """Raise ClusterError where the ledger lacks whole saves that the journal has: the job would begin before them, and write them
-    over. So where it is a link, which a supervisor does not write through."""
+    """Raise ClusterError if the ledger lacks complete checkpoints that the journal has: the job would resume before them and
+    overwrite them. Also if it is a link, because a supervisor does not write through one."""
     from orchestrator.journal import facts_file
     from orchestrator.journal.lost_journal import JournalError
 
     if job.ledger.is_symlink():
-        raise ClusterError("is a link", str(job.ledger), "put the file itself in its place")
+        raise ClusterError("is a link", str(job.ledger), "replace it by the file itself")
     with contextlib.suppress(JournalError):
         written = [one for one in facts_file.read(job).facts.saves.values() if one.state is SaveState.WHOLE]
         lost = [save for save in written if save.number not in saves]
         if lost:
-            what = f"lacks {counted(len(lost), 'checkpoint')} that the job has written: {', '.join(save.main for save in lost[-NAMED_MAX:])}"
-            fix = "begin from a file with --from PATH, or anew, in a folder of its own, with orch submit"
+            what = f"lacks {counted(len(lost), 'checkpoint')} that the job wrote: {', '.join(save.main for save in lost[-NAMED_MAX:])}"
+            fix = "resume from a file with --from PATH, or start a new job with orch submit"
             raise ClusterError(what, str(job.ledger), fix)
 
 
 def misfit(save: Save, world_size: int) -> str:
-    """Say that ranks of this number cannot load a save."""
+    """Return the text for a checkpoint that this number of ranks cannot load."""
     return f"has files of each of the {save.world_size} ranks that saved it, and there would be {world_size}"
 
 
 def find(job: JobDir, plan: Plan, saves: Mapping[int, Save], wanted: str) -> Save:
-    """Return the whole save that a person named: by its number, its name or a path; one that is not in the ledger is
+    """Return the complete checkpoint that the user named: by its number, its name or a path; one that is not in the ledger is
     adopted. Raises UserError, ClusterError."""
     paths = _paths(job, plan, wanted)
     there = {path for path in paths if os.path.lexists(path)}
@@ -136,15 +136,17 @@ def find(job: JobDir, plan: Plan, saves: Mapping[int, Save], wanted: str) -> Sav
         raise unfit(wanted, why)
     seen = (_now(job, plan, save, deep=False)[0] for save in saves.values())
     others = _named([save for save in seen if save.state is SaveState.WHOLE])
-    raise UserError("there is no such checkpoint", wanted, f"there are: {others}" if others else LIST)
+    raise UserError("there is no such checkpoint", wanted, f"choose one of: {others}" if others else LIST)
 
 
 def _ambiguous(wanted: str, paths: Set[str]) -> UserError:
-    return UserError("means several checkpoints", wanted, f"name the path of one: {', '.join(sorted(paths))}")
+    return UserError(
+        "matches several checkpoints", wanted, f"name the path of one: {', '.join(sorted(paths))}"
+    )
 
 
 def _paths(job: JobDir, plan: Plan, wanted: str) -> set[str]:
-    """Return what a person may mean by a path: from where they are, from the checkpoints, the job folder, and where ranks start."""
+    """Return the paths that the user may mean: relative to the current folder, the checkpoints, the job folder, and the ranks' working directory."""
     place, _ = tree.place_of(*plan.checkpoint_place(job))
     return {os.path.abspath(root / wanted) for root in (Path(), place, job.root, job.code)}  # noqa: PTH100 -- links stay as they are
 
@@ -155,13 +157,13 @@ def _is_at(save: Save, paths: set[str]) -> bool:
 
 
 def _named(saves: list[Save]) -> str:
-    """Return the latest of some saves as `--from` takes them, with what people know them by."""
+    """Return the latest checkpoints as `--from` takes them, with name and step."""
     steps = {save.number: "" if save.step is None else f", step {save.step:,}" for save in saves}
     return ", ".join(f"{save.number} ({save.main}{steps[save.number]})" for save in saves[-NAMED_MAX:])
 
 
 def _choice_now(job: JobDir, plan: Plan, saves: dict[int, Save], world_size: int, pin: Pin | None) -> Choice:
-    """Return what ranks of this number begin from as files are now; in `saves` those that have lost files are gone then."""
+    """Return the choice for this number of ranks from the files as they are now; in `saves` those without their files become GONE."""
     while True:
         choice = choose(saves.values(), world_size, pin)
         save = choice.save or choice.misfit
@@ -174,8 +176,8 @@ def _choice_now(job: JobDir, plan: Plan, saves: dict[int, Save], world_size: int
 
 
 def _now(job: JobDir, plan: Plan, save: Save, *, deep: bool) -> tuple[Save, str]:
-    """Return a save as its files are now, and what was compared, empty for nothing. Where its files are not as they were, an
-    attempt begins from what was kept of them."""
+    """Return a checkpoint with the state of its files now, and how they were compared, empty if not at all. If they have
+    changed, an attempt resumes from the kept copy."""
     if save.state not in NAMED or not save.places or _is_unseen(plan, save):
         return save, ""
     found = disk.compare(save, deep=deep)
@@ -185,13 +187,13 @@ def _now(job: JobDir, plan: Plan, save: Save, *, deep: bool) -> tuple[Save, str]
     if kept.is_dir():
         own = disk.compare(dataclasses.replace(save, places=(Place("", str(kept)),)), deep=deep)
         if not own.fault:
-            why = f"{found.fault}, but orch has kept it in {disk.KEPT}/{save.number}"
+            why = f"{found.fault}, but orch kept a copy in {disk.KEPT}/{save.number}"
             return dataclasses.replace(save, why=why), own.by
     return dataclasses.replace(save, state=SaveState.GONE, why=found.fault), ""
 
 
 def _is_unseen(plan: Plan, save: Save) -> bool:
-    """Tell whether a save lies on a host, or may lie on a disk that only hosts have, or only nodes of Slurm: of these, the other
+    """Tell whether a checkpoint is on a host, or may be on a disk that only hosts or nodes of Slurm have: then the other
     files of its folder are not here either."""
     is_theirs = Path(plan.checkpoint_glob).is_absolute() if save.is_named else save.area != START
     return bool(save.places[0].host) or (
@@ -205,12 +207,12 @@ def _is_unseen(plan: Plan, save: Save) -> bool:
 
 
 def offers(job: JobDir, plan: Plan) -> list[Offer]:
-    """Return what looks like a save and is not in the ledger, see `adoption`. Raises ClusterError."""
+    """Return the files that look like checkpoints and are not in the ledger, see `adoption`. Raises ClusterError."""
     return adoption.offers(job, plan, known(job))
 
 
 def listed(job: JobDir, plan: Plan, *, verify: bool) -> list[Json]:
-    """Return the saves, oldest first, as `orch checkpoints --json` prints them; those that are offered, too. Raises
+    """Return the checkpoints, oldest first, as `orch checkpoints --json` prints them, also adoptable ones. Raises
     ClusterError."""
     saves = known(job)
     seen = {number: _now(job, plan, save, deep=verify) for number, save in saves.items()}
@@ -234,7 +236,7 @@ def listed(job: JobDir, plan: Plan, *, verify: bool) -> list[Json]:
 
 
 def _pin(job: JobDir) -> Pin | None:
-    """Return what a person has named before, as far as the next attempt heeds it."""
+    """Return the checkpoint that the user named for the next attempt, if it is still in effect."""
     from orchestrator.journal import facts_file
     from orchestrator.journal.lost_journal import JournalError
 
@@ -245,8 +247,8 @@ def _pin(job: JobDir) -> Pin | None:
 
 
 def _row(save: Save, verified_by: str, note: str, root: Path, *, is_start: bool) -> Json:
-    """Return a save for JSON; `note`: why the next attempt does not begin from it. `complete`: it is whole by the ledger and its files are there. `whole`: what a comparison of all
-    bytes has found, None without one. `resume`: the next attempt begins from it. `why`: what is to be said of it. `root`: where
+    """Return a checkpoint for JSON; `note`: why the next attempt skips it. `complete`: it is complete in the ledger and its files exist. `whole`: the result of a comparison of all
+    bytes has found, None without one. `resume`: the next attempt resumes from it. `why`: the note on it. `root`: where
     it was, if what is left of it was moved."""
     return {
         "save": save.number,
@@ -279,7 +281,7 @@ def _row(save: Save, verified_by: str, note: str, root: Path, *, is_start: bool)
 def _waits_for(save: Save) -> str:
     if save.state is not SaveState.OPEN:
         return ""
-    return "is on its way from its hosts" if save.is_coming else "not every rank has made a step since"
+    return "is being copied from its hosts" if save.is_coming else "not every rank has made a step since"
 
 
 def _offer_row(offer: Offer) -> Json:
@@ -337,7 +339,7 @@ def folders(job: JobDir) -> Json:
 
 
 def _path_of(save: Save) -> str | None:
-    """Return what `checkpoint.path` would say of a save and those like it; None where it is so named already."""
+    """Return the `checkpoint.path` that matches a checkpoint and those like it; None if the job file already names it."""
     if save.is_named:
         return None
     glob = names.without_count(save.main).replace("#", "*")
@@ -348,8 +350,8 @@ def _path_of(save: Save) -> str | None:
 
 
 def explain(job: JobDir, plan: Plan, why: Json, record: Record) -> None:
-    """Add to a post-mortem, which was made of a record, how the save is proved that each attempt began from; and, of a job that
-    has ended, what a resume would begin from as files are now. Without a ledger that can be read it stays as it is."""
+    """Add to a post-mortem why the checkpoint of each attempt was complete; and, for a job that
+    has ended, what a resume would start from with the files as they are now. Adds nothing if the ledger cannot be read."""
     try:
         saves = known(job)
     except OrchError:
@@ -377,7 +379,7 @@ def explain(job: JobDir, plan: Plan, why: Json, record: Record) -> None:
 
 
 def _beginning(event: CheckpointRead | None, read: Save | None, given: Save | None) -> Json | None:
-    """Return from which save an attempt began, as what its ranks had read shows; None where that is not known."""
+    """Return the checkpoint that an attempt started from, as its ranks' reads show; None if unknown."""
     if event is None or (event.save and read is None):
         return None
     if read is None:

@@ -1,4 +1,4 @@
-"""Closing of a job whose end only Slurm knows: a request says so, and a supervisor without nodes ends the job.
+"""Close of a job whose end only Slurm knows: a request states the end, and a supervisor without nodes ends the job.
 
 Rules: one command at a time does it, and the others wait. Only the supervisor, started on this machine, writes to the
 job beyond the request.
@@ -15,13 +15,13 @@ from orchestrator.core.shown import Cause
 from orchestrator.submission import supervisor_process
 
 CLOSE_S_MAX = 30.0
-"""How long closing a job that is over may take."""
+"""Limit on closing an ended job."""
 
 POLL_S = 0.02
 
 
 def close(job: JobDir, allocation: str, cause: Cause, why: str) -> None:
-    """Let a supervisor end a job that is over.
+    """Let a supervisor end a job that Slurm has ended.
 
     Raises ClusterError when it has not ended it in time, or the disk refuses, and UserError for a job that is not this
     user's alone.

@@ -1,7 +1,7 @@
-"""Status of a Slurm job: what its folder says and what Slurm's queue says, joined; and what follows from the queue.
+"""Status of a Slurm job, merged from its folder and Slurm's queue, and the actions that follow from the queue.
 
 Rules: while a supervisor lives, the folder is right; otherwise Slurm is. A job is closed from here only when Slurm says
-that it is over for good; where Slurm does not know the job, only when nothing in the folder still changes and scontrol
+that it has ended for good; where Slurm does not know the job, only when nothing in the folder still changes and scontrol
 confirms squeue. Then a request says so, and a supervisor without nodes, on this machine, ends the job. A user who
 cannot write to the folder only reads. A missing answer of Slurm never counts as a no.
 """
@@ -39,7 +39,7 @@ QUEUE = SlurmQueue()
 """This process's view of Slurm's queue: all its jobs share the queries."""
 
 HANDED_S_MAX = 300.0
-"""How long a submit may take to hand a job to Slurm; later the submit counts as cut off."""
+"""Limit on handing a job to Slurm; after that the submit counts as interrupted."""
 
 STILL_S = 1.5
 """A living supervisor writes its status every half second; one that does not for this long is dead."""
@@ -67,11 +67,11 @@ def present(job: JobDir) -> str | None:
     return ids[-1] if ids else None
 
 
-_IDS_FIX = 'write the list of its ids again, the latest last: ["1234"]; squeue or sacct show them'
+_IDS_FIX = 'write the list of its ids again, the latest last: ["1234"]; squeue or sacct shows them'
 
 
 def query_ahead(jobs: Iterable[JobDir]) -> None:
-    """Query Slurm for all these jobs at once, so that their statuses need no query of their own."""
+    """Query Slurm for all these jobs at once, so that their statuses need no separate query."""
     ids = []
     for job in jobs:
         with contextlib.suppress(ClusterError):
@@ -91,7 +91,7 @@ class SlurmSource(JobSource):
         return present(self.folder)
 
     def settle(self) -> None:
-        """Act on Slurm's state: close a job that is over, and cancel a job whose supervisor has not cancelled it.
+        """Act on Slurm's state: close an ended job, and cancel a job that its supervisor has not cancelled.
 
         Raises ClusterError when that cannot be done.
         """
@@ -100,7 +100,7 @@ class SlurmSource(JobSource):
         queued = _query(self.folder)
         if queued is None:
             if file_age.age_s(self.folder.plan) > HANDED_S_MAX:
-                why = sentence("its submit was cut off before Slurm had it", fix="submit it again")
+                why = sentence("its submit was interrupted before Slurm had the job", fix="submit it again")
                 slurm_close.close(self.folder, "", Cause.FAILED, why)
             return
         if queued.unanswered:
@@ -114,7 +114,7 @@ class SlurmSource(JobSource):
                 slurm_close.close(self.folder, allocation, queued.cause, _end_words(self.folder, queued))
 
     def status(self) -> Status:
-        """See `JobSource.status`. What the queue says is not of a copy."""
+        """See `JobSource.status`. The queue's state does not apply to a copy of the folder."""
         if self.folder.ended.exists() or home.original_of(self.folder) is not None:
             return super().status()
         try:
@@ -148,7 +148,7 @@ class SlurmSource(JobSource):
         except OSError:
             return []
         except ValueError:
-            return ["(not shown: the job's secrets are damaged, so nothing could be masked)"]
+            return ["(not shown: the job's secrets are damaged, so the output cannot be masked)"]
         if begin:
             del lines[0]  # it is cut off, perhaps inside a secret
         return [line.rstrip() for line in lines if line.strip()]
@@ -167,7 +167,7 @@ class SlurmSource(JobSource):
         if queued is not None and not queued.unanswered and queued.stage is Stage.WAITING:
             refusal = QUEUE.cancel(queued.id)
             if refusal:
-                fix = f"once Slurm answers: orch cancel {self.folder.id} again, or scancel {queued.id}"
+                fix = f"when Slurm answers again: orch cancel {self.folder.id}, or scancel {queued.id}"
                 raise ClusterError(f"scancel {queued.id}: {refusal}", self.folder.id, fix)
         self.settle()
 
@@ -200,7 +200,7 @@ def join(job: JobDir, written: Status | None, plan: Callable[[], Plan]) -> Statu
     """
     queued = _query(job)
     if queued is None:
-        return written or status_file.unknown(plan(), "QUEUED", "it is being handed to Slurm", time.time())
+        return written or status_file.unknown(plan(), "QUEUED", "it is being submitted to Slurm", time.time())
     said = _say(job, queued)
     shown = QueueStatus(
         id=queued.id,
@@ -243,14 +243,14 @@ def _beginning(job: JobDir, queued: QueueJob) -> str:
         case Stage.RUNNING | Stage.LEAVING | Stage.UNKNOWN:
             words = _batch_words(job)
             where = f" on {queued.nodes}" if queued.nodes else ""
-            head = f"Slurm job {queued.id} is {queued.state}{where}, and its supervisor has not come up yet"
-            return f"{head}; its batch script says: {words}" if words else head
+            head = f"Slurm job {queued.id} is {queued.state}{where}, and its supervisor has not started yet"
+            return f"{head}; last line of its batch script: {words}" if words else head
         case Stage.NO_ANSWER | Stage.OVER | Stage.NOT_FOUND:
             return with_remedy(_say(job, queued))
 
 
 def _say(job: JobDir, queued: QueueJob) -> Fault:
-    """Return Slurm's state of a job in words; for a cancelled job without the fix that would let it go on."""
+    """Describe Slurm's state of a job; for a cancelled job without the fix that would continue it."""
     said = command_output.say(queued, job.id)
     return said if _cancel_age_s(job) is None else replace(said, fix="")
 
@@ -262,7 +262,7 @@ def _query(job: JobDir) -> QueueJob | None:
 
 
 def _of_this(job: JobDir, queued: QueueJob) -> QueueJob:
-    """Return what Slurm says of the job, or FORGOTTEN where its id is another job's by now.
+    """Return Slurm's state of the job, or FORGOTTEN if its id now belongs to another job.
 
     A Slurm that has lost its state, or whose numbers have wrapped, gives ids again. Every batch script runs in its job's
     folder, though not on every machine by the same path. The Slurm of another cluster says nothing of this job.
@@ -271,12 +271,12 @@ def _of_this(job: JobDir, queued: QueueJob) -> QueueJob:
         return queued
     own_cluster = _own_cluster(job)
     if own_cluster and (here := QUEUE.cluster_name()) != own_cluster:
-        unanswered = f"it is in the queue of cluster {own_cluster}, and this machine's Slurm is "
-        unanswered += f"cluster {here}" if here else "of a cluster that it does not name"
+        unanswered = f"it is in the queue of cluster {own_cluster}, but this machine's Slurm is "
+        unanswered += f"cluster {here}" if here else "of another cluster without a name"
         return QueueJob(queued.id, "UNKNOWN", unanswered=unanswered)
     if not queued.folder:
         return queued
-    reason = f"its id is now that of a job in {queued.folder}"
+    reason = f"its id now belongs to a job in {queued.folder}"
     return QueueJob(
         queued.id, "FORGOTTEN", reason, folder=queued.folder, unanswered=queued.unanswered, age_s=queued.age_s,
         fix=f"orch resume {job.id}",
@@ -284,7 +284,7 @@ def _of_this(job: JobDir, queued: QueueJob) -> QueueJob:
 
 
 def note_cluster(job: JobDir) -> None:
-    """Keep the name of a new job's cluster: other clusters, with ids of their own, may see its folder."""
+    """Record the cluster of a new job: other clusters, with other job ids, may see its folder."""
     if here := QUEUE.cluster_name():
         replace_text(job.queue, json.dumps({"cluster": here}))
 
@@ -306,14 +306,14 @@ def _cancelled_by_slurm(job: JobDir, err: ClusterError) -> ClusterError:
         answer = (
             (queued.unanswered or with_remedy(command_output.ended(queued)))
             if queued
-            else "Slurm was never given the job"
+            else "the job was never submitted to Slurm"
         )
         return ClusterError(f"{err.what}; {answer}", err.where, err.fix)
     refusal = QUEUE.cancel(queued.id)
     if refusal:
         return ClusterError(f"{err.what}; scancel {queued.id}: {refusal}", err.where, err.fix)
-    what = f"{err.what}, so Slurm was told to end the job: scancel {queued.id}"
-    return ClusterError(what, err.where, f"make room in {job.root}, then see with orch status {job.id}")
+    what = f"{err.what}, so the job was cancelled through Slurm: scancel {queued.id}"
+    return ClusterError(what, err.where, f"free some space in {job.root}, then run orch status {job.id}")
 
 
 def _batch_words(job: JobDir) -> str:
@@ -325,7 +325,7 @@ def _end_words(job: JobDir, queued: QueueJob) -> str:
         return "cancelled by the user"
     why = command_output.ended(queued)
     words = _batch_words(job) if queued.cause is Cause.FAILED and not why.fix else ""
-    return f"{why.what}; the last words of its batch script: {words}" if words else with_remedy(why)
+    return f"{why.what}; last line of its batch script: {words}" if words else with_remedy(why)
 
 
 def _pursue_cancel(job: JobDir, queued: QueueJob) -> None:

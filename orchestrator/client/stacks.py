@@ -1,4 +1,4 @@
-"""Live stacks of a running job's ranks: a request to its supervisor, which asks every node; nothing is changed.
+"""Live stacks of a running job's ranks: a request to its supervisor, which asks every node; the job is not changed.
 
 A numbered request goes into the job's folder; the journal shows when the supervisor read it, which nodes it asked, and
 their answers. Where one inspection leaves a rank's activity unknown, a second shows what has moved.
@@ -25,7 +25,7 @@ ANSWER_S_MAX = 15.0
 """How long the nodes may take to answer an inspection."""
 
 APART_S = 1.0
-"""The time between two inspections: a rank that works has moved on by then."""
+"""The time between two inspections: a working rank has moved by then."""
 
 POLL_S = 0.05
 
@@ -80,12 +80,12 @@ def stacks(job: JobDir, status: Status, answer_s_max: float = ANSWER_S_MAX) -> J
 def _refuse_if_nothing_runs(status: Status) -> None:
     state = status.state
     if state in ENDED:
-        fix = f"orch why {status.id} tells how it ended, with the stacks of a hang"
-        raise UserError(f"the job has ended: {state}, so there are no stacks to take", status.id, fix)
+        fix = f"orch why {status.id} explains how it ended, with the stacks of a hang"
+        raise UserError(f"the job has ended: {state}, so there are no stacks", status.id, fix)
     if not any(rank.state in _ALIVE for rank in status.ranks):
         why = f" ({status.reason})" if status.reason else ""
-        fix = f"orch status --watch {status.id} shows when they do"
-        raise UserError(f"none of its ranks runs: it is {state}{why}", status.id, fix)
+        fix = f"orch status --watch {status.id} shows when they start"
+        raise UserError(f"no rank is running: the job is {state}{why}", status.id, fix)
 
 
 def _inspect(job: JobDir, answer_s_max: float) -> Answers:
@@ -135,18 +135,20 @@ def _is_request(news: object, number: int) -> bool:
 def _no_answer(
     job: JobDir, entries: list[journal_file.Entry], number: int, answers: Answers | None, when: str
 ) -> ClusterError:
-    """Return the error that says where the answer was lost."""
+    """Return the error for a missing answer, by how far the request came."""
     if answers is not None:
         more = len(answers.missing) - NODES_NAMED_MAX
         names = ", ".join(answers.missing[:NODES_NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
         what = f"{names} did not answer {when}"
-        return ClusterError(what, job.id, f"orch status {job.id} shows how its nodes are")
+        return ClusterError(what, job.id, f"orch status {job.id} shows the state of its nodes")
     if any(_is_request(entry.news, number) for entry in entries):
-        what = "no rank of it was left to inspect"
-        return ClusterError(what, job.id, f"orch status {job.id}, orch why {job.id} tell what came between")
+        what = "no rank was left to inspect"
+        return ClusterError(
+            what, job.id, f"orch status {job.id} or orch why {job.id} shows what happened meanwhile"
+        )
     what = f"its supervisor did not read the request {when}"
     return ClusterError(
-        what, job.id, f"orch status {job.id} shows whether it lives; see {job.supervisor_log}"
+        what, job.id, f"orch status {job.id} shows whether it is alive; see {job.supervisor_log}"
     )
 
 

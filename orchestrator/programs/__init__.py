@@ -1,1 +1,1 @@
-"""What programs and agents read: the outcome of a wait, and the types and schemas of all JSON outputs."""
+"""Interfaces for programs and AI agents: `orch wait`, JSON types and schemas, Prometheus metrics, the MCP server."""

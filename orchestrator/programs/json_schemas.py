@@ -32,11 +32,11 @@ OUTPUTS: dict[str, Any] = {
 
 
 _UNSAID = {"plan": ("exit_code",)}
-"""Fields that the JSON of a verb leaves out."""
+"""Fields of the types that a verb's JSON omits."""
 
 
 class _Schemas(GenerateJsonSchema):
-    """pydantic's schemas, with those of orch's own numbers."""
+    """pydantic's schema generator, with a schema for `Measured`."""
 
     def is_instance_schema(self, schema: Any) -> Json:
         """Return the schema of a number that may be nan or infinite, as a text."""
@@ -46,12 +46,12 @@ class _Schemas(GenerateJsonSchema):
 
 
 def schema_of(verb: str | None) -> Json:
-    """Return the JSON Schema of a verb's JSON output; of job files for None."""
+    """Return the JSON Schema of a verb's JSON output; for None that of job files."""
     if verb is None:
         return json_schema()
     if verb not in OUTPUTS:
-        fix = f"there are: {', '.join(sorted(OUTPUTS))}; without a name: that of job files"
-        raise UserError(f"there is no JSON of {verb!r}", "orch schema", fix)
+        fix = f"choose one of {', '.join(sorted(OUTPUTS))}; without a name it prints the schema of job files"
+        raise UserError(f"{verb!r} has no JSON output", "orch schema", fix)
     config = ConfigDict(arbitrary_types_allowed=True) if verb == "status" else None
     made = TypeAdapter(OUTPUTS[verb], config=config).json_schema(schema_generator=_Schemas)
     if verb == "status":

@@ -1,4 +1,4 @@
-"""Types of the JSON outputs that are no dataclass: `orch schema NAME` makes their JSON Schema. Keys are only ever added."""
+"""Types of the JSON outputs that are not dataclasses; `orch schema NAME` prints their JSON Schema. Keys are only added, never removed."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class Submitted(TypedDict):
 
 
 class Start(TypedDict):
-    """What a restart begins from."""
+    """Checkpoint that a restart starts from."""
 
     path: str
     step: int | None
 
 
 class Frame(TypedDict):
-    """A place in a program; `within`: what it runs in, where a person should know that."""
+    """A source line; `within`: its process or thread, if it is not the main one."""
 
     file: str
     line: int
@@ -66,7 +66,7 @@ class Verdict(TypedDict):
 
 
 class Told(TypedDict):
-    """What was only reported in an attempt, or its withdrawal."""
+    """A notice in an attempt, or its withdrawal."""
 
     what: Literal["noticed", "withdrawn"]
     kind: str
@@ -76,7 +76,7 @@ class Told(TypedDict):
 
 
 class Passed(TypedDict):
-    """A newer save that was not begun from."""
+    """A newer checkpoint that was skipped."""
 
     save: int
     path: str
@@ -115,14 +115,14 @@ class Attempt(TypedDict):
 
 
 class TimeUse(TypedDict):
-    """What ranks did with their time: seconds of each kind, and the productive share."""
+    """Time of the ranks: seconds of each kind, and the productive share."""
 
     ratio: float | None
     rank_seconds: dict[str, float]
 
 
 class Loss(TypedDict):
-    """What a failure has cost."""
+    """Cost of a failure."""
 
     attempt: int
     cause: str
@@ -131,14 +131,14 @@ class Loss(TypedDict):
 
 
 class JobTimeUse(TimeUse):
-    """The same of one job, with its failures."""
+    """Time of the ranks of one job, with its failures."""
 
     id: str
     losses: list[Loss]
 
 
 class Goodput(TimeUse):
-    """What `orch goodput` prints: of all jobs together, and of each."""
+    """Output of `orch goodput`: all jobs together, and each."""
 
     jobs: list[JobTimeUse]
 
@@ -173,7 +173,7 @@ class Need(TypedDict):
 
 
 class Culprit(TypedDict):
-    """A rank to blame, and the place in the program where it failed or stands, where that is known."""
+    """A rank at fault, and the source line where it failed or is stuck, if known."""
 
     rank: int
     node: str
@@ -184,7 +184,7 @@ class Culprit(TypedDict):
 
 
 class Command(TypedDict):
-    """What can be done now."""
+    """A command that can be run next."""
 
     label: str
     command: str
@@ -211,7 +211,7 @@ class Outcome(TypedDict):
 
 
 class Logs(TypedDict):
-    """The last lines of logs; `cut`: there were more bytes than an answer holds."""
+    """The last lines of the logs; `cut`: earlier lines were left out, to limit the size."""
 
     id: str
     text: str
@@ -232,7 +232,7 @@ class Collective(TypedDict):
 
 
 class InspectedRank(TypedDict):
-    """What a rank does."""
+    """Inspection of a rank."""
 
     rank: int
     node: str
@@ -252,7 +252,7 @@ class InspectedRank(TypedDict):
 
 
 class Stacks(TypedDict):
-    """What all ranks do."""
+    """Inspection of all ranks."""
 
     id: str
     name: str
@@ -268,7 +268,7 @@ class Stacks(TypedDict):
 
 
 class Save(TypedDict):
-    """A checkpoint of the ledger, or files that could be adopted."""
+    """A checkpoint of the ledger, or files that can be adopted."""
 
     save: int | None
     path: str
@@ -308,7 +308,7 @@ class Folders(TypedDict):
 
 
 class Finding(TypedDict):
-    """What a check has found."""
+    """A finding of a check."""
 
     what: str
     ok: bool
@@ -319,7 +319,7 @@ class Finding(TypedDict):
 
 
 class Held(TypedDict):
-    """GPUs or slots of a host that a job holds; `since` is null for a process that is not seen there."""
+    """GPUs or slots of a host that a job holds; `since` is null if the process is not visible."""
 
     count: int
     things: str
@@ -328,7 +328,7 @@ class Held(TypedDict):
 
 
 class Stock(TypedDict):
-    """What a host has to lease, or why it did not tell."""
+    """Free capacity of a host, or why it is unknown."""
 
     gpus: int
     slots: int
@@ -337,7 +337,7 @@ class Stock(TypedDict):
 
 
 class Host(TypedDict):
-    """A host that jobs or checks have seen."""
+    """A host that jobs or checks have used."""
 
     host: str
     state: str

@@ -1,6 +1,6 @@
-"""Metrics of the jobs of a job home, for Prometheus: read from their folders, nothing is woken and nothing asked.
+"""Metrics of the jobs of a job home, for Prometheus: read from their folders; no process is started and no host asked.
 
-Rules: base units; a job is `job_id`, since `job` is Prometheus' own label; shown are the jobs that go on and those that
+Rules: base units; a job is `job_id`, since `job` is Prometheus' own label; shown are running jobs and those that
 ended within a day, and the ranks of no more than `RANKS_MAX`. What an ended job's journal comes to is kept between scrapes.
 """
 
@@ -33,12 +33,12 @@ ENDED_S_MAX = 86_400.0
 """A job that ended longer ago is left out."""
 
 RANKS_MAX = 1_024
-"""The ranks of larger jobs are left out: each would be a time series of its own."""
+"""The ranks of larger jobs are left out: each would be a separate time series."""
 
 
 @dataclass(frozen=True, slots=True)
 class _History:
-    """What a job's journal and ledger come to."""
+    """Figures of a job from its journal and ledger."""
 
     restarts: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class _History:
 
 
 class JobMetrics(Collector):
-    """The metrics of all jobs of a job home, read anew at each scrape. A folder that cannot be read is counted in
+    """The metrics of all jobs of a job home, read again at each scrape. A folder that cannot be read is counted in
     `orch_unreadable_jobs`."""
 
     def __init__(self, folder: Path) -> None:
@@ -76,7 +76,7 @@ class JobMetrics(Collector):
                 shown.add(job.id)
                 families.add(status, self._history(job, status), self._reader.holdings(job, status), wall_s)
             except FileNotFoundError:
-                continue  # just submitted
+                continue  # submitted a moment ago
             except (OrchError, OSError):
                 unreadable += 1
         self._kept = {job_id: kept for job_id, kept in self._kept.items() if job_id in shown}
@@ -140,13 +140,13 @@ class _Families:
         self._free: dict[str, int] = {}
 
     def add(self, status: Status, history: _History, held: Iterable[Holding], wall_s: float) -> None:
-        """Add what is known of a job."""
+        """Add the metrics of a job."""
         self._add_job(status)
         self._add_history(status.id, history)
         if status.checkpoint is not None:
             age_s = None if history.save_wall_s is None else max(0.0, wall_s - history.save_wall_s)
             told = (
-                ("last_step", "Step of the checkpoint that a restart begins from.", status.checkpoint.step),
+                ("last_step", "Step of the checkpoint that a restart resumes from.", status.checkpoint.step),
                 ("bytes", "Its size.", history.save_bytes),
                 ("age_seconds", "Its age.", age_s),
             )
@@ -154,7 +154,7 @@ class _Families:
                 self._gauge(f"orch_checkpoint_{name}", what, value, job_id=status.id)
         if status.state in status_file.ENDED:
             return
-        what = "For how long a rank has made no step."
+        what = "Time since the rank's last step."
         for rank in status.ranks if len(status.ranks) <= RANKS_MAX else ():
             labels = {"job_id": status.id, "rank": str(rank.rank)}
             self._gauge("orch_rank_last_step_age_seconds", what, rank.step_age_s, **labels)
@@ -162,7 +162,7 @@ class _Families:
             self._gpus[one.host] += one.gpus
 
     def add_free(self, notes: Iterable[Note]) -> None:
-        """Add the GPUs of hosts that passed their last check, less those that these jobs hold."""
+        """Add the free GPUs of hosts that passed their last check."""
         for note in notes:
             if note.gpus and not note.fault:
                 self._free[note.host] = max(0, note.gpus - self._gpus[note.host])
@@ -178,19 +178,19 @@ class _Families:
         self._gauge("orch_job_steps_per_second", "Pace of the slowest rank.", status.steps_per_s, job_id=job)
 
     def _add_history(self, job: str, history: _History) -> None:
-        what = "Share of all ranks' time that went to steps that count."
+        what = "Share of all ranks' time that advanced the training."
         self._gauge("orch_job_goodput_ratio", what, history.ratio, job_id=job)
         for cause, times in history.restarts.items():
             self._counter(
                 "orch_job_restarts", "Restarts by the verdict before.", times, job_id=job, cause=cause
             )
-        what = "Time of all ranks by what it went to; a restart moves some of it."
+        what = "Time of all ranks by kind; a restart moves some of it."
         for phase, rank_s in history.seconds.items():
             self._counter("orch_job_time_seconds", what, rank_s, job_id=job, phase=phase)
 
     def all(self) -> Iterator[Metric]:
         """Yield the metrics."""
-        what = "GPUs of a host that these jobs hold, and that none of them holds."
+        what = "GPUs of a host that these jobs use, and that are free."
         for state, hosts in (("held", +self._gpus), ("free", self._free)):
             for host, gpus in hosts.items():
                 self._gauge("orch_host_gpus", what, gpus, host=host, state=state)
@@ -207,7 +207,7 @@ class _Families:
 
 
 def registry(folder: Path) -> CollectorRegistry:
-    """Return a registry with the metrics of a job home alone."""
+    """Return a registry with only the metrics of a job home."""
     made = CollectorRegistry()
     made.register(JobMetrics(folder))
     return made

@@ -1,4 +1,4 @@
-"""The outcome of a wait, for programs and people: how the job is, who is to blame, and what can be done."""
+"""Outcome of `orch wait`, as JSON and text: the job's state, the culprits, and the next commands."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def outcome_of(job: Job, timeout_s: float | None) -> Json:
 
 
 def outcome(waited: Waited, why: Json, called: str) -> Json:
-    """Return what `orch wait --json` prints. `why`: the post-mortem; `called`: the job in commands."""
+    """Return what `orch wait --json` prints. `why`: the post-mortem; `called`: the job's name in commands."""
     status, need, saved = waited.status, waited.need, why.get("checkpoint")
     verdict = _verdict(why) if status.state in ("FAILED", "CANCELLED") else None
     return {
@@ -44,7 +44,7 @@ def outcome(waited: Waited, why: Json, called: str) -> Json:
 
 
 def lines(outcome: Json) -> list[Line]:
-    """Return the outcome as a person reads it."""
+    """Return the outcome as lines of text."""
     state, folder = outcome["state"], outcome["dir"]
     step = f"  step {outcome['step']:,}" if outcome["step"] is not None else ""
     said = [line(Cell(outcome["id"], "bold"), "  ", Cell(state, STYLES.get(state, "")), step)]
@@ -52,7 +52,7 @@ def lines(outcome: Json) -> list[Line]:
         said.append(line("needs you   ", Cell(short(need["what"], folder), "yellow")))
         said += [line(f"            fix: {need['fix']}")] if need["fix"] else []
     elif not outcome["ended"]:
-        said.append(line("            it goes on: the time to wait is over"))
+        said.append(line("            still running: the wait timed out"))
     elif outcome["verdict"]:
         said.append(line(Cell(short(outcome["verdict"]["head"], folder), "red")))
     elif outcome["reason"]:
@@ -68,7 +68,7 @@ def lines(outcome: Json) -> list[Line]:
 
 
 def _verdict(why: Json) -> Json | None:
-    """Return the verdict of the last attempt, in short; None where it has none: the job ended by something else."""
+    """Return a short form of the last attempt's verdict; None if the job ended for another reason."""
     verdict = why["attempts"][-1]["verdict"] if why["attempts"] else None
     if verdict is None:
         return None
@@ -78,7 +78,7 @@ def _verdict(why: Json) -> Json | None:
 
 
 def _culprits(waited: Waited, verdict: Json | None) -> list[Json]:
-    """Return the ranks to blame, each with its host and the place in the program where it failed or stands."""
+    """Return the ranks at fault, each with its host and the source line where it failed or is stuck."""
     status, seen = waited.status, waited.status.suspected
     if verdict is not None:
         ranks: Sequence[int] = verdict["ranks"]

@@ -15,28 +15,28 @@ from orchestrator.views.status import outdated
 POLL_S = 0.5
 
 STANDS_S = 30.0
-"""A hang needs a person when nothing has moved for this long: shorter ones often end by themselves."""
+"""A hang needs a person after this long without progress: shorter ones often end by themselves."""
 
 SOON_S = 60.0
-"""What ends by itself within this time needs nobody."""
+"""A hang that orch ends within this time needs no person."""
 
 UNHEARD_S = 300.0
-"""A supervisor needs a person when it is silent for this long. A wait starts one that died on this machine; on another, a
-verb that somebody types there does."""
+"""A supervisor needs a person after this long without an update. A wait restarts one that died on this machine; one on
+another machine is restarted by any verb there."""
 
 
 class NeedKind(enum.Enum):
     """Why a job needs a person."""
 
-    HANG = "hang"  # ranks are named that nothing ends soon, or a desync that is only reported
+    HANG = "hang"  # a hang that orch will not end soon, or a desync that is only reported
     QUEUE = "queue"  # Slurm cannot start it as it is
-    DISK = "disk"  # its folder's disk is full
-    SUPERVISOR = "supervisor"  # it died on another machine, where alone it can be started again
+    DISK = "disk"  # the disk of its folder is full
+    SUPERVISOR = "supervisor"  # it died on another machine, and can only be restarted there
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a person is needed for, and how it is mended, where that is known."""
+    """What a person is needed for, and the fix, where it is known."""
 
     kind: NeedKind
     what: str
@@ -73,12 +73,12 @@ def wait(job: Job, timeout_s: float | None = None) -> Waited:
 
 
 def need(status: Status) -> Need | None:
-    """Return what a job that goes on needs a person for; None where it goes on, or ends, by itself."""
+    """Return what a running job needs a person for; None if it continues, or ends, by itself."""
     if status.state in status_file.ENDED:
         return None
     if status.full_disk:
-        what = f"the disk is full, and its supervisor waits: {status.full_disk}"
-        return Need(NeedKind.DISK, what, "free some space there: the job goes on by itself")
+        what = f"the disk is full, and the supervisor waits: {status.full_disk}"
+        return Need(NeedKind.DISK, what, "free some space there: the job then continues by itself")
     if status.state == "QUEUED" and status.queue is not None:
         return Need(NeedKind.QUEUE, status.queue.said, status.queue.fix) if status.queue.is_stuck else None
     if status.backend != "slurm" and (status.written_s or 0.0) > UNHEARD_S:

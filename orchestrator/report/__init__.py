@@ -1,1 +1,1 @@
-"""A job as a page: one HTML file that needs nothing else, and the same live in a browser."""
+"""Report of a job: a self-contained HTML page, and a live server for all jobs of a job home."""

@@ -1,9 +1,9 @@
 """Charts of a job: what its ranks measured over time, as lines and bands for SVG. Pure: samples in, geometry out.
 
 Rules:
-1. Every chart is 1,000 wide and 100 high, and all share one scale of time. The page stretches them; labels are no part.
-2. Up to `LINES_MAX` ranks have a line each. Of more, the middle rank is a line, all are a band, and the ranks farthest from
-   the middle have lines of their own.
+1. Every chart is 1,000 wide and 100 high, and all share one scale of time. The page stretches them; labels are outside.
+2. Up to `LINES_MAX` ranks have a line each. With more, there are a line for the middle rank, a band for all, and
+   lines for the ranks farthest from the middle.
 3. A line has at most `POINTS_MAX` points: of each stretch of time its lowest and its highest value are kept. It is broken
    where an attempt ends.
 """
@@ -28,7 +28,7 @@ WIDTH, HEIGHT = 1000.0, 100.0
 LINES_MAX = 8
 OUTLIERS_MAX = 3
 OUTLIER_SHARE = 0.1
-"""How far from the middle rank, as a share of its value, a rank has a line of its own in a large job."""
+"""How far from the middle rank, as a share of its value, a rank must be to have its own line in a large job."""
 
 POINTS_MAX = 600
 TICKS_MAX = 6
@@ -45,7 +45,7 @@ Points: TypeAlias = "list[tuple[float, float]]"
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """A label of an axis, and where it stands: percent from its beginning."""
+    """A label of an axis, and its position in percent from the start."""
 
     percent: float
     text: str
@@ -59,13 +59,13 @@ class TimeScale:
     end_s: float
 
     def x(self, wall_s: float) -> float:
-        """Return a time's place from 0 to `WIDTH`."""
+        """Return the x position of a time, from 0 to `WIDTH`."""
         share = (wall_s - self.begin_s) / max(1e-3, self.end_s - self.begin_s)
         return round(WIDTH * min(1.0, max(0.0, share)), 2)
 
     @property
     def ticks(self) -> list[Tick]:
-        """The labels of the axis, in UTC; the day stands where it changes."""
+        """The labels of the axis, in UTC; the date is shown where it changes."""
         span_s = self.end_s - self.begin_s
         step_s = next((step_s for step_s in _TICK_S if span_s / step_s <= TICKS_MAX), span_s)
         ticks, day = [], ""
@@ -90,7 +90,7 @@ class Curve:
 @dataclass(frozen=True, slots=True)
 class Chart:
     """One quantity over time. `band`: the path of the area between the lowest and the highest rank, or empty. `summary`: the
-    chart in words."""
+    chart as text."""
 
     title: str
     curves: tuple[Curve, ...]
@@ -101,7 +101,7 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """What a chart shows. `is_from_zero`: its axis begins there."""
+    """A quantity that a chart shows. `is_from_zero`: the axis starts at zero."""
 
     title: str
     of: Callable[[RankSample], float | None]
@@ -164,7 +164,7 @@ def _chart(samples: Sequence[Sample], quantity: Quantity, scale: TimeScale) -> C
 
 
 def _by_rank(samples: Sequence[Sample], quantity: Quantity) -> tuple[dict[int, Points], list[int]]:
-    """Return the finite values of each rank that has any, and the ranks that have others."""
+    """Return the finite values of each rank, and the ranks that have non-finite ones."""
     found: dict[int, Points] = {}
     unlike: set[int] = set()
     of = quantity.of
@@ -203,7 +203,7 @@ def _spread(known: Mapping[int, Points]) -> tuple[Points, Points, Points]:
 
 
 def _outliers(known: Mapping[int, Points], middle: Points) -> list[int]:
-    """Return the ranks that lie farthest from the middle one, on average over time."""
+    """Return the ranks that are farthest from the middle one, on average over time."""
     usual = _mean(middle)
     far = []
     for rank, points in known.items():
@@ -232,13 +232,13 @@ class _Height:
     high: float
 
     def of(self, value: float) -> float:
-        """Return a value's place from 0, at the top, to `HEIGHT`."""
+        """Return the y position of a value, from 0 at the top to `HEIGHT`."""
         return round(HEIGHT * (1 - (value - self.low) / (self.high - self.low)), 2)
 
 
 @dataclass(frozen=True, slots=True)
 class _Pen:
-    """What lines are drawn with."""
+    """Drawing of lines and bands at the scales of a chart."""
 
     scale: TimeScale
     height: _Height

@@ -1,4 +1,4 @@
-// A job's page is fetched again when the job has changed; what a person has opened stays open.
+// Fetch the page again when the job has changed; opened details stay open.
 const title = (details) => `${details.closest("article")?.getAttribute("aria-labelledby")} ${details.firstElementChild.textContent}`;
 new EventSource(`${location.pathname}/events`).onmessage = async () => {
   const answer = await fetch(location.href);

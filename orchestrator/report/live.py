@@ -1,12 +1,12 @@
-"""The pages live in a browser: all jobs of a job home and their hosts, each job's page, and buttons that end or begin it.
+"""Web server of `orch report --serve`: an overview of all jobs and hosts, each job's page, and buttons to cancel, restart or resume.
 
 Rules:
-1. The server listens on 127.0.0.1. Every address begins with a token; who does not know it gets nothing.
-2. A request for another host name, or from the page of another origin, is refused: a foreign page in the same browser, or a
-   name that points here, can do nothing. What changes a job is a POST from a page of this server.
-3. Each change is asked once more, on a page of its own.
-4. What is new is sent as server-sent events, as HTML that the server has escaped. Pages work without script, too: then a
-   person reloads them.
+1. The server listens on 127.0.0.1. Every address begins with a token; a request without it is refused.
+2. A request for another host name, or from the page of another origin, is refused, so that a foreign page in the same browser, or a
+   name that resolves to this machine, cannot act. Only a POST from a page of this server changes a job.
+3. Each action is confirmed on a page of its own.
+4. Updates are sent as server-sent events, as HTML that the server has escaped. Pages also work without script: then the
+   user reloads them.
 """
 
 from __future__ import annotations
@@ -35,16 +35,19 @@ from orchestrator.report.overview import Overlook
 
 HOST = "127.0.0.1"
 OVERVIEW_S, JOB_S = 2.0, 10.0
-"""How often what is shown is looked at again: all jobs, and a job's page."""
+"""How often the content is read again: the overview, and a job's page."""
 
 STOP_S_MAX = 1
 
 ACTIONS: dict[str, tuple[str, Callable[[Job], object]]] = {
-    "cancel": ("The job is stopped for good. It can be resumed later.", Job.cancel),
-    "restart": ("The present attempt ends, and the next begins from the newest checkpoint.", Job.restart),
-    "resume": ("The job goes on from its newest checkpoint.", Job.resume),
+    "cancel": ("The job will be stopped. You can resume it later.", Job.cancel),
+    "restart": (
+        "The current attempt will be stopped, and the next one will start from the newest checkpoint.",
+        Job.restart,
+    ),
+    "resume": ("The job will continue from its newest checkpoint.", Job.resume),
 }
-"""What a button does, and what the page says of it before."""
+"""For each button: the text that asks for confirmation, and the action."""
 
 HEADERS = {
     "Cache-Control": "no-store",
@@ -55,7 +58,7 @@ HEADERS = {
 
 
 class Guard:
-    """The application behind rules 1 and 2."""
+    """ASGI middleware that enforces rules 1 and 2."""
 
     def __init__(self, app: ASGIApp, token: str, port: int) -> None:
         self._app, self._token = app, token
@@ -73,11 +76,11 @@ class Guard:
         """Return why a request is refused; None if it is not."""
         host, origin = request.headers.get("host", ""), request.headers.get("origin")
         if host not in self._hosts:
-            return "this server answers to 127.0.0.1 and localhost alone"
+            return "this server only answers requests to 127.0.0.1 and localhost"
         if origin != f"http://{host}" and (origin is not None or request.method not in ("GET", "HEAD")):
-            return "a page of another origin asks"
+            return "the request comes from a page of another origin"
         given = request.url.path.split("/")[1].encode()
-        return None if hmac.compare_digest(given, self._token.encode()) else "the address lacks the token"
+        return None if hmac.compare_digest(given, self._token.encode()) else "the address has no valid token"
 
 
 class Site:
@@ -150,12 +153,12 @@ class Site:
 def _action(request: Request) -> str:
     action: str = request.path_params["action"]
     if action not in ACTIONS:
-        raise OrchError(f"there is no {action}")
+        raise OrchError(f"unknown action: {action}")
     return action
 
 
 def _actions(state: str) -> tuple[str, ...]:
-    """Return what can be done with a job in a state."""
+    """Return the actions for a job in a state."""
     match state:
         case "FAILED" | "CANCELLED":
             return ("resume",)
@@ -175,7 +178,7 @@ def _changed_ns(job: Job) -> int:
 
 
 def _events(look: Callable[[], Awaitable[str]], every_s: float) -> Response:
-    """Return what a function tells, as an event whenever it is something new; else a comment, which shows that a reader
+    """Return a function's text as a stream: an event when it has changed, else a comment, which shows whether the reader
     has left."""
 
     async def stream() -> AsyncIterator[str]:
@@ -192,7 +195,7 @@ def _events(look: Callable[[], Awaitable[str]], every_s: float) -> Response:
 
 
 def serve(place: Path, port: int, started: Callable[[str], None]) -> None:
-    """Serve a job home until Ctrl-C; `started` is told the address. `port` 0: a free one. Raises OSError when the port is taken."""
+    """Serve a job home until Ctrl-C; `started` receives the address. `port` 0: a free one. Raises OSError when the port is taken."""
     token = secrets.token_urlsafe(32)
     with socket.create_server((HOST, port)) as listener:
         at = listener.getsockname()[1]

@@ -1,4 +1,4 @@
-"""Material of a page: all that a job's folder tells, read once, masked and bounded."""
+"""Data of a report page: read once from the job's folder, with secrets masked and sizes bounded."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ SAMPLES_MAX = 1200
 """How many samples are read of a job's series, about; a chart shows fewer."""
 
 FAULTS_MAX = 12
-"""How many attempts have logs and stacks on the page: those that failed last."""
+"""How many attempts have logs and stacks on the page: the last that failed."""
 
 LOG_LINES = 60
 LOG_RANKS_MAX = 8
 STACK_FILES_MAX = 8
 STACK_BYTES_MAX = 32 << 10
-"""Of a file of stacks the last so many: it grows with each look."""
+"""The last bytes of a file of stacks: it grows with each inspection."""
 
 NODE_LOGS_MAX = 4
 TEXT_BYTES_MAX = 96 << 10
@@ -57,7 +57,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What there is to read about an attempt that failed."""
+    """Logs and stacks of a failed attempt."""
 
     logs: str
     stacks: tuple[Text, ...]
@@ -73,7 +73,7 @@ class NodeSetting:
 
 @dataclass(frozen=True, slots=True)
 class Material:
-    """All that a page tells of a job. `faults`: by attempt."""
+    """Data that the page of a job shows. `faults`: by attempt."""
 
     called: str
     plan: Plan
@@ -98,7 +98,7 @@ class Material:
 
 
 def gather(job: Job) -> Material:
-    """Return what a job's folder tells now. Raises OrchError when its plan, status or journal is damaged."""
+    """Read the data of a job's page. Raises OrchError when its plan, status or journal is damaged."""
     folder, plan, mask, status = job.folder, job.plan(), job.mask(), job.source.status()
     record = facts_file.record(folder)
     why = job.why(record)
@@ -155,14 +155,14 @@ def _files(folder: JobDir, mask: Mask) -> tuple[Text, ...]:
 
 
 def _node_logs(folder: JobDir, mask: Mask) -> tuple[Text, ...]:
-    """Return what some nodes wrote in the last attempt: the settings of their ranks with their reasons stand there."""
+    """Return what some nodes wrote in the last attempt: it has the settings of their ranks with reasons."""
     attempts = reader.attempts(folder)
     paths = sorted(folder.attempt_logs(attempts[-1]).glob("node-*.log"))[:NODE_LOGS_MAX] if attempts else []
     return _read(paths, mask)
 
 
 def _settings(node_logs: Sequence[Text]) -> tuple[NodeSetting, ...]:
-    """Return the settings that agents have noted, those that nodes share once."""
+    """Return the settings that agents logged; those that nodes share are listed once."""
     nodes: dict[Setting, list[str]] = {}
     for log in node_logs:
         for line in log.text.splitlines():
@@ -205,7 +205,7 @@ def _bounded(text: str) -> str:
 
 
 def _versions(folder: JobDir) -> dict[str, str]:
-    """Return what ran: commit, Python, packages; what is not known, or was not written yet, is left out."""
+    """Return the versions of commit, Python and packages, without those that are unknown."""
     found: dict[str, str] = {}
     for path in (folder.provenance, folder.root / "packages.json"):
         try:

@@ -1,4 +1,4 @@
-"""Overview of a job home: its jobs, who holds which hosts and GPUs, and what waits for what."""
+"""Overview of a job home: its jobs, and which job uses which hosts and GPUs."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ JOBS_MAX = 200
 """How many jobs are shown, the newest first; of those that have not ended, all."""
 
 KEPT_S = 2.0
-"""How long a look counts as new: however many look, files are read once in that time."""
+"""How long an overview is cached: files are read once in that time, for any number of readers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What a job holds of a host: GPUs, or ranks on processors."""
+    """What a job uses of a host: GPUs, or ranks on CPUs."""
 
     host: str
     job_id: str
@@ -35,7 +35,7 @@ class Holding:
 
 
 class JobReader:
-    """Reader of jobs for many looks: the status of a job that has ended is read once, and so is a plan."""
+    """Cached reader of jobs: the status of an ended job is read once, and so is a plan."""
 
     def __init__(self, read: Callable[[JobDir], Status]) -> None:
         """`read` returns a job's status, and raises OrchError or OSError."""
@@ -45,7 +45,7 @@ class JobReader:
 
     def status(self, folder: JobDir) -> Status:
         """Return the status of a job. Raises OrchError and OSError."""
-        if not folder.ended.exists():  # a resume has taken it away
+        if not folder.ended.exists():  # a resume has removed it
             self._ended.pop(folder.id, None)
             return self._read(folder)
         self._plans.pop(folder.id, None)
@@ -54,11 +54,11 @@ class JobReader:
         return self._ended[folder.id]
 
     def forget_but(self, shown: Container[str]) -> None:
-        """Forget the ended jobs that are not among these ids."""
+        """Drop the ended jobs that are not among these ids from the cache."""
         self._ended = {job_id: status for job_id, status in self._ended.items() if job_id in shown}
 
     def holdings(self, folder: JobDir, status: Status) -> list[Holding]:
-        """Return what a job holds of its hosts: nothing once it has ended. Raises OrchError."""
+        """Return what a job uses of its hosts; nothing once it has ended. Raises OrchError."""
         if status.state in ENDED:
             return []
         if folder.id not in self._plans:
@@ -80,7 +80,7 @@ class JobReader:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """All jobs, the newest first, and what those that have not ended hold. `faults`: why a folder cannot be read."""
+    """All jobs, the newest first, and the hosts in use. `faults`: why a folder cannot be read."""
 
     jobs: tuple[Status, ...]
     holdings: tuple[Holding, ...]
@@ -88,7 +88,7 @@ class Overview:
 
 
 class Overlook:
-    """Reader of a job home for many looks, of which several within `KEPT_S` read it once."""
+    """Cached reader of a job home: requests within `KEPT_S` share one read."""
 
     def __init__(self, place: Path) -> None:
         """`place`: the job home."""
@@ -98,7 +98,7 @@ class Overlook:
         self._last_s = 0.0
 
     def now(self) -> Overview:
-        """Return how all jobs are. Raises ClusterError when the home cannot be read."""
+        """Return the overview. Raises ClusterError when the home cannot be read."""
         if self._last is None or time.monotonic() > self._last_s + KEPT_S:
             self._last, self._last_s = self._read(), time.monotonic()
         return self._last

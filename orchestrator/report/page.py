@@ -1,4 +1,4 @@
-"""A job as one HTML file, which needs no network and no script: what happened, what to do now, and all that shows it.
+"""Report page of a job, one HTML file without network or script: what happened, what to do next, and the evidence.
 
 All texts of the page are escaped, masked, and made harmless at one place, where the template prints them.
 """
@@ -29,7 +29,7 @@ TEMPLATES = Path(__file__).parent
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A part of all time: its kind, percent, and time in words."""
+    """A share of the ranks' time: its kind, percent, and duration as text."""
 
     kind: str
     percent: float
@@ -37,13 +37,13 @@ class Share:
 
 
 def page(job: Job, root: str = "") -> str:
-    """Return the page of a job as it is now. `root`: where a server has the page of all jobs; without one the page is a file.
+    """Return the page of a job as it is now. `root`: the server's address of the overview page; empty for a file.
     Raises OrchError when its plan, status or journal is damaged."""
     return render(material.gather(job), root)
 
 
 def render(seen: Material, root: str = "") -> str:
-    """Return the page of what was gathered of a job."""
+    """Render the page from the data of a job."""
     return environment(seen.mask, seen.why["dir"]).get_template("page.html.j2").render(
         root=root,
         job=seen.plan,
@@ -87,7 +87,7 @@ def environment(mask: Mask, folder: str) -> jinja2.Environment:
     folder off the paths of its code and checkpoints."""
 
     def shown(value: object) -> object:
-        """Return what a template prints; numbers and what is markup already stay."""
+        """Return what a template prints; numbers and markup stay as they are."""
         return (
             harmless(mask.apply(value)) if isinstance(value, str) and not isinstance(value, Markup) else value
         )
@@ -106,7 +106,7 @@ def environment(mask: Mask, folder: str) -> jinja2.Environment:
 
 
 def happened(why: Json) -> str:
-    """Return what happened in one sentence: the failure that ended the job, or the last one that it has survived."""
+    """Return one sentence: the failure that ended the job, or the last one that it survived."""
     judged = [attempt for attempt in why["attempts"] if attempt["verdict"]]
     if why.get("suspicion"):
         return str(cells.short(why["suspicion"], why["dir"]))
@@ -119,12 +119,12 @@ def happened(why: Json) -> str:
     if why["state"] == "FAILED":
         return str(cells.short(failure if last is why["attempts"][-1] else why["reason"], why["dir"]))
     times = f" after {len(judged)} failures" if len(judged) > 1 else ""
-    course = {"SUCCEEDED": "it ended well", "CANCELLED": "it was cancelled"}.get(why["state"], "it goes on")
+    course = {"SUCCEEDED": "succeeded", "CANCELLED": "cancelled"}.get(why["state"], "running again")
     return str(cells.short(f"{course}{times}; the last failure was a {failure}", why["dir"]))
 
 
 def shares(why: Json) -> list[Share]:
-    """Return what ranks did with their time; nothing where that is not known."""
+    """Return the ranks' time by kind; empty where it is not known."""
     spent: dict[str, float] = (why.get("goodput") or {}).get("rank_seconds", {})
     whole_s = sum(spent.values())
     return [
@@ -135,7 +135,7 @@ def shares(why: Json) -> list[Share]:
 
 
 def _verdicts(seen: Material) -> Iterator[charts.Tick]:
-    """Yield where each verdict stands in time."""
+    """Yield the position of each verdict on the time axis."""
     for attempt in seen.record.attempts:
         if (judged := attempt.judged) is not None:
             yield charts.Tick(seen.scale.x(attempt.wall_s(judged.at)), judged.verdict.kind.value)

@@ -2,10 +2,10 @@
 
 Rules:
 1. A rank has a row, an attempt of it up to six stretches: starting, until all ranks run; loading, until the first step;
-   stepping; from the last progress to the verdict at fault or waiting; and stopping. What is only suspected so far is shown as
-   such.
+   stepping; from the last progress to the verdict at fault or waiting; and stopping. A suspicion is shown
+   as such.
 2. All stretches of one kind are one path, so a long job does not make a large page. What is a point in time is a dot.
-3. Of more than `RANKS_MAX` ranks those that were at fault have a row, and the first of the others.
+3. Of more than `RANKS_MAX` ranks, those that were at fault and the first of the others have a row.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MARKS_MAX = 600
 
 
 class Stretch(enum.Enum):
-    """What a rank does for a while; the name of its colour."""
+    """A phase of a rank, which is also the name of its colour."""
 
     STARTING = "starting"
     LOADING = "loading"
@@ -44,7 +44,7 @@ class Stretch(enum.Enum):
 
 
 class Mark(enum.Enum):
-    """What happens at a point in time."""
+    """An event at a point in time."""
 
     CHECKPOINT = "checkpoint"
     SUSPICION = "suspicion"
@@ -70,7 +70,7 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True)
 class Suspected:
-    """What looks like a failure now: its ranks, and since when, in seconds since 1970."""
+    """A current suspicion: its ranks, and its start in seconds since 1970."""
 
     ranks: Sequence[int]
     since_s: float
@@ -78,7 +78,7 @@ class Suspected:
 
 @dataclass(frozen=True, slots=True)
 class _Course:
-    """An attempt's times, in seconds since 1970, as far as it has come."""
+    """The times of an attempt so far, in seconds since 1970."""
 
     history: AttemptHistory
     end_s: float
@@ -93,7 +93,7 @@ class _Course:
         return self.history.judged.verdict if self.history.judged else None
 
     def stretches(self, rank: int) -> Iterator[tuple[Stretch, float]]:
-        """Yield what a rank does in order, each with its end."""
+        """Yield the phases of a rank in order, each with its end."""
         history, verdict = self.history, self.verdict
         if history.running_at is not None:
             yield Stretch.STARTING, self.history.wall_s(history.running_at)
@@ -122,7 +122,7 @@ def timeline(
     goes_on: bool,
     suspected: Suspected | None = None,
 ) -> Timeline:
-    """Return the timeline of a job's attempts. `news`: its entries on saves, suspicions and exits."""
+    """Return the timeline of a job's attempts. `news`: its entries on checkpoints, suspicions and exits."""
     courses = [_Course(one, one.ended_wall_s or one.began_wall_s) for one in attempts]
     if courses and goes_on:
         courses[-1] = _Course(attempts[-1], scale.end_s, suspected)

@@ -1,4 +1,4 @@
-// All plots of a page share one zoom and one place; without this script they show the whole time.
+// All plots of a page share one zoom and scroll position; without this script they show the full time range.
 const ZOOM_MAX = 64;
 let zoom = 1;
 const plots = () => document.querySelectorAll(".scroll");

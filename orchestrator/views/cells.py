@@ -47,7 +47,7 @@ def plain(lines: Iterable[Line]) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Return seconds as people write them: 0.4s, 12s, 3m20s, 2h05m, 3d04h."""
+    """Return a duration as text: 0.4s, 12s, 3m20s, 2h05m, 3d04h."""
     if seconds is None:
         return "-"
     if seconds < 10:
@@ -81,13 +81,13 @@ def columns(rows: Sequence[Sequence[Cell]], heads: Sequence[str]) -> list[Line]:
 
 
 WRAP_INDENT_MAX = 14
-"""The longest label below whose text the rest of a long line stands."""
+"""The longest label after which the rest of a long line is indented."""
 
 _LABEL = re.compile(r" *(?:\S+(?: \S+)*  +)?")
 
 
 def wrapped(lines: Iterable[Line], chars_max: int | None) -> list[Line]:
-    """Return lines that fit into `chars_max`, broken at words, or between the items of a row, which stand two spaces apart.
+    """Return lines that fit into `chars_max`, broken at words, or between the items of a row, which are two spaces apart.
     A command stays in one line, so that it can be copied."""
     return [part for one in lines for part in (_parts(one, chars_max) if chars_max else [one])]
 
@@ -138,7 +138,7 @@ def short(text: str, folder: str) -> str:
 
 
 def named(names: Sequence[str]) -> str:
-    """Return names as people list them: the first few, and how many more."""
+    """Return the first few names, and how many more there are."""
     more = len(names) - NAMES_SHOWN_MAX
     return ", ".join(names[:NAMES_SHOWN_MAX]) + (f" and {more} more" if more > 0 else "")
 
@@ -154,7 +154,7 @@ def cut(text: str, chars_max: int | None) -> str:
 
 
 def size(size_bytes: float) -> str:
-    """Return bytes as people write them, in powers of 1,000."""
+    """Return a size in bytes as text, in powers of 1,000."""
     for unit in ("B", "kB", "MB", "GB"):
         if size_bytes < 1000:
             return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
@@ -163,5 +163,5 @@ def size(size_bytes: float) -> str:
 
 
 def disk_full(folder: str) -> str:
-    """Return that a job waits since nothing more can be written into its folder."""
-    return f"the disk of {folder} is full: the job goes on when there is room"
+    """Return the text for a job that waits because its folder's disk is full."""
+    return f"the disk of {folder} is full: the job continues once there is space"

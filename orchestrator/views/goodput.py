@@ -16,14 +16,14 @@ from orchestrator.views.cells import Cell, Line, columns, line, named
 _UNITS = (("rank-hours", 3600.0), ("rank-minutes", 60.0), ("rank-seconds", 1.0))
 
 WHOLE_MIN = 10
-"""How many units all time is at least, so that one digit behind the point tells something."""
+"""The smallest total in units for which one decimal digit is precise enough."""
 
 EXPLAINED = {
     "queued": "waiting for machines",
     "startup": "agents, setup, imports, rendezvous, up to the first new step",
     "productive": "steps that were kept",
-    "wasted": "steps that were made again after a restart",
-    "checkpoint": "saving, where it can be told",
+    "wasted": "steps repeated after a restart",
+    "checkpoint": "saving, where it can be measured",
     "detecting": "from the last progress to the verdict",
     "recovering": "from the verdict to the first new step",
     "stopping": "ranks being stopped at the end",
@@ -31,7 +31,7 @@ EXPLAINED = {
 }
 NO_HOST = "(no single host)"
 BY_COMMAND = {"restart": "orch restart", "cancel": "orch cancel", "resume": "orch resume"}
-"""What stands in place of a host where a person has ended an attempt."""
+"""Shown instead of a host where a user has ended an attempt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +62,13 @@ def _unit(of: Json) -> _Unit:
 
 
 def summary(of: Json) -> list[Line]:
-    """Return in two lines which share of the time made training go on, and where the rest went; nothing before that."""
+    """Return in two lines how much of the time advanced the training, and where the rest went; nothing before that."""
     if not of["ratio"]:
         return []
     unit, spent = _unit(of), of["rank_seconds"]
     made = f"{unit.amount(spent['productive'])} of {unit.amount(unit.whole_s)} {unit.name}"
     share = f"{100 * of['ratio']:.1f}%"
-    lines = [(), line(Cell("goodput", "bold"), f"     {share}: {made} went to steps that count")]
+    lines = [(), line(Cell("goodput", "bold"), f"     {share}: {made} were useful training")]
     lost = sorted(((rank_s, kind) for kind, rank_s in spent.items() if kind != "productive"), reverse=True)
     texts = [f"{kind} {unit.amount(rank_s)}" for rank_s, kind in lost if unit.amount(rank_s) != "0.0"]
     return [*lines, *([line(f"  the rest  {', '.join(texts)}")] if texts else [])]
@@ -79,11 +79,11 @@ def table(found: Json, by: str | None) -> list[Line]:
     jobs = found["jobs"]
     unit = _unit(found)
     if not unit.whole_s:
-        return [line("there is no time of ranks to count")]
+        return [line("no rank has run yet")]
     name = jobs[0]["id"] if len(jobs) == 1 else counted(len(jobs), "job")
     whole = f"{unit.amount(unit.whole_s)} {unit.name}"
     share = (
-        "no goodput, since no step was made in"
+        "no goodput: no step was made in"
         if found["ratio"] is None
         else f"goodput {100 * found['ratio']:.1f}% of"
     )
@@ -109,7 +109,7 @@ def _kind_rows(found: Json, unit: _Unit) -> list[list[Cell]]:
 
 
 def _loss_rows(jobs: Sequence[Json], by: str, unit: _Unit) -> Iterator[list[Cell]]:
-    """Yield a row for each cause or host, the dearest first."""
+    """Yield a row for each cause or host, the most expensive first."""
     cost_s: Counter[str] = Counter()
     failures: dict[str, Counter[str]] = {}
     for loss in (loss for job in jobs for loss in job["losses"]):

@@ -1,7 +1,7 @@
 """Log view: lines under their ranks' names, harmless to a terminal, and on a terminal deduplicated over ranks.
 
-Into a file or a pipe lines go in blocks, and are looked at one by one only where there may be something to hide. The
-caller says once, in `style_of`, what the output can take. A log was written by a program on another machine, so its
+Into a file or a pipe lines go in blocks, and are processed one by one only where there may be something to mask. The
+caller chooses the output's style once, in `style_of`. A log was written by a program on another machine, so its
 escape sequences are dropped, except colours where colours are shown.
 """
 
@@ -28,7 +28,7 @@ FOLD_LINES_MAX = 10_000
 FOLD_CHARS_MAX = 8 << 20
 PREFIX_RANGES_MAX = 4
 BATCH_BYTES = 32 << 10
-"""About how much text is looked at and given away at once."""
+"""About how much text is processed at once."""
 
 _RANK_COLOURS = (36, 32, 33, 35, 34, 96, 92, 93, 95, 94)
 """ANSI foreground colours a rank can have; red is left to errors."""
@@ -62,7 +62,7 @@ class ShownLine:
 class Deduplicator:
     """Deduplicator of a stream of lines: identical lines of several ranks become one.
 
-    A line joins the earliest waiting one of the same text and attempt that comes after everything its rank has said,
+    A line joins the earliest waiting one of the same text and attempt that comes after all output of its rank,
     so no rank's lines change places. What waits is bounded by `FOLD_LINES_MAX` and `FOLD_CHARS_MAX`.
     """
 
@@ -153,7 +153,7 @@ def style_of(query: LogQuery, *, terminal: bool, environ: Mapping[str, str]) -> 
 class LogView:
     """Text of a log, in order, with a divider where an attempt begins.
 
-    `transition` returns for an attempt what the divider says of the step from the previous one.
+    `transition` returns the text of the divider before an attempt.
     """
 
     def __init__(

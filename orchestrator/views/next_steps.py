@@ -1,4 +1,4 @@
-"""What is safe after a failure, and what can be done now, as commands to copy: the end of a post-mortem. Pure."""
+"""The end of a post-mortem: where a resume would start, and the next commands, ready to copy. Pure."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from orchestrator.views.saves import passed
 
 _PAD = "  "
 PASSED_SHOWN = 3
-"""How many saves that a restart passes over are named."""
+"""How many checkpoints that a restart skips are named."""
 
 LOOK_RANKS = 4
-"""How many of the ranks at fault are in the command that shows their logs."""
+"""How many of the ranks at fault are in the `orch logs` command."""
 
 
 def has_culprit(verdict: Json | None) -> bool:
-    """Tell whether a verdict says who waits for whom, and is shown in labelled lines."""
+    """Tell whether a verdict names culprit and waiting ranks, and so is shown in labelled lines."""
     return verdict is not None and bool(verdict.get("culprit") or verdict.get("waiting"))
 
 
 def next_steps(why: Json, job: str) -> Iterator[Line]:
-    """Yield what is safe and what can be done now, as commands to copy; `job`: the job in them."""
+    """Yield where a resume would start and the next commands; `job`: the job's name in them."""
     rows = commands(why, job)
     if not rows:
         return
@@ -31,35 +31,33 @@ def next_steps(why: Json, job: str) -> Iterator[Line]:
     if why["state"] != "SUCCEEDED" and why["attempts"]:
         yield line(_saved(why))
         for loser in why.get("passed", ())[:PASSED_SHOWN]:
-            yield line(
-                f"{_PAD}passed over: ", Cell(passed(loser["path"], loser["step"], loser["why"]), "yellow")
-            )
+            yield line(f"{_PAD}skipped: ", Cell(passed(loser["path"], loser["step"], loser["why"]), "yellow"))
     for label, command in rows:
         yield line(f"{_PAD}{label:<8}", Cell(command, "cyan"))
 
 
 def commands(why: Json, job: str) -> list[tuple[str, str]]:
-    """Return what can be done now, each a word for it and the command; `job`: the job in them."""
+    """Return the next commands, each with a label; `job`: the job's name in them."""
     return [*_look_closer(why, job), *_go_on(why, job)]
 
 
 def _saved(why: Json) -> str:
-    """Say where the next attempt would start, and what it would have to make again."""
+    """Say where the next attempt would start, and how many steps it would repeat."""
     saved, has_ended = why.get("checkpoint"), why["state"] in ("FAILED", "CANCELLED")
-    begins = "orch resume would begin" if has_ended else "a restart begins"
+    who = "orch resume" if has_ended else "a restart"
     if misfit := why.get("misfit"):
         return f"a restart is refused: {short(misfit['path'], why.get('dir', ''))} {misfit['why']}"
     if not saved:
         files = counted(len(why.get("offered", ())), "file")
-        more = f"; orch checkpoints shows {files} that it could begin from" if why.get("offered") else ""
-        return f"there is no checkpoint: {begins} at the beginning{more}"
+        more = f"; orch checkpoints shows {files} that it could start from" if why.get("offered") else ""
+        return f"there is no checkpoint: {who} would start from the beginning{more}"
     path, step = short(saved["path"], why.get("dir", "")), saved["step"]
     if step is None:
-        return f"{begins} at {path}"
+        return f"{who} would continue from {path}"
     made = [attempt["last_step"] for attempt in why["attempts"] if attempt["last_step"] is not None]
     after = made[-1] - step if made else 0
-    lost = f"; {after:,} step{'s' if after != 1 else ''} after it would be made again" if after > 0 else ""
-    return f"{begins} at step {step:,} ({path}){lost}"
+    lost = f" and repeat {after:,} step{'s' if after != 1 else ''}" if after > 0 else ""
+    return f"{who} would continue at step {step:,} ({path}){lost}"
 
 
 def _look_closer(why: Json, job: str) -> Iterator[tuple[str, str]]:
@@ -70,13 +68,13 @@ def _look_closer(why: Json, job: str) -> Iterator[tuple[str, str]]:
     of = f"--attempt {number}"
     if verdict["ranks"]:
         culprits = " ".join(f"--rank {rank}" for rank in verdict["ranks"][:LOOK_RANKS])
-        yield "look", f"orch logs {job} {culprits} {of}"
+        yield "logs", f"orch logs {job} {culprits} {of}"
     elif verdict["node"]:
-        yield "look", f"orch logs {job} --node {verdict['node']} {of}"
+        yield "logs", f"orch logs {job} --node {verdict['node']} {of}"
     elif verdict["kind"] == "launch":
-        yield "look", f"orch status {job}"  # no host printed anything
+        yield "status", f"orch status {job}"  # no host printed anything
     elif verdict["kind"] not in ("time_limit", "preempted"):
-        yield "look", f"orch logs {job} {of}"
+        yield "logs", f"orch logs {job} {of}"
     if (verdict["kind"] in ("hang", "desync") or has_culprit(verdict)) and why.get("dir"):
         yield "stacks", f"ls {why['dir']}/evidence/attempt-{number:03d}"
 
@@ -86,10 +84,10 @@ def _go_on(why: Json, job: str) -> Iterator[tuple[str, str]]:
         case "SUCCEEDED":
             return
         case "FAILED" | "CANCELLED":
-            yield "go on", f"orch resume {job}"
+            yield "resume", f"orch resume {job}"
         case _:
             if why.get("suspicion"):
                 yield "stacks", f"orch stacks {job}"
                 yield "restart", f"orch restart {job}"
             yield "watch", f"orch status --watch {job}"
-            yield "stop", f"orch cancel {job}"
+            yield "cancel", f"orch cancel {job}"

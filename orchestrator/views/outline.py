@@ -35,7 +35,7 @@ def outline(data: Json) -> list[Line]:
 
 
 def _launched(text: str) -> str:
-    """Say what the ranks run of which only a shell on the nodes will know more."""
+    """Describe the launch lines: only the shell on the nodes knows the ranks' command."""
     first, *more = text.strip().splitlines()
     return (
         f"what the {len(more) + 1} lines of launch call, once on each node"
@@ -81,11 +81,11 @@ def _has(node: Json) -> str:
     if facts["interfaces"]:
         words.append(named(list(dict.fromkeys(address["interface"] for address in facts["interfaces"]))))
     held = f"; {node['held']}" if node["held"] else ""
-    return ", ".join(words) + ("" if node["ranks"] else "; in reserve") + held
+    return ", ".join(words) + ("" if node["ranks"] else "; standby") + held
 
 
 def _environment(nodes: list[Json]) -> Iterator[Line]:
-    """Yield the settings that all nodes share, then those in which some differ."""
+    """Yield the settings that all nodes share, then those that differ."""
     groups = _alike(nodes)
     if not groups:
         return

@@ -27,7 +27,7 @@ EVIDENCE_HEAD_LINES = 2
 
 LINE_CHARS_MAX = 300
 SENTENCE_CHARS_MAX = 1000
-"""A line of a traceback may be cut; evidence of one line is written for people, with commands to copy."""
+"""A line of a traceback may be cut; evidence of one line has sentences and commands to copy."""
 
 SHORT_CHARS_MAX = 60
 """Evidence of fewer characters shares its line with other such, as `/proc state · GPU use`."""
@@ -43,18 +43,18 @@ PARTS_S_MIN = 2.0
 
 _PAD = "  "
 PASSED_SHOWN = 3
-"""How many saves that were passed over are named."""
+"""How many skipped checkpoints are named."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Attempts in a row that went the same way."""
+    """Consecutive attempts that ended alike."""
 
     attempts: tuple[Json, ...]
 
     @property
     def name(self) -> str:
-        """Return the attempts' numbers in words."""
+        """Return the attempts' numbers as text."""
         first, last = self.attempts[0]["attempt"], self.attempts[-1]["attempt"]
         return f"attempt {first}" if first == last else f"attempts {first} to {last}"
 
@@ -86,7 +86,7 @@ def post_mortem(why: Json, called: str = "") -> list[Line]:
 
 
 def _earlier(attempts: Sequence[Json], last: Json, folder: str) -> Iterator[Line]:
-    """Yield a line for each run of attempts that ended alike; what the last one tells in full is not told here."""
+    """Yield a line for each run of attempts that ended alike; what the last one shows in full is left out."""
     runs = [_Run(tuple(run)) for _, run in itertools.groupby(attempts, key=_likeness)]
     hidden = len(runs) - EARLIER_MAX
     if runs:
@@ -117,14 +117,13 @@ def _in_short(run: _Run, last: Json) -> str:
 
 
 def _who(verdict: Json) -> str:
-    """Return the ranks at fault and their node, `rank 2 on gpu03`; empty where it is nobody in particular."""
+    """Return the ranks at fault and their node, `rank 2 on gpu03`; empty where no rank is to blame."""
     ranks = ranks_named(verdict["ranks"]) if verdict["ranks"] else ""
     return " on ".join(part for part in (ranks, verdict["node"]) if part)
 
 
 def _step(attempt: Json) -> int | None:
-    """Return the step at which an attempt met its end; one whose nodes are taken away makes some more steps after that
-    is known."""
+    """Return the step at which an attempt ended; one whose nodes are taken away makes some more steps after its verdict."""
     step: int | None = attempt["verdict"].get("step")
     last: int | None = attempt.get("last_step")
     if attempt["verdict"]["kind"] in ("preempted", "time_limit") and step is not None and last is not None:
@@ -138,7 +137,7 @@ def _costs(run: _Run) -> str:
 
 
 def _cost(attempt: Json) -> str:
-    """Say what a restart cost: time, and steps that were made twice."""
+    """Return what a restart cost: time and repeated steps."""
     if attempt["restart_s"] is None:
         return ""
     again = attempt.get("repeated_steps")
@@ -150,7 +149,7 @@ def _cost(attempt: Json) -> str:
 
 
 def _when(began: str, ended: str | None) -> str:
-    """Say when, in UTC; the day of the end only where it is another one."""
+    """Return the time range in UTC; the end's date only where it differs."""
     day, time = began[:10], began[11:19]
     if ended is None:
         return f"since {day} {time} UTC"
@@ -161,11 +160,11 @@ def _when(began: str, ended: str | None) -> str:
 
 
 def _course(attempt: Json, state: str) -> str:
-    """Return how an attempt without a verdict ended; a job that was cancelled may have gone on since."""
+    """Return how an attempt without a verdict ended; a cancelled job may have been resumed since."""
     if attempt["ended_at"] is None:
-        return "waits for nodes" if state == "QUEUED" else "goes on"
+        return "waiting for nodes" if state == "QUEUED" else "running"
     if attempt.get("job_end") == "CANCELLED":
-        return "was stopped by a cancel"
+        return "stopped by orch cancel"
     if attempt.get("job_end") == "FAILED" and attempt.get("ended_why"):
         return f"ended: {attempt['ended_why']}"
     return f"ended by {attempt['ended_why']}" if attempt["ending"] == "restart" else "ended without a fault"
@@ -175,40 +174,42 @@ CHOSEN = " (the script's choice)"
 
 
 def source(attempt: Json) -> str:
-    """Say from where an attempt began; a script may have gone on by itself from what it had saved."""
+    """Say where an attempt resumed from; a script may have resumed by itself from its own checkpoint."""
     given, first, began = attempt.get("resumed_step"), attempt["first_step"], attempt.get("began_from")
     if began is not None and began["path"] is None:
         return f"from the beginning: no rank had read {attempt['resumed_from']} before its first step"
     if began is not None and began["save"] is None:
         either = "" if (first or 0) > 1 else "the beginning, or from "
-        return f"from {either}{began['path']}, which this job has not saved and its script had read"
+        return f"from {either}{began['path']}, which the script read and this job did not write"
     if began is not None:
         return f"from {began['path']}{CHOSEN if began['chosen_by'] == 'script' else ''}"
     if given is not None and first is not None and first < given + 1:
-        ignored = f"{attempt['resumed_from']} was given, but the script began at step {first:,}"
+        ignored = f"{attempt['resumed_from']} was given, but the script started at step {first:,}"
         return f"{ignored} (does it read ORCH_RESUME_FROM?)"
     return f"from {attempt['resumed_from'] or 'the beginning'}"
 
 
 def _passed(attempt: Json) -> list[str]:
-    """Return the newer saves that an attempt did not begin from, each with why not."""
+    """Return the newer checkpoints that an attempt skipped, each with the reason."""
     over = attempt.get("passed", ())
     texts = [saves.passed(one["path"], one["step"], one["why"]) for one in over[:PASSED_SHOWN]]
     return [*texts, *([f"{len(over) - PASSED_SHOWN} more"] if len(over) > PASSED_SHOWN else [])]
 
 
 def _began(attempt: Json) -> Iterator[Line]:
-    """Yield how the save is proved that an attempt began from, and which newer ones it did not begin from."""
+    """Yield why the checkpoint of an attempt is complete, and which newer ones were skipped."""
     if save := attempt.get("resumed_save"):
         known = saves.step(save.get("step", attempt["resumed_step"]), save["step_source"])
-        compared = f"; compared: {save['compared']}" if save["compared"] else ""
-        yield line(Cell(f"{_PAD * 2}save {save['save']}, {known}{compared}", "dim"))
-        yield from (line(Cell(f"{_PAD * 2}whole: {why}", "dim")) for why in filter(None, [save["closed_by"]]))
-    yield from (line(f"{_PAD * 2}passed over: ", Cell(loser, "yellow")) for loser in _passed(attempt))
+        compared = f"; verified by {save['compared']}" if save["compared"] else ""
+        yield line(Cell(f"{_PAD * 2}checkpoint {save['save']}, {known}{compared}", "dim"))
+        yield from (
+            line(Cell(f"{_PAD * 2}complete: {why}", "dim")) for why in filter(None, [save["closed_by"]])
+        )
+    yield from (line(f"{_PAD * 2}skipped: ", Cell(loser, "yellow")) for loser in _passed(attempt))
 
 
 def transition(why: Json, number: int, told: str = "") -> str:
-    """Return in a line from where an attempt begins and why the previous one ended, if what was `told` last does not say
+    """Return in a line where an attempt resumed from and why the previous one ended, if what was `told` last does not say
     that; empty where it is unknown."""
     attempts = {attempt["attempt"]: attempt for attempt in why["attempts"]}
     ended, begun = attempts.get(number - 1), attempts.get(number)
@@ -256,7 +257,7 @@ def _attempt(attempt: Json, folder: str, state: str) -> Iterator[Line]:
 
 
 def _losses(attempt: Json, before: Json) -> Line:
-    """Return the losses that an attempt has logged, and those of the attempt before it: did the script go on?"""
+    """Return the losses that an attempt and the one before it logged: they show whether the script resumed."""
     earlier = before.get("losses")
     was = f"; in attempt {before['attempt']} from {earlier[0]} to {earlier[1]}" if earlier else ""
     return line(
@@ -265,17 +266,17 @@ def _losses(attempt: Json, before: Json) -> Line:
 
 
 def _remarks(remarks: Sequence[str]) -> Iterator[Line]:
-    """Yield the remarks on single ranks that harmed nothing, such as that one is slow."""
+    """Yield harmless remarks on single ranks, such as that one is slow."""
     yield from (line(_PAD, Cell(remark, "yellow")) for remark in remarks[:REMARKS_MAX])
     if len(remarks) > REMARKS_MAX:
         yield line(Cell(f"{_PAD}… {len(remarks) - REMARKS_MAX} more, all in --json …", "dim"))
 
 
 def _with_culprit(attempt: Json, folder: str) -> Iterator[Line]:
-    """Yield a verdict that says who waits for whom: the head, then culprit, waiting and evidence, a label each."""
+    """Yield a verdict with a culprit: the head, then culprit, waiting ranks and evidence, each with a label."""
     verdict = attempt["verdict"]
     at = f" at step {verdict['step']:,}" if verdict.get("step") is not None else ""
-    since = "it began" if verdict["kind"] == "desync" else "the last step" if at else "the last sign of life"
+    since = "it began" if verdict["kind"] == "desync" else "the last step" if at else "the last heartbeat"
     found = f", found {span(verdict['detected_s'])} after {since}{_cost(attempt)}"
     yield line(
         Cell(f"attempt {attempt['attempt']}", "bold"),
@@ -304,7 +305,7 @@ def _with_culprit(attempt: Json, folder: str) -> Iterator[Line]:
 
 
 def _is_brief(piece: Json) -> bool:
-    """Tell whether a piece of evidence may share its line: it is a short sentence, or a list of short words already."""
+    """Tell whether a piece of evidence is short enough to share its line."""
     is_short = len(piece["text"]) <= SHORT_CHARS_MAX and "\n" not in piece["text"]
     return piece["kind"] == "ways" or (piece["kind"] == "note" and is_short)
 
@@ -314,7 +315,7 @@ def _labelled(label: str, text: str, style: str = "") -> Line:
 
 
 def _evidence(verdict: Json) -> list[Json]:
-    """Return the evidence without what the previous attempt's own line tells."""
+    """Return the evidence without what the previous attempt's line already says."""
     return [piece for piece in verdict["proof"] if piece["kind"] != "likewise"]
 
 
@@ -337,7 +338,7 @@ def _span(first: int, last: int) -> str:
 
 
 def _piece(names: Sequence[str], piece: Json, folder: str) -> Iterator[Line]:
-    """Yield one piece of evidence; left out is what the summary tells."""
+    """Yield one piece of evidence without what the summary already says."""
     text = [] if piece["kind"] == "summary" else _rows(short(piece["text"], folder))
     if len(text) == 1:
         who = f"{named(names)}: " if names else ""

@@ -1,4 +1,4 @@
-"""The table of saves with what is to be said of each, what is offered beside them, and what a resume begins from. Pure."""
+"""Table of checkpoints with a note on each, files that could be adopted, and what a resume starts from. Pure."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from orchestrator.core.text import counted, ranks_text
 from orchestrator.views.cells import Cell, Line, columns, line, or_dash, size
 
 PASSED_SHOWN = 5
-"""How many saves that were passed over are named."""
+"""How many skipped checkpoints are named."""
 
 OFFERS_SHOWN = 5
-"""How many offers of one place are shown, the newest."""
+"""How many adoptable files are shown, the newest."""
 
 _HEADS = ("", "NO", "STEP", "SIZE", "WRITTEN (UTC)", "STATE", "PATH")
 _STYLES = {"open": "yellow", "torn": "red", "gone": "red", "distrusted": "red", "pruned": "dim"}
@@ -23,8 +23,8 @@ _PAD = "   "
 
 
 def table(listed: Sequence[Json], job: str, folder: str) -> list[Line]:
-    """Return a table of saves, each with what is to be said of it, and below what is offered. An arrow marks the one that the
-    next attempt begins from. `folder`: the job's."""
+    """Return a table of checkpoints, each with its note, and below it adoptable files. An arrow marks the one that the
+    next attempt resumes from. `folder`: the job's."""
     saves = [entry for entry in listed if entry["save"] is not None]
     shown = [save for save in saves if not _is_noise(save, saves)]
     lines: list[Line] = []
@@ -34,12 +34,12 @@ def table(listed: Sequence[Json], job: str, folder: str) -> list[Line]:
         for one, row in zip(shown, rows, strict=True):
             lines += [row, *_notes(one)]
     if more := len(saves) - len(shown):
-        text = f"{_PAD}not shown: {more} written over or deleted since; --json has all"
+        text = f"{_PAD}not shown: {more} overwritten or deleted since; --json shows all"
         lines.append(line(Cell(text, "dim")))
     lines += _verified(saves)
     may_count = (SaveState.WHOLE.value, SaveState.OPEN.value)
     if shown and not any(save["state"] in may_count for save in saves):
-        lines.append(line(Cell(f"{_PAD}a restart begins at the beginning", "yellow")))
+        lines.append(line(Cell(f"{_PAD}a restart starts from the beginning", "yellow")))
     offered = [entry for entry in listed if entry["save"] is None]
     if offered:
         lines += [() for _ in lines[:1]]
@@ -73,24 +73,24 @@ def _row(entry: Json, folder: str) -> list[Cell]:
 
 
 def _notes(entry: Json) -> Iterator[Line]:
-    """Yield what is to be said of a save, below its row."""
+    """Yield the note on a checkpoint, below its row."""
     if entry["why"]:
         style = _STYLES.get(entry["state"], "yellow")
         yield line(_PAD * 2, Cell(_without(entry["main"], entry["why"]), style))
 
 
 def _verified(saves: Sequence[Json]) -> Iterator[Line]:
-    """Yield what was read and compared now."""
+    """Yield what was read and verified now."""
     by: dict[str, list[int]] = {}
     for save in saves:
         if save["whole"]:
             by.setdefault(save["compared"], []).append(save["save"])
     for what, numbers in by.items():
-        yield line(f"{_PAD}compared now by {what}: {ranks_text(numbers)}")
+        yield line(f"{_PAD}verified now by {what}: {ranks_text(numbers)}")
 
 
 def _where(entry: Json, folder: str) -> str:
-    """Return what a save is called, and the host that has it where only a host has."""
+    """Return the path of a checkpoint, and its host where it is on a host only."""
     hosts = [place["host"] for place in entry["places"]]
     if any(hosts[:1]):
         return f"{entry['main']} on {hosts[0]}"
@@ -103,16 +103,16 @@ def _short(path: str, folder: str) -> str:
 
 
 def _without(main: str, why: str) -> str:
-    """Return a reason without the name of the save, beside which it stands."""
+    """Return a reason without the name of the checkpoint, which is shown beside it."""
     return why.removeprefix(f"{main} ")
 
 
 def _offers(offered: Sequence[Json], job: str, folder: str) -> Iterator[Line]:
-    """Yield files that no rank of the job has saved, the newest last, each with the line that begins from it."""
+    """Yield adoptable files, the newest last, each with the command that resumes from it."""
     which = "it" if len(offered) == 1 else "one of them"
-    yield line(f"no rank of this job has saved these; to begin from {which}:")
+    yield line(f"not written by this job; to resume from {which}:")
     if (more := len(offered) - OFFERS_SHOWN) > 0:
-        yield line(Cell(f"{_PAD}{more} older ones: --json has all", "dim"))
+        yield line(Cell(f"{_PAD}{more} older ones: --json shows all", "dim"))
     for offer in offered[-OFFERS_SHOWN:]:
         path = _short(offer["path"], folder)
         step = "" if offer["step"] is None else f", step {offer['step']:,}"
@@ -134,44 +134,42 @@ def folders(where: Json) -> list[Line]:
     for link in where["links"]:
         lines.append(_labelled("", f"{link['name']} -> {link['to']}, which jobs of this workdir share"))
     for place in where["checkpoints"]:
-        lines.append(_labelled("saved", f"{place['dir']}  {counted(place['whole'], 'whole checkpoint')}"))
+        lines.append(_labelled("saved", f"{place['dir']}  {counted(place['whole'], 'complete checkpoint')}"))
     return [*lines, _labelled("logs", where["logs"])]
 
 
 def at_end(where: Json) -> list[Line]:
-    """Return where a job's files are, how many there are, and what names its checkpoints in a job file."""
+    """Return where a job's files are, how many there are, and the `checkpoint.path` for a job file."""
     saved = [
         f"{counted(one['whole'], 'checkpoint')} in {_short(one['dir'], where['dir'])}"
         for one in where["checkpoints"]
     ]
-    written = [f"{counted(where['written'], 'file')} in all written in code"] if where["written"] else []
+    written = [f"{counted(where['written'], 'file')} written in code"] if where["written"] else []
     many = f": {', '.join([*saved, *written])}" if saved or written else ""
     lines = [line("folder      ", where["dir"], many)]
     if path := where["checkpoint_path"]:
-        lines.append(
-            line("job file    ", f'checkpoint: {{path: "{path}"}} names them, where resume_args are wanted')
-        )
+        lines.append(line("job file    ", f'checkpoint: {{path: "{path}"}} finds them, for resume_args'))
     return lines
 
 
-# What a resume begins from
+# What a resume starts from
 
 
 def start(choice: Choice, folder: str) -> list[Line]:
-    """Return what a resumed job begins from, how that is proved, and which newer saves were passed over. `folder`: the job's."""
+    """Return what a resumed job starts from, why that is complete, and which newer checkpoints were skipped. `folder`: the job's."""
     save = choice.save
     if save is None:
-        lines = [_labelled("from", "the beginning: there is no checkpoint to begin from")]
+        lines = [_labelled("from", "the beginning: there is no checkpoint to resume from")]
     else:
         known = step(save.step, save.step_source.value)
         lines = [
-            _labelled("from", f"{_short(save.path, folder)}, {known}, save {save.number}"),
-            _labelled("", f"{_whole(save)}; its bytes are compared first"),
+            _labelled("from", f"{_short(save.path, folder)}, {known}, checkpoint {save.number}"),
+            _labelled("", f"{_whole(save)}; its files are verified first"),
         ]
         if save.why:
             lines.append(_labelled("", save.why))
     for loser in choice.passed[:PASSED_SHOWN]:
-        lines.append(_labelled("not", passed(loser.main, loser.step, loser.why)))
+        lines.append(_labelled("skipped", passed(loser.main, loser.step, loser.why)))
     more = len(choice.passed) - PASSED_SHOWN
     return [*lines, _labelled("", f"and {more} more")] if more > 0 else lines
 
@@ -182,20 +180,20 @@ def _labelled(label: str, text: str) -> Line:
 
 def _whole(save: Save) -> str:
     if save.state is SaveState.DISTRUSTED:
-        return "named by you, though it was given up"
-    return f"whole: {save.closed_by.value}"
+        return "chosen by you, although it is distrusted"
+    return f"complete: {save.closed_by.value}"
 
 
 def passed(main: str, number: int | None, why: str) -> str:
-    """Say that a newer save is not begun from, and why."""
+    """Say why a newer checkpoint was skipped."""
     at = "" if number is None else f" (step {number:,})"
     state, colon, reason = why.partition(": ")
     return f"{main}{at}, {state}{colon}{_without(main, reason)}"
 
 
 def step(number: int | None, source: str) -> str:
-    """Say of which step a save is, and how that is known."""
+    """Return the step of a checkpoint, and how it is known."""
     if number is None:
         return "step unknown"
-    how = {StepSource.STATED.value: " as it states", StepSource.COUNTED.value: " as counted"}
+    how = {StepSource.STATED.value: " (from its name or content)", StepSource.COUNTED.value: " (counted)"}
     return f"step {number:,}{how.get(source, '')}"

@@ -41,7 +41,7 @@ def stacks(taken: Json, only: Sequence[int] = ()) -> list[Line]:
     twice = f", twice, {span(taken['apart_s'])} apart" if taken["looks"] > 1 else ""
     lines = [
         line(Cell(taken["id"], "bold"), _PAD, state, f"  attempt {taken['attempt']}{step}"),
-        line(f"{counted(len(ranks), 'rank')} looked at{twice}; nothing was changed"),
+        line(f"{counted(len(ranks), 'rank')} inspected{twice}; nothing was changed"),
     ]
     for group in folded(ranks):
         lines += [(), *_group(group)]
@@ -124,7 +124,7 @@ def _unavailable(ranks: Sequence[Json]) -> Iterator[Line]:
             ranks_of.setdefault(lack, []).append(rank["rank"])
     for lack, who in list(ranks_of.items())[:UNAVAILABLE_MAX]:
         whose = "" if len(who) == len(ranks) else f" ({text_named(who)})"
-        yield line(Cell(f"not seen: {cut(lack, LINE_CHARS_MAX)}{whose}", "dim"))
+        yield line(Cell(f"not available: {cut(lack, LINE_CHARS_MAX)}{whose}", "dim"))
 
 
 def _unanswered(nodes: Sequence[str]) -> list[Line]:

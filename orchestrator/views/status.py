@@ -79,7 +79,7 @@ def headline(status: Status) -> Line:
 
 
 def elapsed_s(status: Status) -> float | None:
-    """Return for how many seconds the job has run; None when it has not begun."""
+    """Return how many seconds the job has run; None before its start."""
     began, end = status.started_at, status.ended_at or status.written_at
     if not began or not end:
         return None
@@ -128,8 +128,7 @@ def job(
 
 
 def suspicion(status: Status, called: str = "", chars_max: int | None = None) -> list[Line]:
-    """Return what looks like a failure, cut at `chars_max`, and below it what follows at what time, and the command that
-    does it now."""
+    """Return the suspicion, cut at `chars_max`, and below it the action that follows, its time, and the command for it."""
     if not status.suspicion:
         return []
     said = short(status.suspicion, status.dir)
@@ -138,14 +137,14 @@ def suspicion(status: Status, called: str = "", chars_max: int | None = None) ->
 
 
 def suspicion_lines(said: str, then: str) -> list[Line]:
-    """Return what looks like a failure, and below it what follows."""
+    """Return the lines of a suspicion, and of the action that follows."""
     lines = [line("suspicion   ", Cell(said, "yellow"))]
     return [*lines, *([line(" " * 12, Cell(then, "yellow"))] if then else [])]
 
 
 def what_follows(suspected: Suspicion | None, written_at: str, called: str) -> str:
-    """Return what follows from a suspicion at what time, and the command that does it now; empty where that is not known.
-    `written_at`: the time of the status; `called`: the job in commands."""
+    """Return the action that follows from a suspicion, its time, and the command for it; empty where that is unknown.
+    `written_at`: the time of the status; `called`: the job's name in commands."""
     if suspected is None:
         return ""
     due = iso(seconds(written_at) + (suspected.in_s or 0.0))
@@ -153,12 +152,12 @@ def what_follows(suspected: Suspicion | None, written_at: str, called: str) -> s
 
 
 def notices(status: Status) -> list[Line]:
-    """Return what a person should know of how the job is set up, each with how to mend it."""
+    """Return the notices on the job's setup, each with its fix."""
     return [one for notice in status.notices for one in notice_lines(notice, status.dir)]
 
 
 def notice_lines(notice: str, folder: str) -> list[Line]:
-    """Return one notice, and below it how to mend that."""
+    """Return one notice, and below it its fix."""
     what, fix = with_fix(short(notice, folder))
     return [
         line("notice      ", Cell(what, "yellow")),
@@ -167,7 +166,7 @@ def notice_lines(notice: str, folder: str) -> list[Line]:
 
 
 def _marks(status: Status) -> dict[int, str]:
-    """Return what the table says in place of the state of ranks that make trouble."""
+    """Return the text that replaces the state of stuck, silent and slow ranks."""
     seen = status.suspected
     marks = {slow.rank: f"{slow.factor:.1f}x slow" for slow in status.stragglers}
     word = {Follows.ENDS: "stuck", Follows.NOTHING: "stuck", Follows.LOST: "silent"}
@@ -177,7 +176,7 @@ def _marks(status: Status) -> dict[int, str]:
 
 
 def queue(status: Status) -> list[Line]:
-    """Return Slurm's state of a job, and how to mend what keeps it in the queue."""
+    """Return Slurm's state of a job, and the fix for what keeps it in the queue."""
     if (queued := status.queue) is None:
         return []
     what, fix = queued.said + command_output.start(queued.expected_start), queued.fix
@@ -189,7 +188,7 @@ def queue(status: Status) -> list[Line]:
 
 
 def is_of_queue(status: Status) -> bool:
-    """Tell whether a job's reason is that of the queue, which has a line of its own."""
+    """Tell whether a job's reason is the queue's, which has its own line."""
     queued = status.queue
     return queued is not None and status.reason == sentence(queued.said, fix=queued.fix)
 
@@ -200,37 +199,37 @@ def reason(status: Status) -> str:
 
 
 def reason_lines(reason: str, folder: str) -> list[Line]:
-    """Return the reason of a job's state, and below it how to mend that, where the reason says so."""
+    """Return the reason of a job's state, and below it the fix, if there is one."""
     what, fix = with_fix(short(reason, folder))
     return [line(what), *([line(f"  fix: {fix}")] if fix else [])]
 
 
 def outdated(status: Status) -> str:
-    """Return that no supervisor keeps this status up to date, and which one last did; or of what it is a copy."""
+    """Say that no supervisor updates this status, and which one last did; or of what job it is a copy."""
     if status.copy_of:
-        return f"a copy of {status.copy_of}, which no command changes"
+        return f"a copy of {status.copy_of}: commands do not change it"
     holder, queued = status.supervisor, status.queue
     who = f"its supervisor (pid {holder.pid} on {holder.host})" if holder else "its supervisor"
     gone = ""
     if status.backend == "local" and holder:
-        gone = "; if that machine is gone, orch resume tells how to go on"
-    more = "its batch script starts it again" if queued else f"orch status there tells more{gone}"
+        gone = "; if that machine is gone, orch resume explains how to continue"
+    more = "its batch script restarts it" if queued else f"run orch status there{gone}"
     more = "Slurm has suspended it" if queued and queued.state == "SUSPENDED" else more
     if status.full_disk:
         more = disk_full(status.full_disk)
     elif queued and holder and not holds(queued.nodes, holder.host):
-        more = "that node is lost, and Slurm is asked to put the job back into its queue"
-    return f"this is {duration(status.written_s)} old: no word from {who}; {more}"
+        more = "that node is lost, and the job is being requeued"
+    return f"this is {duration(status.written_s)} old: no update from {who}; {more}"
 
 
 _RANK_HEADS = (
     "RANK", "NODE", "PID", "STATE", "STEP", "STEPS/S", "LOSS", "CPU", "MEMORY", "GPU", "GPU MEMORY", "BEAT", "EXIT",
 )  # fmt: skip
 _WHERE_KNOWN = ("LOSS", "CPU", "MEMORY", "GPU", "GPU MEMORY")
-"""The columns that are shown where a rank has something to show in them."""
+"""The columns that are shown only if some rank has a value."""
 
 _SPARED = ("PID", "GPU MEMORY", "MEMORY", "CPU", "GPU", "BEAT", "LOSS")
-"""The columns that a narrow terminal lacks, the first ones first."""
+"""The columns that a narrow terminal leaves out, in this order."""
 
 
 def _ranks(rows: Sequence[Sequence[Cell]], chars_max: int | None) -> list[Line]:
@@ -299,7 +298,7 @@ def _pool(nodes: Sequence[NodeStatus], over: bool, every_rank: bool) -> list[Lin
         lines = columns(rows, heads) if rows else []
     if idle:
         names = named([node.name for node in idle])
-        text = f"{counted(len(idle), 'host')} {'not used' if chosen else 'to choose from'}: {names}"
+        text = f"{counted(len(idle), 'host')} on standby: {names}"
         lines.append(line(Cell(text, "dim")))
     return [*lines, *_notes(nodes)]
 
@@ -322,7 +321,7 @@ def _notes(nodes: Sequence[NodeStatus]) -> list[Line]:
 
 
 def without_notes(text: str, nodes: Sequence[NodeStatus]) -> str:
-    """Return a reason without the notes of hosts, which have lines of their own."""
+    """Return a reason without the notes of hosts, which are on separate lines."""
     for node in nodes:
         if node.note:
             name, note = node.name, sentence(node.note, fix=node.fix)
@@ -338,11 +337,11 @@ def _is_idle(node: NodeStatus) -> bool:
 
 
 _POOL_WORDS = {"placed": "running", "spare": "spare", "idle": "idle"}
-"""How people call the role of a host whose agent is up."""
+"""The role of a host whose agent is up, as text."""
 
 
 def _host_state(node: NodeStatus, over: bool, chosen: bool) -> str:
-    """Return the state of a host for people; a host is a spare only once hosts are `chosen`."""
+    """Return the state of a host as text; a host is a spare only once hosts are `chosen`."""
     state = node.state
     if state == "up" and not over:
         return _POOL_WORDS[node.role] if chosen else "ready"
@@ -375,7 +374,7 @@ def _node_row(node: NodeStatus) -> list[Cell]:
 
 
 def _rank_row(rank: RankStatus, mark: str) -> list[Cell]:
-    """Return the row of a rank; `mark`: what stands in place of its state."""
+    """Return the row of a rank; `mark`: the text that replaces its state."""
     bad = rank.state in large_job.WORRYING or rank.exit not in (None, 0)
     pace, loss, usage = rank.steps_per_s, rank.training.loss, rank.usage
     return [

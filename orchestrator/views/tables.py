@@ -52,7 +52,7 @@ _JOB_CHARS = (12, 9, 8, 21)
 def hosts(listed: Sequence[Json]) -> list[Line]:
     """Return a table of hosts that jobs and checks have seen, with the failures that still count."""
     if not listed:
-        return [line("no job and no check has seen a host yet")]
+        return [line("no job or check has used a host yet")]
     heads = ("HOST", "STATE", "SEEN (UTC)", "JOB", "LAST FAILURE (UTC)")
     if "free" in listed[0]:
         rows = [[Cell(entry["host"]), *_free(entry["free"])] for entry in listed]
@@ -76,10 +76,8 @@ def _since(held: Json) -> str:
 
 
 def waiting(statuses: Sequence[Status]) -> list[Line]:
-    """Return the jobs that wait for hosts, a line each, in the order of their submit."""
-    return [
-        line("your job waits  ", ": ".join(filter(None, (status.id, reason(status))))) for status in statuses
-    ]
+    """Return the jobs that wait for hosts, one a line, in the order of submission."""
+    return [line("waiting  ", ": ".join(filter(None, (status.id, reason(status))))) for status in statuses]
 
 
 def _host_row(entry: Json) -> list[Cell]:

@@ -64,7 +64,7 @@ def test_healthy_hosts_have_no_finding(desk: Desk) -> None:
     assert all(line.startswith("ok ") for line in lines) and len(lines) <= 12
     assert (
         "1 pair of nodes reach each other" in done.stdout
-        and "a sum over 2 nodes by gloo is right" in done.stdout
+        and "all-reduce over 2 nodes with gloo works" in done.stdout
     )
 
 
@@ -163,7 +163,7 @@ def test_a_slow_wire_and_the_host_with_which_an_all_reduce_fails_are_named(small
     assert found[0]["found"].startswith("every link of node4 is slow: ")
     assert (
         found[1]["found"]
-        == "a sum over 4 nodes by gloo fails as soon as node3 takes part: RuntimeError: ring is broken"
+        == "all-reduce over 4 nodes with gloo fails when node3 takes part: RuntimeError: ring is broken"
     )
     assert code == 0, "three hosts are enough"
 
@@ -186,8 +186,8 @@ def test_a_sum_is_not_made_on_gpus_that_another_job_holds(small: Desk, box: Box)
         for host in box.nodes:
             host.path("/home/trainer/.bashrc").unlink()
     print(done.stdout)
-    assert "note  reduce   node1: another job holds GPUs, so the sum is made on CPUs" in done.stdout
-    assert "a sum over 2 nodes by gloo is right" in done.stdout
+    assert "note  reduce   node1: another job uses GPUs, so the all-reduce runs on CPUs" in done.stdout
+    assert "all-reduce over 2 nodes with gloo works" in done.stdout
 
 
 @pytest.mark.soak
@@ -207,7 +207,7 @@ def test_a_lost_host_is_remembered_set_aside_and_taken_again_after_a_passed_chec
 
     path = small.write({**FAKE_TORCH, "train.py": STEPPER + "run(3)\n"}, nodes=2, ssh={"hosts": "node[1-4]"})
     told = small.orch("submit", path, "--follow").stdout
-    assert "aside   node1, which failed " in told and "orch check lets it count again" in told
+    assert "avoids  node1, which failed " in told and "a passed orch check clears that" in told
     (last,) = json.loads(small.orch("status", told.split()[1], "--json").stdout)
     assert [one["name"] for one in last["nodes"] if one["ranks"]] == ["node2", "node3"]
 

@@ -55,7 +55,7 @@ def test_a_job_that_needs_a_refused_host_fails_with_the_reason(desk: Desk, box: 
     shown = desk.orch("status", job.id).stdout
     assert "node2" in shown and "host key" in shown
     planned = desk.orch("plan", desk.write(SHORT), check=False)
-    assert planned.returncode == 3 and "1 host can be used, 2 wanted" in planned.stdout
+    assert planned.returncode == 3 and "1 host can be used, 2 needed" in planned.stdout
 
 
 def test_hosts_that_do_not_exist_or_answer_and_then_hang_do_not_hold_up_the_others(
@@ -115,7 +115,7 @@ def test_jobs_that_want_the_same_hosts_follow_one_another_whoever_they_are_of(de
     assert re.search(
         rf"node1 +0 of 2 slots +slots 0, 1 by job {first.id} of trainer, pid \d+, since 20", told
     ), told
-    assert f"waits  {second.id}: " in told
+    assert f"waiting  {second.id}: " in told
     third = desk.submit(SHORT, ssh=ssh, name="third")
     third.until(lambda seen: second.id in str(seen), "the name of the job before it")
     desk.orch("cancel", third.id)

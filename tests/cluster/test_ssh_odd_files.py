@@ -57,7 +57,8 @@ def test_files_without_a_time_and_with_odd_names_come_and_what_is_no_file_is_nam
         "-rf", "a name\n with lines ' $(rm -rf x)", "copy of train.py", "empty", "old.csv",
     ]  # fmt: skip
     assert [line.split(": ")[2] for line in told.splitlines()] == [
-        f"code/out/{name} is a link, a pipe or the like, and was not copied" for name in ("latest", "pipe")
+        f"code/out/{name} is a link, a pipe or another special file, and was not copied"
+        for name in ("latest", "pipe")
     ]
     desk.orch("clean", job.id)
     assert not job.on_host("node2").root.exists()
@@ -68,11 +69,11 @@ def test_files_without_a_time_and_with_odd_names_come_and_what_is_no_file_is_nam
     [
         (
             "put('out/one.csv')\nos.mkdir('out/a')\nput(b'out/a/caf\\xe9.csv')\n",
-            "code/out/a of the job cannot be listed: it has a name that is not UTF-8",
+            "code/out/a of the job cannot be listed: an entry has a name that is not UTF-8",
         ),
         (
             "put('out/one.csv')\nos.makedirs('out/' + 20 * 'd/')\nput('out/' + 20 * 'd/' + 'two.csv')\n",
-            f"code/out{19 * '/d'} lies more than 20 folders deep",
+            f"code/out{19 * '/d'} is more than 20 folders deep",
         ),
     ],
     ids=["name", "deep"],
@@ -149,9 +150,7 @@ def test_a_file_that_grows_is_left_to_its_rank_until_the_end_and_comes_whole_the
     for number in range(3):
         place = f"{TRAINER.home}/grown-{number}"
         done = desk.orch("collect", job.id, "--to", place)
-        assert (
-            "the job is not over: what its ranks write on their hosts comes after its end" in done.stderr
-        ), done
+        assert "the job is still running: only logs and checkpoints are here" in done.stderr, done
         part = box.login.path(f"{place}/logs/attempt-001/rank-00000.log").read_bytes()
         assert part and job.folder.rank_log(1, 0).read_bytes().startswith(part)
     assert job.seen()["state"] == "RUNNING"

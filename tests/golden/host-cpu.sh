@@ -8,8 +8,8 @@ mark=${1-}
 say() { printf '\n%s %s\n' "$mark" "$1"; }
 json() { printf '%s' "$1" | tr '\000-\037' ' ' | sed 's/[\\"]/\\&/g'; }
 
-# Any Python may come first in PATH, and be none. One that can run the agent, and needs no packages for it, takes the
-# bundle from standard input if no job here has it, and goes on inside it; it ends with 84 or 85, and no other is tried.
+# Any Python may be first in PATH. One that can run the agent, for which it needs no packages, takes the
+# bundle from standard input if no job here has it, and continues inside it; it exits with 84 or 85, and no other is tried.
 begin='
 import sys
 if sys.version_info < (3, 10):
@@ -21,7 +21,7 @@ def fail(*error):
     sys.__excepthook__(*error)
     os._exit(84)
 sys.excepthook = fail
-signal.alarm(120)  # whoever should speak may be gone for good
+signal.alarm(120)  # the other end may be gone
 mark = sys.argv[1]
 def say(**word):
     os.write(1, ("\n%s %s\n" % (mark, json.dumps(word))).encode())

@@ -11,7 +11,7 @@ if ! test -r "$root/orch.pyz"; then
     say "bundle: $root/orch.pyz cannot be read on this node; set ORCH_HOME to a folder that all nodes share"
     exit 66
 fi
-# Any Python may come first in PATH, and be none. One is wanted that can run orch, which needs no packages.
+# Any Python may be first in PATH: find one that can run orch, which needs no packages.
 fit='import sys; sys.version_info >= (3, 10) or sys.exit(1); import _ctypes, _ssl, zlib'
 python='' tried='' found=''
 for name in /usr/bin/python3 python3 python3.14 python3.13 python3.12 python3.11 python3.10 \
@@ -29,4 +29,4 @@ if test -z "$python"; then
     exit 127
 fi
 mkdir -p "$root/nodes/$node" || { say "folder: $root/nodes cannot be written to on this node"; exit 73; }
-exec "$python" -I -S "$root/orch.pyz" agent # it says here that it is up; what comes after goes to nodes/NODE/agent.log
+exec "$python" -I -S "$root/orch.pyz" agent # it reports its start here; later output goes to nodes/NODE/agent.log

@@ -1,6 +1,6 @@
 #!/bin/sh
 # gpt-20261120-224605123-k3: the batch script. Slurm runs it on the first node, again after a requeue. It keeps the supervisor
-# running, which starts agents by scripts/agent.sh on 2 nodes and 1 to spare.
+# running, which starts agents by scripts/agent.sh on 2 nodes and 1 spare.
 #SBATCH --job-name=gpt
 #SBATCH --nodes=3
 #SBATCH --ntasks-per-node=1
@@ -26,14 +26,14 @@ umask go-w
 root=/home/me/.orch/jobs/gpt-20261120-224605123-k3
 STARTS_MAX=20           # of the supervisor
 PAUSE_S_MAX=15          # before one of them
-BUSY_MAX=240            # times 15 s, until the lock of a supervisor on a lost node is free
-HAND_OVER_TICKS_MAX=600 # of 0.2 s, until whoever submitted this has written down its id
+BUSY_MAX=240            # times 15 s, until the lock of a supervisor on a lost node is released
+HAND_OVER_TICKS_MAX=600 # of 0.2 s, until the submit has written the id of this job
 REQUEUE_S_MAX=300       # until Slurm takes the nodes back
 
 say() { printf '%s orch: %s: %s\n' "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "${SLURMD_NODENAME:-$(uname -n)}" "$1"; }
 
-# USR1: the time limit is near. TERM: the nodes are taken away. What came before a supervisor was started, it is told at
-# its start; one that such a signal ends is started again.
+# USR1: the time limit is near. TERM: the nodes are taken away. A signal before the start of a supervisor is passed to it
+# in its environment; a supervisor that such a signal ends is restarted.
 ending='' signalled='' pid=''
 # shellcheck disable=SC2329 # the traps call it
 pass() {
@@ -48,7 +48,7 @@ if ! test -r "$root/orch.pyz"; then
     say "bundle: $root/orch.pyz cannot be read on this node; set ORCH_HOME to a folder that all nodes share"
     exit 66
 fi
-# Any Python may come first in PATH, and be none. One is wanted that can run orch, which needs no packages.
+# Any Python may be first in PATH: find one that can run orch, which needs no packages.
 fit='import sys; sys.version_info >= (3, 10) or sys.exit(1); import _ctypes, _ssl, zlib'
 python='' tried='' found=''
 for name in /usr/bin/python3 python3 python3.14 python3.13 python3.12 python3.11 python3.10 \
@@ -66,13 +66,13 @@ if test -z "$python"; then
     exit 127
 fi
 
-# Whether this is the job that the job folder knows: one of a submit that broke off, or from before a resume, is not.
+# Whether this is the job that the job folder names: one of an interrupted submit, or from before a resume, is not.
 is_known() { test -r "$root/slurm.json" && tr -d '[:space:]' <"$root/slurm.json" | grep -q "\"$SLURM_JOB_ID\"]\$"; }
 ticks=0
 until is_known; do
     case $ending in *TERM*) exit 1 ;; esac
     if test "$ticks" -ge "$HAND_OVER_TICKS_MAX"; then
-        say "this is not the job that $root/slurm.json names last: nothing is started"
+        say "this is not the job that $root/slurm.json names last: nothing was started"
         exit 1
     fi
     ticks=$((ticks + 1))
@@ -98,10 +98,10 @@ while test "$starts" -lt "$STARTS_MAX"; do
     case $end in
         0 | 1)
             test ! -e "$root/ended" || exit "$end"
-            sleep 1 # whoever resumes the job takes that file away before he writes down the new id
+            sleep 1 # a resume removes that file before it writes the new id
             is_known || exit "$end"
             ;;
-        73) # another supervisor holds the lock: that of a node that was lost may keep it for a while
+        73) # another supervisor holds the lock: one on a lost node may keep it for a while
             busy=$((busy + 1))
             if test "$busy" -le "$BUSY_MAX"; then
                 test "$busy" -gt 1 || say "$(tail -n 1 "$root/supervisor.log"): waiting for its end"
@@ -117,7 +117,7 @@ while test "$starts" -lt "$STARTS_MAX"; do
             say "Slurm has not taken the nodes back $REQUEUE_S_MAX s after it was asked to requeue the job"
             exit 1
             ;;
-        78) # of guard.py: the job folder is not fit to work in, and stays so
+        78) # of guard.py: the job folder is unusable, and stays so
             say "the supervisor cannot work: $(tail -n 1 "$root/supervisor.log")"
             exit 1
             ;;

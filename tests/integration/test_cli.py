@@ -107,7 +107,7 @@ def test_ctrl_c_while_following_leaves_the_job_running_and_says_how_to_come_back
     os.close(terminal)
     _adopt(desk)
     assert os.waitstatus_to_exitcode(status) == 130
-    assert b"goes on" in seen and b"orch logs -f t\r\n" in seen and b"Traceback" not in seen
+    assert b"keeps running" in seen and b"orch logs -f t\r\n" in seen and b"Traceback" not in seen
     sight = desk.jobs[0]
     ranks = sight.rank_procs()
     assert len(ranks) == 2 and all(procfs.alive(proc) for proc in ranks.values())
@@ -213,7 +213,7 @@ def test_a_supervisor_that_died_is_replaced_by_whatever_is_typed_next_and_a_seco
     done = orch("cancel")
     assert (done.returncode, done.stdout) == (0, f"{sight.job.id} CANCELLED\n")
     assert orch("cancel").returncode == 2
-    assert "was stopped by a cancel" in orch("why").stdout
+    assert "stopped by orch cancel" in orch("why").stdout
 
 
 def test_jobs_and_verbs_are_completed_by_the_shell(desk: Desk, orch: Type) -> None:

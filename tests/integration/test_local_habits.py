@@ -106,7 +106,7 @@ def _assert_page(job: Sight, status: dict[str, Any], why: dict[str, Any]) -> Non
     rows = [_cells(row) for row in re.findall("<tr>(.*?)</tr>", table[0], re.DOTALL)[1:]]
     assert len(rows) == len(why["attempts"]) == status["restarts"] + 1
     for row, attempt in zip(rows, why["attempts"], strict=True):
-        again = f", {attempt['repeated_steps']} made again" if attempt["repeated_steps"] else ""
+        again = f", {attempt['repeated_steps']} repeated" if attempt["repeated_steps"] else ""
         assert row[0] == str(attempt["attempt"])
         assert row[3] == f"{attempt['first_step']} to {attempt['last_step']}{again}"
         began = attempt["began_from"]

@@ -62,7 +62,7 @@ def test_what_is_edited_after_the_submit_reaches_no_attempt(desk: Desk) -> None:
         assert job.log(0, attempt).splitlines()[1:5] == imported
     assert "compiled built later" in job.log(0, 2), "what the copy does not have is imported all the same"
     assert [job.log(0, attempt).splitlines()[0] for attempt in (1, 2)] == ["outside one", "outside three"]
-    changed = f"imported {str(outside)!r}, which is not in the job's copy of the code, and has changed since a rank first did so"
+    changed = f"imported {str(outside)!r}, which is not in the job's copy of the code and has changed since its first import"
     assert [one["remarks"] for one in job.job.why()["attempts"]] == [[], [changed]], (
         "what was never another file is not named"
     )

@@ -66,7 +66,7 @@ def test_an_interrupt_leaves_the_job_running_and_says_so(desk: Desk) -> None:
         os.kill(process.pid, signal.SIGINT)
         _, err = process.communicate(timeout=RUN_S_MAX)
     assert process.returncode == 130
-    assert f"detached: {job.job.id} goes on" in err
+    assert f"detached: {job.job.id} keeps running" in err
     assert f"orch cancel {job.job.called}" in err
     job.wait_for_state("RUNNING")
     job.job.cancel()
@@ -122,12 +122,12 @@ def test_a_job_of_a_session_that_was_cut_off_is_refused_and_a_new_one_goes_on_fr
     wait_until(lambda: job.seen()["checkpoint"], "a checkpoint")
     _cut_off(job)
     with pytest.raises(
-        orchestrator.UserError, match=r"the job is RUNNING on the-old-machine, heard of \d+ s ago"
+        orchestrator.UserError, match=r"the job is RUNNING on the-old-machine, last update \d+ s ago"
     ) as told:
         job.job.resume()
     assert f"orch resume it --from a checkpoint in {job.job.folder.checkpoints}" in told.value.fix
     _age(job.job.folder.state)
-    assert "if that machine is gone, orch resume tells how to go on" in _status_text(desk)
+    assert "if that machine is gone, orch resume explains how to continue" in _status_text(desk)
     new = desk.submit({**FAKE_TORCH, "train.py": STEPS}, entrypoint="train.py", checkpoint={"path": "step-*"})
     new.job.cancel()
     new.wait()

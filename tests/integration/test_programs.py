@@ -245,8 +245,8 @@ def test_an_agent_submits_waits_and_learns_why_by_the_model_context_protocol(des
             assert shown["text"].endswith("ValueError: bad batch\n") and shown["lines"] == 1
             assert "no job has the id or name 'other'" in await refusal("cancel", job="other")
             found = await refusal("cancel", job=job)
-            assert "there is nothing to stop" in found and "fix: orch resume" in found
-            assert "is no regular expression" in await refusal("logs", grep="(")
+            assert "there is nothing to cancel" in found and "fix: orch resume" in found
+            assert "is not a regular expression" in await refusal("logs", grep="(")
             assert "less than or equal to" in await refusal("logs", tail=10_000_000)
 
     asyncio.run(talk())

@@ -80,8 +80,8 @@ def test_a_check_outside_of_an_allocation_looks_at_nodes_that_it_gets_and_leaves
     found = check(slurm, path)
     assert [one["nodes"] for one in found if one["what"] == "host"] == [["node1"], ["node2"]]
     texts = [one["found"] for one in found]
-    assert "2 of 2 hosts can be used, 2 wanted" in texts and not slurm.queue.entries()
-    assert any(text.startswith("a sum over 2 nodes by gloo is right") for text in texts), texts
+    assert "2 of 2 hosts can be used, 2 needed" in texts and not slurm.queue.entries()
+    assert any(text.startswith("all-reduce over 2 nodes with gloo works") for text in texts), texts
     assert json.loads(desk.orch("status", "--all", "--json").stdout) == []
     assert not [*desk.box.login.path(HOME).glob("jobs/*")]
 
@@ -91,7 +91,7 @@ def test_a_waiting_check_goes_on_when_nodes_are_free(slurm: SlurmBox, desk: Desk
     with waiting(slurm, path, tmp_path) as (begun, blocker):
         slurm.queue.scancel(blocker)
         assert begun.wait(END_S_MAX) == 0
-    assert "2 of 2 hosts can be used, 2 wanted" in [
+    assert "2 of 2 hosts can be used, 2 needed" in [
         one["found"] for one in listed((tmp_path / "out").read_text())
     ]
 
@@ -115,9 +115,9 @@ def test_the_nodes_of_an_allocation_are_checked_together_and_a_cut_between_two_i
     found = check(slurm, path, "salloc", "--nodes=3", "--nodelist=node1,node2,node3")
     assert [one["nodes"] for one in found if one["what"] == "host"] == [["node1"], ["node2"], ["node3"]]
     texts = [one["found"] for one in found]
-    assert "3 of 3 hosts can be used, 2 wanted" in texts
+    assert "3 of 3 hosts can be used, 2 needed" in texts
     assert any(text.startswith("3 pairs of nodes reach each other") for text in texts), texts
-    assert any(text.startswith("a sum over 3 nodes by gloo is right") for text in texts), texts
+    assert any(text.startswith("all-reduce over 3 nodes with gloo works") for text in texts), texts
     assert not [one for one in found if one["severity"] in ("error", "warning")]
     slurm.cut_between("node1", "node3")
     cut = check(slurm, path, "salloc", "--nodes=3", "--nodelist=node1,node2,node3")

@@ -26,7 +26,7 @@ def test_files_on_disks_of_nodes_stay_there_and_are_named(desk: Desk, slurm: Slu
     ]
     assert listed[-1]["path"] == status["checkpoint"]["path"] == f"{OWN}/net_0040.pth"
     told = desk.orch("collect", job.id).stdout
-    assert f"not     2 checkpoints outside of its folder: {OWN}/net_0040.pth and others" in told
+    assert f"not copied: 2 checkpoints outside of its folder: {OWN}/net_0040.pth and others" in told
     for words in ([], ["--discard"], ["--older-than", "0s", "--yes"]):
         desk.orch("clean", job.id, *words)
     left = [slurm.host(node).run(["ls", OWN]).stdout.split() for node in ("node1", "node2")]

@@ -156,7 +156,7 @@ def test_check_looks_at_every_host_and_leaves_nothing_there(desk: Desk, tmp_path
         "closed: "
     )
     assert found["connect"][0].found.startswith("gone: ")
-    assert (found["hosts"][0].ok, found["hosts"][0].found) == (True, "1 of 3 hosts can be used, 1 wanted")
+    assert (found["hosts"][0].ok, found["hosts"][0].found) == (True, "1 of 3 hosts can be used, 1 needed")
     assert not (tmp_path / "remote").exists()
 
 
@@ -164,9 +164,9 @@ def test_check_fails_when_too_few_hosts_can_be_used(desk: Desk, tmp_path: Path) 
     _configure(desk, one=_start(desk))
     found = _check(tmp_path, "[one, gone]", "nodes=2")
     last = found["hosts"][0]
-    assert (last.ok, last.exit_code, last.found) == (False, 3, "1 of 2 hosts can be used, 2 wanted")
+    assert (last.ok, last.exit_code, last.found) == (False, 3, "1 of 2 hosts can be used, 2 needed")
     found = _check(tmp_path, "[one]", "gpus_per_node=4", "procs_per_node=null")
-    assert "GPUs, and 4 are wanted" in found["host"][0].found and not found["hosts"][0].ok
+    assert "GPUs, and 4 are needed" in found["host"][0].found and not found["hosts"][0].ok
 
 
 def test_check_says_when_no_python_for_the_ranks_is_there(desk: Desk, tmp_path: Path) -> None:
@@ -299,7 +299,7 @@ def test_too_much_that_is_no_checkpoint_keeps_a_host_from_its_cleanup(
     monkeypatch.setattr(remote_files, "OTHERS_BYTES_MAX", 3)
     (line,) = remote_files.clean_hosts(job).fetched["one"].missing
     assert (
-        line.endswith("were not copied: code/metrics.csv; orch collect --all brings them") and there.exists()
+        line.endswith("were not copied: code/metrics.csv; orch collect --all copies them") and there.exists()
     )
     account = remote_files.clean_hosts(job, discard=True)
     assert account.clean == ("one",) and not there.exists()

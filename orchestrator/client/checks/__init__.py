@@ -1,1 +1,1 @@
-"""A check of the job's hosts: visits to all of them at once, the questions asked there, and what follows."""
+"""Check of the job's hosts: sessions to all of them at once, the steps run there, and the findings."""

@@ -1,4 +1,4 @@
-"""How large the last checkpoint of an earlier job of a name was."""
+"""Size of the last checkpoint of an earlier job of the same name."""
 
 from __future__ import annotations
 

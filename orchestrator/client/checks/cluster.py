@@ -1,6 +1,6 @@
-"""A check of all hosts together: facts, links in rounds, an all-reduce, and a bisection where it fails.
+"""Check of all hosts together: facts, links in rounds, an all-reduce, and a bisection if it fails.
 
-Each stage leaves out the hosts that an earlier one has found unusable. The whole is bounded by the limits named here.
+Each stage skips the hosts that an earlier one found unusable.
 """
 
 from __future__ import annotations
@@ -22,43 +22,43 @@ from orchestrator.core.text import counted
 from orchestrator.core.wire import bootstrap as w
 
 FACTS_S_MAX = 150.0
-"""Facts may have to import torch, from a disk that is cold."""
+"""The facts may need an import of torch from a cold disk."""
 
 LINK_S_MAX = 30.0
 SEND_S = 0.3
 NETWORK_S_MAX = 90.0
-"""No new round of links begins after that."""
+"""No new round of links starts after that."""
 
 AGAIN_MAX = 8
-"""How many cut or slow links are measured once more."""
+"""How many broken or slow links are measured again."""
 
 REDUCE_S_MAX = 90.0
 BISECT_S_MAX = 300.0
-"""No new trial begins after that."""
+"""No new all-reduce starts after that."""
 
 
 @dataclass(frozen=True, slots=True)
 class Questions:
-    """What is asked of the hosts for a job."""
+    """Input of a check of hosts, for a job."""
 
     job: node.Job
-    # The ranks' Python by host, empty where it is not asked
+    # The ranks' Python by host, empty where it is not checked
     programs: Mapping[str, str]
     env: dict[str, str]
     sources: tuple[Source, ...]
     own: tuple[str, ...]
     folders: tuple[str, ...]
-    # By host, where others reach it; empty: to be found
+    # By host, its address for others; empty: to be found
     addresses: Mapping[str, str]
     port: int | None
     interface: str | None
-    # Hosts with GPUs that other jobs hold: no check may use one
+    # Hosts with GPUs that other jobs use: no check may use them
     gpus_held: tuple[str, ...]
 
 
 @dataclass(slots=True)
 class Report:
-    """What a check has found, and what passed: the subject, and what is said of it."""
+    """Result of a check: findings, and what passed, each with its subject and text."""
 
     findings: list[Finding] = field(default_factory=list)
     passed: list[tuple[str, str]] = field(default_factory=list)
@@ -67,7 +67,7 @@ class Report:
     lost: dict[str, str] = field(default_factory=dict)
 
     def unusable(self) -> set[str]:
-        """Return the nodes that a finding alone makes unusable."""
+        """Return the nodes that a finding on one node, or on each of several, makes unusable."""
         return {
             name
             for finding in self.findings
@@ -76,7 +76,7 @@ class Report:
         }
 
     def own_faults(self) -> dict[str, str]:
-        """Return why nodes failed by their own fault, whatever the job: they were lost, or their links, GPUs or sums failed."""
+        """Return the failures of nodes that do not depend on the job: lost nodes, and failed links, GPUs or all-reduces."""
         found = {
             finding.nodes[0]: f"{finding.what}: {finding.found}"
             for finding in self.findings
@@ -87,7 +87,7 @@ class Report:
     def add_failures(self, failures: Mapping[str, LaunchError]) -> None:
         """Note the hosts that have not answered."""
         for name, failure in failures.items():
-            fix = failure.fix or "look at the host, and check again"
+            fix = failure.fix or "inspect the host, then check again"
             self.findings.append(error(failure.stage, [name], failure.reason, fix))
             self.lost[name] = str(failure)
 
@@ -116,7 +116,7 @@ def check(visits: Visits, hosts: Sequence[str], questions: Questions) -> Report:
     if all((program := facts[name].program) and program.torch for name in hosts):
         alone = _alone(hosts, links, opened, questions, facts)
         if questions.gpus_held and questions.job.gpus_each:
-            text = "another job holds GPUs, so the sum is made on CPUs"
+            text = "another job uses GPUs, so the all-reduce runs on CPUs"
             report.findings.append(note("reduce", questions.gpus_held, text))
         if len(alone) == len(hosts):
             _reduce(visits, alone, report)
@@ -152,13 +152,15 @@ def _is_ip(name: str) -> bool:
 def _links(
     visits: Visits, hosts: Sequence[str], questions: Questions, report: Report
 ) -> tuple[dict[Pair, Link], dict[str, w.PortsOpened]]:
-    """Measure every pair, both ends of it, in rounds; those that are cut or slow once more, each alone."""
+    """Measure every pair in both directions, in rounds; broken or slow ones again, one by one."""
     token = secrets.token_hex(32)
     step = w.OpenPorts(token, questions.port)
     answers, failures = apart(visits.ask(dict.fromkeys(hosts, step), w.PortsOpened))
     report.add_failures(failures)
     for name in [name for name, answer in answers.items() if answer.fault]:
-        report.findings.append(error("port", [name], answers.pop(name).fault, "name another port, or none"))
+        report.findings.append(
+            error("port", [name], answers.pop(name).fault, "name another port, or leave it out")
+        )
     targets = {name: _target(answer, name, questions) for name, answer in answers.items()}
     for name in [name for name, addresses in targets.items() if not addresses]:
         del answers[name]
@@ -181,12 +183,12 @@ def _links(
     return links, answers
 
 
-_NO_ADDRESS = "has no IPv4 address other than loopback, so ranks elsewhere cannot dial it"
-_GIVE_ADDRESS = "give an interface an IPv4 address, or name one that leads there: `address` in ssh.hosts_file"
+_NO_ADDRESS = "has no IPv4 address other than loopback, so ranks elsewhere cannot connect to it"
+_GIVE_ADDRESS = "give an interface an IPv4 address, or set a reachable `address` in ssh.hosts_file"
 
 
 def _target(answer: w.PortsOpened, name: str, questions: Questions) -> tuple[str, ...]:
-    """Return where others dial a host: at the address that the user gave, or at those of the interface, or at all."""
+    """Return the addresses for connections to a host: the user's, or those of the interface, or all."""
     if questions.addresses.get(name):
         return (questions.addresses[name],)
     named = tuple(word.removeprefix("=") for word in (questions.interface or "").split(",") if word)
@@ -202,7 +204,7 @@ def _measured(
     token: str,
     report: Report,
 ) -> dict[Pair, Link]:
-    """Have both ends of disjoint pairs dial each other and send, both ways at the same time."""
+    """Let both ends of disjoint pairs connect and send to each other, in both directions at the same time."""
     ends = {one: other for pair in pairs for one, other in (pair, pair[::-1])}
     steps = {
         end: w.MeasurePeer(targets[other], opened[other].ports, token, SEND_S) for end, other in ends.items()
@@ -228,7 +230,7 @@ def _alone(
     questions: Questions,
     facts: Mapping[str, HostFacts],
 ) -> dict[str, w.ReduceAll]:
-    """Return what each node that others reach would do alone: in a trial of several they meet at the first one's port."""
+    """Return the all-reduce step of each reachable node, as if alone; several nodes meet at the first one's port."""
     addresses = {other: link.address for (_, other), link in links.items() if link.address}
     has_gpus = bool(questions.job.gpus_each) and all(facts[name].gpus for name in hosts)
     return {
@@ -246,7 +248,7 @@ def _interface_env(own: Sequence[Address], address: str) -> dict[str, str]:
 
 
 def _reduce(visits: Visits, alone: Mapping[str, w.ReduceAll], report: Report) -> None:
-    """Try an all-reduce over all nodes; where it fails, find the nodes that make it fail."""
+    """Run an all-reduce over all nodes; if it fails, find the nodes that cause it."""
     end_s, nodes = time.monotonic() + BISECT_S_MAX, tuple(alone)
     library = "NCCL" if alone[nodes[0]].on_gpu else "gloo"
     faults: dict[str, str] = {}
@@ -261,21 +263,21 @@ def _reduce(visits: Visits, alone: Mapping[str, w.ReduceAll], report: Report) ->
     began_s = time.monotonic()
     if succeeds(nodes):
         took_s = time.monotonic() - began_s
-        text = f"a sum over {counted(len(nodes), 'node')} by {library} is right ({took_s:.1f} s with the import of torch)"
+        text = f"all-reduce over {counted(len(nodes), 'node')} with {library} works ({took_s:.1f} s including the import of torch)"
         report.passed.append(("reduce", text))
         return
-    fix = "read the reason; with `NCCL_DEBUG=INFO` or `TORCH_CPP_LOG_LEVEL=INFO` in env: ranks say more"
+    fix = "read the reason; `NCCL_DEBUG=INFO` or `TORCH_CPP_LOG_LEVEL=INFO` in env: shows more"
     try:
         found = network.suspects(nodes, succeeds)
     except Cancelled:
-        text = f"a sum over {counted(len(nodes), 'node')} by {library} fails: {next(iter(faults.values()))}"
+        text = f"all-reduce over {counted(len(nodes), 'node')} with {library} fails: {next(iter(faults.values()))}"
         report.findings += [
             error("reduce", (), text, fix),
-            note("reduce", (), "the time to find the node was over"),
+            note("reduce", (), "the search for the failing node timed out"),
         ]
         return
     why = next((faults[name] for name in found if name in faults), next(iter(faults.values())))
-    text = f"a sum over {counted(len(nodes), 'node')} by {library} fails as soon as {names(found)} take part: {why}"
+    text = f"all-reduce over {counted(len(nodes), 'node')} with {library} fails when {names(found)} take part: {why}"
     report.findings.append(
         error("reduce", found, text.replace("take part", "takes part") if len(found) == 1 else text, fix)
     )

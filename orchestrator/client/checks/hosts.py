@@ -1,4 +1,4 @@
-"""A check of hosts: each surveyed, then those that can be used checked together, in the words of `orch check`.
+"""Check of hosts for `orch check`: each is surveyed, then the usable ones are checked together.
 
 Over SSH they are the hosts of the job file, on Slurm the nodes of the allocation that the check runs in.
 """
@@ -29,13 +29,13 @@ from orchestrator.spec.load import SpecFile
 from orchestrator.submission import bundle, refusals, render
 
 FREE_BYTES_MIN = 1 << 30
-"""A host with less is said to have only that."""
+"""Below this the finding says that only so much is free."""
 
 
 def findings(
     file: SpecFile, plan: Plan, root: str, code_bytes: int, environ: Mapping[str, str]
 ) -> Iterator[Finding]:
-    """Survey every host, all at once, then check those that can be used together. Unusable hosts fail the whole check only
+    """Survey every host, all at once, then check those that can be used together. Unusable hosts fail the check only
     when too few are left."""
     assert plan.pool is not None
     names = [node.name for node in plan.nodes]
@@ -64,13 +64,13 @@ def findings(
     unusable = report.unusable()
     left = [name for name in fit if name not in unusable]
     for judged in report.findings:
-        # An error of one node, or of a link, matters only where the job cannot do without it.
+        # An error of one node or link is fatal only if the job needs that node.
         spoils = len(left) - (len(judged.nodes) > 1) < wanted or not judged.nodes
         yield judged.shown(words(judged), ClusterError.exit_code if spoils else 0)
     yield from (passed(*row) for row in report.passed)
-    text = f"{len(left)} of {counted(len(names), 'host')} can be used, {wanted} wanted"
+    text = f"{len(left)} of {counted(len(names), 'host')} can be used, {wanted} needed"
     if len(left) < wanted:
-        fix = "mend the hosts named above, or add others"
+        fix = "fix the hosts named above, or add others"
         yield error("hosts", (), text, fix, ClusterError.exit_code)
     else:
         yield passed("hosts", text)
@@ -80,13 +80,15 @@ def findings(
         if one.name in left and _is_busy(one, surveyed[one.name].host, plan.pool)
     ]
     if len(left) - len(busy) < wanted <= len(left):
-        text = f"{len(left) - len(busy)} of {counted(len(left), 'host')} have enough free now: a job would wait for its turn"
-        fix = f"wait, or see who holds {', '.join(busy[:5])} above; monitor.queue_timeout ends the wait"
+        text = (
+            f"{len(left) - len(busy)} of {counted(len(left), 'host')} have enough free now: a job would wait"
+        )
+        fix = f"wait, or see above who uses {', '.join(busy[:5])}; monitor.queue_timeout limits the wait"
         yield warning("free", (), text, fix)
 
 
 def _is_busy(host: PlannedNode, seen: HostSurveyed, pool: PlannedPool) -> bool:
-    """Tell whether other jobs hold so much of a host that an attempt must wait for it."""
+    """Tell whether other jobs use so much of a host that an attempt must wait for it."""
     kind = "GPU" if pool.gpus_each else "slot"
     total = len(seen.gpus) if pool.gpus_each else host.slots or seen.cores
     wanted = pool.gpus_each or min(pool.ranks_each, total)
@@ -103,9 +105,9 @@ def _remember(
     report: cluster.Report,
     environ: Mapping[str, str],
 ) -> None:
-    """Keep which hosts have failed and passed, for later jobs: by what is a host's own fault, not this job's."""
+    """Record for later jobs which hosts passed and which failed by a fault of their own."""
     faults = {**dict.fromkeys(report.facts, ""), **report.own_faults(), **lost}
-    with contextlib.suppress(OSError):  # a check is worth as much without
+    with contextlib.suppress(OSError):  # the check is valid without it
         for host, fault in faults.items():
             gpus = len(surveyed[host].host.gpus) if host in surveyed else None
             host_memory.write(home.home(environ), host_memory.Note(host, time.time(), str(fault), gpus=gpus))
@@ -140,9 +142,9 @@ def _questions(
 def _faults(
     host: str, survey: launch.Survey | LaunchError, plan: Plan, wanted_bytes: int, interface: str | None
 ) -> Iterator[Finding]:
-    """Yield why a host cannot be used, before its ranks' Python is asked."""
+    """Yield the reasons why a host cannot be used, before its Python is checked."""
     if isinstance(survey, LaunchError):
-        fix = survey.fix or "look at the host, and check again"
+        fix = survey.fix or "inspect the host, then check again"
         yield error(survey.stage, (host,), f"{host}: {survey.reason}", fix)
         return
     assert plan.pool is not None
@@ -152,16 +154,16 @@ def _faults(
         free = f"{megabytes(seen.free_bytes)} MB free in {seen.root}, {megabytes(wanted_bytes)} MB needed"
         faults.append((free, "free some space there, or set ssh.remote_dir to a larger disk"))
     if seen.noexec and _lies_in_the_code(plan.program):
-        text = f"the disk of {seen.root} is mounted noexec, and {plan.program} is a program of the code"
-        faults.append((text, "set ssh.remote_dir to another disk, or start it by an interpreter"))
+        text = f"the disk of {seen.root} is mounted noexec, and {plan.program} is in the job's code"
+        faults.append((text, "set ssh.remote_dir to another disk, or run it through an interpreter"))
     if missing := refusals.missing_interface(interface, seen.interfaces):
-        faults.append((missing, "name another in rendezvous.interface, or leave it out"))
+        faults.append((missing, "name another one in rendezvous.interface, or leave out the field"))
     if len(seen.gpus) < pool.gpus_each:
-        text = f"it has {len(seen.gpus)} GPUs, and {pool.gpus_each} are wanted"
-        faults.append((text, "lower gpus_per_node, or take the host off the list"))
+        text = f"it has {len(seen.gpus)} GPUs, and {pool.gpus_each} are needed"
+        faults.append((text, "lower gpus_per_node, or remove the host from the list"))
     if plan.pythons and not seen.program:
         faults.append(
-            (f"it has none of {', '.join(plan.pythons)}", "install it there, or name another in python:")
+            (f"it has none of {', '.join(plan.pythons)}", "install it there, or name another one in python:")
         )
     yield from (error("host", (host,), f"{host}: {text}", fix) for text, fix in faults)
 
@@ -175,7 +177,7 @@ def _usable(host: PlannedNode, survey: launch.Survey, plan: Plan, program: Progr
         f"{seen.free_bytes / 1e9:.1f} GB free" if seen.free_bytes >= FREE_BYTES_MIN
         else f"only {megabytes(seen.free_bytes)} MB free",
         *([f"{seen.program} has {_torch(program)}"] if plan.pythons else []),
-        *map(str, seen.held), *(() if seen.has_rsync else ("no rsync: copies go by SFTP",)), *survey.notes,
+        *map(str, seen.held), *(() if seen.has_rsync else ("no rsync: files are copied by SFTP",)), *survey.notes,
     ]  # fmt: skip
     return passed("host", f"{host.name}: {', '.join(parts)}", (host.name,))
 
@@ -186,5 +188,5 @@ def _lies_in_the_code(program: str) -> bool:
 
 def _torch(program: ProgramFacts | None) -> str:
     if program is None:
-        return "what is not known: it lies in the code snapshot"
+        return "an unknown torch: it is in the code snapshot"
     return f"torch {program.torch}" if program.torch else f"no torch ({program.no_torch or program.fault})"

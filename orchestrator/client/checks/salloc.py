@@ -1,7 +1,7 @@
-"""Allocation of a check that is in none: salloc with the job's options, and where it stands in the queue until it begins.
+"""Allocation for a check outside of one: salloc with the job's options, and its position in the queue until it starts.
 
-salloc holds the nodes while its command runs, and that is a `cat` on a pipe of this process: however this process ends,
-they go back. While salloc waits, a signal of the terminal ends both; one that is left alone by this process ends with its turn.
+salloc keeps the nodes while its command runs, a `cat` on a pipe of this process: however this process ends,
+they are released. While salloc waits, a signal of the terminal ends both.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ LIMIT_S = VISIT_S_MAX + 300.0
 
 QUEUE_POLL_S = 2.0
 QUEUE_POLL_S_MAX = 60.0
-"""How long until the queue is asked first; then each time twice as long, up to the second."""
+"""The first interval between two queries of the queue, which doubles each time, and the longest."""
 
 END_S_MAX = 0.5
-"""How long salloc may take to end with its command, before it is told to."""
+"""How long salloc may take to end with its command, before it is terminated."""
 
 _BATCH_ONLY = ("--requeue", "--signal=", "--open-mode=", "--mail-")
-"""Options of the job that salloc does not know, and mail, which tells of jobs."""
+"""Options of the job that salloc does not know, and mail, which is for jobs."""
 
 _HOLD = 'echo "$SLURM_JOB_ID" "$SLURM_JOB_NODELIST"; exec cat'
 
@@ -41,7 +41,7 @@ def allocation(
 ) -> Iterator[dict[str, str]]:
     """Wait for nodes as the job would get them; give the environment in which srun uses them, as a batch script has it.
 
-    `say` is told where it stands in the queue. Raises UserError for a job that waits for ever, ClusterError where salloc refuses.
+    `say` receives the position in the queue. Raises UserError for a job that would wait for ever, ClusterError if salloc refuses.
     """
     own = [option for option in options if not option.startswith(_BATCH_ONLY)]
     own.append(f"--job-name=check-{file.spec.name}")
@@ -60,14 +60,14 @@ def allocation(
 
 
 def _granted(salloc: SlurmCommand, file: SpecFile, queue: SlurmQueue, say: Callable[[str], None]) -> str:
-    """Return what salloc's command prints first; say where it stands until then, each time that it has changed."""
+    """Return the first line of salloc's command; until then report the position in the queue whenever it changes."""
     said, wait_s = "", QUEUE_POLL_S
     while True:
         with contextlib.suppress(TimeoutError):
             line = salloc.line(wait_s)
             if line is None:
                 words = [re.sub("^salloc: (error: )?", "", one) for one in salloc.errors.splitlines()]
-                raise ClusterError(f"salloc gave no nodes: {'; '.join(words[-3:])}", "", _FIX)
+                raise ClusterError(f"salloc allocated no nodes: {'; '.join(words[-3:])}", "", _FIX)
             return line.decode()
         wait_s = min(2 * wait_s, QUEUE_POLL_S_MAX)
         if (pending := re.search(r"job allocation (\d+)", salloc.errors)) is None:
@@ -75,11 +75,11 @@ def _granted(salloc: SlurmCommand, file: SpecFile, queue: SlurmQueue, say: Calla
         job = queue.query([pending[1]])[pending[1]]
         what = command_output.say(job, "").what
         if change := command_output.needed_change(job):
-            raise UserError(what, file.where("slurm"), f"change the job file, or try --set {change}")
+            raise UserError(what, file.where("slurm"), f"change the job file, or use --set {change}")
         what += queue.place(job.id) + command_output.start(job.expected_start)
         if what != said:
-            say(f"{what}; Ctrl-C ends the wait")
+            say(f"{what}; Ctrl-C stops waiting")
         said = what
 
 
-_FIX = "see with salloc by hand why; in an allocation `orch check` looks at its nodes"
+_FIX = "run salloc by hand to see why; inside an allocation `orch check` checks its nodes"

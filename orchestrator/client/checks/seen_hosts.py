@@ -1,4 +1,4 @@
-"""Hosts that jobs and checks of a job home have seen, with their last failures, as `orch nodes` lists them."""
+"""Hosts that jobs and checks of a job home have used, with their last failures, for `orch nodes`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Sources of a job that are certain to be imported: the entry point, and the modules of the job's own code behind it.
+"""Source files that a job certainly imports: the entry point, and the modules of the job's own code that it imports.
 
-Parsed by this machine's Python where it can; what it cannot parse goes to the ranks' Python all the same, which judges.
+This machine's Python parses them; what it cannot parse is left to the ranks' Python.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def of(file: SpecFile) -> tuple[tuple[Source, ...], tuple[str, ...]]:
 def refuse_uncompiled(file: SpecFile, environ: Mapping[str, str]) -> None:
     """Raise UserError with line and caret for a file that this Python cannot compile, and the ranks' Python neither.
 
-    Over SSH, and where setup lines may bring the ranks' Python, that one is not at hand: there `orch check` asks it.
+    Over SSH, and where setup lines may provide the ranks' Python, it is not available here: there `orch check` asks it.
     """
     spec = file.spec
     if spec.backend == "ssh" or (spec.python and spec.setup):
@@ -53,7 +53,7 @@ def refuse_uncompiled(file: SpecFile, environ: Mapping[str, str]) -> None:
         return
     drawn = "".join(traceback.format_exception_only(fault)[1:-1]).rstrip()
     what = f"{type(fault).__name__}: {fault.msg}\n{drawn}".rstrip()
-    raise UserError(what, f"{fault.filename}:{fault.lineno or 1}", "mend it, then start again")
+    raise UserError(what, f"{fault.filename}:{fault.lineno or 1}", "fix it and run again")
 
 
 def _syntax_fault(source: Source) -> SyntaxError | None:
@@ -76,7 +76,7 @@ def _compiles(python: str, code: Sequence[Source], workdir: Path, environ: Mappi
     try:
         found = setup_script.find_program(python, environ, workdir)
     except HostError:
-        return True  # which the submit itself reports
+        return True  # the submit itself reports it
     asked = GatherFacts(found, {}, tuple(code), (), (), (), counts_gpus=False)
     return not program.ask(asked, environ).syntax
 
@@ -106,7 +106,7 @@ def _sources(first: Path, roots: list[Path], workdir: Path) -> Iterator[Source]:
 
 
 def _imported(text: str) -> list[str]:
-    """Return the modules that a file imports at its top whatever happens, dotted in full; none of one with a fault."""
+    """Return the modules that a file imports unconditionally, by full dotted name; none if it cannot be parsed."""
     try:
         return [module for module, _ in program_probe.imports_of(ast.parse(text))]
     except (SyntaxError, ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Lines to the nodes of the Slurm allocation that this process is in, an srun each, for the visits of a check."""
+"""Connections by srun to the nodes of the Slurm allocation that this process is in, for the sessions of a check."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OPTIONS = (
 """One task, in addition to what runs on the node, with all resources of the allocation there."""
 
 END_S_MAX = 10.0
-"""How long a command of Slurm may take to end once its input has, and once it is told to."""
+"""How long a command of Slurm may take to end after the end of its input, and after SIGTERM."""
 
 READ_BYTES = 64 << 10
 ERRORS_BYTES_MAX = 4096
@@ -41,7 +41,7 @@ def nodes(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def by_srun(environ: Mapping[str, str]) -> Reach:
-    """Return how the nodes of this allocation are reached."""
+    """Return the function that opens sessions to the nodes of this allocation."""
 
     def reach(
         names: Sequence[str], visit: Callable[[Line, str], None], failed: Callable[[str, LaunchError], None]
@@ -71,7 +71,7 @@ class SlurmCommand:
     """A command of Slurm that runs for as long as its input is open."""
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str], *, own_session: bool) -> None:
-        """Start it; in a session of its own the signals of the terminal do not reach it. Raises LaunchError."""
+        """Start the command; with `own_session` it gets no signals of the terminal. Raises LaunchError."""
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 -- it lives as long as the command
         self._buffer = bytearray()
         try:
@@ -80,7 +80,7 @@ class SlurmCommand:
                 start_new_session=own_session, bufsize=0,
             )  # fmt: skip
         except OSError as err:
-            fix = "run the check where Slurm's commands are"
+            fix = "run the check on a machine with Slurm's commands"
             raise LaunchError(argv[0], f"{argv[0]} cannot be run: {err.strerror}", fix) from err
 
     @property

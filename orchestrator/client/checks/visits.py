@@ -1,6 +1,6 @@
-"""Visits to all hosts of a job at once, over SSH or by srun: each is surveyed, then asked step by step, and left as it was.
+"""Sessions to all hosts of a job at once, over SSH or by srun: each host is surveyed, then runs steps, and is left unchanged.
 
-Every wait is bounded: by the conversation's own limits, and by `VISIT_S_MAX` for all. A host that fails is a result.
+Every wait is bounded: by the limits of each session, and by `VISIT_S_MAX` for all. A host that fails is a result.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from orchestrator.core.jobdir.plan import PlannedSsh
 from orchestrator.core.wire import bootstrap as w
 
 VISIT_S_MAX = 900.0
-"""How long a check of all hosts may take."""
+"""Limit on a check of all hosts."""
 
 CLOSE_S_MAX = 5.0
-"""How long closing all connections may take; after that this process ends and closes them."""
+"""Limit on closing all connections; after that the exit of this process closes them."""
 
 STEP_S_MAX = 30.0
-"""How long a step may take that does not say otherwise, beyond what it waits for itself."""
+"""Default limit on a step, and the margin beyond a step's own limit."""
 
 T = TypeVar("T")
 Reach: TypeAlias = Callable[
     [Sequence[str], Callable[[Line, str], None], Callable[[str, LaunchError], None]], None
 ]
-"""Visit all hosts at the same time, each over a line of its own, and tell of those that cannot be visited; returns when all
-visits have ended."""
+"""Opens a session to each host at the same time and reports the hosts that fail; returns when all
+sessions have ended."""
 
 
 def over_ssh(ssh: PlannedSsh) -> Reach:
-    """Return how hosts are reached over SSH."""
+    """Return the function that opens sessions over SSH."""
 
     def reach(
         names: Sequence[str], visit: Callable[[Line, str], None], failed: Callable[[str, LaunchError], None]
@@ -51,7 +51,7 @@ def over_ssh(ssh: PlannedSsh) -> Reach:
 
 
 class Visits:
-    """Visits to hosts, from `with Visits(…)` to its end."""
+    """Sessions to hosts, as a context manager."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Visits:
     def ask(
         self, steps: Mapping[str, w.Step], wanted: type[T], limit_s: float = STEP_S_MAX
     ) -> dict[str, T | LaunchError]:
-        """Have hosts do a step each, all at the same time; return their answers."""
+        """Run a step on each host, all at the same time; return their answers."""
         return self._each(
             list(steps), lambda name, visit: visit.ask(steps[name], wanted, limit_s), limit_s + STEP_S_MAX
         )
@@ -94,7 +94,7 @@ class Visits:
     def _each(
         self, names: Sequence[str], work: Callable[[str, launch.Visit], T], limit_s: float
     ) -> dict[str, T | LaunchError]:
-        """Do something in the visit of each of these hosts; a host that could not be visited fails it."""
+        """Run a function in the session of each of these hosts; it fails for a host without a session."""
         return fanout.fan_out(
             names, lambda name: work(name, self._visits[name].result()), limit_s, len(names)
         )

@@ -20,7 +20,7 @@ from orchestrator.core.mask import SECRET_CHARS_MIN, Mask
 LINE_BYTES_MAX = 64 << 10
 CUT_MARK = " …"
 _BAR_END = re.compile(r"\d/\d+ \[\d+:\d\d(?::\d\d)?<[^\]]*\](?=\S)")
-"""The end of a bar of tqdm, with something else right behind it: a bar has no end of line until it is done."""
+"""The end of a tqdm bar with other text right after it: a bar has no newline until it is done."""
 
 _ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 
@@ -34,7 +34,7 @@ class LogLine:
     """One line of a rank's log, or of a node's; exactly one of `rank` and `node` is set."""
 
     time_ns: int
-    """When its end had been written: wall clock of the node, never later than the reader's."""
+    """When its end was written: wall clock of the node, never later than the reader's."""
     attempt: int
     rank: int | None
     text: str
@@ -130,7 +130,7 @@ class Cutter:
         return cut
 
     def flush(self) -> Cut:
-        """Return the unfinished line, whole characters of it; the next line goes on where it stopped."""
+        """Return the unfinished line, whole characters of it; the next call continues there."""
         whole = self._mask.whole(self.rest, _char_cut(self.rest, len(self.rest)))
         given, self.rest = self.rest[:whole], self.rest[whole:]
         if not given:

@@ -1,7 +1,7 @@
-"""Losses that a rank has logged: they show whether a restarted script went on, or began from the start again.
+"""Losses in a rank's log: they show whether a restarted script resumed, or started from the beginning.
 
-Read as people read a log: the number after the word `loss`, of training and not of validation, in one line. A loss that
-cannot be told from other numbers is passed over.
+The loss is the number after the word `loss`, of training and not of validation, in one line. A loss that
+cannot be distinguished from other numbers is skipped.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from pathlib import Path
 from orchestrator.core.jobdir import ownership
 
 ATTEMPTS_MAX = 3
-"""Of how many attempts, the last ones, the losses are read: a job may have hundreds."""
+"""The number of last attempts whose losses are read: a job may have hundreds."""
 
 HEAD_BYTES = 1 << 20
 TAIL_BYTES = 1 << 16
 
 PHASE_CHARS = 200
-"""How far before a loss a word may stand that says what it is of."""
+"""How far before a loss the word for its phase may be."""
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _LINE_END = re.compile(r"[\r\n]+")
@@ -38,7 +38,7 @@ _SUMMARY = "train_runtime"
 
 
 def of_log(log: Path) -> tuple[str, str] | None:
-    """Return the first and the last loss in a rank's log, as they stand there; None where it has none."""
+    """Return the first and the last loss in a rank's log, as text; None if it has none."""
     try:
         with ownership.regular_file(log) as file:
             head = file.read(HEAD_BYTES)
@@ -57,7 +57,7 @@ def _lines(raw: bytes) -> list[str]:
 
 
 def _losses(lines: list[str]) -> Iterator[str]:
-    """Yield the training losses; the last word before one that names a phase says whether it is."""
+    """Yield the training losses, as the last word for a phase before each shows."""
     for line in lines:
         for found in _LOSS.finditer(line) if _SUMMARY not in line else ():
             phases = list(_PHASE.finditer(line, max(0, found.start() - PHASE_CHARS), found.start()))

@@ -62,7 +62,7 @@ class LogQuery:
 
     ranks: tuple[int, ...] = ()
     nodes: tuple[str, ...] = ()
-    """Nodes whose own log (agent and setup output) is read; with `nodes` alone no rank's log is."""
+    """Nodes whose node log (agent and setup output) is read; with `nodes` alone no rank's log is read."""
     attempt: int | None = None
     tail: int | None = None
     """The number of last lines, over all logs together, counted after `grep`."""
@@ -110,7 +110,7 @@ def attempts(job: JobDir) -> tuple[int, ...]:
 
 
 def nodes(job: JobDir) -> list[str]:
-    """Return the nodes that have a log of their own, in any attempt."""
+    """Return the nodes that have a node log, in any attempt."""
     names = [path.name for attempt in attempts(job) for path in _entries(job.attempt_logs(attempt))]
     return sorted({match.group(1) for name in names if (match := _NODE_LOG.match(name))})
 
@@ -121,7 +121,7 @@ def has_rank_lines(job: JobDir) -> bool:
 
 
 def read(job: JobDir, query: LogQuery, now_ns: int, mask: Mask = NO_SECRETS) -> Iterator[LogLine]:
-    """Yield the lines that `query` asks for, oldest first, as the files stand now. `now_ns` is the wall time.
+    """Yield the lines that `query` asks for, oldest first, as the files are now. `now_ns` is the wall time.
 
     Lines are not masked, but cut so that `mask` finds every secret in them.
     """
@@ -165,7 +165,7 @@ class Follower:
         """Whether the next poll has more without a wait."""
 
     def poll(self) -> list[LogBlock]:
-        """Return the lines since the last poll, about `POLL_BYTES_MAX` at most; the next poll goes on."""
+        """Return the lines since the last poll, about `POLL_BYTES_MAX` at most; the next poll continues."""
         now_ns = self._clock_ns()
         past = self._take_past()
         if past:
@@ -344,7 +344,7 @@ class _Tail:
         return self._cutter.offset
 
     def more(self, source: _Source, limit_bytes: int, now_ns: int) -> Iterator[LogBlock]:
-        """Yield the lines added since the last call, up to `limit_bytes`. `source` is the log as it stands now."""
+        """Yield the lines added since the last call, up to `limit_bytes`. `source` is the log as it is now."""
         if source.size_bytes < self.offset:  # truncated: it starts again
             yield from self.flush(now_ns)
             self._cutter, self._cursor = Cutter(0, self._mask), IndexCursor(source.index)

@@ -1,10 +1,10 @@
 """Runs of experiment trackers in a job's folder: TensorBoard's event files, and W&B's offline runs.
 
 Rules:
-1. Only what lies in the job's folder is named: where ranks save and start, and in folders of the trackers' names. Links are not
+1. Only runs in the job's folder are named: below checkpoints and code, and in folders of the trackers' names. Links are not
    followed.
-2. What was written before the job was submitted came with its code, and is not the job's.
-3. A look has limits on entries and depth: it is a part of `orch status`.
+2. Files older than the submit came with the code, and are not the job's.
+3. The search has limits on entries and depth: it is part of `orch status`.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Outline of a job that is not started: where it would run, and the environment of its ranks with reasons."""
+"""Outline of a job for `orch plan`: where it would run, and the environment of its ranks with reasons."""

@@ -1,5 +1,5 @@
-"""Questions to hosts over SSH that no job is started on: what hardware they have, what their environment sets, and what they
-have to lease now, as `orch nodes --free` lists it."""
+"""Survey of hosts over SSH without starting a job: their hardware, their environment, and their
+free capacity for `orch nodes --free`."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from orchestrator.backends.ssh.connect.connection import Connection
 
 ASK_S_MAX = 60.0
-"""How long all hosts together may take to answer."""
+"""Limit on the answers of all hosts."""
 
 
 def ask_hosts(plan: Plan, environ: Mapping[str, str]) -> dict[str, HostSurveyed | LaunchError]:
-    """Return the facts about each host of a job over SSH, or why it did not tell them. Leaves nothing there."""
+    """Return the facts about each host of a job over SSH, or why there are none. Leaves nothing on the hosts."""
     from orchestrator.backends.ssh import launch
 
     assert plan.ssh is not None and plan.pool is not None
@@ -48,8 +48,8 @@ def ask_hosts(plan: Plan, environ: Mapping[str, str]) -> dict[str, HostSurveyed 
         if seen.fault:
             raise LaunchError("folder", seen.fault, seen.fix)
         if len(seen.gpus) < gpus:
-            reason = f"it has {len(seen.gpus)} GPUs, and {gpus} are wanted"
-            raise LaunchError("gpus", reason, "lower gpus_per_node, or take the host off the list")
+            reason = f"it has {len(seen.gpus)} GPUs, and {gpus} are needed"
+            raise LaunchError("gpus", reason, "lower gpus_per_node, or remove the host from the list")
         return seen
 
     return fanout.each([node.name for node in plan.nodes], plan.ssh, ask, limit_s=ASK_S_MAX)
@@ -57,7 +57,7 @@ def ask_hosts(plan: Plan, environ: Mapping[str, str]) -> dict[str, HostSurveyed 
 
 @dataclass(frozen=True, slots=True)
 class Stock:
-    """What a host has to lease now, and who holds what; or why it did not tell."""
+    """Capacity of a host, and the jobs that use it; or why it is unknown."""
 
     gpus: int = 0
     slots: int = 0

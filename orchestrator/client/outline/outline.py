@@ -1,7 +1,7 @@
 """Outline of a job (`orch plan`): its nodes with hosts, ranks and devices, and each node's settings with their reasons.
 
 Starts nothing and leaves nothing behind. The settings come from the function that agents call when an attempt starts; what
-only an attempt or an allocation can tell is named as such.
+is known only in an attempt or an allocation is marked as such.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from orchestrator.spec.load import SpecFile
 from orchestrator.submission import refusals, render, submit
 
 JOB = JobDir(Path("{job_dir}"))
-"""The folder of a job that is not made."""
+"""Placeholder for the folder of a job that is not created."""
 
 EVIDENCE = Path("{job_dir}/evidence/attempt-{attempt}")
-"""The folder for evidence of a job that has no folder yet."""
+"""Placeholder for the evidence folder of such a job."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeOutline:
-    """One node, as far as it is known."""
+    """One node with what is known of it."""
 
     name: str
     # Empty on Slurm, which chooses it
@@ -58,25 +58,25 @@ class NodeOutline:
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """What `orch plan` shows."""
+    """Data that `orch plan` shows."""
 
     name: str
     backend: str
-    # What it runs on, in words, and the command of a rank
+    # What it runs on, as text, and the command of a rank
     size: str
     command: str
     world_size: int
-    # The effective batch size, and the same in words
+    # The effective batch size, as a number and as text
     batch_size: int | None
     batch: str
     nodes: tuple[NodeOutline, ...]
-    # Variables of the job file that are no settings
+    # Variables of the job file that are not settings
     variables: tuple[Setting, ...]
     # How many others ranks inherit of the submitter's environment
     inherited: int
     notes: tuple[str, ...]
     exit_code: int
-    # Each node runs the command once, and the ranks are what it calls a launcher for
+    # Each node runs the command once; the launcher that it calls starts the ranks
     launches: bool = False
 
     def as_json(self) -> Json:
@@ -90,7 +90,7 @@ class Outline:
 
 
 def outline(file: SpecFile, environ: Mapping[str, str]) -> Outline:
-    """Return what a submit of this job file would run, and with which settings. Raises OrchError as a submit would."""
+    """Return the outline of the job that a submit would start. Raises OrchError as a submit would."""
     wall_s = time.time()
     plan = submit.plan_for(file, environ, home.new_id(file.spec.name, wall_s), wall_s)
     refusals.refuse_missing(file, plan, environ)
@@ -100,7 +100,7 @@ def outline(file: SpecFile, environ: Mapping[str, str]) -> Outline:
     answered = sum(not node.fault for node in nodes)
     wanted = plan.pool.nodes + plan.pool.spares if plan.pool is not None else len(nodes)
     if answered < wanted:
-        notes.append(f"{counted(answered, 'host')} can be used, {wanted} wanted")
+        notes.append(f"{counted(answered, 'host')} can be used, {wanted} needed")
     return Outline(
         name=plan.name,
         backend=plan.backend,
@@ -126,13 +126,13 @@ def _nodes(plan: Plan, environ: Mapping[str, str]) -> tuple[tuple[NodeOutline, .
     notes = []
     if plan.setup:
         notes.append(
-            "the setup lines run on each node before its ranks, and what they set wins; they were not run here"
+            "the setup lines run on each node before its ranks, and their variables take precedence; they were not run here"
         )
     if plan.ssh is not None:
         return _over_ssh(plan, environ), notes
     if plan.slurm is not None:
         notes.append(
-            "Slurm chooses the nodes: their cores, GPUs and networks, and what Slurm and its nodes set, are known in the allocation"
+            "Slurm chooses the nodes: their hardware, and the variables that Slurm and its nodes set, are known only in the allocation"
         )
         return _on_slurm(plan, environ), notes
     facts = hardware.gather(environ)
@@ -153,7 +153,7 @@ def _over_ssh(plan: Plan, environ: Mapping[str, str]) -> tuple[NodeOutline, ...]
     for node in plan.nodes:
         answer = answers[node.name]
         if isinstance(answer, LaunchError):
-            fix = answer.fix or "look at the host, and try again"
+            fix = answer.fix or "inspect the host, then try again"
             nodes.append(NodeOutline(node.name, node.host, (), "", str(answer), fix))
             continue
         ranks = plan.pool.ranks_of(taken) if taken < plan.pool.nodes else ()

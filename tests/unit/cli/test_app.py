@@ -105,12 +105,12 @@ TABLE: list[tuple[str, int, str]] = [
     ("logs --node node-0", 0, "loss is NaN"),
     ("logs --node nosuch", 2, "it has: node-0, node-1"),
     ("logs --attempt 9", 2, "has no logs of attempt 9"),
-    ("logs --since yesterday", 2, "is no time"),
-    ("logs --grep (", 2, "is no regular expression"),
+    ("logs --since yesterday", 2, "is not a time"),
+    ("logs --grep (", 2, "is not a regular expression"),
     ("logs done", 0, "no rank has printed anything"),
     ("why", 0, "attempt 1"),
     ("why done", 0, "ended without a fault"),
-    ("cancel", 2, "has ended already (FAILED): there is nothing to stop"),
+    ("cancel", 2, "has ended already (FAILED): there is nothing to cancel"),
     ("resume done", 2, "nothing is left to do"),
     ("resume broken --from nonsense", 2, "no such checkpoint"),
     ("resume broken --set nodes=0", 2, "must be a whole number"),
@@ -123,22 +123,22 @@ TABLE: list[tuple[str, int, str]] = [
     ("report -o nosuch/a.html", 3, "nosuch/a.html: cannot be written"),
     (f"report -o {'a' * 300}", 3, "cannot be written: File name too long"),
     ("report --serve --port 65536", 2, "is not in the range"),
-    ("check good.yaml", 0, "ok    plan"), ("metrics --listen ²", 2, "'²' is no address"),
+    ("check good.yaml", 0, "ok    plan"), ("metrics --listen ²", 2, "'²' is not an address"),
     ("check bad.yaml", 2, "nodes"),
     ("check good.yaml --backend ssh", 2, "ssh.hosts"),
     ("check good.yaml --backend slurm", 3, "fault queue"),
     ("render good.yaml", 0, "exec \"$python\""),
     ("render bad.yaml", 2, "nodes"),
     ("init new.yaml", 0, "wrote new.yaml"),
-    ("init good.yaml", 2, "there is such a file already"),
-    ("init nosuch/job.yaml", 2, "make it: mkdir -p "),
+    ("init good.yaml", 2, "the file exists already"),
+    ("init nosuch/job.yaml", 2, "create it: mkdir -p "),
     ("init - --from-command train.py", 0, "entrypoint: train.py"),
     ("init ../up.yaml --from-command train.py", 0, "wrote ../up.yaml"),
     ("init line.yaml --from-command ls", 2, "starts no launcher"),
     ("schema", 0, '"entrypoint"'),
-    ("clean", 0, "ended jobs have left nothing behind"),
+    ("clean", 0, "nothing to clean up"),
     ("clean --older-than 1000d", 0, "no job ended that long ago"),
-    ("clean --older-than never", 2, "is no time"),
+    ("clean --older-than never", 2, "is not a time"),
 ]  # fmt: skip
 
 
@@ -224,7 +224,7 @@ def test_a_job_whose_hosts_could_not_be_cleaned_is_kept(orch: Type, home: Path) 
     job.plan.write_text("{")  # and on which is not known
     said = orch("clean", "--older-than", "0s", "--yes")
     assert (said.code, job.root.exists()) == (group.CLUSTER_CANNOT, True)
-    assert f"kept, since not all that they left could be cleaned up: {job.id}" in said.err
+    assert f"not deleted, because their leftovers could not be removed: {job.id}" in said.err
 
 
 @pytest.mark.parametrize("words", ["clean", "clean --older-than 0s --yes"])
@@ -369,7 +369,7 @@ def test_a_job_on_a_disk_without_locks_is_told_of_in_words(
     monkeypatch.setattr(fcntl, "flock", refuse)
     said = orch("status", "broken")
     assert (
-        f"{job.id}: its supervisor cannot be looked after: {job.lock}: this disk does not lock files"
+        f"{job.id}: the state of its supervisor is unknown: {job.lock}: this disk does not lock files"
         in said.err
     )
     assert "Errno" not in said.err and "dead" not in said.err

@@ -43,7 +43,7 @@ def test_a_resume_behind_its_total_is_warned_of(
     total: int | None, step: int | None, said: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lifecycle._warn_of_total(total, step)
-    warning = "warning: total_steps is 700, and the job begins at step 2,000\n"
+    warning = "warning: total_steps is 700, and the job resumes at step 2,000\n"
     assert capsys.readouterr().err == (warning if said else "")
 
 

@@ -75,7 +75,7 @@ def test_a_suspicion_is_told_once_and_so_is_its_end(
     assert (
         said[1].startswith("rank 2 is stopped for 1 s; ended after ") and "; now: orch restart gpt" in said[1]
     )
-    assert said[2] == "it goes on"
+    assert said[2] == "running again"
     assert "SUCCEEDED" in lines[3]
 
 

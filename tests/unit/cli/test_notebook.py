@@ -45,7 +45,7 @@ def test_a_job_that_runs_is_left_running_by_the_stop_button(tmp_path: Path) -> N
 
     notebook.follow_in_notebook(job, display)
     assert "the stop button leaves it running" in _shown(shown[0])
-    assert "it goes on; watch it: orchestrator.follow(job), stop it: job.cancel()" in _shown(shown[1])
+    assert "it keeps running; watch it: orchestrator.follow(job), cancel it: job.cancel()" in _shown(shown[1])
     assert not list(job.folder.requests.iterdir())
 
 

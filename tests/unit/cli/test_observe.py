@@ -50,7 +50,7 @@ def test_folder_says_where_all_of_a_job_lies(job: JobDir, capsys: pytest.Capture
         ["folder", str(job.root)],
         ["start", str(job.code), "1", "file", "written", "by", "ranks"],
         f"results -> {job.root.parents[1]}, which jobs of this workdir share".split(),
-        ["saved", str(job.checkpoints), "1", "whole", "checkpoint"],
+        ["saved", str(job.checkpoints), "1", "complete", "checkpoint"],
         ["logs", str(job.logs)],
     ]
     assert app.run(["folder", "--json"]) == 0
@@ -71,10 +71,10 @@ def test_why_says_what_a_resume_would_begin_from_as_files_are_now(
     job: JobDir, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert app.run(["why"]) == 0
-    assert "orch checkpoints shows 1 file that it could begin from\n" in capsys.readouterr().out
+    assert "orch checkpoints shows 1 file that it could start from\n" in capsys.readouterr().out
     _adopt(job)
     assert app.run(["why"]) == 0
-    assert "orch resume would begin at step 7 (mine.pt)" in capsys.readouterr().out
+    assert "orch resume would continue at step 7 (mine.pt)" in capsys.readouterr().out
     (job.checkpoints / "mine.pt").unlink()
     assert app.run(["why", "--json"]) == 0
     why = json.loads(capsys.readouterr().out)

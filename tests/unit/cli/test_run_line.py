@@ -37,7 +37,7 @@ TABLE: list[tuple[str, int, str]] = [
     (
         "run -x train.py",
         2,
-        "No such option '-x'. Options of your script stand behind it: orch run train.py -x",
+        "No such option '-x'. Options of your script come after it: orch run train.py -x",
     ),
     ("run --nproc_per_node 2 train.py", 2, "It is torchrun's: orch run torchrun --nproc_per_node … train.py"),
     ("run --save - uv run python train.py", 0, "entrypoint: uv run python train.py"),
@@ -48,7 +48,7 @@ TABLE: list[tuple[str, int, str]] = [
     ("run --gpus 99 train.py", 2, "99 GPUs wanted"),
     ("run --save - train.py", 0, "entrypoint: train.py"),
     ("run --save nosuch/x.yaml train.py", 2, "there is no folder "),
-    ("run --save good.yaml train.py", 2, "there is such a file already"),
+    ("run --save good.yaml train.py", 2, "the file exists already"),
     ("run --save new.yaml --procs 2 python -m json.tool --x", 0, "orch submit new.yaml"),
 ]
 """What is typed, the exit code, and words of the answer."""

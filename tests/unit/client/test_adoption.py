@@ -73,11 +73,11 @@ def test_files_of_ranks_fit_as_many_ranks_as_have_some(shelf: Shelf) -> None:
 
 
 REFUSED = {
-    ".": "checkpoints are in it", "..": "checkpoints are in it", "/": "checkpoints are in it", "empty.pt": "is empty",
-    "folder": "has an ending of checkpoints", "/dev/null": "has an ending of checkpoints",
-    "notes.txt": "has an ending of checkpoints", sys.executable: "has an ending of checkpoints",
+    ".": "folder of the job's checkpoints", "..": "folder of the job's checkpoints", "/": "folder of the job's checkpoints", "empty.pt": "is empty",
+    "folder": "with an extension of checkpoints", "/dev/null": "with an extension of checkpoints",
+    "notes.txt": "with an extension of checkpoints", sys.executable: "with an extension of checkpoints",
     "torn.pt": "is cut off: its zip has no end", "flipped.pt": "CRC-32", "shards": "__1_0.distcp is missing",
-    "several": "has 2 checkpoints in it, such as several/step-2.pt",
+    "several": "contains 2 checkpoints, such as several/step-2.pt",
 }  # fmt: skip
 
 
@@ -107,7 +107,7 @@ def test_what_is_no_whole_save_is_refused_and_changes_nothing(shelf: Shelf, name
 def test_what_hosts_would_not_get_has_to_be_copied_first(shelf: Shelf, tmp_path: Path) -> None:
     beside = write(shelf.job.from_hosts / "one" / "checkpoints" / "step-10.pt", state(10))
     shelf.replan(ssh=PlannedSsh(None, None, "known", "~/.orch", (), None))
-    with pytest.raises(UserError, match="hosts do not get it from there") as refused:
+    with pytest.raises(UserError, match="it is not copied to the hosts from there") as refused:
         _adopt(shelf, beside)
     assert refused.value.fix == f"copy it into {shelf.folder}"
     assert _adopt(shelf, write(tmp_path / "shared" / "mine.pt", state(5))).number == 2, "hosts may see that"
@@ -118,11 +118,11 @@ def test_nothing_is_adopted_while_a_supervisor_writes_the_ledger(shelf: Shelf) -
     write(shelf.folder / "foreign.pt", state(5))
     with (
         locks.locked(shelf.job) as is_mine,
-        pytest.raises(UserError, match="its supervisor is at work") as refused,
+        pytest.raises(UserError, match="its supervisor is still running") as refused,
     ):
         assert is_mine
         _adopt(shelf, "foreign.pt")
-    assert refused.value.fix == "begin from it when the job has ended"
+    assert refused.value.fix == "resume from it after the job has ended"
     assert list(saves.known(shelf.job)) == [1]
 
 

@@ -32,7 +32,7 @@ def test_tidy_clears_run_files_of_ended_jobs_and_old_drafts_only(tmp_path: Path)
     for folder in (old, own):
         os.utime(folder, (1e9, 1e9))
     said = cleanup.clean_local([Job(ended), Job(running)])
-    assert said == (f"cleaned up 1 ended job ({ended.id}), removed 1 cut off submit ({old.name})", {})
+    assert said == (f"cleaned up 1 ended job ({ended.id}), removed 1 interrupted submit ({old.name})", {})
     assert not (ended.root / "nodes").exists() and (running.root / "nodes").exists()
     assert not old.exists() and new.exists() and own.exists() and ended.rank_log(1, 1).exists()
 

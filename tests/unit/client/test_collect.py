@@ -97,7 +97,7 @@ def test_too_much_that_is_no_checkpoint_is_named_and_left_unless_all_is_wanted(
     done = collect.collect(Job(started.job), tmp_path / "some")
     (text,) = done.left
     assert text.startswith(
-        "2 files where ranks start (0.0 GB, no checkpoints) were not copied: code/out/step-1/a.pt"
+        "2 files that ranks wrote (0.0 GB, no checkpoints) were not copied: code/out/step-1/a.pt"
     )
     assert done.others == 0 and not (tmp_path / "some" / "code" / "out" / "metrics.csv").exists()
     assert (tmp_path / "some" / "code" / "out" / "s.pt").exists(), "a checkpoint comes whatever its size"
@@ -226,7 +226,7 @@ def test_what_is_no_file_is_named_and_the_rest_copied(tmp_path: Path) -> None:
     os.mkfifo(job.checkpoints / "pipe")
     (job.checkpoints / "own").write_text("x")
     found = collect.collect(Job(job), tmp_path / "to")
-    assert found.odd == (f"{job.checkpoints / 'pipe'} is no file, and was not copied",)
+    assert found.odd == (f"{job.checkpoints / 'pipe'} is not a file or folder, and was not copied",)
     assert (tmp_path / "to/checkpoints/own").exists() and not (tmp_path / "to/checkpoints/pipe").exists()
 
 

@@ -161,7 +161,7 @@ def test_a_missing_status_file_of_an_ended_job_is_not_waited_for(tmp_path: Path)
     with pytest.raises(ClusterError, match="missing"):
         Job(folder).status()
     folder.plan.unlink()
-    with pytest.raises(ClusterError, match="not a whole job folder"):
+    with pytest.raises(ClusterError, match="not a complete job folder"):
         Job(folder).status()
 
 
@@ -181,17 +181,17 @@ def test_secrets_are_masked_and_damaged_ones_are_not_guessed(tmp_path: Path) -> 
         log.write(f"prints {folders.SECRET}\n")
     assert "prints ***" in [line.text for line in job.logs()]
     (job.folder.secrets / "secrets.json").write_text("{")
-    with pytest.raises(ClusterError, match="nothing could be masked"):
+    with pytest.raises(ClusterError, match="cannot be masked"):
         job.mask()
     (job.folder.secrets / "secrets.json").unlink()
     job.folder.plan.write_text(codec.dumps(dataclasses.replace(job.plan(), secrets=("HF_TOKEN",))))
-    with pytest.raises(ClusterError, match="nothing could be masked"):
+    with pytest.raises(ClusterError, match="cannot be masked"):
         job.mask()
 
 
 def test_ended_jobs_cannot_be_cancelled_and_running_ones_not_resumed(tmp_path: Path) -> None:
     for folder in (folders.succeeded(tmp_path), folders.failed(tmp_path)):
-        with pytest.raises(UserError, match=r"has ended already .*nothing to stop"):
+        with pytest.raises(UserError, match=r"has ended already .*nothing to cancel"):
             Job(folder).cancel()
     running = folders.make(tmp_path, RUNNING)
     with _supervised(running), pytest.raises(UserError, match="the job is RUNNING"):

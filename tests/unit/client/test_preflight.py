@@ -109,7 +109,7 @@ def test_a_script_with_a_syntax_error_is_found_without_running_it(tmp_path: Path
 
 def test_a_command_is_not_looked_into(tmp_path: Path) -> None:
     found = _found(tmp_path, "entrypoint=null", "command=make train")
-    assert found["python"].found == "bash (not looked into)" and "script" not in found
+    assert found["python"].found == "not checked: the job runs bash" and "script" not in found
 
 
 def test_a_home_that_cannot_be_written_is_a_fault(tmp_path: Path) -> None:
@@ -152,7 +152,10 @@ def test_a_job_folder_that_slurm_takes_for_another_is_refused(tmp_path: Path, na
 
 @pytest.mark.parametrize(
     ("python", "severity", "words"),
-    [("#!/bin/sh\nexit 3\n", "note", "the faults above come first"), ("", "warning", "salloc gave no nodes")],
+    [
+        ("#!/bin/sh\nexit 3\n", "note", "fix the faults above first"),
+        ("", "warning", "salloc allocated no nodes"),
+    ],
 )
 def test_on_slurm_no_nodes_are_asked_for_after_a_fault(
     tmp_path: Path, python: str, severity: str, words: str

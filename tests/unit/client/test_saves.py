@@ -72,7 +72,7 @@ def test_a_word_that_means_two_checkpoints_is_asked_back(
     monkeypatch.chdir(tmp_path)
     for place in (shelf.folder, tmp_path):
         (place / name).write_bytes(b"x")
-    with pytest.raises(UserError, match="means several checkpoints") as told:
+    with pytest.raises(UserError, match="matches several checkpoints") as told:
         _find(shelf, name)
     assert str(tmp_path / name) in told.value.fix and str(shelf.folder) in told.value.fix
 
@@ -90,7 +90,7 @@ def test_a_save_is_not_begun_from_once_its_files_are_not_as_recorded(shelf: Shel
     torn = shelf.add(30, state=SaveState.TORN, why="the attempt ended while it was written")
     for wanted, why in (("1", r"step-10\.pt is gone"), ("step-10.pt", r"step-10\.pt is gone"), ("2", "is empty"),
                         (str(torn.number), "torn: the attempt ended while it was written")):  # fmt: skip
-        with pytest.raises(UserError, match=f"is not a checkpoint to begin from: .*{why}") as refused:
+        with pytest.raises(UserError, match=f"is not a checkpoint to resume from: .*{why}") as refused:
             _find(shelf, wanted)
         assert refused.value.fix
 
@@ -99,7 +99,7 @@ def test_one_that_is_not_there_is_answered_by_those_that_can_be_begun_from(shelf
     (shelf.folder / "step-10.pt").unlink()
     with pytest.raises(UserError, match="there is no such checkpoint") as refused:
         _find(shelf, "nonsense")
-    assert refused.value.fix == "there are: 2 (step-20.pt, step 20)"
+    assert refused.value.fix == "choose one of: 2 (step-20.pt, step 20)"
 
 
 def test_a_file_that_a_person_put_in_the_place_of_a_save_is_a_save_of_its_own(shelf: Shelf) -> None:
@@ -136,7 +136,7 @@ def test_a_save_that_its_script_has_written_over_is_begun_from_as_orch_has_kept_
     assert (
         choice.save is not None
         and choice.save.number == last.number
-        and "kept it in .kept/3" in choice.save.why
+        and "kept a copy in .kept/3" in choice.save.why
     )
 
 
@@ -168,7 +168,7 @@ def test_what_was_left_behind_by_an_earlier_resume_is_not_offered_to_a_later_one
     (shelf.folder / "step-15.pt").unlink()
     assert _start(shelf).choice.save == older
     (shelf.folder / "step-10.pt").unlink()
-    with pytest.raises(UserError, match=r"is not a checkpoint to begin from: step-10\.pt is gone"):
+    with pytest.raises(UserError, match=r"is not a checkpoint to resume from: step-10\.pt is gone"):
         _start(shelf)
 
 
@@ -185,7 +185,7 @@ def test_another_number_of_ranks_is_refused_with_the_saves_that_fit_it(shelf: Sh
         _start(shelf, ranks=2)
     assert refused.value.where == "step-30"
     assert refused.value.fix == (
-        "go on with 4 ranks; for 2 there are, by --from: 1 (step-10.pt, step 10), 2 (step-20.pt, step 20)"
+        "resume with 4 ranks; for 2 ranks use --from with one of: 1 (step-10.pt, step 10), 2 (step-20.pt, step 20)"
     )
     assert _start(shelf).choice.save is not None
     assert _start(shelf, "2", ranks=2).choice.save is not None
@@ -236,7 +236,7 @@ def test_what_is_to_be_said_of_a_save_stands_beside_it(shelf: Shelf) -> None:
     said = {one["main"]: one["why"] for one in saves.listed(shelf.job, shelf.plan, verify=False)}
     assert said == {
         "step-10.pt": "", "step-20.pt": "", "step-30.pt": "not every rank has made a step since",
-        "step-40.pt": "is on its way from its hosts", "best.pt": "",
+        "step-40.pt": "is being copied from its hosts", "best.pt": "",
         "step-70.pt": "not every rank has made a step since", "step-30": "has files of each of the 8 ranks that saved it, and there would be 4",
     }  # fmt: skip
 

@@ -72,7 +72,7 @@ def test_a_job_with_nodes_and_no_word_of_its_supervisor_is_starting(slurm: FakeS
     folder.batch_log.write_text("orch: no Python >= 3.10 on node1\n\n")
     status = Job(folder).status()
     assert status["state"] == "STARTING"
-    assert status["reason"].endswith("its batch script says: orch: no Python >= 3.10 on node1")
+    assert status["reason"].endswith("last line of its batch script: orch: no Python >= 3.10 on node1")
 
 
 def test_while_a_supervisor_speaks_its_word_counts(slurm: FakeSlurm, tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_a_job_that_slurm_has_ended_is_closed_once_with_slurms_words(
             "ask": "allocation_ended",
             "allocation": "7.2",
             "cause": "failed",
-            "why": "Slurm job 7 has ended with exit code 1: FAILED; the last words of its batch script: "
+            "why": "Slurm job 7 has ended with exit code 1: FAILED; last line of its batch script: "
             "orch: no Python >= 3.10 on node1",
         }
     ]
@@ -247,12 +247,12 @@ def test_a_submit_that_was_cut_off_before_slurm_had_the_job_is_closed_in_time(
     slurm: FakeSlurm, tmp_path: Path
 ) -> None:
     folder = job(tmp_path)
-    assert Job(folder).status()["reason"] == "it is being handed to Slurm"
+    assert Job(folder).status()["reason"] == "it is being submitted to Slurm"
     long_ago_s = time.time() - 2 * slurm_status.HANDED_S_MAX
     os.utime(folder.plan, (long_ago_s, long_ago_s))
     Job(folder).source.settle()
     assert [one["why"] for one in asked(folder)] == [
-        "its submit was cut off before Slurm had it; fix: submit it again"
+        "its submit was interrupted before Slurm had the job; fix: submit it again"
     ]
     assert slurm.calls() == []
 

@@ -28,9 +28,9 @@ def refusing(tmp_path: Path) -> JobDir:
 def test_a_job_whose_folder_takes_no_request_is_ended_by_slurm(slurm: FakeSlurm, tmp_path: Path) -> None:
     slurm.queue(RUNNING)
     folder = refusing(tmp_path)
-    with pytest.raises(ClusterError, match="so Slurm was told to end the job: scancel 7") as told:
+    with pytest.raises(ClusterError, match="so the job was cancelled through Slurm: scancel 7") as told:
         Job(folder).cancel()
-    assert told.value.fix == f"make room in {folder.root}, then see with orch status {folder.id}"
+    assert told.value.fix == f"free some space in {folder.root}, then run orch status {folder.id}"
     assert slurm.calls("scancel") == ["scancel 7"]
 
 

@@ -58,8 +58,8 @@ def test_a_supervisor_whose_node_is_lost_is_not_said_to_come_back(slurm: FakeSlu
     folder = job(tmp_path, "7")
     known = replace(Job(folder).source.settled_status(), written_s=70.0)
     for host, said in (
-        ("node1", "its batch script starts it again"),
-        ("node3", "that node is lost, and Slurm"),
+        ("node1", "its batch script restarts it"),
+        ("node3", "that node is lost, and the job is being requeued"),
     ):
         assert said in status_view.outdated(replace(known, supervisor=Holder(8, host)))
 

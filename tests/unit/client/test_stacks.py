@@ -133,7 +133,7 @@ def test_looks_that_were_there_before_are_no_answer(tmp_path: Path) -> None:
     late = [e.FromNode(20.5, "node-0", reports.Inspected(1, 1, ()))]
     with (
         _supervised(job, lambda number, n: [*late, e.InspectRequested(20.0, number), *late]),
-        pytest.raises(ClusterError, match="no rank of it was left to inspect"),
+        pytest.raises(ClusterError, match="no rank was left to inspect"),
     ):
         stacks.stacks(job, _status(job), 0.1)
 
@@ -171,7 +171,7 @@ def test_a_job_that_has_ended_or_not_begun_has_no_stacks(tmp_path: Path) -> None
         Job(ended).stacks()
     assert told.value.fix.startswith("orch why ")
     begun = folders.make(tmp_path, jobs.submitted())
-    with pytest.raises(UserError, match="none of its ranks runs: it is STARTING"):
+    with pytest.raises(UserError, match="no rank is running: the job is STARTING"):
         stacks.stacks(begun, _status(begun))
     assert not list(begun.requests.iterdir())
 
@@ -230,7 +230,7 @@ def test_a_remark_on_the_users_frame_does_not_show_it_twice() -> None:
 
 def test_only_the_wanted_ranks_are_shown() -> None:
     text = cells.plain(stack_view.stacks(_taken(), (2,)))
-    assert "1 rank looked at" in text and "load_batch" in text and "train_step" not in text
+    assert "1 rank inspected" in text and "load_batch" in text and "train_step" not in text
 
 
 def test_ranks_that_run_on_their_own_are_shown_without_a_reason() -> None:

@@ -83,7 +83,7 @@ def test_each_variable_of_the_ranks_is_shown_with_who_set_it_and_why_those_that_
         lines = [f"07:00:00 agent: setting {one.text}\n" for one in settings]
         failed.node_log(1, node).write_text("07:00:00 agent: preparing attempt 1\n" + "".join(lines))
     text = page.page(Job(failed))
-    row = text[text.index("2 variables that the ranks got") :]
+    row = text[text.index("2 environment variables of the ranks") :]
     assert row.count('&lt;b&gt; (1)</code></td><td>you</td><td class="long">job.yaml:3</td>') == 1
     assert (
         'not set</code></td><td>orch, at the start</td><td class="long">by (the) port <span class="dim">on n0'

@@ -177,7 +177,7 @@ def test_a_job_that_the_folder_does_not_know_gives_up(stage: Callable[[str], Sta
     short = on.batch.text.replace("HAND_OVER_TICKS_MAX=600", "HAND_OVER_TICKS_MAX=1")
     on.batch = dataclasses.replace(on.batch, text=short)
     code, said = on.run()
-    assert (code, on.starts) == (1, 0) and "nothing is started" in said
+    assert (code, on.starts) == (1, 0) and "nothing was started" in said
 
 
 def test_after_a_resume_the_old_job_starts_no_supervisor_again(stage: Callable[[str], Stage]) -> None:

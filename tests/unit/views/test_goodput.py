@@ -31,13 +31,13 @@ def test_the_unit_follows_from_all_time_and_is_the_same_in_every_row() -> None:
     text = cells.plain(view.summary(post_mortem.time_use(Goodput((days, blink)))))
     assert (
         text
-        == "\ngoodput     98.6%: 4,608.0 of 4,672.0 rank-hours went to steps that count\n  the rest  wasted 64.0\n"
+        == "\ngoodput     98.6%: 4,608.0 of 4,672.0 rank-hours were useful training\n  the rest  wasted 64.0\n"
     )
 
 
 def test_a_job_without_a_step_says_that_it_has_no_goodput() -> None:
     spans = (Span(0, 1, TimeKind.STARTUP, 0.0, 72.0, 2),)
     text = cells.plain(view.table(post_mortem.time_uses({"gpt": Goodput(spans)}), None))
-    assert text.splitlines()[0] == "gpt  no goodput, since no step was made in 144.0 rank-seconds"
+    assert text.splitlines()[0] == "gpt  no goodput: no step was made in 144.0 rank-seconds"
     assert view.summary(post_mortem.time_use(Goodput(spans))) == []
-    assert cells.plain(view.table(post_mortem.time_uses({}), None)) == "there is no time of ranks to count\n"
+    assert cells.plain(view.table(post_mortem.time_uses({}), None)) == "no rank has run yet\n"

@@ -22,7 +22,9 @@ def test_an_attempt_that_ignored_its_checkpoint_is_not_said_to_have_begun_from_i
     attempt = why["attempts"][1]
     assert (attempt["first_step"], attempt["resumed_step"]) == (1, 20)
     text = cells.plain(post_mortem.post_mortem(why))
-    came = "checkpoints/step-20.pt was given, but the script began at step 1 (does it read ORCH_RESUME_FROM?)"
+    came = (
+        "checkpoints/step-20.pt was given, but the script started at step 1 (does it read ORCH_RESUME_FROM?)"
+    )
     assert came.split("/")[-1] in text
     assert "from step-20.pt" not in text
 
@@ -35,11 +37,9 @@ def test_an_attempt_shows_how_its_save_is_proved_and_which_newer_ones_it_did_not
         "save": 1, "step_source": "stated", "closed_by": "every rank has made a step since", "compared": "sha256",
     }  # fmt: skip
     text = cells.plain(post_mortem.post_mortem(why))
-    torn = "    passed over: step-22.pt (step 22), torn: the attempt ended while it was written\n"
-    proof = (
-        "    save 1, step 20 as it states; compared: sha256\n    whole: every rank has made a step since\n"
-    )
-    assert f"UTC\n{proof}{torn * 3}    passed over: 1 more\n" in text
+    torn = "    skipped: step-22.pt (step 22), torn: the attempt ended while it was written\n"
+    proof = "    checkpoint 1, step 20 (from its name or content); verified by sha256\n    complete: every rank has made a step since\n"
+    assert f"UTC\n{proof}{torn * 3}    skipped: 1 more\n" in text
     assert post_mortem.transition(why, 2).startswith("from step-20.pt; attempt 1 ended")  # a notice tells it
 
 
@@ -48,15 +48,15 @@ def test_an_attempt_shows_how_its_save_is_proved_and_which_newer_ones_it_did_not
     [
         (
             {"checkpoint": None, "offered": []},
-            "there is no checkpoint: orch resume would begin at the beginning\n",
+            "there is no checkpoint: orch resume would start from the beginning\n",
         ),
         (
             {"checkpoint": None, "offered": ["/a", "/b"]},
-            "begin at the beginning; orch checkpoints shows 2 files that it could begin from\n",
+            "start from the beginning; orch checkpoints shows 2 files that it could start from\n",
         ),
         (
             {"passed": [{"save": 2, "path": "step-22.pt", "step": 22, "why": "gone: step-22.pt is gone"}]},
-            "would be made again\n  passed over: step-22.pt (step 22), gone: is gone\n",
+            " and repeat 5 steps\n  skipped: step-22.pt (step 22), gone: is gone\n",
         ),
         (
             {

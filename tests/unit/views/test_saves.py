@@ -41,7 +41,7 @@ TABLES: dict[str, list[Json]] = {
         _save(1, **DELETED, why="step-10.pt is gone"),
         _save(2, state="pruned", why="checkpoint.keep", exists=False),
         _save(3, content="weights alone", step=None),
-        _save(4, resume=True, files=12, main="step-40", why="step-40/a.pt is empty, but orch has kept it in .kept/4"),
+        _save(4, resume=True, files=12, main="step-40", why="step-40/a.pt is empty, but orch kept a copy in .kept/4"),
         _save(5, **DELETED, why="step-50.pt is gone"),
         _save(6, state="gone", why="step-60.pt has other bytes than when it was saved (sha256)"),
         _save(7, state="torn", why="is cut off: its zip has no end; moved step-70.pt to .step-70.pt.torn-attempt-1"),
@@ -83,7 +83,7 @@ def test_all_but_commands_and_reasons_fits_on_a_narrow_terminal() -> None:
 
 def test_what_was_written_over_is_shown_where_it_is_all_there_is() -> None:
     text = _text(_save(1, **{**OVER, "why": "last.pt is gone"}))
-    assert "last.pt\n      is gone" in text and "a restart begins at the beginning" in text
+    assert "last.pt\n      is gone" in text and "a restart starts from the beginning" in text
 
 
 def _whole(number: int, **fields: Any) -> Save:
@@ -95,7 +95,7 @@ def _whole(number: int, **fields: Any) -> Save:
 def test_a_resume_says_what_it_begins_from_as_it_was_looked_at() -> None:
     torn = Passed(7, "step-70.pt", 70, "torn: the attempt ended while it was written")
     gone = Passed(6, "step-60", None, "gone: step-60/model.pt is gone")
-    kept = "last.pt is empty, but orch has kept it in .kept/5"
+    kept = "last.pt is empty, but orch kept a copy in .kept/5"
     choices = {
         "the newest": Choice(_whole(5)),
         "one before others": Choice(_whole(5, step_source=StepSource.COUNTED), passed=(torn, gone)),
@@ -123,13 +123,13 @@ def test_the_places_of_a_job_are_told_line_by_line_and_in_one() -> None:
         f"  folder  {jobs.ROOT}",
         f"  start   {jobs.ROOT}/code  3 files written by ranks",
         "          runs -> /home/me/runs, which jobs of this workdir share",
-        f"  saved   {jobs.ROOT}/code/out  2 whole checkpoints",
-        "  saved   /scratch/run  1 whole checkpoint",
+        f"  saved   {jobs.ROOT}/code/out  2 complete checkpoints",
+        "  saved   /scratch/run  1 complete checkpoint",
         f"  logs    {jobs.ROOT}/logs",
     ]
     assert cells.plain(saves.at_end(WHERE)).splitlines() == [
-        f"folder      {jobs.ROOT}: 2 checkpoints in code/out, 1 checkpoint in /scratch/run, 3 files in all written in code",
-        'job file    checkpoint: {path: "{job_dir}/code/out/net_*.pth"} names them, where resume_args are wanted',
+        f"folder      {jobs.ROOT}: 2 checkpoints in code/out, 1 checkpoint in /scratch/run, 3 files written in code",
+        'job file    checkpoint: {path: "{job_dir}/code/out/net_*.pth"} finds them, for resume_args',
     ]
     empty = {**WHERE, "written": 0, "links": [], "checkpoints": [], "checkpoint_path": None}
     assert cells.plain(saves.at_end(empty)) == f"folder      {jobs.ROOT}\n"

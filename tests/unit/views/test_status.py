@@ -132,7 +132,7 @@ def test_a_restart_in_a_line_says_why_the_attempt_ended_and_from_where_the_next_
     assert post_mortem.transition(why, 2) == f"from step-20.pt; attempt 1 ended: {end}"
     assert post_mortem.transition(why, 1) == ""
     cancelled = jobs.told([*WHY["cancelled"], jobs.again(2, 67.0, None)])
-    assert post_mortem.transition(cancelled, 2) == "from the beginning; attempt 1 was stopped by a cancel"
+    assert post_mortem.transition(cancelled, 2) == "from the beginning; attempt 1 stopped by orch cancel"
 
 
 @pytest.mark.parametrize("name", WHY)
@@ -169,7 +169,7 @@ def test_what_hosts_say_alike_is_evidence_once_with_its_fix_on_a_line_of_its_own
     assert "  2 hosts are needed, and 0 of 2 can be used" in lines
     at = lines.index("  n0, n1: lease: 2 GPUs wanted, the host has 1")
     assert lines[at + 1] == "    fix: lower gpus_per_node"
-    assert lines[-2].strip().startswith("look    orch status")
+    assert lines[-2].strip().startswith("status  orch status")
 
 
 def test_why_an_allocation_was_taken_away_is_said_once() -> None:
@@ -192,10 +192,10 @@ def test_a_rank_that_fails_while_it_has_time_to_save_is_named_with_its_exception
     limit = d.Verdict(
         d.Kind.TIME_LIMIT, (), "", "it is over", (), d.Signature(d.Kind.TIME_LIMIT), None, 1.0, False
     )
-    said = "rank 1 on node-0, told to end, exited with code 1: RuntimeError: no worker at train.py:10 inner"
+    said = "rank 1 on node-0, asked to stop, exited with code 1: RuntimeError: no worker at train.py:10 inner"
     for ending in (d.Judge(6.5, "over", 1, limit), e.CancelRequested(6.5, 1)):
         why = jobs.told([*RUNNING, ending, late, other])
-        assert cells.plain(post_mortem.post_mortem(why)).count("told to end") == 1
+        assert cells.plain(post_mortem.post_mortem(why)).count("asked to stop") == 1
         assert f"  {said}\n" in cells.plain(post_mortem.post_mortem(why))
     assert why["attempts"][0]["remarks"] == [said]
 
@@ -205,7 +205,7 @@ def test_an_attempt_that_was_cancelled_stays_so_when_the_job_has_gone_on_since()
     news = [*RUNNING, e.CancelRequested(6.0, 1), ended]
     news += [e.ResumeRequested(8.0, 2), jobs.again(2, 9.0, Checkpoint(jobs.CKPT, 20))]
     text = cells.plain(post_mortem.post_mortem(jobs.told(news)))
-    assert "attempt 1  was stopped by a cancel" in text and "attempt 2  goes on" in text
+    assert "attempt 1  stopped by orch cancel" in text and "attempt 2  running" in text
 
 
 def test_the_end_of_a_long_traceback_is_what_is_kept() -> None:
@@ -386,11 +386,11 @@ def test_the_post_mortem_of_a_running_job_says_what_its_status_says() -> None:
     now = _status(RUNNING, 6.0, step=33, suspicion=seen.what, suspected=seen)
     bring_up_to_date(told, now)
     text = cells.plain(post_mortem.post_mortem(told, "gpt"))
-    assert "goes on, steps 1 to 33" in text and "begins at step 20 (step-20.pt); 13 steps after it" in text
+    assert "running, steps 1 to 33" in text and "at step 20 (step-20.pt) and repeat 13 steps" in text
     assert (
         "suspicion   rank 2 stands\n            ended after 11:06:48 UTC" in text
         and "orch restart gpt\n" in text
     )
     bring_up_to_date(told, _status(RUNNING, 6.0, written_s=61.0, full_disk="/jobs/g"))
     lines = cells.plain(post_mortem.post_mortem(told, "gpt")).splitlines()
-    assert lines[1] == "the disk of /jobs/g is full: the job goes on when there is room"
+    assert lines[1] == "the disk of /jobs/g is full: the job continues once there is space"

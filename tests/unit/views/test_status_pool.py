@@ -72,7 +72,7 @@ def test_the_status_of_a_pool_is_the_one_that_was_looked_at(name: str) -> None:
 def test_a_host_of_which_there_is_something_to_say_is_never_hidden() -> None:
     text = cells.plain(status.job(POOLS["running"]))
     assert all(host.name in text for host in HOSTS[:6]) and KEY in text
-    assert "gpu12.lab" not in text and "6 hosts not used: gpu07.lab" in text
+    assert "gpu12.lab" not in text and "6 hosts on standby: gpu07.lab" in text
 
 
 def test_very_many_hosts_are_counted_unless_all_are_wanted() -> None:
@@ -131,7 +131,7 @@ def test_a_host_is_called_what_it_is_before_any_is_chosen(
 def test_ranks_that_have_no_host_yet_are_not_listed() -> None:
     ranks = (replace(_rank(0, ""), pid=None),)
     text = cells.plain(status.job(_status(HOSTS[6:], state="STARTING", ranks=ranks)))
-    assert "RANK" not in text and "on none of 6 hosts" in text and "6 hosts to choose from: gpu07.lab" in text
+    assert "RANK" not in text and "on none of 6 hosts" in text and "6 hosts on standby: gpu07.lab" in text
 
 
 def test_what_is_being_copied_is_shown_with_how_far_it_has_come() -> None:
@@ -143,9 +143,7 @@ def test_what_is_being_copied_is_shown_with_how_far_it_has_come() -> None:
     assert "copying" not in cells.plain(status.job(_status(HOSTS, state="FAILED", travels=(one,))))
 
 
-@pytest.mark.parametrize(
-    ("reason", "shown"), [("", "your job waits  a\n"), ("busy: b", "your job waits  a: busy: b\n")]
-)
+@pytest.mark.parametrize(("reason", "shown"), [("", "waiting  a\n"), ("busy: b", "waiting  a: busy: b\n")])
 def test_a_job_that_waits_is_listed_with_its_reason_if_it_has_one(reason: str, shown: str) -> None:
     assert cells.plain(tables.waiting([_status((), id="a", state="QUEUED", reason=reason)])) == shown
 

@@ -60,7 +60,7 @@ def test_an_allocation_that_waits_for_ever_is_given_up_with_what_to_change(tmp_p
         allocation(file, OPTIONS, environ, print),
     ):
         pass
-    assert told.value.fix == "change the job file, or try --set time_limit=…"
+    assert told.value.fix == "change the job file, or use --set time_limit=…"
 
 
 def test_a_waiting_allocation_says_where_it_stands(tmp_path: Path) -> None:
@@ -74,4 +74,4 @@ def test_a_waiting_allocation_says_where_it_stands(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt) as told, allocation(file, OPTIONS, environ, say):
         pass
     where = "number 2 of 2 in partition main, expected to start at 2026-11-28 19:17 UTC"
-    assert str(told.value) == f"Slurm job 7 waits in the queue: Priority, {where}; Ctrl-C ends the wait"
+    assert str(told.value) == f"Slurm job 7 waits in the queue: Priority, {where}; Ctrl-C stops waiting"

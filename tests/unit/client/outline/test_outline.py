@@ -62,7 +62,7 @@ def test_what_only_slurms_allocation_tells_is_left_open(tmp_path: Path) -> None:
     settings = _settings(found, 2)
     assert settings["OMP_NUM_THREADS"].set_by is settings["NCCL_SOCKET_IFNAME"].set_by is SetBy.LATER
     assert settings["OMP_PLACES"].set_by is SetBy.SHELL
-    assert "known in the allocation" in found.notes[0]
+    assert "known only in the allocation" in found.notes[0]
     assert _settings(_outline(tmp_path, backend="slurm"))["NCCL_SOCKET_IFNAME"].value == "lo"
 
 
