@@ -93,9 +93,7 @@ def _decide(facts: Facts, deadlines: Deadlines) -> list[Decision]:
         return given
     if attempt.phase is Phase.STOP:
         return _stop(facts, attempt, deadlines)
-    leaving = _dismiss(
-        facts, facts.leaving.values(), "the plan has no work for this node any more", deadlines
-    )
+    leaving = _dismiss(facts, facts.leaving.values(), "the plan no longer uses this node", deadlines)
     return leaving or _close(facts, attempt, deadlines) or _drive(facts, attempt, deadlines)
 
 
@@ -157,11 +155,11 @@ def _inspect(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[
 
 
 def _withdraw_hang(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
-    """Withdraw the notice of a hang once the job moves again."""
+    """Withdraw the notice of a hang once the job makes progress again."""
     noticed = attempt.standing(d.Topic.HANG)
     if noticed is None or suspicion.quiet_since(facts, attempt) <= noticed.at:
         return []
-    why = "the job moves again"
+    why = "the job makes progress again"
     return [d.Notice(deadlines.now_s, why, attempt.number, d.Topic.HANG, withdrawn=True)]
 
 
@@ -265,7 +263,7 @@ def _stop_orders(
             why = f"attempt {attempt.number} is over: {_ending(facts, attempt)}"
             orders.append(d.Stop(deadlines.now_s, why, attempt.number, node.name, grace_s, saves))
         elif (lent is None or node.name in lent) and placement.is_due(facts, node, deadlines):
-            why = f"only an agent can say that nothing of attempt {attempt.number} is left on {node.name}"
+            why = f"only an agent can confirm that nothing of attempt {attempt.number} is left on {node.name}"
             orders.append(d.Launch(deadlines.now_s, why, attempt.number, node.name))
     return orders
 
@@ -297,18 +295,14 @@ def _give_up(
         ordered = node.agent_state is AgentState.UP and node.ordered.stop == attempt.number
         # Only an agent with contact after the deadline has had its chance to report that all is stopped.
         if ordered and deadlines.passed(deadline_s) and node.contact_at >= deadline_s:
-            why = (
-                f"processes of attempt {attempt.number} on {node.name} outlive SIGKILL; the host needs a look"
-            )
+            why = f"processes of attempt {attempt.number} on {node.name} survive SIGKILL; check the host"
             return [d.EndJob(deadlines.now_s, why, attempt.number, _end(facts))]
     since_s = max(attempt.stop_at or 0.0, attempt.watched_at)
     longest_s = max(UNREACHED_S_MAX, *(2.0 * fence.silent_s(facts, node) for node in unclear))
     if not deadlines.passed(since_s + grace_s + longest_s):
         return []
     names = ", ".join(node.name for node in unclear)
-    why = (
-        f"{names} cannot be reached: ranks of attempt {attempt.number} may still run there; look at the host"
-    )
+    why = f"{names} cannot be reached: ranks of attempt {attempt.number} may still run there; check the host"
     return [d.EndJob(deadlines.now_s, f"{_ending(facts, attempt)}; {why}", attempt.number, _end(facts))]
 
 
@@ -356,7 +350,7 @@ def _compare(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[
     saved = facts.saves.get(attempt.comparing)
     why = (
         f"{saved.main if saved else 'its checkpoint'} could not be read within {COMPARE_S_MAX / 3600:g} hours: "
-        "see to the disk, then let the job go on with orch resume"
+        "check the disk, then run orch resume"
     )
     return [d.EndJob(deadlines.now_s, why, attempt.number, d.JobEnd.FAILED)]
 

@@ -90,7 +90,7 @@ def _note_missing(facts: Facts, attempt: AttemptFacts) -> None:
             and (verdict.kind, verdict.node) == (d.Kind.START_TIMEOUT, node.name)
         ):
             node.excluded = Fault(
-                node.name, f"set aside: in attempt {attempt.number} all but this host were ready in time"
+                node.name, f"excluded: in attempt {attempt.number} all but this host were ready in time"
             )
         elif placement.has_another(facts) and (hung := _hung_again(facts, attempt, node)):
             node.excluded = Fault(node.name, hung)
@@ -112,7 +112,7 @@ def _hung_again(facts: Facts, attempt: AttemptFacts, node: NodeFacts) -> str:
     if len(hung) < HANGS_MAX or hung[-1].number != attempt.number:
         return ""
     numbers = " and ".join(str(past.number) for past in hung[-HANGS_MAX:])
-    return f"set aside: ranks hung on it in attempts {numbers}"
+    return f"excluded: ranks hung on it in attempts {numbers}"
 
 
 def _exclude_apart(facts: Facts, verdict: d.Verdict) -> None:

@@ -46,7 +46,7 @@ def claim(job: JobDir, name: str) -> None:
         return
     current = replaced(job, name)
     if _is_later(current, name):
-        raise NotOursError(f"this is allocation {name}, and the job goes on in allocation {current}")
+        raise NotOursError(f"this is allocation {name}, and the job continues in allocation {current}")
     full_disk.wait_for(lambda: replace_text(job.allocation, f"{name}\n"))
 
 
@@ -91,7 +91,7 @@ def leave(allocation: Allocation | None, requeue: d.Requeue | None, end: d.JobEn
         return SUCCEEDED if end is d.JobEnd.SUCCEEDED else OVER
     refusal = allocation.requeue(requeue.avoid)
     if refusal:
-        print(f"the job cannot go back into the queue: {refusal}", flush=True)
+        print(f"the job cannot be requeued: {refusal}", flush=True)
     return REQUEUED
 
 

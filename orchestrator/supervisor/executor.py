@@ -248,7 +248,7 @@ class Executor:
             if decision is None or decision.resume is None:
                 continue
             if why:
-                reason = f"{decision.resume.path} could not be brought there: {why}"
+                reason = f"{decision.resume.path} could not be copied there: {why}"
                 failed.append(e.PrepareFailed(now_s, node, decision.attempt, reason, ""))
             else:
                 self._prepare(decision, gang, self._resume_save(node, decision.resume))

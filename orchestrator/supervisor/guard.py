@@ -64,7 +64,7 @@ def keep(
             refused += 1
             if refused > NO_ROOM_MAX or job.ended.exists() or not job.plan.exists():
                 return _give_up(job, f"the supervisor cannot be started: {err.strerror}")
-            _log(f"the supervisor cannot be started: {err.strerror}: it is tried again")
+            _log(f"the supervisor cannot be started: {err.strerror}: trying again")
             sleep(NO_ROOM_PAUSE_S)
             continue
         refused = 0
@@ -77,7 +77,7 @@ def keep(
         how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
         if len(deaths) >= DEATHS_MAX:
             return _give_up(job, f"the supervisor {how}, death {len(deaths)} within {DEATHS_S:.0f} s")
-        _log(f"the supervisor {how}: another is started")
+        _log(f"the supervisor {how}: starting another one")
         sleep(PAUSES.pause_s(len(deaths)))
 
 

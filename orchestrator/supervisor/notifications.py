@@ -139,10 +139,10 @@ def _text(event: str, decision: d.Decision, plan: Plan, facts: Facts, at: str) -
     match decision:
         case d.Judge(verdict=d.Verdict() as verdict) | d.Notice(verdict=d.Verdict() as verdict):
             what = verdict.culprit or verdict.summary
-            lets_be = "; nothing is done about it" if event == "notice" else ""
+            lets_be = "; no action is taken" if event == "notice" else ""
             return f"{plan.id}: {verdict.kind.value} in attempt {decision.attempt}: {what}{lets_be}"
         case d.Notice(topic=d.Topic.HANG):
-            return f"{plan.id}: goes on after all: {decision.why}"
+            return f"{plan.id}: running again: {decision.why}"
         case d.Notice(topic=d.Topic.SUSPECT):
             then = _follows(decision, plan, facts, at)
             return f"{plan.id}: may hang in attempt {decision.attempt}: {decision.why}{f'; {then}' if then else ''}"
@@ -240,14 +240,14 @@ class DeliveryThread:
         """Report what is not delivered."""
         for number in list(self._owed):
             self._report(
-                f"notify.{self._target} was not told of {self._owed.pop(number, '')}: the supervisor exits"
+                f"notify.{self._target} did not get {self._owed.pop(number, '')}: the supervisor exits"
             )
 
     def enqueue(self, note: Json) -> None:
         """Queue a note; returns at once."""
         event, number = note["event"], next(self._numbers)
         if len(self._owed) >= WAITING_MAX and event not in ENDS:
-            self._report(f"notify.{self._target} is too slow: {event} was not told")
+            self._report(f"notify.{self._target} is too slow: {event} was dropped")
             return
         self._owed[number] = event
         self._notes.put((event not in ENDS, number, note))
@@ -264,7 +264,7 @@ class DeliveryThread:
             except Exception as err:  # the job goes on, whatever a notification runs into
                 fault = f"{type(err).__name__}: {err}"
             if fault:
-                self._report(f"notify.{self._target} was not told of {note['event']}: {fault}")
+                self._report(f"notify.{self._target} did not get {note['event']}: {fault}")
             self._owed.pop(number, None)
 
 
@@ -302,7 +302,7 @@ def run_command(
         )
         out.seek(max(0, out.seek(0, os.SEEK_END) - OUTPUT_BYTES_MAX))
         said = " | ".join(mask.apply(out.read().decode(errors="replace").strip()).splitlines())
-        return f"{fault}; it said: {said}" if fault and said else fault
+        return f"{fault}; output: {said}" if fault and said else fault
 
 
 def post(

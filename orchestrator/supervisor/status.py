@@ -178,7 +178,7 @@ def reason(facts: Facts, now: Now | None = None) -> str:
         going = ", ".join([node.name for node in facts.gang if facts.runs_script(node)][:MISSING_SHOWN])
         return f"all ranks have ended with code 0; the script continues on {going}"
     stopped = [str(rank.rank) for rank in facts.ranks.values() if rank.state in ("T", "Z")]
-    return f"rank {', '.join(stopped)} stands still (state T or Z)" if stopped else ""
+    return f"rank {', '.join(stopped)} is stopped or a zombie (state T or Z)" if stopped else ""
 
 
 def _asked(facts: Facts, attempt: AttemptFacts) -> str:
@@ -225,7 +225,7 @@ def _compared(facts: Facts) -> str:
     attempt = facts.attempt
     if attempt is None or attempt.compare_at is None or attempt.comparing not in facts.saves:
         return ""
-    return f"; {facts.saves[attempt.comparing].main} is being read first, to see that it is what was written"
+    return f"; {facts.saves[attempt.comparing].main} is verified first"
 
 
 def verdict(given: d.Verdict, judged_at: float) -> Json:
@@ -256,7 +256,7 @@ def _queue(facts: Facts) -> str:
     if facts.ahead:
         more = len(facts.ahead) - MISSING_SHOWN
         first = ", ".join(facts.ahead[:MISSING_SHOWN])
-        return f"waiting behind {first}{f' and {more} more' if more > 0 else ''}, which came first"
+        return f"waiting behind {first}{f' and {more} more' if more > 0 else ''}, submitted earlier"
     busy = [f"{node.name} ({node.busy.reason})" for node in facts.nodes.values() if node.busy]
     more = len(busy) - MISSING_SHOWN
     first = ", ".join(busy[:MISSING_SHOWN])
@@ -312,7 +312,7 @@ def _notices(facts: Facts) -> Iterator[str]:
         yield ignores
     for loser in attempt.passed[:PASSED_SHOWN]:
         at = "" if loser.step is None else f" (step {loser.step:,})"
-        yield f"attempt {attempt.number} did not begin from {loser.main}{at}: {loser.why}"
+        yield f"attempt {attempt.number} did not resume from {loser.main}{at}: {loser.why}"
 
 
 def _progress(facts: Facts) -> str | None:

@@ -175,7 +175,10 @@ class Supervisor:
             return True
         if not self._seeks:  # resume, collect and clean need not wait for these hosts, nor for notifications
             self._seeks = True
-            print(f"waiting for {', '.join((*hosts, *['notifications'] * owes))} after the end", flush=True)
+            print(
+                f"waiting for {', '.join((*hosts, *['notifications'] * owes))} after the job's end",
+                flush=True,
+            )
             self._executor.keep_reachable(hosts)
             self._show(durable=True)
             full_disk.wait_for(self._job.ended.touch)

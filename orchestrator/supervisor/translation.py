@@ -69,7 +69,7 @@ def read_secrets(job: JobDir) -> JobSecrets:
 
 
 def _read_private(path: Path, parse: Callable[[str], T]) -> T:
-    fix = "a job cannot go on without its secrets: submit it again; its checkpoints stay where they are"
+    fix = "a job cannot continue without its secrets: submit it again; its checkpoints stay where they are"
     try:
         return parse(path.read_text())
     except ssl.SSLError as err:
@@ -77,7 +77,7 @@ def _read_private(path: Path, parse: Callable[[str], T]) -> T:
     except OSError as err:
         raise ClusterError(f"cannot be read: {err.strerror}", str(path), fix) from err
     except ValueError as err:
-        raise ClusterError("is damaged or was written in part", str(path), fix) from err
+        raise ClusterError("is damaged or incomplete", str(path), fix) from err
 
 
 def _token(text: str) -> str:

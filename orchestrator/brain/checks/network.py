@@ -74,7 +74,9 @@ def findings(links: Mapping[Pair, Link], pairs_left: int) -> Iterator[Finding]:
     yield from _cut(links)
     yield from _slow(links)
     if pairs_left:
-        yield note("network", (), f"{pairs_left} pairs of nodes were not measured: the time for it was over")
+        yield note(
+            "network", (), f"{pairs_left} pairs of nodes were not measured: the time limit was reached"
+        )
 
 
 def _cut(links: Mapping[Pair, Link]) -> Iterator[Finding]:
@@ -120,7 +122,7 @@ def _slow(links: Mapping[Pair, Link]) -> Iterator[Finding]:
     whole = _whole(links)
     rate, rtt_s = medians(whole.values())
     usual = f"the median of all links is {rate / 1e6:.0f} MB/s and {rtt_s * 1000:.2g} ms"
-    fix = "look at cable, switch port and duplex (ethtool), or leave it out"
+    fix = "check cable, switch port and duplex (ethtool), or leave it out"
     alone = _common(bad, whole)
     for node in alone:
         worst = min((link for pair, link in bad.items() if node in pair), key=lambda one: one.bytes_per_s)

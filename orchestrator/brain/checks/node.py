@@ -55,7 +55,7 @@ def clock(name: str, offset_s: float, uncertainty_s: float) -> Iterator[Finding]
     """Yield a clock that differs from this machine's by more than `CLOCK_S_MAX`, beyond what the way there may cost."""
     if abs(offset_s) - uncertainty_s > CLOCK_S_MAX:
         found = f"its clock is {abs(offset_s):.0f} s {'ahead' if offset_s > 0 else 'behind'}"
-        yield warning("clock", [name], found, "let chrony or systemd-timesyncd keep its clock")
+        yield warning("clock", [name], found, "synchronize it with chrony or systemd-timesyncd")
 
 
 def _program(name: str, program: ProgramFacts, facts: HostFacts, job: Job) -> Iterator[Finding]:
@@ -75,15 +75,15 @@ def code(name: str, program: ProgramFacts, has_setup: bool) -> Iterator[Finding]
     is missing, is no error."""
     if program.syntax:
         yield error(
-            "script", [name], program.syntax, f"mend the script, or use another Python than {program.python}"
+            "script", [name], program.syntax, f"fix the script, or use another Python than {program.python}"
         )
     for missing in program.missing[:MISSING_SHOWN_MAX]:
         found = f"{missing.file}:{missing.line}: no module named {missing.module}"
         if has_setup:
-            fix = "see that the setup lines, which a check does not run, provide it"
+            fix = "make sure that the setup lines provide it (a check does not run them)"
             yield warning("import", [name], f"{found}, before the setup lines", fix)
         elif program.changes_path:
-            fix = "see that it lies where the code looks"
+            fix = "make sure that it is on that path"
             yield warning("import", [name], f"{found}, unless {program.changes_path} makes it found", fix)
         else:
             fix = "install it there, or name another interpreter in python:"
@@ -169,7 +169,7 @@ def _gpu_faults(facts: HostFacts) -> Iterator[tuple[str, str]]:
             yield found, "reset the GPU (nvidia-smi -r) or reboot; if they come back, replace it"
         for why in gpu.slowdowns:
             found = f"{which} runs at lowered clocks: {why}"
-            yield found, "see nvidia-smi -q -d PERFORMANCE; look at cooling and power"
+            yield found, "see nvidia-smi -q -d PERFORMANCE; check cooling and power"
     if facts.xids:
         found = f"its kernel reports failures of a GPU, the last one: {facts.xids[-1]}"
         yield found, "look the Xid up in NVIDIA's list; most want a reset or a reboot"

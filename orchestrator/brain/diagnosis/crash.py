@@ -100,7 +100,7 @@ def judge(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict 
         return None  # a node that has sent nothing since may be the culprit
     silent_s = deadlines.now_s - quiet[0].contact_at
     return node_lost.verdict(
-        facts, quiet[0], f"no word for {silent_s:.0f} s, and its peers lost their connections to it"
+        facts, quiet[0], f"no heartbeat for {silent_s:.0f} s, and its peers lost their connections to it"
     )
 
 
@@ -115,21 +115,24 @@ def _crash(
     failure = culprit.failure
     notes = _unsaid(culprit)
     if culprit.signal == _SIGKILL:
-        was = "was" if culprit.oom else "was not"
-        notes.append(f"the kernel's OOM killer {was} at work on {culprit.node} during this attempt")
+        notes.append(
+            f"out of memory (OOM kill on {culprit.node} during this attempt)"
+            if culprit.oom
+            else f"not out of memory (no OOM kill on {culprit.node} during this attempt)"
+        )
     if others:
         notes.append(
             f"after it ended badly: {_with_places([rank for rank in failed if rank is not culprit])}"
         )
     if facts.attempt is not None and facts.attempt.call > 1:
         notes.append(
-            f"in launcher call {facts.attempt.call}; another attempt begins with the script's first line"
+            f"in launcher call {facts.attempt.call}; the next attempt runs the script from its first line"
         )
     gone = ""
     if looks_like_victim(culprit) and ended:
         numbers = [rank.rank for rank in ended]
         gone = f"{named(numbers)} ended with code 0 before the others were done: "
-        notes.append(f"before it had left in good order: {named(numbers)}")
+        notes.append(f"exited with code 0 before it: {named(numbers)}")
         # Where most have ended, the one that was not done is to blame.
         blamed = ended if 2 * len(ended) <= len(facts.ranks) else blamed
     waited_for = ""

@@ -332,7 +332,7 @@ def _silence(
     heard_s = max((rank.inspected_at for rank in facts.ranks.values()), default=since_s)
     culprit = hang_report.who(attempt, culprits, answer)
     if not culprits and isinstance(answer, Whole):
-        culprit = f"nobody is missing: {hang_report.nothing_flows(facts)}"
+        culprit = f"no rank is missing: {hang_report.nothing_flows(facts)}"
     silent = f"no {missed} for {max(heard_s - gang_at, 0.0):.0f} s"
     summary = f"{silent}: {culprit}" if culprit else f"{silent} from any rank"
     is_network = isinstance(answer, Whole) and not culprits

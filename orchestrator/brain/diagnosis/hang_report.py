@@ -45,10 +45,10 @@ def who(
 def _what(attempt: AttemptFacts, rank: RankFacts, answer: collectives.Answer | None) -> str:
     """Say what a rank does, in words."""
     if rank.rank_state is RankState.EXITED:
-        return f"ended with code 0 after {rank.steps:,} steps" if rank.ended_well else "is no more"
+        return f"ended with code 0 after {rank.steps:,} steps" if rank.ended_well else "has ended"
     inspection = inspections.result(attempt, rank)
     if inspection is None:
-        return "has not been seen"
+        return "was not inspected"
     now = collectives.current(inspection)
     if isinstance(answer, Mismatch) and now is not None:
         why = f"in {collectives.shaped(now)}"
@@ -62,9 +62,9 @@ def _what(attempt: AttemptFacts, rank: RankFacts, answer: collectives.Answer | N
 
 
 _PLAIN = {
-    Activity.WAITING_FOR_RANKS: "waits for others", Activity.PROGRESSING: "works without an end", Activity.SPINNING: "burns processor time in one place",
+    Activity.WAITING_FOR_RANKS: "waits for others", Activity.PROGRESSING: "computes without end", Activity.SPINNING: "uses processor time in one place",
     Activity.SLEEPING: "sleeps", Activity.BLOCKED: "is blocked", Activity.STOPPED: "is stopped", Activity.EXITING: "is about to end",
-    Activity.UNKNOWN: "does not show what it does",
+    Activity.UNKNOWN: "cannot be inspected",
 }  # fmt: skip
 
 
@@ -90,9 +90,9 @@ def nothing_flows(facts: Facts) -> str:
     """Name the nodes between whose ranks nothing flows."""
     names = [node.name for node in facts.gang]
     if len(names) < 2:
-        return "nothing flows between its ranks"
+        return "no data flows between its ranks"
     more = f" and {len(names) - CULPRITS_SHOWN} more" if len(names) > CULPRITS_SHOWN else ""
-    return f"nothing flows between {', '.join(names[:CULPRITS_SHOWN])}{more}"
+    return f"no data flows between {', '.join(names[:CULPRITS_SHOWN])}{more}"
 
 
 def evidence(facts: Facts, attempt: AttemptFacts) -> tuple[Evidence, ...]:
@@ -117,9 +117,7 @@ def evidence(facts: Facts, attempt: AttemptFacts) -> tuple[Evidence, ...]:
     return (Evidence(" · ".join(ways), EvidenceKind.WAYS), *stack_lines(seen), *map(Evidence, notes))
 
 
-UNEVEN_FIX = (
-    "give all ranks as many batches (DistributedSampler, drop_last), or wrap the loop in torch's Join"
-)
+UNEVEN_FIX = "give all ranks the same number of batches (DistributedSampler, drop_last), or wrap the loop in torch's Join"
 
 
 def uneven(facts: Facts) -> tuple[Evidence, ...]:
@@ -157,7 +155,7 @@ def _lacks(seen: Sequence[RankInspection]) -> tuple[str, ...]:
     for inspection in seen:
         for lack in inspection.unavailable:
             groups.setdefault(lack, []).append(inspection.rank)
-    return tuple(f"not looked at ({named(ranks)}): {lack}" for lack, ranks in sorted(groups.items()))
+    return tuple(f"not inspected ({named(ranks)}): {lack}" for lack, ranks in sorted(groups.items()))
 
 
 # Stacks of many ranks in a few lines

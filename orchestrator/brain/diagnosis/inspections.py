@@ -122,7 +122,7 @@ def why_inspect(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines, ends_
     if attempt.phase is not Phase.RUN or not living(facts):
         return ""
     if facts.inspect_requested > facts.inspect_answered:
-        return "somebody wants to see what the ranks do"
+        return "the user requested an inspection"
     if attempt.running_at is None or not all_heard(facts) or not is_answered(facts, attempt, deadlines):
         return ""
     assert facts.limits is not None

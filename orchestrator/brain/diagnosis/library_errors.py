@@ -64,10 +64,10 @@ def _watchdog(found: re.Match[str]) -> str:
 
 
 def _gloo(found: re.Match[str]) -> str:
-    way = "a word from" if found["what"] == "recv" else "a way to"
+    way = "data from" if found["what"] == "recv" else "a connection to"
     return (
-        f"gloo gave up waiting for {way} another rank{_limit(found['limit_ms'])}: this rank is a victim of one that "
-        "did not come, or of the network between them"
+        f"gloo gave up waiting for {way} another rank{_limit(found['limit_ms'])}: this rank is the victim of one that "
+        "did not take part, or of the network between them"
     )
 
 
@@ -89,14 +89,14 @@ def _store_join(found: re.Match[str]) -> str:
 def _store_key(found: re.Match[str]) -> str:
     return (
         f"a rank waited{_limit(found['limit_ms'], ' ')} for another to write {found['keys'][:100]} into the store: the other "
-        "one did not come to the same place in the script"
+        "rank did not reach the same place in the script"
     )
 
 
 def _store_client(found: re.Match[str]) -> str:
     return (
-        f"this rank reached no store at {found['address']}, port {found['port']}: see to its MASTER_ADDR and MASTER_PORT, and "
-        "to the network between it and the first node"
+        f"this rank reached no store at {found['address']}, port {found['port']}: check its MASTER_ADDR and MASTER_PORT, and "
+        "the network between it and the first node"
     )
 
 
@@ -153,7 +153,7 @@ _MEANINGS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...] = 
     (
         _CUDA_GONE,
         _always(
-            "a kernel on this rank's GPU failed, and CUDA tells it late: CUDA_LAUNCH_BLOCKING=1 shows the true line"
+            "a kernel on this rank's GPU failed, and CUDA reports it late: CUDA_LAUNCH_BLOCKING=1 shows the true line"
         ),
     ),
     (
@@ -166,13 +166,13 @@ _MEANINGS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...] = 
         _SYSTEM,
         _always(
             "NCCL failed in a call of the system, mostly on sockets or shared memory: the rank's nccl.log in the "
-            "evidence folder names it, or with NCCL_DEBUG its log; look at /dev/shm, the limit of locked memory, and NCCL_SOCKET_IFNAME"
+            "evidence folder names it, or with NCCL_DEBUG its log; check /dev/shm, the limit of locked memory, and NCCL_SOCKET_IFNAME"
         ),
     ),
     (
         _HEARTBEAT,
         _always(
-            "NCCL's own watchdog thread stood still and ended the process: it was blocked in CUDA or by Python's lock"
+            "NCCL's own watchdog thread was stuck and ended the process: it was blocked in CUDA or by Python's lock"
         ),
     ),
 )

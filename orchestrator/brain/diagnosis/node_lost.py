@@ -32,7 +32,7 @@ def judge(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict 
             and _is_silent_too_long(facts, node, stepped_at, deadlines)
         ):
             silent_s = deadlines.now_s - node.contact_at
-            return verdict(facts, node, f"no word for {silent_s:.0f} s, and no rank makes a step")
+            return verdict(facts, node, f"no heartbeat for {silent_s:.0f} s, and no rank is stepping")
     return None
 
 
@@ -52,7 +52,7 @@ def _lost_before_start(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines
             node.contact_at + facts.limits.node_timeout_s
         ):
             silent_s = deadlines.now_s - node.contact_at
-            return verdict(facts, node, f"no word for {silent_s:.0f} s before its ranks started")
+            return verdict(facts, node, f"no heartbeat for {silent_s:.0f} s before its ranks started")
     return None
 
 

@@ -83,7 +83,7 @@ def _silent_node(facts: Facts, attempt: AttemptFacts, now_s: float) -> Suspicion
         now_s - node.contact_at,
         [one for one in facts.spares if one.agent_state is AgentState.UP],
     )
-    what = f"{node.name} ({named(node.ranks)}) is silent for {silent_s:.0f} s, and no rank makes a step"
+    what = f"{node.name} ({named(node.ranks)}) has sent no heartbeat for {silent_s:.0f} s, and no rank is stepping"
     in_s = max(0.0, fence.expected_over_at(facts, node) - now_s)
     spare = ready[0].name if ready else ""
     return Suspicion(what, [*node.ranks], node.name, silent_s, Follows.LOST, in_s, spare)
@@ -100,7 +100,7 @@ def _silence(facts: Facts, attempt: AttemptFacts, now_s: float) -> Suspicion | N
     usual = f" (usual: {known:.2g} s)" if known is not None else ""
     silent = f"no step {'' if has_stepped else 'yet '}for {for_s:.0f} s{usual}"
     if not _is_seen(facts, attempt):
-        return Suspicion(f"{silent}: looking", [], "", for_s, Follows.UNKNOWN)
+        return Suspicion(f"{silent}: inspecting", [], "", for_s, Follows.UNKNOWN)
     working = [rank for rank in inspections.living(facts) if inspections.moves(attempt, rank)]
     answer = hang.study(facts, attempt)
     culprits = working or hang.suspects(facts, attempt, answer)

@@ -43,9 +43,9 @@ _KINDS = {
     Cause.REQUEUED: Kind.PREEMPTED, Cause.NODE_LOST: Kind.NODE_LOST, Cause.FAILED: Kind.NODE_LOST,
 }  # fmt: skip
 _WORDS = {
-    Cause.CANCELLED: "was cancelled, not by orch", Cause.TIME_LIMIT: "comes to its time limit",
+    Cause.CANCELLED: "was cancelled, not by orch", Cause.TIME_LIMIT: "reaches its time limit",
     Cause.PREEMPTED: "is preempted", Cause.REQUEUED: "was requeued, not by orch",
-    Cause.NODE_LOST: "is lost with a node", Cause.FAILED: "has failed",
+    Cause.NODE_LOST: "has lost a node", Cause.FAILED: "has failed",
 }  # fmt: skip
 
 # How news is folded
@@ -60,7 +60,7 @@ def began(facts: Facts, news: e.AllocationBegan) -> None:
         attempt.allocation_lost_at = news.at
         if attempt.phase is not Phase.STOP:
             first = next(iter(facts.nodes), "")
-            lost = f"its first node, {first}, was lost with the supervisor, or it was requeued without a word"
+            lost = f"its first node, {first}, was lost with the supervisor, or it was requeued without notice"
             unsaid = AllocationLoss(news.at, before, Cause.NODE_LOST, lost, first)
             attempt.allocation_loss = _loss_of(facts.ending) if facts.ending is not None else unsaid
     facts.allocations = (*facts.allocations, news.allocation)

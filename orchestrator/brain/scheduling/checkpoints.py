@@ -21,7 +21,7 @@ from orchestrator.core.checkpoints.steps import NEAR_STEPS
 SAVES_MAX = 300
 """How many saves are remembered here; the ledger has all."""
 
-SUSPICION = "the script seems to begin anew instead of from its checkpoint"
+SUSPICION = "the script seems to start from scratch instead of resuming from its checkpoint"
 QUESTION = "does it read ORCH_RESUME_FROM, or checkpoint.resume_args?"
 
 DIFFERS_SHARE = 0.2
@@ -111,7 +111,7 @@ def unloadable(facts: Facts, attempt: AttemptFacts, verdict: d.Verdict | None) -
         return None
     for node in facts.nodes.values():
         if node.setup_failure is not None and node.setup_failure.save == save.number:
-            why = f"it was not whole on {node.name} in attempt {attempt.number}"
+            why = f"it was incomplete on {node.name} in attempt {attempt.number}"
             return Unloadable(save, why, is_certain=True)
     for number in verdict.ranks:
         failure = facts.ranks[number].failure if number in facts.ranks else None
@@ -130,7 +130,9 @@ def unloadable(facts: Facts, attempt: AttemptFacts, verdict: d.Verdict | None) -
     is_same = last.attempt.resume is not None and last.attempt.resume.save == save.number
     if not is_same or last.attempt.failed_count:
         return None
-    why = f"attempts {last.number} and {attempt.number} ended alike before their first step from it"
+    why = (
+        f"attempts {last.number} and {attempt.number} failed in the same way before their first step from it"
+    )
     return Unloadable(save, why, is_certain=False)
 
 
@@ -149,15 +151,15 @@ def why_none(facts: Facts) -> str:
     choice = facts.choice
     if facts.pin is not None and choice.save is None and choice.misfit is None:
         named = facts.saves.get(facts.pin.save)
-        what = f"{named.main} ({named.why or named.state.value})" if named else f"save {facts.pin.save}"
-        fix = "go on from the newest with orch resume, or name another with --from"
-        return f"it was to begin from {what}, which is not whole any more: {fix}"
+        what = f"{named.main} ({named.why or named.state.value})" if named else f"checkpoint {facts.pin.save}"
+        fix = "resume from the newest with orch resume, or choose another with --from"
+        return f"it was to resume from {what}, which is no longer complete: {fix}"
     save = choice.misfit
     if save is None:
         return ""
     return (
         f"{save.main} has files of each of the {save.world_size} ranks that saved it, and there are {len(facts.ranks)}: "
-        f"go on with {save.world_size} ranks, or begin from another save"
+        f"use {save.world_size} ranks, or resume from another checkpoint"
     )
 
 
@@ -169,10 +171,10 @@ def ignores_checkpoint(attempt: AttemptFacts) -> str:
     if began.read:
         return ""  # its own choice is no fault
     if began.read == 0:
-        return f"the script began anew: no rank had read {attempt.resume.path} before its first step ({QUESTION})"
+        return f"the script started from scratch: no rank had read {attempt.resume.path} before its first step ({QUESTION})"
     seen = f"{began.main}, written after {began.steps:,} steps of its own, shows that it began at step {began.step:,}"
     if began.step:
-        return f"the script did not begin from {attempt.resume.path}, but chose by itself: {seen}"
+        return f"the script did not resume from {attempt.resume.path} but from a checkpoint of its own choice: {seen}"
     return f"{SUSPICION} {attempt.resume.path}: {seen} ({QUESTION})"
 
 
@@ -206,8 +208,8 @@ def _compare_steps(attempt: AttemptFacts, save: Save) -> None:
     is_far = apart >= max(DIFFERS_MIN, DIFFERS_SHARE * max(save.stated, counted))
     if is_far and save.step_source is StepSource.STATED:
         attempt.differing = (
-            f"{save.main} says step {save.stated:,}, the counter {counted:,}: what the checkpoint says is taken, "
-            "and the counter counts steps of the optimizer"
+            f"{save.main} says step {save.stated:,}, orch counted {counted:,}: the checkpoint's step is used; "
+            "orch counts steps of the optimizer"
         )
 
 

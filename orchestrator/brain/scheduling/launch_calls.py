@@ -30,7 +30,7 @@ def next_call(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list
         return []
     if any(node.call < number or node.agent_state is not AgentState.UP for node in gang):
         return []
-    why = f"every node's script has come to launcher call {number}"
+    why = f"every node's script has reached launcher call {number}"
     return [d.NextCall(deadlines.now_s, why, attempt.number, number)]
 
 
@@ -62,7 +62,7 @@ def verdict(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdic
     limit_s = facts.limits.start_timeout_s
     if not deadlines.passed(since_s + limit_s):
         return None
-    return _apart(facts, awaited, came, late, f"did not come within {limit_s:g} s", retry=True)
+    return _apart(facts, awaited, came, late, f"did not reach it within {limit_s:g} s", retry=True)
 
 
 def _failed(facts: Facts, node: NodeFacts) -> Verdict:
@@ -85,9 +85,9 @@ def _apart(
     names = [", ".join(node.name for node in nodes) for nodes in (came, others)]
     fix = "every node runs the script: a launcher must be called on all of them, not behind a test of the node's number"
     return facts.verdict_on(
-        Kind.RENDEZVOUS, f"launcher call {call}: {names[0]} came to it, {names[1]} {how}",
+        Kind.RENDEZVOUS, f"launcher call {call}: {names[0]} reached it, {names[1]} {how}",
         node=others[0].name if len(others) == 1 < len(came) else "", cause=FailureCause.OTHER,
-        proof=(Evidence("ranks start when all nodes have come to the same call", fix=fix), *_output(others[0])),
+        proof=(Evidence("ranks start when all nodes have reached the same call", fix=fix), *_output(others[0])),
         since_s=others[0].contact_at, retry=retry,
     )  # fmt: skip
 

@@ -58,7 +58,7 @@ def keep_spares(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> li
     idle = [node for node in facts.nodes.values() if not node.ranks]
     ready = [node for node in idle if _is_ready(node)]
     surplus = [*ready[facts.pool.spares :], *(node for node in idle if node.excluded)]
-    dismissals = _dismissals(attempt, surplus, "the job does without it", deadlines)
+    dismissals = _dismissals(attempt, surplus, "the job does not need it", deadlines)
     return dismissals or _launches(facts, attempt, deadlines)
 
 
@@ -126,7 +126,7 @@ def queued_too_long(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -
         for node in facts.nodes.values()
         if node.busy
     ]
-    ahead = [d.Evidence(f"before it: {', '.join(facts.ahead)}")] if facts.ahead else []
+    ahead = [d.Evidence(f"jobs ahead: {', '.join(facts.ahead)}")] if facts.ahead else []
     needed = facts.pool.nodes if facts.pool is not None else 0
     summary = (
         f"queued for {deadlines.now_s - attempt.began_at:.0f} s, longer than monitor.queue_timeout: "
@@ -147,7 +147,7 @@ def _lost_for_good(
         return None
     summary = (
         f"{node.name} has not come back within {deadlines.now_s - node.contact_at:.0f} s ({node.missing}), and no other"
-        f" host is free: {facts.pool.nodes} are needed, {ready} are there"
+        f" host is free: {facts.pool.nodes} are needed, {ready} are ready"
     )
     reasons = _reasons(facts.nodes.values())
     return _verdict(facts, attempt, Kind.NODE_LOST, summary, reasons, node.name)
@@ -172,7 +172,7 @@ def _reasons(nodes: Iterable[NodeFacts]) -> tuple[d.Evidence, ...]:
     """Return, for each host that is not up, why it is not."""
     faults = [fault for node in nodes if (fault := note(node))]
     reasons = [d.Evidence(fault.what, EvidenceKind.HOST, fault.where, fault.fix) for fault in faults]
-    return tuple(reasons[:REASONS_SHOWN]) or (d.Evidence("no host says why"),)
+    return tuple(reasons[:REASONS_SHOWN]) or (d.Evidence("no host gave a reason"),)
 
 
 def note(node: NodeFacts) -> Fault | None:
@@ -255,7 +255,7 @@ def _why(facts: Facts, places: Gang) -> str:
     new = [name for name in names if name not in facts.last_places]
     gone = [name for name in facts.last_places if name not in names]
     if not gone:
-        return f"{len(places)} hosts are there"
+        return f"{len(places)} hosts are ready"
     return f"{', '.join(new)} in place of {', '.join(gone)}"
 
 
@@ -274,7 +274,7 @@ def _launches(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list
     lost = [node for node in due if node.missing and attempt.placed_at is None]
     others = [node for node in due if not node.missing or attempt.placed_at is not None]
     why = f"attempt {attempt.number} needs {facts.pool.nodes} hosts"
-    spare = f" and {facts.pool.spares} to spare" if facts.pool.spares else ""
+    spare = f" and {facts.pool.spares} spare" if facts.pool.spares else ""
     return [
         d.Launch(deadlines.now_s, why + spare, attempt.number, node.name)
         for node in [*lost, *others[: max(0, wanted - len(coming))]]
@@ -320,7 +320,11 @@ def is_due(facts: Facts, node: NodeFacts, deadlines: Deadlines) -> bool:
 
 def _release(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
     """Let go of the hosts that are up: other jobs may need them while this job waits."""
-    why = "other jobs come first" if facts.ahead else "not enough hosts are free: none is held meanwhile"
+    why = (
+        "earlier jobs come first"
+        if facts.ahead
+        else "not enough hosts are free: the job holds none while it waits"
+    )
     return _dismissals(attempt, facts.nodes.values(), why, deadlines)
 
 

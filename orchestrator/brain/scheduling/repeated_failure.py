@@ -31,10 +31,10 @@ def recognise(facts: Facts, attempt: AttemptFacts, verdict: Verdict) -> Verdict:
     before = [past for past in facts.past if past.number > facts.resumed_after]
     if before and _loads_neither(facts, before[-1], attempt, verdict):
         saves = " and ".join(one.resume.path for one in (before[-1].attempt, attempt) if one.resume)
-        what = f"the same failure from {saves}: it is not the files, but {verdict.signature.frame}"
+        what = f"the same failure from {saves}: the cause is not the files, but {verdict.signature.frame}"
         return _no_progress(verdict, what, before[-1])
     if (found := unloadable(facts, attempt, verdict)) is not None:
-        given_up = f"{found.save.main} is given up for the one before it: {found.why}"
+        given_up = f"{found.save.main} is not used any more, but the checkpoint before it: {found.why}"
         return dataclasses.replace(verdict, proof=(Evidence(given_up), *verdict.proof))
     own = verdict.kind in _OWN_FAULTS and verdict.signature.cause is not FailureCause.PLACEMENT
     if not before or not verdict.retry or not own:
@@ -109,7 +109,7 @@ def _tells_nothing(attempt: AttemptFacts) -> bool:
 def _no_progress(verdict: Verdict, again: str, last: PastAttempt, hint: tuple[Evidence, ...] = ()) -> Verdict:
     assert last.verdict is not None
     likewise = Evidence(
-        f"attempt {last.number} ended likewise: {last.verdict.summary}", EvidenceKind.LIKEWISE
+        f"attempt {last.number} failed in the same way: {last.verdict.summary}", EvidenceKind.LIKEWISE
     )
     return dataclasses.replace(
         verdict, kind=Kind.NO_PROGRESS, head=f"{again}: {verdict.head}", retry=False,

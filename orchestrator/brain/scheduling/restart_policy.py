@@ -12,7 +12,7 @@ from orchestrator.brain.scheduling import allocation, fence
 from orchestrator.brain.scheduling.checkpoints import QUESTION, SUSPICION, why_none
 from orchestrator.core.backoff import Backoff
 
-RESTART_ASKED = "a restart that the user asked for"
+RESTART_ASKED = "a restart requested by the user"
 RESUME_ASKED = "resumed by the user"
 """Why an attempt ends, and the next begins."""
 
@@ -106,9 +106,7 @@ def _anywhere(facts: Facts, attempt: AttemptFacts) -> RestartAttempt | GiveUp:
         return GiveUp(JobEnd.FAILED, f"{verdict.kind.value}: {verdict.summary}{_suspicion(attempt)}")
     if attempt.is_free:
         if allocation.is_fruitless(facts, attempt):
-            stays = (
-                f"{allocation.FRUITLESS_STAYS_MAX} stays in a row ended at the time limit without progress"
-            )
+            stays = f"{allocation.FRUITLESS_STAYS_MAX} allocations in a row ended at the time limit without progress"
             return GiveUp(JobEnd.FAILED, f"{verdict.kind.value}: {verdict.summary}; {stays}")
         return RestartAttempt(attempt.judged_at, _why(facts, attempt, verdict.kind, facts.spent))
     if facts.limits.restarts_max == 0:
@@ -154,7 +152,7 @@ def _why(facts: Facts, attempt: AttemptFacts, kind: Kind, spent: int) -> str:
 def _source(facts: Facts) -> str:
     choice = facts.choice
     if choice.save is None:
-        source = "the beginning, since there is no whole checkpoint" if facts.saves else "the beginning"
+        source = "the beginning, since there is no complete checkpoint" if facts.saves else "the beginning"
     else:
         step = "" if choice.save.step is None else f" (step {choice.save.step:,})"
         source = f"{choice.save.path}{step}"

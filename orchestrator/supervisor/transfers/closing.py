@@ -257,7 +257,7 @@ def judge(save: Save, watch: Watch, gang: Gang, saves: Iterable[Save] = ()) -> F
         return Found(torn, Closing.NONE, fault, is_damaged=True)
     stale = [name for part in save.parts for name in part.stale if names.is_save_file(name)]
     if stale:
-        why = f"the attempt ended while it was written: {stale[0]} is still that of the save before"
+        why = f"the attempt ended while it was written: {stale[0]} is still from the previous checkpoint"
         return Found(SaveState.TORN, Closing.NONE, why, is_damaged=save.is_named)
     if reading.has_last_word(state, sizes, gang.world_size):
         return Found(SaveState.WHOLE, Closing.LAST_WORD, "")
@@ -266,7 +266,7 @@ def judge(save: Save, watch: Watch, gang: Gang, saves: Iterable[Save] = ()) -> F
         return Found(SaveState.WHOLE, Closing.LIKENESS, "")
     lost = sorted(gang.lost & set(gang.nodes) - watch.gone_on)
     why = "the attempt ended while it was written"
-    why = f"{lost[0]} was lost before it had told whether it has a part in it" if lost else why
+    why = f"{lost[0]} was lost before it reported whether it has a part of it" if lost else why
     return Found(SaveState.TORN, Closing.NONE, why, is_damaged=save.is_named)
 
 
@@ -278,7 +278,7 @@ def _stale_need(save: Save, state: GroupReading) -> str:
     )
     if old is None:
         return reading.outdated(state, stale)
-    return f"{old.name} is still that of the save before; {old.by} is new"
+    return f"{old.name} is still from the previous checkpoint; {old.by} is new"
 
 
 def _mixed(save: Save, pieces: dict[str, tuple[str, Piece]]) -> str:
@@ -296,7 +296,7 @@ def _lacks(save: Save, sizes: Collection[str], earlier: Sequence[Save]) -> str:
     missed = set.intersection(*shapes) - _shape(sizes) if shapes else set[str]()
     saved = (piece.name for one in earlier[-1:] for piece in one.pieces if names.is_save_file(piece.name))
     lost = next((name for name in saved if _shape([name]) <= missed), "")
-    return f"it has no file like {lost} of the save before" if lost else ""
+    return f"it has no file like {lost} of the previous checkpoint" if lost else ""
 
 
 def _lacks_rank(save: Save, sizes: Collection[str], before: Save | None) -> str:
@@ -307,7 +307,7 @@ def _lacks_rank(save: Save, sizes: Collection[str], before: Save | None) -> str:
     for series, ranks in names.ranks_in(_shape(piece.name for piece in before.pieces)).items():
         lost = ranks - own.get(series, ranks)
         if lost and "shard" not in series:
-            return f"it has no file like that of rank {min(lost)} in the save before"
+            return f"it has no file like that of rank {min(lost)} in the previous checkpoint"
     return ""
 
 

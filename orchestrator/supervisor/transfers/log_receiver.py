@@ -54,15 +54,14 @@ class LogReceiver:
         state = self._nodes.setdefault(node, _Node())
         if not shipped_files.may_send(node, chunk.path) or chunk.offset < 0:
             self._print_once(
-                chunk.path, f"{node} sent bytes of {chunk.path[:200]!r}, which is no file of its own: refused"
+                chunk.path,
+                f"{node} sent bytes of {chunk.path[:200]!r}, which is not a file of that node: refused",
             )
         else:
             try:
                 full_disk.wait_for(lambda: self._append(node, chunk, raw))
             except OSError as err:
-                self._print_once(
-                    chunk.path, f"{chunk.path} cannot be written, it is not taken: {err.strerror}"
-                )
+                self._print_once(chunk.path, f"{chunk.path} cannot be written and is skipped: {err.strerror}")
         state.received_bytes += len(raw)
 
     def owed(self) -> list[tuple[str, orders.ChunkAck]]:
@@ -87,7 +86,7 @@ class LogReceiver:
             raise LogReceiveError(f"{chunk.path} was deleted here")
         if chunk.offset > info.st_size:
             raise LogReceiveError(
-                f"{chunk.path} has {info.st_size} bytes here, and bytes from {chunk.offset} on came"
+                f"{chunk.path} has {info.st_size} bytes here, but the node sent bytes from {chunk.offset} on"
             )
         rest = memoryview(raw)[info.st_size - chunk.offset :]
         while rest:

@@ -83,7 +83,7 @@ class SaveCopies:
                 fetch.copies[key] = copy
                 self._copier.copy(copy)
         if len(self._fetches) > COMING_MAX:
-            self._give_up(min(self._fetches), f"more than {COMING_MAX} are on their way at once")
+            self._give_up(min(self._fetches), f"more than {COMING_MAX} are being fetched at once")
 
     def fetch_unhashed(self, saves: Iterable[Save], attempt: int) -> None:
         """Fetch what will not be hashed any more, since its attempt is over; its format proves it."""
@@ -269,17 +269,17 @@ def has_same(save: Save, other: Save) -> bool:
 
 def late(number: int) -> str:
     """Say why a save that was on its way does not come any more."""
-    return f"save {number}, which was written over it, came home before"
+    return f"checkpoint {number}, which overwrote it, was fetched first"
 
 
 def unfit_names(report: reports.SaveSeen) -> str:
     """Return why names that a host sends cannot be those of a save; empty if they can."""
     names = [piece.name for piece in report.part.pieces]
     if not names or len(set(names)) < len(names):
-        return f"{len(names)} files, each once, cannot be"
+        return f"its list of {len(names)} files is empty or has duplicates"
     bad = next((name for name in [*names, report.main] if not stays_inside(name)), None)
     if bad is not None:
-        return f"{bad!r} would not lie in the checkpoint folder"
+        return f"{bad!r} is not inside the checkpoint folder"
     if any(piece.size_bytes < 0 for piece in report.part.pieces):
         return "a size is negative"
     return ""

@@ -78,7 +78,7 @@ class SaveDesk:
             self._stuck = {(facts.attempt.number, rank.node) for rank in ended if not rank.ended_well}
         for number, known in facts.saves.items():
             if number not in self.saves:
-                why = "it is not in the ledger any more"
+                why = "it is no longer in the ledger"
                 gone = dataclasses.replace(known, state=SaveState.GONE, why=why)
                 self._events.append(e.SaveChanged(at, gone))
         self.mirror(facts)
@@ -97,7 +97,7 @@ class SaveDesk:
         self._gang = gang
         unfit = save_copies.unfit_names(report)
         if report.attempt != gang.attempt or unfit:
-            self.notes += [f"{node} reports a save that is not entered: {unfit}"] if unfit else []
+            self.notes += [f"{node} reports a checkpoint that is refused: {unfit}"] if unfit else []
             return
         part = dataclasses.replace(report.part, host=node)
         self._give_up_rewritten(at, report)
@@ -238,7 +238,7 @@ class SaveDesk:
         """Give up what a host has written over before it was hashed: it cannot come any more."""
         for save in self._of(report.key, report.attempt) if report.key == report.series else ():
             if self.copies.is_lost(save, report.part):
-                self._fetched(at, save.number, f"{save.main} was written again before it was hashed")
+                self._fetched(at, save.number, f"{save.main} was overwritten before it was hashed")
 
     def _is_far(self, save: Save, node: str) -> bool:
         return self._homes.are_copied(save) and self.ships(node)
@@ -321,7 +321,7 @@ class SaveDesk:
             if other.number == save.number or not save_copies.has_same(save, other):
                 continue
             if other.state is SaveState.WHOLE and self._homes.has(other):
-                why = f"was written over by save {save.number}"
+                why = f"was overwritten by checkpoint {save.number}"
             elif other.is_coming and other.number < save.number:
                 self.copies.forget(other.number)
                 why = save_copies.late(save.number)
@@ -354,7 +354,7 @@ class SaveDesk:
 
     def _pruned(self, save: Save, at: float, why: str) -> None:
         if why:
-            self.notes.append(f"{save.main} stays, though checkpoint.keep is {self._keep}: {why}")
+            self.notes.append(f"{save.main} was not deleted, though checkpoint.keep is {self._keep}: {why}")
             return
         known = self.saves[save.number]
         self._enter(at, dataclasses.replace(known, state=SaveState.PRUNED, why="checkpoint.keep"))
@@ -365,12 +365,14 @@ class SaveDesk:
             moved = ", ".join(f"{name} to {to}" for name, to in moves)
             torn = self.saves.get(number)  # none for `save_disk.BEGUN`
             if moved:
-                self.notes.append(f"torn ({torn.why if torn else 'has no file yet'}): moved {moved}")
+                self.notes.append(
+                    f"incomplete checkpoint ({torn.why if torn else 'has no file yet'}): moved {moved}"
+                )
             if moved and torn:
                 self._ledger.put(dataclasses.replace(torn, why=f"{torn.why}; moved {moved}", places=()))
         fault = ""
         if ready.comparison is not None and ready.comparison.is_unsure:
-            self.notes.append(f"{ready.comparison.fault}: tried again in {UNSURE_S:g} s")
+            self.notes.append(f"{ready.comparison.fault}: trying again in {UNSURE_S:g} s")
             self._again = (at + UNSURE_S, order)
             return
         if ready.comparison is not None:
@@ -391,7 +393,7 @@ class SaveDesk:
         if not save.is_coming:
             return
         if fault:
-            self.notes.append(f"checkpoint {save.main} of attempt {save.attempt} does not come home: {fault}")
+            self.notes.append(f"checkpoint {save.main} of attempt {save.attempt} was not copied: {fault}")
             self._enter(at, dataclasses.replace(save, state=SaveState.GONE, why=fault, is_coming=False))
         else:
             home = (Place("", str(self._homes.of(save))), *(place for place in save.places if place.host))

@@ -189,7 +189,7 @@ class Keeper:
         def note(_: float, is_full: bool) -> None:
             if is_full and not self._is_noted:
                 self._is_noted = True
-                what = "is not kept: the disk has too little room, and a script that dies while it writes over it costs it"
+                what = "is not kept: the disk is too full, and a script that dies while it overwrites it loses it"
                 self._notes.append(f"{save.main} {what}")
 
         self._thread.later(keep, note)
@@ -255,7 +255,7 @@ def out_of_sight(saves: Iterable[Save], lost: Save, node: str) -> list[Save]:
     They are given up."""
     is_theirs, why = (
         not lost.is_named and lost.host not in ("", node),
-        f"it lies on {lost.host}, and {node} does not see it",
+        f"it is on {lost.host}, and {node} cannot see it",
     )
     like = lost.host, lost.area, SaveState.WHOLE
     return [

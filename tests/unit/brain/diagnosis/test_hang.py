@@ -151,7 +151,7 @@ def test_a_whole_gang_that_waits_with_none_missing_is_the_networks_fault_after_t
     assert none_of(silence(gang_of(), *found, for_s=590.0), d.Judge), "the network may come back"
     verdict = judged(gang_of(), *found, for_s=640.0)
     assert (
-        verdict.ranks == () and verdict.culprit == "nobody is missing: nothing flows between n0, n1, n2, n3"
+        verdict.ranks == () and verdict.culprit == "no rank is missing: no data flows between n0, n1, n2, n3"
     )
     assert verdict.waiting == "ranks 0-3 in all_reduce #7 (default group), entered 5 s ago, time limit 600 s"
     assert verdict.signature == d.Signature(d.Kind.HANG, d.FailureCause.NETWORK)

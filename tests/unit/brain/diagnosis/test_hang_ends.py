@@ -186,7 +186,7 @@ def test_notify_tells_of_a_hang_once_keeps_looking_and_takes_it_back_when_the_jo
     assert not notices(said, d.Topic.HANG) and none_of(story.said, d.Stop)
     assert len([one for one in story.said if isinstance(one, d.Inspect)]) > looks
     (withdrawn,) = notices(beats(story, 10), d.Topic.HANG)
-    assert withdrawn.withdrawn and withdrawn.why == "the job moves again"
+    assert withdrawn.withdrawn and withdrawn.why == "the job makes progress again"
     assert notices(silence(story, *found), d.Topic.HANG), "another hang is told anew"
 
 
@@ -303,7 +303,7 @@ def test_a_host_on_which_ranks_hung_twice_is_set_aside_where_there_is_another(la
     verdicts = [hang_of_rank_1(story, 1, 9, 0, 1), hang_of_rank_1(story, 2, later, 0, 1)]
     assert [one.kind for one in verdicts] == [d.Kind.HANG, d.Kind.HANG]
     assert story.brain.facts.nodes["n1"].excluded == Fault(
-        "n1", "set aside: ranks hung on it in attempts 1 and 2"
+        "n1", "excluded: ranks hung on it in attempts 1 and 2"
     )
     places = [one for one in story.said if isinstance(one, d.Place)]
     assert [name for name, _ in places[-1].nodes] == ["n0", "n2"]
@@ -363,4 +363,4 @@ def test_what_could_not_be_looked_at_is_said() -> None:
         )
         for rank in ALL
     ]
-    assert f"not looked at (ranks 0-3): {lack}" in judged(gang_of(), *found).evidence
+    assert f"not inspected (ranks 0-3): {lack}" in judged(gang_of(), *found).evidence
