@@ -86,7 +86,7 @@ def _decide(facts: Facts, deadlines: Deadlines) -> list[Decision]:
     if facts.over is not None:
         return allocation.over(facts, facts.over, deadlines)
     if facts.requeued_at is not None:  # idle until there is another allocation
-        return _dismiss(facts, facts.every_node(), "the allocation is given back", deadlines)
+        return _dismiss(facts, facts.every_node(), "the allocation is released", deadlines)
     if attempt is None:
         return _first(facts, deadlines)
     if given := notices.decide(facts, attempt, deadlines):

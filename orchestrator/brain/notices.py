@@ -65,7 +65,7 @@ def alone_fault(facts: Facts) -> Fault | None:
     steps = min(rank.steps for rank in ranks)
     after = f"after {steps:,} steps" if steps > 1 else "after a step"
     seen = (
-        "Accelerate has joined none of them"
+        "Accelerate has connected none of them"
         if ranks[0].beat.alone is Framework.ACCELERATE
         else "none has formed a process group"
     )
@@ -116,8 +116,8 @@ def _mend(facts: Facts, rank: RankFacts) -> str:
     match rank.beat.alone:
         case Framework.LIGHTNING:
             devices, nodes = len(facts.gang[0].ranks), len(facts.gang)
-            return f"{together} Trainer(strategy='ddp', devices={devices}, num_nodes={nodes}) of Lightning, or Fabric likewise"
+            return f"{together} Trainer(strategy='ddp', devices={devices}, num_nodes={nodes}) in Lightning, or the same in Fabric"
         case Framework.ACCELERATE:
-            return f"{together} env: {{ACCELERATE_USE_CPU: 'true'}}, without which Accelerate and transformers join no ranks on CPUs"
+            return f"{together} env: {{ACCELERATE_USE_CPU: 'true'}}, without it Accelerate and transformers connect no ranks on CPUs"
         case Framework.TORCH | None:
             return f"{together} torch.distributed.init_process_group() and DistributedDataParallel(model)"

@@ -76,7 +76,7 @@ def keep(
         deaths = [at_s for at_s in [*deaths, clock()] if clock() - at_s < DEATHS_S]
         how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
         if len(deaths) >= DEATHS_MAX:
-            return _give_up(job, f"the supervisor {how}, death {len(deaths)} within {DEATHS_S:.0f} s")
+            return _give_up(job, f"the supervisor {how}, {len(deaths)} deaths within {DEATHS_S:.0f} s")
         _log(f"the supervisor {how}: starting another one")
         sleep(PAUSES.pause_s(len(deaths)))
 

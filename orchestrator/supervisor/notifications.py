@@ -335,7 +335,7 @@ class Redirects(urllib.request.HTTPRedirectHandler):
         """Return the request to follow with. Raises HTTPError."""
         if code not in (307, 308) or not newurl.startswith(("http://", "https://")):
             raise urllib.error.HTTPError(
-                req.full_url, code, f"{msg}: it leads to {host_alone(newurl)}, write that address as notify.url", headers, fp
+                req.full_url, code, f"{msg}: it redirects to {host_alone(newurl)}; set notify.url to that address", headers, fp
             )  # fmt: skip
         return urllib.request.Request(newurl, req.data, dict(req.header_items()), method="POST")
 

@@ -217,7 +217,7 @@ class Supervisor:
                 try:
                     self._receive(link_event, now_s)
                 except codec.CodecError as err:
-                    print(f"{link_event.node} sent what cannot be read: {err}", flush=True)
+                    print(f"{link_event.node} sent an unreadable report: {err}", flush=True)
             case Wake():
                 self._learn(self._desk.news(now_s))
                 self._chore_due_s = 0.0

@@ -84,7 +84,9 @@ def code(name: str, program: ProgramFacts, has_setup: bool) -> Iterator[Finding]
             yield warning("import", [name], f"{found}, before the setup lines", fix)
         elif program.changes_path:
             fix = "make sure that it is on that path"
-            yield warning("import", [name], f"{found}, unless {program.changes_path} makes it found", fix)
+            yield warning(
+                "import", [name], f"{found}, unless {program.changes_path} makes it importable", fix
+            )
         else:
             fix = "install it there, or name another interpreter in python:"
             yield error("import", [name], found, fix)

@@ -61,7 +61,7 @@ def _gpus(part: Callable[[GpuFacts], str]) -> Callable[[HostFacts], str]:
 
 
 _SAME_PACKAGES = "install the same version on all of them"
-_SLOWEST = "a job is as fast as its slowest GPU: take the odd ones off the list"
+_SLOWEST = "a job is as fast as its slowest GPU: leave the slower ones out"
 _COUNT = "see with nvidia-smi whether a GPU is lost there"
 _ERROR, _WARNING = Severity.ERROR, Severity.WARNING
 _PROPERTIES = (

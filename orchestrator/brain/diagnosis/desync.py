@@ -182,7 +182,9 @@ def _verdict(facts: Facts, difference: Difference) -> Verdict:
         d.Evidence(known),
         *(piece for rank in sorted(difference.counts) for piece in _around(facts, facts.ranks[rank])),
     ]
-    summary = f"{lines[0]} than its peers from step {began:,} on, so their gradients are of different batches"
+    summary = (
+        f"{lines[0]} than its peers from step {began:,} on, so their gradients come from different batches"
+    )
     return facts.verdict_on(
         Kind.DESYNC, summary, ranks=difference.odd, node=odd[0].node, culprit=culprit, proof=tuple(proof),
         cause=FailureCause.COUNTS, place=(ranks_text(difference.odd),), step=began, since_s=difference.since_s, retry=False,

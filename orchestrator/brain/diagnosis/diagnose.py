@@ -50,7 +50,7 @@ def _out_of_time(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> V
         return None
     if not deadlines.passed(facts.run_began_at + limits.time_limit_s):
         return None
-    summary = f"the job's time limit of {limits.time_limit_s:g} s is over"
+    summary = f"the job's time limit of {limits.time_limit_s:g} s has passed"
     return facts.verdict_on(
         Kind.TIME_LIMIT, summary, retry=False, since_s=facts.run_began_at + limits.time_limit_s
     )

@@ -119,7 +119,7 @@ def _never_came(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Ve
     there = {rank.rank for rank in came}
     missing = [rank for rank in facts.ranks.values() if rank.rank not in there]
     those = ranks_text(rank.rank for rank in missing)
-    who = f"ranks {those} have not come" if missing else "all have come, and do not reach one another"
+    who = f"ranks {those} have not joined" if missing else "all have joined, but cannot reach one another"
     summary = f"no rendezvous within {limit_s:g} s (monitor.rendezvous_timeout): {who}"
     place, frames = hang_report.places(attempt, missing)
     return facts.verdict_on(
@@ -364,7 +364,7 @@ def _hang(
         is_waited_for = any(one.activity is Activity.WAITING_FOR_RANKS for one in alive.values())
         whose = "of the process group" if is_waited_for else "nothing moved in any process"
         whose = "monitor.hang_timeout" if facts.limits.hang_timeout_s else whose
-        proof.insert(0, Evidence(f"no state proves it; the limit was {spent_s:.0f} s ({whose})"))
+        proof.insert(0, Evidence(f"no process state proves it; the timeout was {spent_s:.0f} s ({whose})"))
     return facts.verdict_on(
         Kind.HANG, summary, ranks=tuple(rank.rank for rank in culprits), waiting=waiting,
         node=hang_report.node_of(culprits), proof=tuple(proof), retry=facts.limits.on_hang != "fail", **more,  # type: ignore[arg-type]

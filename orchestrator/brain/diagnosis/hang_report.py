@@ -131,7 +131,7 @@ def uneven(facts: Facts) -> tuple[Evidence, ...]:
     left, rest = (named([rank.rank for rank in ranks]) for ranks in (done, others))
     return (
         Evidence(
-            f"{left} ended after {steps:,} steps, and {rest} did not: if that is in the loop, input is uneven",
+            f"{left} ended after {steps:,} steps, and {rest} did not: if these are still in the loop, the input is uneven",
             fix=UNEVEN_FIX,
         ),
     )
@@ -188,7 +188,7 @@ def stack_lines(results: Iterable[RankInspection]) -> list[Evidence]:
     groups = alike(results)
     shown = [Evidence(_stack_line(*group), EvidenceKind.RANKS) for group in groups[:STACKS_SHOWN]]
     rest = sum(len(ranks) for ranks, _ in groups[STACKS_SHOWN:])
-    return [*shown, Evidence(f"{rest} more ranks, each elsewhere")] if rest else shown
+    return [*shown, Evidence(f"{rest} more ranks, each at another place")] if rest else shown
 
 
 def _stack_line(ranks: tuple[int, ...], inspection: RankInspection) -> str:

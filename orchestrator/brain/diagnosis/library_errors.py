@@ -81,7 +81,7 @@ def _mismatch(found: re.Match[str]) -> str:
 def _store_join(found: re.Match[str]) -> str:
     missing = int(found["all"]) - int(found["came"])
     return (
-        f"only {found['came']} of {found['all']} ranks came to the store within {found['limit_s']} s: {missing} never "
+        f"only {found['came']} of {found['all']} ranks connected to the store within {found['limit_s']} s: {missing} never "
         "called init_process_group, or could not reach MASTER_ADDR and MASTER_PORT"
     )
 
@@ -95,16 +95,14 @@ def _store_key(found: re.Match[str]) -> str:
 
 def _store_client(found: re.Match[str]) -> str:
     return (
-        f"this rank reached no store at {found['address']}, port {found['port']}: check its MASTER_ADDR and MASTER_PORT, and "
+        f"this rank could not reach the store at {found['address']}, port {found['port']}: check its MASTER_ADDR and MASTER_PORT, and "
         "the network between it and the first node"
     )
 
 
 def _monitored(found: re.Match[str]) -> str:
     ranks = ", ".join(found["ranks"].replace(",", " ").split())
-    return (
-        f"monitored_barrier names the culprits itself: ranks {ranks} did not come{_limit(found['limit_ms'])}"
-    )
+    return f"monitored_barrier names the culprits itself: ranks {ranks} did not arrive{_limit(found['limit_ms'])}"
 
 
 def _limit(limit_ms: str | None, word: str = " after ") -> str:
@@ -165,7 +163,7 @@ _MEANINGS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...] = 
     (
         _SYSTEM,
         _always(
-            "NCCL failed in a call of the system, mostly on sockets or shared memory: the rank's nccl.log in the "
+            "NCCL failed in a system call, mostly on sockets or shared memory: the rank's nccl.log in the "
             "evidence folder names it, or with NCCL_DEBUG its log; check /dev/shm, the limit of locked memory, and NCCL_SOCKET_IFNAME"
         ),
     ),

@@ -44,7 +44,7 @@ BUSY_SHARE = 0.2
 class Weight(enum.Enum):
     """What a sign of life is worth."""
 
-    GANG = "the whole gang goes on"
+    GANG = "the whole gang advances"
     RANK = "one rank does something: it delays an inspection, for a while"
     START = "the same, before the first step only"
     LOOK = "no rank that shows it is judged"
@@ -69,18 +69,18 @@ SIGNS = (
     ),
     Sign("log", Weight.RANK, "the rank's log has grown", lambda rank, beat: beat.log_bytes > rank.log_bytes),
     Sign(
-        "I/O", Weight.RANK, "64 KiB or more read or written between two beats: data, a checkpoint that grows",
+        "I/O", Weight.RANK, "64 KiB or more read or written between two heartbeats: data, a checkpoint that grows",
         lambda rank, beat: beat.io_bytes >= rank.beat.io_bytes + IO_SIGN_BYTES,
     ),
     Sign(
-        "processor", Weight.START, "0.05 s of processor time between two beats: imports, compilation",
+        "processor", Weight.START, "0.05 s of processor time between two heartbeats: imports, compilation",
         lambda rank, beat: not beat.steps and beat.cpu_s >= rank.cpu_s + CPU_SIGN_S,
     ),
     Sign("collective", Weight.LOOK, "between two inspections the rank has entered another collective"),
     Sign("stack", Weight.LOOK, "between two inspections its stack, or that of another thread or a child, has moved"),
     Sign(
         "data", Weight.LOOK,
-        "between two inspections a thread or a child that reads or writes has gone on: an upload, a trickle",
+        "between two inspections a thread or a child that reads or writes has progressed: an upload, a slow transfer",
     ),
     Sign("GPU", Weight.NONE, "a GPU that is busy: kernels of a collective spin while they wait"),
 )  # fmt: skip

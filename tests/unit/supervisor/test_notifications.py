@@ -270,7 +270,7 @@ def test_a_redirect_that_would_lose_the_note_is_refused_with_a_word(
     fault = post(url, NOTE, pauses_s=(0.01,))
     where = to.replace("/x", "/***") or f"{url.partition('/hook')[0]}/***"
     assert re.fullmatch(
-        rf"HTTP {code} [\w ]+: it leads to {re.escape(where)}, write that address as notify.url", fault
+        rf"HTTP {code} [\w ]+: it redirects to {re.escape(where)}; set notify.url to that address", fault
     )
     assert served.told == [NOTE]
 

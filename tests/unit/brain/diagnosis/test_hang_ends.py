@@ -348,7 +348,10 @@ def test_stacks_fold_into_groups_the_odd_ones_and_the_users_frames_first() -> No
 def test_many_different_stacks_are_cut() -> None:
     many = [look(rank, BLOCKED, stack=(f"t.py:{rank} f",)) for rank in range(100)]
     lines = hang_report.stack_lines(many)
-    assert len(lines) == hang_report.STACKS_SHOWN + 1 and str(lines[-1]) == "88 more ranks, each elsewhere"
+    assert (
+        len(lines) == hang_report.STACKS_SHOWN + 1
+        and str(lines[-1]) == "88 more ranks, each at another place"
+    )
 
 
 def test_what_could_not_be_looked_at_is_said() -> None:

@@ -27,9 +27,9 @@ MONITORED = "Rank 0: Ranks 2, 3 failed to pass monitoredBarrier in 30000 ms"
     [
         (NCCL, "NCCL gave up allreduce #9,655 after 600 s: this rank waited in it, and is a victim"),
         (GLOO, "gloo gave up waiting for data from another rank after 1800 s"),
-        (STORE, "only 3 of 4 ranks came to the store within 301 s: 1 never called init_process_group"),
+        (STORE, "only 3 of 4 ranks connected to the store within 301 s: 1 never called init_process_group"),
         (KEYS, "a rank waited 300 s for another to write /default_pg/0//cpu//0/rank_3"),
-        (MONITORED, "ranks 2, 3 did not come after 30 s"),
+        (MONITORED, "ranks 2, 3 did not arrive after 30 s"),
         (
             "what():  [enforce fail] op.preamble.length <= op.nbytes. 100 vs 52. Received data size doesn't match",
             "gloo received 100 bytes where 52 were expected, and aborted this rank: ranks have entered different",
