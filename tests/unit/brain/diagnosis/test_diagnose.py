@@ -159,7 +159,7 @@ def test_the_rank_that_could_not_use_its_address_is_named_whoever_gave_up_first(
         story.hear(story.exited(rank, failure=failure))
     verdict = only(story.said, d.Judge).verdict
     assert (verdict.kind, verdict.ranks) == (d.Kind.RENDEZVOUS, (1,))
-    assert any("no store at n7.lan, port 29500" in line for line in verdict.evidence)
+    assert any("the store at n7.lan, port 29500" in line for line in verdict.evidence)
 
 
 def test_ranks_that_fence_themselves_are_not_a_success() -> None:
