@@ -16,7 +16,7 @@ first, since a silence while no supervisor could listen is not evidence.
 When a queue system lends the nodes, learn `AllocationBegan` first in each allocation, then `Planned` with its nodes,
 then `SupervisorStarted`, and decide only after them. After `Requeue` the caller only has to leave.
 
-Replaying a journal through `learn` alone gives the same facts, so a new supervisor goes on from the journal of a dead one.
+Replaying a journal through `learn` alone gives the same facts, so a new supervisor continues from the journal of a dead one.
 Imports only modules of `core` that are as pure as itself.
 """
 

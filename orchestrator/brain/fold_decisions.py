@@ -28,7 +28,7 @@ def unplaced(pool: PlannedPool) -> dict[int, RankFacts]:
 
 
 def file_attempt(facts: Facts) -> None:
-    """Move the current attempt to the past, once; only one that got nowhere by itself spends the restart budget."""
+    """Move the current attempt to the past attempts, once; only a failure without progress spends the restart budget."""
     attempt = facts.attempt
     if attempt is None or (facts.past and facts.past[-1].number == attempt.number):
         return
@@ -116,7 +116,7 @@ def _hung_again(facts: Facts, attempt: AttemptFacts, node: NodeFacts) -> str:
 
 
 def _exclude_apart(facts: Facts, verdict: d.Verdict) -> None:
-    """Do without a node that cannot meet the others, and forgive those that could not meet that one."""
+    """Exclude a node that cannot reach the others, and clear the nodes that were excluded because of it."""
     for past in facts.past:
         accuser = past.verdict
         if accuser is None or accuser.node not in facts.nodes:

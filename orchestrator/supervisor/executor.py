@@ -69,7 +69,7 @@ def rank_gang(facts: Facts) -> planned.Gang:
 
 
 def save_gang(facts: Facts) -> Gang:
-    """Return what the closing of saves needs of the current attempt."""
+    """Return what the closing of checkpoints needs of the current attempt."""
     attempt, limits = facts.attempt, facts.limits
     if attempt is None or limits is None:
         return Gang(0, 0, 0, ())
@@ -114,7 +114,7 @@ class Executor:
         self._connections = connections
         self._desk = desk
         desk.ships = lambda node: self._ships(node, unknown=True)
-        self._sending: dict[str, d.Prepare] = {}  # by node, while its save is on the way
+        self._sending: dict[str, d.Prepare] = {}  # by node, while its checkpoint is on the way
         self._mask = job_secrets.mask
         self.endpoint = ""
 
@@ -196,7 +196,7 @@ class Executor:
         return hello.ships if hello is not None else unknown
 
     def _is_sent(self, decision: d.Prepare) -> bool:
-        """Begin to bring the save of an attempt to a node; tell whether it has to be brought there."""
+        """Begin to bring the checkpoint of an attempt to a node; tell whether it has to be brought there."""
         node = decision.node
         save = self._desk.saves.get(decision.resume.save) if decision.resume is not None else None
         if save is None or not self._ships(node):

@@ -45,7 +45,7 @@ MISSING_SHOWN = 4
 """The number of awaited nodes that a reason names."""
 
 PASSED_SHOWN = 3
-"""The number of passed saves that notices name."""
+"""The number of passed checkpoints that notices name."""
 
 _OF_SETUP = (d.Topic.ALONE, d.Topic.STEPS, d.Topic.LOSS, d.Topic.END)
 """What notices of a status are about; hangs are its suspicion, slow ranks its stragglers."""

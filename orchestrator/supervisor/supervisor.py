@@ -254,7 +254,7 @@ class Supervisor:
                 self._close_saves(now_s)
 
     def _close_saves(self, now_s: float) -> None:
-        """Close what the attempt has saved, as far as its nodes are over, and learn what has come of all saves."""
+        """Close what the attempt has saved, as far as its nodes are over, and learn what has come of all checkpoints."""
         self._desk.over(now_s, save_gang(self._brain.facts))
         self._learn(self._desk.news(now_s))
 

@@ -161,7 +161,7 @@ def _needs(gpus: int, ranks: int, slots_there: int) -> Needs:
 
 
 def prepare(plan: Plan, decision: d.Prepare, gang: Gang, job_secrets: JobSecrets) -> orders.Prepare:
-    """Return the order to make a node ready, as far as it does not depend on the save to start from."""
+    """Return the order to make a node ready, as far as it does not depend on the checkpoint to start from."""
     outer, secrets = rank_env.inherited(plan, job_secrets.outer), job_secrets.secrets
     return orders.Prepare(
         decision.attempt, plan.for_node(decision.node), _names(gang), outer, secrets,

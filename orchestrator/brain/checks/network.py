@@ -1,5 +1,5 @@
-"""Links between nodes: which pairs are measured when, which links or nodes are cut off or slow, and which make an all-reduce
-fail.
+"""Check of the network: which pairs of nodes are measured when, which links or nodes are cut off or slow, and which make an
+all-reduce fail.
 
 Pairs of one round have no node in common, so that they do not disturb each other. A link is slow when it is slow against
 the median of all others, both by factor and by an amount that matters; before it is named, it is measured once more
@@ -23,14 +23,15 @@ SLOW_FACTOR = 4.0
 
 LATE_FACTOR = 10.0
 LATE_S_MIN = 0.010
-"""A link with so many times the median round trip, and this much more than it, is slow: a busy machine needs milliseconds."""
+"""A link with this multiple of the median round trip, and this much more than it, is slow: a busy machine takes
+milliseconds."""
 
 LINKS_MIN = 3
 """With fewer links there is no median to compare with."""
 
 Pair = tuple[str, str]
 Trial = Callable[[tuple[str, ...]], bool]
-"""Runs an all-reduce over these nodes, and tells whether it succeeded."""
+"""Runs an all-reduce over these nodes, and returns whether it succeeded."""
 
 
 def rounds(nodes: Sequence[str]) -> list[list[Pair]]:
@@ -48,7 +49,7 @@ def rounds(nodes: Sequence[str]) -> list[list[Pair]]:
 
 
 def slow(links: Mapping[Pair, Link]) -> list[Pair]:
-    """Return the links that are slow against the median of the whole ones; a link is looked at from its dialling end."""
+    """Return the links that are slow against the median of the whole ones; a link is measured from its dialling end."""
     whole = _whole(links)
     if len(whole) < LINKS_MIN:
         return []

@@ -1,4 +1,4 @@
-"""What is wrong with one node: its resources, its GPUs, its Python and torch, and the job's code under that Python."""
+"""Check of one node: its resources, its GPUs, its Python and torch, and the job's code under that Python."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MISSING_SHOWN_MAX = 5
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a job wants of each node; `has_setup`: its setup lines may still install what is missing."""
+    """What a job needs from each node; `has_setup`: its setup lines may still install what is missing."""
 
     ranks_each: int
     gpus_each: int
@@ -52,7 +52,7 @@ def findings(name: str, facts: HostFacts, job: Job) -> Iterator[Finding]:
 
 
 def clock(name: str, offset_s: float, uncertainty_s: float) -> Iterator[Finding]:
-    """Yield a clock that differs from this machine's by more than `CLOCK_S_MAX`, beyond what the way there may cost."""
+    """Yield a clock that differs from this machine's by more than `CLOCK_S_MAX`, beyond the uncertainty of the round trip."""
     if abs(offset_s) - uncertainty_s > CLOCK_S_MAX:
         found = f"its clock is {abs(offset_s):.0f} s {'ahead' if offset_s > 0 else 'behind'}"
         yield warning("clock", [name], found, "synchronize it with chrony or systemd-timesyncd")
@@ -110,7 +110,7 @@ def _folder(name: str, folder: FolderFacts, job: Job) -> Iterator[Finding]:
 
 
 def _resources(name: str, facts: HostFacts, job: Job) -> Iterator[Finding]:
-    """Yield what is too old or too small; of each row the first part tells whether it holds."""
+    """Yield what is too old or too small; the first part of each row is the condition."""
     kernel, shm, free = _version(facts.kernel), facts.shm_bytes, facts.shm_free_bytes
     has_little_shm = UNKNOWN != shm < SHM_BYTES_MIN
     cgroup_min = min(job.ranks_each * RANK_BYTES_MIN, facts.memory_bytes)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Deadlines:
-    """The job clock during one call of `decide`. `wake_s` ends as the earliest deadline that was asked about and is
-    still ahead."""
+    """The job clock during one call of `decide`. At its end, `wake_s` is the earliest deadline that was checked and has not
+    passed."""
 
     now_s: float
     wake_s: float = field(default=float("inf"))

@@ -40,8 +40,8 @@ class JobGoal(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class OtherBeginning:
-    """A script did not begin from the save that it was given, but at step `step`: it had read the save `read` (0: none), or the
-    save `main` shows that, which it wrote after `steps` steps of its own."""
+    """A script did not resume from the checkpoint that it was given, but began at step `step`: it had read checkpoint `read`
+    (0: none), or checkpoint `main` shows that, which it wrote after `steps` steps of its own."""
 
     step: int
     main: str = ""
@@ -84,9 +84,9 @@ class AttemptFacts:
     inspection: int = 0
     inspected_at: float | None = None
     round: int = 0
-    # Newer saves than `resume`, each with why it did not begin from them.
+    # Newer checkpoints than `resume`, each with why the attempt did not resume from it.
     passed: tuple[Passed, ...] = ()
-    # What a person was told: the last notice of each topic and key.
+    # Notices given: the last one of each topic and key.
     notices: list[d.Notice] = field(default_factory=list)
 
     # How it ended: the verdict, its own steps up to the failure, and since when its ranks are being stopped.
@@ -99,13 +99,13 @@ class AttemptFacts:
     allocation_loss: AllocationLoss | None = None
     allocation_lost_at: float | None = None
 
-    # Whether it wrote a newer save, and began from the one it was given, by what it read or its saves state; or where else.
+    # Whether it wrote a newer checkpoint, and began from the one it was given, by what it read or its checkpoints state; or where else.
     checkpointed: bool = False
     resumes: bool = False
     began: OtherBeginning | None = None
-    # How stated and counted steps differ, in words.
+    # How the step in a checkpoint and the counted step differ, as a sentence.
     differing: str = ""
-    # After its end: when its books were ordered to be closed, with which save to compare, and the last that was compared.
+    # After its end: when a comparison was ordered, of which checkpoint, and the last one that was compared.
     compare_at: float | None = None
     comparing: int = 0
     compared: int | None = None
@@ -224,7 +224,7 @@ class Facts:
     requeued: str = ""
     over: e.AllocationEnded | None = None
 
-    # Saves by number, without their pieces; those that persons have named, as long as each holds; and those that were given
+    # Checkpoints by number, without their pieces; those that persons have named, as long as each holds; and those that were given
     # up since an attempt has got further.
     saves: dict[int, Save] = field(default_factory=dict)
     pins: tuple[Pin, ...] = ()
@@ -270,17 +270,17 @@ class Facts:
 
     @property
     def pin(self) -> Pin | None:
-        """The save that a person has named, and from when on."""
+        """The checkpoint that the user chose with `--from`, and since which attempt."""
         return self.pins[-1] if self.pins else None
 
     @property
     def choice(self) -> Choice:
-        """The save that the next attempt begins from, and those that were passed over."""
+        """The checkpoint that the next attempt resumes from, and the newer ones that were passed over."""
         return choose(self.saves.values(), len(self.ranks), self.pin)
 
     @property
     def checkpoint(self) -> d.Checkpoint | None:
-        """The save of `choice`, as an attempt is given it."""
+        """The checkpoint of `choice`, as an attempt is given it."""
         save = self.choice.save
         return None if save is None else d.Checkpoint(save.path, save.step, save.number)
 
@@ -355,14 +355,14 @@ class Facts:
             self.by_node.setdefault(rank.node, []).append(rank)
 
     def forget_signs(self) -> None:
-        """Forget what the ranks of an attempt have shown: other ranks begin."""
+        """Reset the signs of life and progress: new ranks start."""
         self.made, self.exited = (self.attempt.earlier_steps if self.attempt is not None else 0), 0
         self.stepped_at, self.progress_at, self.ended_well_at = 0.0, 0.0, None
         self.members.clear()
         self.usual_is_known = False
 
     def note_signs(self, rank: RankFacts) -> None:
-        """Note how far a rank has come, and its signs."""
+        """Note a rank's steps and its signs of progress."""
         earlier = self.attempt.earlier_steps if self.attempt is not None else 0
         self.made = max(self.made, earlier + rank.steps)
         self.stepped_at = max(self.stepped_at, rank.step_at)

@@ -23,7 +23,7 @@ class RankState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Straggler:
-    """A rank that does its own work slower than its peers."""
+    """A rank whose local compute time is longer than that of its peers."""
 
     # Its own work in a step without waiting for others, and the median of its peers' work.
     own_work_s: float
@@ -47,7 +47,7 @@ class RankFacts:
     rank_state: RankState = RankState.WAITING
     pid: int = 0
 
-    # What the last heartbeats with them told: few have them.
+    # From the last heartbeats that had them: few do.
     usage: Usage | None = None
     training: Training | None = None
     # Its last heartbeat, without these and what is not journaled, and what is the most of all heartbeats.

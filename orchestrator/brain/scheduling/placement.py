@@ -1,4 +1,4 @@
-"""The hosts of an attempt on a pool: which are launched, taken, kept as spares or given back, and the verdict if too few can be used.
+"""Placement of an attempt on a pool of hosts: which hosts are launched, used, kept as spares or released, and the verdict if too few can be used.
 
 Hosts are taken in the user's order; a rank stays on its host as long as that host is up; spares run next to the gang and
 step in at once. A job holds no host while it waits for another one that is busy, so two jobs cannot block each other;
@@ -19,7 +19,7 @@ from orchestrator.core.errors import Fault
 from orchestrator.core.planned import Gang
 
 PATIENCE_S = 10.0
-"""How long a host may take to come up before the first placement goes on without it, if there are others."""
+"""How long a host may take to come up before the first placement is made without it, if there are others."""
 
 BUSY_PAUSE_S = 2.0
 BUSY_PAUSE_S_MAX = 60.0
@@ -40,7 +40,7 @@ REASONS_SHOWN = 8
 
 
 def gather(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
-    """Bring up as many hosts as are wanted, and place the attempt once enough of them are there."""
+    """Bring up as many hosts as needed, and place the attempt once enough of them are ready."""
     if facts.ahead or is_short(facts, deadlines):
         return _release(facts, attempt, deadlines)
     places = _places(facts, deadlines)
@@ -139,7 +139,7 @@ def _lost_for_good(
     facts: Facts, attempt: AttemptFacts, missing: list[NodeFacts], ready: int, deadlines: Deadlines
 ) -> Verdict | None:
     """Return the verdict on lost hosts without a substitute, once they have had time to come back: `node_timeout_s` in
-    this attempt, and some of those since their last word."""
+    this attempt, and a multiple of it since their last contact."""
     assert facts.pool is not None and facts.limits is not None
     node, timeout_s = missing[0], facts.limits.node_timeout_s
     since_s = max(attempt.began_at, attempt.watched_at, attempt.queued_at)
@@ -184,7 +184,7 @@ def note(node: NodeFacts) -> Fault | None:
     return Fault(node.name, f"busy: {node.busy.reason}") if node.busy else node.launch_fault
 
 
-# Who could be had
+# Available hosts
 
 
 def _is_ready(node: NodeFacts) -> bool:
@@ -222,7 +222,7 @@ def asked_again_s(facts: Facts) -> float:
     return latest_s + max(pause_s, BUSY_PAUSE_S) + facts.pool.seed % 1000 / 1000
 
 
-# What to do about it
+# Actions
 
 
 def _places(facts: Facts, deadlines: Deadlines) -> Gang:
@@ -319,7 +319,7 @@ def is_due(facts: Facts, node: NodeFacts, deadlines: Deadlines) -> bool:
 
 
 def _release(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
-    """Let go of the hosts that are up: other jobs may need them while this job waits."""
+    """Release the hosts that are up: other jobs may need them while this job waits."""
     why = (
         "earlier jobs come first"
         if facts.ahead

@@ -1,4 +1,4 @@
-"""The rendezvous of the ranks: which addresses are probed, where they meet, and the verdict when they cannot.
+"""Rendezvous of the ranks: which addresses are probed, which one is used, and the verdict if none works.
 
 The point is an address of the first node that every other node has reached, by a handshake with the first node's agent
 on the port itself; each node uses the interface that led there.
@@ -56,7 +56,8 @@ def are_probed(facts: Facts, attempt: AttemptFacts) -> bool:
 
 
 def rendezvous_point(facts: Facts) -> RendezvousPoint | Unreachable:
-    """Return where the gang meets, by the first node's preference, or which node cannot come. All must have probed."""
+    """Return the rendezvous address, by the first node's preference, or the node that cannot reach it. All nodes must have
+    probed."""
     first, *others = facts.gang
     offer = first.rendezvous
     if not offer.addresses:

@@ -20,11 +20,11 @@ ALIKE_MAX = 4
 overwrites one checkpoint does not show whether it begins from it; failing equally far along each time does."""
 
 _OWN_FAULTS = (Kind.CRASH, Kind.OOM, Kind.HANG, Kind.LAUNCH)
-"""What the job's own code can be the cause of; a lost node or a taken port may return without its fault."""
+"""Failures that the job's own code can cause; a lost node or a port in use may recur without its fault."""
 
 
 def recognise(facts: Facts, attempt: AttemptFacts, verdict: Verdict) -> Verdict:
-    """Return the verdict, as `no_progress` when the same has happened before, with evidence of an ignored checkpoint."""
+    """Return the verdict, as `no_progress` if the same failure happened before, with evidence of an ignored checkpoint."""
     anew = ignores_checkpoint(attempt)
     if anew:
         verdict = dataclasses.replace(verdict, proof=(Evidence(anew), *verdict.proof))
@@ -51,8 +51,8 @@ def recognise(facts: Facts, attempt: AttemptFacts, verdict: Verdict) -> Verdict:
 
 
 def _loads_neither(facts: Facts, past: PastAttempt, attempt: AttemptFacts, verdict: Verdict) -> bool:
-    """Tell whether the previous attempt has raised the same at the same line, from another save, and neither has got any
-    further: then what loads them is to blame."""
+    """Tell whether the previous attempt has raised the same at the same line, from another checkpoint, and neither has got any
+    further: then the code that loads them is the cause."""
     saves = past.attempt.resume, attempt.resume
     is_alike = past.verdict is not None and past.verdict.signature == verdict.signature
     is_raised = verdict.signature.cause is FailureCause.EXCEPTION and verdict.signature.frame is not None
@@ -80,8 +80,8 @@ def _same_point(past: PastAttempt, attempt: AttemptFacts, verdict: Verdict) -> b
 
 
 def _may_be_the_hosts(facts: Facts, past: PastAttempt, verdict: Verdict) -> bool:
-    """Tell whether ranks of one host hung both times; that host is now replaced by another, which shows whose
-    fault it is."""
+    """Tell whether ranks of one host hung both times; the host is now replaced by another, which shows whether it was the
+    cause."""
     on_one = past.verdict is not None and past.verdict.node == verdict.node != ""
     return verdict.kind is Kind.HANG and on_one and placement.has_another(facts)
 

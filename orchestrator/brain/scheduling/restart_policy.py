@@ -1,4 +1,4 @@
-"""The restart policy: another attempt, after what pause and from which checkpoint, a requeue, or the end of the job."""
+"""Restart policy: whether another attempt follows, after which pause and from which checkpoint, a requeue, or the end of the job."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ RESUME_ASKED = "resumed by the user"
 """Why an attempt ends, and the next begins."""
 
 PASSED_SHOWN = 3
-"""How many saves that were passed over a reason names."""
+"""How many checkpoints that were passed over a reason names."""
 
 FETCH_S_MAX = 600.0
 """How long a stopped attempt waits for a checkpoint that is being fetched."""
 
 FETCH_CANCELLED_S_MAX = 30.0
-"""The same when the user wants the job to stop; `orch collect` brings what is left on the hosts."""
+"""The same when the user cancels the job; `orch collect` fetches what is left on the hosts."""
 
 
 @dataclass(frozen=True, slots=True)

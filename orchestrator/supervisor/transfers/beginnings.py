@@ -1,4 +1,4 @@
-"""The save from which an attempt's script began, by what its ranks had read when they made their first step."""
+"""The checkpoint from which an attempt's script began, by what its ranks had read when they made their first step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ UNSEEN_FORMATS = (Format.UNKNOWN, Format.SAFETENSORS)
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """Where an attempt began: from the save of this number; 0: from none, but its ranks may have read the file `other`."""
+    """Where an attempt began: from the checkpoint of this number; 0: from none, but its ranks may have read the file `other`."""
 
     save: int
     other: str = ""
@@ -45,7 +45,7 @@ class Beginnings:
         """Return where the attempt began; None while that is not known.
 
         The node of rank 0 is believed before others, since rank 0 may read for all. That nothing was read all nodes have to
-        say, and that only counts where the `newest` save is of a format whose reading a hook sees, and no file beside a save
+        say, and that only counts where the `newest` save is of a format whose reading a hook sees, and no file beside a checkpoint
         was read that is none of them.
         """
         known = {name: one for name, one in self._reports.items() if one.attempt == gang.attempt}
@@ -68,7 +68,7 @@ class Beginnings:
 
 
 def _owners(saves: Collection[Save], attempt: int) -> dict[str, Save]:
-    """Return the newest save of earlier attempts that each file is of, of those that a training may be resumed from, by the names
+    """Return the newest checkpoint of earlier attempts that each file is of, of those that a training may be resumed from, by the names
     that agents give files."""
     owners: dict[str, Save] = {}
     for save in sorted(saves, key=lambda save: save.number):

@@ -1,9 +1,9 @@
-"""Closing of a save: when every rank of the gang has gone on, and what the save is then. Pure.
+"""Closing of a checkpoint: when every rank of the gang has gone on, and what the checkpoint is then. Pure.
 
 A node has gone on when its agent says so of its own ranks, or when heartbeats show that every rank there has made a step
 since, and that its agent has looked twice after that and seen nothing that it has not reported: heartbeats from before
 the last change count where ranks count the same steps as those that saved. A node whose ranks have all ended has gone on when it has
-stopped the attempt, and so has looked a last time: with code 0, or each with more steps than were made when the save was written.
+stopped the attempt, and so has looked a last time: with code 0, or each with more steps than were made when the checkpoint was written.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SAME_COUNT_SHARE = 0.9
 """Ranks whose steps are at least this share of another's count the same steps."""
 
 PATTERN_MIN = 2
-"""How many saves that all have a file show that the next one needs it."""
+"""How many checkpoints that all have a file show that the next one needs it."""
 
 GONE_ON = (Closing.STEPS, Closing.END, Closing.SILENCE)
 
@@ -59,7 +59,7 @@ class Gang:
         return set(self.nodes) <= self.stopped | self.lost
 
     def ended_behind(self, save: Save) -> set[str]:
-        """Return the nodes whose ranks ended behind the step at which a save was written."""
+        """Return the nodes whose ranks ended behind the step at which a checkpoint was written."""
         steps = max((part.steps for part in save.parts), default=0)
         open_ = {part.host for part in save.parts if part.closed_by not in GONE_ON}
         return {node for node in self.stopped - open_ if self.made.get(node, 0) > steps > 0}
@@ -71,7 +71,7 @@ class Gang:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What is found about a save: its state, how its writing was over, why it is not whole, and whether it is put out of the way."""
+    """What is found about a checkpoint: its state, how its writing was over, why it is not whole, and whether it is put out of the way."""
 
     state: SaveState
     closed_by: Closing
@@ -106,7 +106,7 @@ class Beats:
 
 @dataclass(slots=True)
 class Watch:
-    """Who has gone on since the last change of an open save."""
+    """Who has gone on since the last change of an open checkpoint."""
 
     # By node: the steps of its ranks and its agent's looks at the first heartbeat since
     since: dict[str, tuple[dict[int, int], int]] = field(default_factory=dict)
@@ -115,7 +115,7 @@ class Watch:
     steps: int = 0
 
     def changed(self, save: Save, beats: Mapping[str, Beats]) -> None:
-        """The save has changed: who has gone on from this writing stays; else only hosts have that say so of their own
+        """The checkpoint has changed: who has gone on from this writing stays; else only hosts have that say so of their own
         part of it, and nodes whose `beats` show it."""
         last = save.parts[-1]
         is_same = 0 < last.steps == self.steps
@@ -158,7 +158,7 @@ class Watch:
 
 
 def opened(number: int, report: reports.SaveSeen, world_size: int) -> Save:
-    """Return a new save of which nothing is known yet but what it is called."""
+    """Return a new checkpoint of which nothing is known yet but what it is called."""
     return Save(
         number, report.key, report.series, report.main, report.attempt, world_size, 0, Format.UNKNOWN, Content.OTHER,
         True, SaveState.OPEN,
@@ -166,17 +166,17 @@ def opened(number: int, report: reports.SaveSeen, world_size: int) -> Save:
 
 
 def brief(save: Save) -> Save:
-    """Return what the brain is told of a save: all but its files."""
+    """Return what the brain is told of a checkpoint: all but its files."""
     return replace(save, pieces=(), parts=(), cites=())
 
 
 def merged(save: Save) -> GroupReading:
-    """Return what all parts of an open save say."""
+    """Return what all parts of an open checkpoint say."""
     return reduce(reading.merged, (part.reading for part in save.parts))
 
 
 def pieces_of(parts: Iterable[Part]) -> dict[str, tuple[str, Piece]]:
-    """Return the files of a save with the host that has each; of those that several hosts have, the one that had made the
+    """Return the files of a checkpoint with the host that has each; of those that several hosts have, the one that had made the
     most steps, else the first."""
     pieces: dict[str, tuple[str, Piece]] = {}
     for part in sorted(parts, key=lambda part: -part.steps):
@@ -186,7 +186,7 @@ def pieces_of(parts: Iterable[Part]) -> dict[str, tuple[str, Piece]]:
 
 
 def places(parts: Iterable[Part], here: Path, is_far: Callable[[str], bool]) -> tuple[Place, ...]:
-    """Return where the pieces of a save lie; what hosts see of the job folder comes first. `is_far`: tells of a host whether
+    """Return where the pieces of a checkpoint lie; what hosts see of the job folder comes first. `is_far`: tells of a host whether
     what it saves has to be copied."""
     parts = tuple(parts)
     pieces, far = pieces_of(parts), []
@@ -201,7 +201,7 @@ def places(parts: Iterable[Part], here: Path, is_far: Callable[[str], bool]) -> 
 
 
 def with_digests(save: Save, digests: Mapping[tuple[str, int, int], str]) -> Save:
-    """Return a save with the sha256 of its files, by their stamps, where they are still those."""
+    """Return a checkpoint with the sha256 of its files, by their stamps, where they are still those."""
 
     def known(pieces: tuple[Piece, ...]) -> tuple[Piece, ...]:
         return tuple(replace(piece, sha256=digests.get(piece.stamp, piece.sha256)) for piece in pieces)
@@ -211,7 +211,7 @@ def with_digests(save: Save, digests: Mapping[tuple[str, int, int], str]) -> Sav
 
 
 def parts_of(save: Save) -> tuple[Part, ...]:
-    """Return the parts of a save; of one that was closed, and is reported again, as far as its places and files tell."""
+    """Return the parts of a checkpoint; of one that was closed, and is reported again, as far as its places and files tell."""
     if save.parts:
         return save.parts
     state = GroupReading(
@@ -225,10 +225,10 @@ def parts_of(save: Save) -> tuple[Part, ...]:
 
 
 def judge(save: Save, watch: Watch, gang: Gang, saves: Iterable[Save] = ()) -> Found:
-    """Return what an open save is by now. `saves`: the others of the job, among which those of its series count.
+    """Return what an open checkpoint is by now. `saves`: the others of the job, among which those of its series count.
 
-    A file that all earlier saves have is missed while no step and no end shows that all is written. After that, a thread may
-    still write it: it is missed until the next save is begun where `PATTERN_MIN` saves of this attempt have it.
+    A file that all earlier checkpoints have is missed while no step and no end shows that all is written. After that, a thread may
+    still write it: it is missed until the next checkpoint is begun where `PATTERN_MIN` saves of this attempt have it.
     """
     series = [one for one in saves if one.series == save.series]
     closed = [one for one in series if one.pieces and one.state not in (SaveState.OPEN, SaveState.TORN)]
@@ -291,7 +291,7 @@ def _mixed(save: Save, pieces: dict[str, tuple[str, Piece]]) -> str:
 
 
 def _lacks(save: Save, sizes: Collection[str], earlier: Sequence[Save]) -> str:
-    """Return the fault of a save that has no file like one that each earlier save of as many ranks has."""
+    """Return the fault of a checkpoint that has no file like one that each earlier checkpoint of as many ranks has."""
     shapes = [_shape(p.name for p in one.pieces) for one in earlier if one.world_size == save.world_size]
     missed = set.intersection(*shapes) - _shape(sizes) if shapes else set[str]()
     saved = (piece.name for one in earlier[-1:] for piece in one.pieces if names.is_save_file(piece.name))
@@ -300,7 +300,7 @@ def _lacks(save: Save, sizes: Collection[str], earlier: Sequence[Save]) -> str:
 
 
 def _lacks_rank(save: Save, sizes: Collection[str], before: Save | None) -> str:
-    """Return the fault of a file that some ranks have in a save, and more of them in the one before of this attempt."""
+    """Return the fault of a file that some ranks have in a checkpoint, and more of them in the one before of this attempt."""
     if before is None or before.attempt != save.attempt:
         return ""
     own = names.ranks_in(_shape(sizes))

@@ -1,11 +1,11 @@
-"""Copies of saves between the job folder and hosts that do not see it: home from the hosts that wrote them, and to the hosts
+"""Copies of checkpoints between the job folder and hosts that do not see it: home from the hosts that wrote them, and to the hosts
 of the next attempt.
 
 Rules
-- A save is fetched when it is closed and all of its files are hashed. It gathers in `.coming/NUMBER` and is renamed into its
+- A checkpoint is fetched when it is closed and all of its files are hashed. It gathers in `.coming/NUMBER` and is renamed into its
   place, where one of the same names gives way to it.
-- A file that was written again before it was copied does not have its recorded size and time: the save does not come.
-- Nothing is put into its place while a save of the same names is being sent, or once a later one of them is there.
+- A file that was written again before it was copied does not have its recorded size and time: the checkpoint does not come.
+- Nothing is put into its place while a checkpoint of the same names is being sent, or once a later one of them is there.
 - No name that a host sends leads out of the checkpoint folder.
 """
 
@@ -28,11 +28,11 @@ from orchestrator.core.wire import reports
 
 COMING = ".coming"
 FROM_START = ".start"
-"""What the names of folders in it end with in which saves gather that lie where the ranks start."""
+"""What the names of folders in it end with in which checkpoints gather that lie where the ranks start."""
 
 OLD = ".old"
 COMING_MAX = 100
-"""The most saves on their way at once; past it more are written than the connection can take, and the oldest is given up."""
+"""The most checkpoints on their way at once; past it more are written than the connection can take, and the oldest is given up."""
 
 PART_BYTES_MAX, PATH_BYTES_MAX = 255, 3_000
 """How long a name in a folder, and a name with its folders, may be; the latter leaves room for the job folder's path."""
@@ -40,7 +40,7 @@ PART_BYTES_MAX, PATH_BYTES_MAX = 255, 3_000
 
 @dataclass(slots=True)
 class _Fetch:
-    """A save on its way home, and its copies that are not done."""
+    """A checkpoint on its way home, and its copies that are not done."""
 
     save: Save
     copies: dict[str, Copy] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class SaveCopies:
     """The copies of one job."""
 
     def __init__(self, job: JobDir, copier: BulkCopier | None, root: Path, glob: str) -> None:
-        """`copier`: None where all hosts see the saves, and none is copied; `root`: the folder of `checkpoint.path` at home; `glob`:
+        """`copier`: None where all hosts see the checkpoints, and none is copied; `root`: the folder of `checkpoint.path` at home; `glob`:
         `checkpoint.path`, which tells that folder on hosts."""
         self._copier = copier
         self._job = job
@@ -60,7 +60,9 @@ class SaveCopies:
         self._sends: dict[str, tuple[Save, Copy]] = {}  # by node
         self._done: list[tuple[int, str]] = []
         self._count = 0
-        self.sent: list[tuple[str, str]] = []  # a node, and why it does not have its save; empty if it has
+        self.sent: list[
+            tuple[str, str]
+        ] = []  # a node, and why it does not have its checkpoint; empty if it has
         self.discards: list[tuple[str, Save]] = []
         self.has_moved = False
         if copier is None:
@@ -70,7 +72,7 @@ class SaveCopies:
         shutil.rmtree(self._root / COMING, ignore_errors=True)
 
     def fetch(self, save: Save) -> None:
-        """Begin to fetch a save, unless it is on its way, or none is copied: a resume may have changed `checkpoint.path`."""
+        """Begin to fetch a checkpoint, unless it is on its way, or none is copied: a resume may have changed `checkpoint.path`."""
         if self._copier is None or save.number in self._fetches:
             return
         fetch = self._fetches[save.number] = _Fetch(save)
@@ -92,13 +94,13 @@ class SaveCopies:
                 self.fetch(save)
 
     def is_lost(self, save: Save, part: Part) -> bool:
-        """Tell whether a save that waits to be hashed cannot come any more, since its host has written it again."""
+        """Tell whether a checkpoint that waits to be hashed cannot come any more, since its host has written it again."""
         names = {piece.name for piece in part.pieces}
         is_waiting = save.is_coming and save.number not in self._fetches
         return is_waiting and not names.isdisjoint(piece.name for piece in save.pieces)
 
     def fetched(self) -> list[tuple[int, str]]:
-        """Return the saves that have come home since the last call, or cannot, with the reason."""
+        """Return the checkpoints that have come home since the last call, or cannot, with the reason."""
         for copied in self._copier.copied() if self._copier is not None else ():
             self.has_moved = True
             self._note_copied(copied)
@@ -150,7 +152,7 @@ class SaveCopies:
         self._done.append((number, why))
 
     def forget(self, number: int) -> None:
-        """Do not fetch a save any more, if it is on its way."""
+        """Do not fetch a checkpoint any more, if it is on its way."""
         fetch = self._fetches.pop(number, None)
         if fetch is not None and self._copier is not None:
             for key in fetch.copies:
@@ -158,21 +160,21 @@ class SaveCopies:
             shutil.rmtree(self._stage(fetch.save), ignore_errors=True)
 
     def _home(self, save: Save) -> Path:
-        """Return the folder of the job in which a save lies at home."""
+        """Return the folder of the job in which a checkpoint lies at home."""
         return self._root if save.is_named else self._job.code
 
     def _stage(self, save: Save) -> Path:
-        """Return where a save gathers until all of it is there."""
+        """Return where a checkpoint gathers until all of it is there."""
         return self._root / COMING / f"{save.number}{'' if save.is_named else FROM_START}"
 
     def _on_host(self, save: Save, host_root: str) -> str:
-        """Return the folder in which a save lies on a host."""
+        """Return the folder in which a checkpoint lies on a host."""
         return f"{host_root}/{self._folder if save.is_named else self._job.code.name}"
 
     # To hosts
 
     def send(self, save: Save, node: str, host_root: str) -> bool:
-        """Begin to bring a save to a host; False when nothing need be sent: hosts see where it is. What is there already
+        """Begin to bring a checkpoint to a host; False when nothing need be sent: hosts see where it is. What is there already
         is not sent again."""
         root = Path(save.places[0].root)
         if self._copier is None or not self._is_sent(root):
@@ -202,19 +204,19 @@ class SaveCopies:
         self.sent = [(name, error) for name, error in self.sent if name != node]
 
     def _is_sent(self, root: Path) -> bool:
-        """Tell whether a save that is here is sent to hosts: a person who names one outside of the job folder says that
+        """Tell whether a checkpoint that is here is sent to hosts: a person who names one outside of the job folder says that
         they see that place."""
         return root.is_relative_to(self._job.root)
 
     def there(self, save: Save, node: str, host_root: str) -> Save:
-        """Return a save of the job folder as it lies on a host to which it was sent."""
+        """Return a checkpoint of the job folder as it lies on a host to which it was sent."""
         if self._copier is None or not self._is_sent(Path(save.places[0].root)):
             return save
         place = Place(node, self._on_host(save, host_root), tuple(piece.name for piece in save.pieces))
         return dataclasses.replace(save, places=(place,))
 
     def discard(self, save: Save) -> None:
-        """Have a pruned save deleted on the hosts that wrote it."""
+        """Have a pruned checkpoint deleted on the hosts that wrote it."""
         found = [(place.host, on_host(save, place.host)) for place in save.places if place.host]
         self.discards += [(host, own) for host, own in found if own is not None]
 
@@ -235,7 +237,7 @@ class SaveCopies:
 
 
 def install(save: Save, root: Path, stage: Path) -> None:
-    """Put a save that has gathered in `stage` into its place, durably; what stood there goes. Raises OSError."""
+    """Put a checkpoint that has gathered in `stage` into its place, durably; what stood there goes. Raises OSError."""
     old = stage / OLD
     names = [piece.name for piece in save.pieces if (stage / piece.name).exists()]
     is_folder = len(names) == len(save.pieces) and save.main != "." and (stage / save.main).is_dir()
@@ -251,7 +253,7 @@ def install(save: Save, root: Path, stage: Path) -> None:
 
 
 def _put_back(stage: Path, root: Path) -> None:
-    """Undo an exchange that was cut off: what had made way for a save comes back to its place."""
+    """Undo an exchange that was cut off: what had made way for a checkpoint comes back to its place."""
     gathered = [path for path in stage.rglob("*") if path.is_file() and stage / OLD not in path.parents]
     for path in sorted((stage / OLD).rglob("*")) if gathered else ():
         goal = root / path.relative_to(stage / OLD)
@@ -261,19 +263,19 @@ def _put_back(stage: Path, root: Path) -> None:
 
 
 def has_same(save: Save, other: Save) -> bool:
-    """Tell whether two saves have a file of the same name in one folder."""
+    """Tell whether two checkpoints have a file of the same name in one folder."""
     return save.area == other.area and not {piece.name for piece in save.pieces}.isdisjoint(
         piece.name for piece in other.pieces
     )
 
 
 def late(number: int) -> str:
-    """Say why a save that was on its way does not come any more."""
+    """Say why a checkpoint that was on its way does not come any more."""
     return f"checkpoint {number}, which overwrote it, was fetched first"
 
 
 def unfit_names(report: reports.SaveSeen) -> str:
-    """Return why names that a host sends cannot be those of a save; empty if they can."""
+    """Return why names that a host sends cannot be those of a checkpoint; empty if they can."""
     names = [piece.name for piece in report.part.pieces]
     if not names or len(set(names)) < len(names):
         return f"its list of {len(names)} files is empty or has duplicates"
@@ -297,7 +299,7 @@ def stays_inside(name: str) -> bool:
 
 
 def on_host(save: Save, node: str) -> Save | None:
-    """Return a save as it is on a host, None if no file of it is there."""
+    """Return a checkpoint as it is on a host, None if no file of it is there."""
     place = next((place for place in save.places if place.host == node), None)
     if place is None:
         return None

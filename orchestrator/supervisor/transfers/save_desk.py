@@ -1,10 +1,10 @@
-"""Desk of saves, the one writer of the ledger: enters what agents report, closes, compares, keeps and prunes saves.
+"""Desk of checkpoints, the one writer of the ledger: enters what agents report, closes, compares, keeps and prunes saves.
 
 Rules
 - What is learned is entered in the ledger first; events and acknowledgements follow. On a full disk `news` waits, as the journal does.
-- Where hosts do not see this disk, a save counts once it is whole in the job folder (`save_copies`).
+- Where hosts do not see this disk, a checkpoint counts once it is whole in the job folder (`save_copies`).
 - Nothing else waits: files are read, linked, moved and deleted in a thread.
-- What a save's script writes over or deletes before its next save is whole stays in `.kept/NUMBER` until then.
+- What a checkpoint's script writes over or deletes before its next checkpoint is whole stays in `.kept/NUMBER` until then.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ UNSURE_S = 5.0
 """How often a file is tried again that the disk does not give."""
 
 SYNCED_MAX = 300
-"""How many of the latest saves a new supervisor tells the brain of."""
+"""How many of the latest checkpoints a new supervisor tells the brain of."""
 
 
 class SaveDesk:
-    """All saves of one job."""
+    """All checkpoints of one job."""
 
     def __init__(self, job: JobDir, plan: Plan, copier: BulkCopier | None, wake: Wake) -> None:
         """`wake` is called, from any thread, when `news` has something. Raises OSError."""
@@ -50,7 +50,9 @@ class SaveDesk:
         self._homes = save_disk.Homes(job, plan)
         self._keeper = save_disk.Keeper(self._homes, job.checkpoints / disk.KEPT, self._thread, self.notes)
         self._stays: set[int] = set()
-        self._copied = frozenset[tuple[str, int, int]]()  # the files that were copied last of an open save
+        self._copied = frozenset[
+            tuple[str, int, int]
+        ]()  # the files that were copied last of an open checkpoint
         self._stuck: set[tuple[int, str]] = set()  # nodes with a rank that will not go on, by attempt
         self._beats: dict[str, closing.Beats] = {}
         self._gang = closing.Gang(0, 0, 0, ())
@@ -93,7 +95,7 @@ class SaveDesk:
                 self.copies.fetch(save)
 
     def seen(self, at: float, node: str, report: reports.SaveSeen, gang: closing.Gang) -> None:
-        """Enter what an agent reports of a save of the current attempt."""
+        """Enter what an agent reports of a checkpoint of the current attempt."""
         self._gang = gang
         unfit = save_copies.unfit_names(report)
         if report.attempt != gang.attempt or unfit:
@@ -131,7 +133,7 @@ class SaveDesk:
             self._thread.later(lambda: self._homes.stated_step(began.other), lambda _, step: note(step))
 
     def hashed(self, at: float, node: str, report: reports.SaveHashed) -> None:
-        """Enter the sha256 of a save's files, where they are still those."""
+        """Enter the sha256 of a checkpoint's files, where they are still those."""
         digests = {piece.stamp: piece.sha256 for piece in report.pieces}
         for save in self._of(report.key, report.attempt):
             if (known := closing.with_digests(save, digests)) != save:
@@ -173,7 +175,7 @@ class SaveDesk:
             self.copies.fetch_unhashed(self.saves.values(), gang.attempt)
 
     def mirror(self, facts: Facts) -> None:
-        """Enter what the brain has decided of saves."""
+        """Enter what the brain has decided of checkpoints."""
         self._pin = facts.pin
         for number, known in facts.saves.items():
             save = self.saves.get(number)
@@ -181,7 +183,7 @@ class SaveDesk:
                 self._ledger.put(dataclasses.replace(save, state=known.state, why=known.why))
 
     def compare(self, at: float, order: d.CompareSave) -> None:
-        """Close the books on an attempt, and compare the save that the next one is to begin from; `SaveCompared` follows."""
+        """Close the books on an attempt, and compare the checkpoint that the next one is to begin from; `SaveCompared` follows."""
         self._again = None
         gang = dataclasses.replace(self._gang, lost=frozenset(self._gang.nodes))
         for number in list(self._watches):
@@ -196,7 +198,7 @@ class SaveDesk:
         )
 
     def end(self, at: float) -> None:
-        """The job has ended: what is kept beside a save that is in its place goes."""
+        """The job has ended: what is kept beside a checkpoint that is in its place goes."""
         if (save := self._newest()) is not None:
             self._keeper.end(save)
 
@@ -212,13 +214,13 @@ class SaveDesk:
         return events
 
     def unseen(self, number: int) -> Save | None:
-        """Return a save if it lies on a disk that hosts see and this machine does not: a host has to compare it."""
+        """Return a checkpoint if it lies on a disk that hosts see and this machine does not: a host has to compare it."""
         save = self.saves.get(number)
         is_theirs = save is not None and self._homes.is_unseen(save)
         return save if is_theirs and not self._keeper.place(number).is_dir() else None
 
     def torn_on(self, node: str, attempt: int) -> tuple[Save, ...]:
-        """Return the torn saves of the attempt before this one, as they are on a host."""
+        """Return the torn checkpoints of the attempt before this one, as they are on a host."""
         return save_disk.torn_on(self.saves.values(), node, attempt - 1, self._homes, len(self._gang.nodes))
 
     def close(self) -> None:
@@ -226,7 +228,7 @@ class SaveDesk:
         self._thread.close()
 
     def _entry(self, report: reports.SaveSeen, gang: closing.Gang) -> Save:
-        """Return the save that a report is about: one that is open, or a new one."""
+        """Return the checkpoint that a report is about: one that is open, or a new one."""
         known = self._of(report.key, report.attempt)
         last = known[-1] if known else None
         is_open = last is not None and last.state is SaveState.OPEN and not last.is_coming
@@ -261,7 +263,7 @@ class SaveDesk:
             self._close(at, save, found, gang)
 
     def _copy_proved(self, save: Save, found: closing.Found, gang: closing.Gang) -> None:
-        """Copy a save that its format alone shows to be whole, since it is written over before its ranks go on; then it counts."""
+        """Copy a checkpoint that its format alone shows to be whole, since it is written over before its ranks go on; then it counts."""
         (part, *others), place = save.parts, Place("", str(self._homes.of(save)))
         is_shown = part.closed_by is Closing.LAST_WORD and not found.why and not others
         if not is_shown or self._copied == save.stamps or self._is_far(save, part.host):
@@ -296,7 +298,7 @@ class SaveDesk:
         self._watches.pop(save.number, None)
 
     def _with_step(self, at: float, save: Save, gang: closing.Gang) -> Save:
-        """Return a save with the job's step, and note where its attempt truly began if it shows that."""
+        """Return a checkpoint with the job's step, and note where its attempt truly began if it shows that."""
         others = [other for other in self.saves.values() if other.number != save.number]
         misstated, base = steps.is_misstated([*others, save]), gang.base_step
         read = self._beginnings.stated.get(save.attempt, 0)
@@ -311,7 +313,7 @@ class SaveDesk:
         return dataclasses.replace(save, step=step, step_source=source)
 
     def _enter(self, at: float, save: Save) -> None:
-        """Enter a save whose state has changed, and see to what follows from a whole one."""
+        """Enter a checkpoint whose state has changed, and see to what follows from a whole one."""
         is_new = save.state is SaveState.WHOLE and self.saves[save.number].state is not SaveState.WHOLE
         self._ledger.put(save)
         self._tell(at, save)
@@ -388,7 +390,7 @@ class SaveDesk:
         self._events.append(e.SaveCompared(at, order.attempt, order.save, fault))
 
     def _fetched(self, at: float, number: int, fault: str) -> None:
-        """A save has come home, or cannot."""
+        """A checkpoint has come home, or cannot."""
         save = self.saves[number]
         if not save.is_coming:
             return

@@ -21,13 +21,13 @@ from orchestrator.core.jobdir.plan import Plan
 from orchestrator.supervisor.transfers.save_copies import has_same, on_host
 
 BEGUN = 0
-"""Stands for the number of a save whose folder has no file yet."""
+"""Stands for the number of a checkpoint whose folder has no file yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """What was found of a save before an attempt: its comparison, its places, and what was moved out of the way, by the number of
-    its save or `BEGUN`."""
+    """What was found of a checkpoint before an attempt: its comparison, its places, and what was moved out of the way, by the number of
+    its checkpoint or `BEGUN`."""
 
     comparison: disk.Comparison | None
     places: tuple[Place, ...]
@@ -35,7 +35,7 @@ class Ready:
 
 
 class Homes:
-    """The folders in which a job's saves lie: where `checkpoint.path` says, where its ranks start, and elsewhere."""
+    """The folders in which a job's checkpoints lie: where `checkpoint.path` says, where its ranks start, and elsewhere."""
 
     def __init__(self, job: JobDir, plan: Plan) -> None:
         self.job = job
@@ -50,11 +50,11 @@ class Homes:
         return self._is_ssh and (not self._is_named_by_hosts if save.is_named else save.area == START)
 
     def is_unseen(self, save: Save) -> bool:
-        """Tell whether a save lies on a disk that hosts see and this machine does not."""
+        """Tell whether a checkpoint lies on a disk that hosts see and this machine does not."""
         return self._is_ssh and not self.are_copied(save) and not os.path.lexists(self.of(save) / save.main)
 
     def of(self, save: Save) -> Path:
-        """Return the folder that the names of a save are relative to."""
+        """Return the folder that the names of a checkpoint are relative to."""
         if save.is_named:
             return self.named
         return self.job.code if save.area == START else Path(save.area)
@@ -77,11 +77,11 @@ class Homes:
         return path if own is None or not tree.fits(own, self._glob) else self.named / own
 
     def has(self, save: Save) -> bool:
-        """Tell whether a save lies in its folder on this machine."""
+        """Tell whether a checkpoint lies in its folder on this machine."""
         return bool(save.places) and not save.places[0].host and save.places[0].root == str(self.of(save))
 
     def owns(self, save: Save) -> bool:
-        """Tell whether a save lies in the job's own folder, also if links are followed."""
+        """Tell whether a checkpoint lies in the job's own folder, also if links are followed."""
         path = os.path.realpath(self.of(save) / save.main)
         return Path(path).is_relative_to(os.path.realpath(self.job.root))
 
@@ -89,7 +89,7 @@ class Homes:
 def before_attempt(
     homes: Homes, save: Save | None, kept: Path, saves: Iterable[Save], order: d.CompareSave
 ) -> Ready:
-    """Move torn saves of `saves` out of the way, but for files of a save that is as it was, and compare that; if it is not in
+    """Move torn checkpoints of `saves` out of the way, but for files of a checkpoint that is as it was, and compare that; if it is not in
     its place, take what was kept of it, and put that back where its place is free."""
     comparison = disk.compare(save, deep=order.deep) if save is not None else None
     is_whole = comparison is not None and (not comparison.fault or comparison.is_unsure)
@@ -145,21 +145,21 @@ class DiskThread:
 
 
 class Keeper:
-    """Keeps the last whole save against its script, in `folder/NUMBER`."""
+    """Keeps the last complete checkpoint against its script, in `folder/NUMBER`."""
 
     def __init__(self, homes: Homes, folder: Path, thread: DiskThread, notes: list[str]) -> None:
         """`notes`: what people are to be told is appended there."""
         self._homes, self._folder, self._thread = homes, folder, thread
         self._notes, self._is_noted = notes, False
-        # Of the files of the last save, by key and attempt
+        # Of the files of the last checkpoint, by key and attempt
         self._inodes: dict[tuple[str, int], dict[str, int]] = {}
 
     def place(self, number: int) -> Path:
-        """Return where a save is kept, if it is."""
+        """Return where a checkpoint is kept, if it is."""
         return self._folder / str(number)
 
     def keep(self, save: Save) -> None:
-        """Keep a save; once it is kept, others are not any more. One that is written once and lies on another disk is not copied."""
+        """Keep a checkpoint; once it is kept, others are not any more. One that is written once and lies on another disk is not copied."""
         root = self._homes.of(save)
         try:
             found = {piece.name: (root / piece.name).stat() for piece in save.pieces}
@@ -195,7 +195,7 @@ class Keeper:
         self._thread.later(keep, note)
 
     def copy(self, save: Save, then: Callable[[float, bool], None]) -> None:
-        """Copy a save that its script will write over at any moment, and call `then` with the time and whether that was in time."""
+        """Copy a checkpoint that its script will write over at any moment, and call `then` with the time and whether that was in time."""
 
         def copied() -> bool:
             with contextlib.suppress(OSError):
@@ -205,19 +205,19 @@ class Keeper:
         self._thread.later(copied, then)
 
     def end(self, newest: Save) -> None:
-        """The job has ended: what is kept beside a save that is in its place goes. All of it is done in the thread, which
-        outlives the loop: what stayed would undo that a person deletes the newest save to go back."""
+        """The job has ended: what is kept beside a checkpoint that is in its place goes. All of it is done in the thread, which
+        outlives the loop: what stayed would undo that a person deletes the newest checkpoint to go back."""
         self._thread.later(
             lambda: self._drop(newest.number if disk.compare(newest, deep=False).fault else None)
         )
 
     def _drop(self, before: int | None) -> None:
-        """Delete what is kept of saves before this one, of all for None: a newer one may have been kept meanwhile."""
+        """Delete what is kept of checkpoints before this one, of all for None: a newer one may have been kept meanwhile."""
         for kept in self._kept(before):
             disk.remove(kept)
 
     def _kept(self, before: int | None) -> list[Path]:
-        """Return the folders of what is kept of saves before this one, of all for None."""
+        """Return the folders of what is kept of checkpoints before this one, of all for None."""
         with contextlib.suppress(OSError):
             numbers = [(path.name.partition(".")[0], path) for path in self._folder.iterdir()]
             return [
@@ -227,7 +227,7 @@ class Keeper:
 
 
 def movable(saves: Iterable[Save], attempt: int, homes: Homes) -> list[Save]:
-    """Return the torn saves of an attempt that may be moved out of the way. What a person has adopted since stays; so does what is
+    """Return the torn checkpoints of an attempt that may be moved out of the way. What a person has adopted since stays; so does what is
     outside of the job's folder, unless its names are new since that attempt, and no other job saves there."""
     known = list(saves)
     proved = {piece.stamp for save in known if save.state is SaveState.WHOLE for piece in save.pieces}
@@ -243,7 +243,7 @@ def movable(saves: Iterable[Save], attempt: int, homes: Homes) -> list[Save]:
 
 
 def torn_on(saves: Collection[Save], node: str, attempt: int, homes: Homes, hosts: int) -> tuple[Save, ...]:
-    """Return the torn saves of an attempt that are to be moved out of the way on a host: several hosts that each have their own disk
+    """Return the torn checkpoints of an attempt that are to be moved out of the way on a host: several hosts that each have their own disk
     are to find the same there."""
     torn = [save for save in saves if save.state is SaveState.TORN and save.attempt == attempt]
     there = [on_host(save, node) for save in torn if save.is_damaged or hosts > 1]
@@ -251,7 +251,7 @@ def torn_on(saves: Collection[Save], node: str, attempt: int, homes: Homes, host
 
 
 def out_of_sight(saves: Iterable[Save], lost: Save, node: str) -> list[Save]:
-    """Return the whole saves that a node does not see, as it lacks `lost`: another host wrote all of them, where its script chose.
+    """Return the complete checkpoints that a node does not see, as it lacks `lost`: another host wrote all of them, where its script chose.
     They are given up."""
     is_theirs, why = (
         not lost.is_named and lost.host not in ("", node),
@@ -266,7 +266,7 @@ def out_of_sight(saves: Iterable[Save], lost: Save, node: str) -> list[Save]:
 
 
 def sharers(homes: Homes, save: Save) -> list[str]:
-    """Return the jobs of this job home that are not over and save in the folder of a save, too."""
+    """Return the jobs of this job home that are not over and save in the folder of a checkpoint, too."""
     folder, found = os.path.realpath((homes.of(save) / save.main).parent), []
     for root in sorted(homes.job.root.parent.glob("[!.]*")):
         other = JobDir(root)
