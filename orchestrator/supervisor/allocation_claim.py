@@ -1,5 +1,5 @@
-"""The supervisor's stay in an allocation of a queue system: the nodes that it puts into the plan, the claim in the
-job folder, why it leaves, and the exit codes that tell the batch script what to do next, see `templates/slurm.sh.j2`."""
+"""The supervisor in an allocation of a queue system: the nodes that it puts into the plan, the claim in the job
+folder, why it leaves, and its exit codes for the batch script, see `templates/slurm.sh.j2`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SUCCEEDED, OVER = 0, 1
 """The job has ended."""
 
 BUSY = 73
-"""Another supervisor is at work: the lock of a supervisor whose host was lost may outlive it for a while."""
+"""Another supervisor is running: the lock of a supervisor whose host was lost may outlive it for a while."""
 
 REQUEUED = 75
 """The nodes were given back, and Slurm is about to take them (EX_TEMPFAIL of sysexits.h)."""
@@ -129,18 +129,18 @@ class SlurmStay:
             yield e.Planned(now_s, self._plan.nodes, self._plan.limits, self._plan.pool)
 
     def is_idle(self, facts: Facts) -> bool:
-        """Tell whether the job waits in a queue by itself: it has no nodes to act on, and need not be brought to an end."""
+        """Tell whether the job only waits in the queue: it has no nodes to act on, and is not to be ended."""
         if self._plan.slurm is None or self._allocation is not None or facts.end is not None:
             return False
         return facts.over is None and not (facts.goal is JobGoal.CANCEL and facts.attempt is None)
 
     def look(self) -> None:
-        """See whether the job has moved to another allocation."""
+        """Check whether the job has moved to another allocation."""
         if self._allocation is not None:
             self._is_replaced = bool(replaced(self._job, self._allocation.id))
 
     def signalled(self) -> None:
-        """A node has said that Slurm has signalled it."""
+        """Handle the report of a node that Slurm has signalled it."""
         if self._allocation is not None:
             self._allocation.check()
 

@@ -69,7 +69,7 @@ def rank_gang(facts: Facts) -> planned.Gang:
 
 
 def save_gang(facts: Facts) -> Gang:
-    """Return what the closing of checkpoints needs of the current attempt."""
+    """Return what the completion of checkpoints needs to know about the current attempt."""
     attempt, limits = facts.attempt, facts.limits
     if attempt is None or limits is None:
         return Gang(0, 0, 0, ())
@@ -96,7 +96,7 @@ def save_gang(facts: Facts) -> Gang:
 
 
 class Executor:
-    """What a supervisor can do to the nodes of its job. `endpoint`: where it listens, one host:port a line."""
+    """Carries out decisions on the nodes of a job. `endpoint`: where it listens, one host:port a line."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class Executor:
         self.endpoint = ""
 
     def begin(self, facts: Facts) -> None:
-        """Take up the agents that an earlier supervisor had under way."""
+        """Reconnect to the agents that an earlier supervisor had started."""
         for node in facts.every_node():
             if node.agent_state is not AgentState.ABSENT:
                 self._backend.keep_reachable(self._config(node.name))
@@ -141,7 +141,7 @@ class Executor:
             case d.Prepare():
                 if not self._is_sent(decision):
                     number = decision.resume.save if decision.resume is not None else 0
-                    is_first = decision.node == gang[0][0]  # of those that see one disk, one compares
+                    is_first = decision.node == gang[0][0]  # of the nodes that share a disk, one compares
                     self._prepare(decision, gang, self._desk.unseen(number) if is_first else None)
             case d.CompareSave():
                 self._desk.compare(now_s, decision)
@@ -196,7 +196,7 @@ class Executor:
         return hello.ships if hello is not None else unknown
 
     def _is_sent(self, decision: d.Prepare) -> bool:
-        """Begin to bring the checkpoint of an attempt to a node; tell whether it has to be brought there."""
+        """Begin to copy the checkpoint of an attempt to a node; return whether it has to be copied."""
         node = decision.node
         save = self._desk.saves.get(decision.resume.save) if decision.resume is not None else None
         if save is None or not self._ships(node):
@@ -207,7 +207,7 @@ class Executor:
         return True
 
     def _forget_sends(self, node: str) -> None:
-        """The ranks of a node are started: nothing more is sent there, which could be written over what they save."""
+        """Send nothing more to a node whose ranks are started: it could overwrite what they save."""
         self._sending.pop(node, None)
         self._desk.copies.end_sends(node)
 

@@ -127,7 +127,7 @@ def _verdict(decision: d.Decision, facts: Facts) -> d.Verdict | None:
 
 
 def _follows(decision: d.Decision, plan: Plan, facts: Facts, at: str) -> str:
-    """Say what follows from what looks like a hang, and when."""
+    """Return what orch will do about a suspected hang, and when."""
     seen = suspects.suspicion_now(facts, decision.at)
     if seen is None:
         return ""
@@ -261,7 +261,7 @@ class DeliveryThread:
             _, number, note = self._notes.get()
             try:
                 fault = self._deliver(note) if number in self._owed else ""
-            except Exception as err:  # the job goes on, whatever a notification runs into
+            except Exception as err:  # no error of a notification may affect the job
                 fault = f"{type(err).__name__}: {err}"
             if fault:
                 self._report(f"notify.{self._target} did not get {note['event']}: {fault}")
@@ -325,7 +325,7 @@ def _is_here(request: urllib.request.Request) -> bool:
 
 
 class Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows a redirect that keeps the POST. After any other one urllib would send a GET without the note."""
+    """Follows only redirects that keep the POST: after any other one urllib would send a GET without the body."""
 
     http_error_308 = urllib.request.HTTPRedirectHandler.http_error_302  # Python 3.10 does not know it
 

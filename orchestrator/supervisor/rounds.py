@@ -1,4 +1,4 @@
-"""The supervisor's program: rounds of one job, from a start or a resume to its end."""
+"""Main function of the supervisor process: supervises one job from a start or a resume to its end, and after each resume again."""
 
 from __future__ import annotations
 

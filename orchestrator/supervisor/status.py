@@ -182,7 +182,7 @@ def reason(facts: Facts, now: Now | None = None) -> str:
 
 
 def _asked(facts: Facts, attempt: AttemptFacts) -> str:
-    """Return what the user has asked for that is followed by another attempt than the one that is over; empty for nothing."""
+    """Return the user's request that another attempt follows, a resume or a restart; empty for none."""
     if attempt.number <= facts.resumed_after:
         return restart_policy.RESUME_ASKED
     is_asked = attempt.phase is Phase.STOP and attempt.verdict is None and attempt.restart_asked
@@ -203,7 +203,7 @@ _AWAY = {
 
 
 def _fence(facts: Facts, attempt: AttemptFacts, now: Now | None) -> str:
-    """Return for which silent nodes a restart waits, so that two attempts never run at the same time, until when at most,
+    """Return which silent nodes a restart waits for, so that two attempts never run at the same time, until when at most,
     and which spare then takes over."""
     silent = [
         node
@@ -283,7 +283,7 @@ def _stragglers(facts: Facts) -> tuple[StragglerStatus, ...]:
 
 
 def _suspected(facts: Facts, now: Now) -> Suspicion | None:
-    """Return what looks like a failure, its ages as readers want them."""
+    """Return the suspicion, with rounded ages."""
     seen = suspects.suspicion_now(facts, now.job_s)
     if seen is None:
         return None

@@ -39,7 +39,7 @@ _EVENTS: dict[str, type[Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class JobSecrets:
-    """What only the job's own processes may know. `outer`: the submitter's environment; `webhook`: its address."""
+    """Secrets of the job's own processes. `outer`: the submitter's environment; `webhook`: its address."""
 
     token: str
     certificate: str

@@ -32,8 +32,8 @@ LASTS_S = 1.5
 """How long a difference must last in a group that runs a collective in every step."""
 
 LASTS_ASIDE_S = 60.0
-"""The same in a group that does not, such as that of a thread that saves checkpoints: as many steps as usually take
-this long, since pauses do not count. And all members must have run more since then: one that is only late has not."""
+"""The same in an auxiliary group that does not, such as that of a thread that saves checkpoints: as many steps as usually
+take this long, since pauses do not count. And all members must have run more since then: one that is only late has not."""
 
 STEPS_MAX = 32
 """The number of steps of a group that are remembered."""

@@ -1,8 +1,8 @@
 """Order in which an attempt is checked for failures, and three short checks: time limit, launch, slow start.
 
 What is certain (a dead process, a failed setup) comes before what is inferred from silence. Each other kind of failure
-has a file of its own: `crash`, `node_lost`, `hang`; `desync` and `stragglers` are called by `brain` itself; what a
-queue, a pool or a rendezvous cannot give is judged in `scheduling`.
+has a file of its own: `crash`, `node_lost`, `hang`; `desync` and `stragglers` are called by `brain` itself; failures
+of a queue, a pool or a rendezvous are judged in `scheduling`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Hangs: the verdict on a gang that stands still, and its culprits, from the last inspections.
+"""Hangs: the verdict on a stalled gang, and its culprits, from the last inspections.
 
 Rules:
-1. Nothing is judged while any rank moves, nor on fewer than two inspections in a row. A node that misses one is waited for:
-   its answer may be late. One that misses two has not been seen.
+1. There is no verdict while any rank makes progress, nor on fewer than two inspections in a row. A node that misses one
+   inspection is waited for, since its answer may be late; a node that misses two counts as not inspected.
 2. Two things prove a hang: a stopped process, and collectives that do not match or miss a member that has ended.
-3. Any other rank that stands in one place is named at once, and ends the attempt only after the stall timeout.
+3. Any other rank that stays in one place is named at once, and ends the attempt only after the stall timeout.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ def judge(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict 
     return _verified(facts, attempt, deadlines)
 
 
-# What needs no second inspection
+# Failures that need no second inspection
 
 
 def _stands_still(facts: Facts, attempt: AttemptFacts) -> Verdict | None:
-    """A stopped process (T) hangs the gang, unless inspections see it go on; one whose main thread is a zombie (Z) never comes back."""
+    """A stopped process (T) hangs the gang, unless inspections show progress; one whose main thread is a zombie (Z) never continues."""
     seen = [rank for rank in inspections.living(facts) if facts.nodes[rank.node].agent_state is AgentState.UP]
     states = (("Z", ZOMBIE_S_MAX, "a zombie (state Z)"), ("T", STOPPED_S_MAX, "stopped (state T)"))
     for state, limit_s, words in states:
@@ -145,11 +145,11 @@ def _has_unseen(facts: Facts, attempt: AttemptFacts) -> bool:
     return any(inspection is None or not inspection.stack for inspection in found)
 
 
-# What two inspections prove
+# Failures that two inspections prove
 
 
 def stands_still(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> bool:
-    """Tell whether two inspections in the present silence have found every rank unmoved."""
+    """Tell whether two inspections in the present silence have found every rank stalled."""
     are_enough = inspections.in_round(facts, attempt) >= inspections.INSPECTIONS_MIN
     if not are_enough or not inspections.is_answered(facts, attempt, deadlines):
         return False
@@ -186,7 +186,7 @@ def _verified(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verd
 
 
 def suspects(facts: Facts, attempt: AttemptFacts, answer: collectives.Answer) -> list[RankFacts]:
-    """Return the ranks to name when all stand still: those that wait for no other rank, else those that wait while they
+    """Return the ranks to name when all are stalled: those that wait for no other rank, else those that wait while they
     handle an exception, else those that others wait for."""
     alive = _judged(facts, answer)
     stopped = [rank for rank in alive if _is_stopped(facts, attempt, rank)]
@@ -212,7 +212,7 @@ def suspects(facts: Facts, attempt: AttemptFacts, answer: collectives.Answer) ->
 
 def awaited(facts: Facts, attempt: AttemptFacts) -> list[RankFacts]:
     """Return the ranks that the last inspection of this silence has found elsewhere while others waited, and those that waited
-    for others elsewhere than they were told to."""
+    for others at the wrong place."""
     if not inspections.in_round(facts, attempt):
         return []
     seen = [rank for rank in facts.ranks.values() if inspections.result(attempt, rank) is not None]
@@ -240,8 +240,8 @@ def _is_idle(attempt: AttemptFacts, alive: list[RankFacts]) -> bool:
 def _is_proof(
     facts: Facts, attempt: AttemptFacts, alive: list[RankFacts], answer: collectives.Answer
 ) -> bool:
-    """Tell whether ranks that all wait for each other can never go on: some wait in another collective than the rest, or
-    a member has ended. Not where another thread of a rank may enter what is missing."""
+    """Tell whether ranks that all wait for each other can never continue: some wait in another collective than the rest, or
+    a member has ended. False where another thread of a rank may enter the missing collective."""
     seen = inspections.results(facts, attempt)
     if any(inspection.others_act for inspection in seen.values()):
         return False
@@ -274,13 +274,13 @@ def _is_apart(facts: Facts, rank: RankFacts, answer: collectives.Answer) -> bool
 
 
 def ends_at(facts: Facts, attempt: AttemptFacts, answer: collectives.Answer) -> float:
-    """Return when (job clock) a gang that stands still is ended if no rank moves; infinite where it is let be."""
+    """Return when (job clock) a stalled gang is ended if no rank moves; infinite where it is never ended."""
     over_at = stall_timeout.over_at(facts, attempt, _late(attempt, _judged(facts, answer), answer))
     return min([over_at, *_start_limits_at(facts, attempt)])
 
 
 def ends_before(facts: Facts, attempt: AttemptFacts, before_s: float) -> float:
-    """Return when (job clock) a gang that stands still is ended if no rank moves; infinite where that is not before a time, so
+    """Return when (job clock) a stalled gang is ended if no rank moves; infinite where that is not before a time, so
     that a large gang is rarely compared."""
     soonest_s = min([stall_timeout.over_at(facts, attempt, []), *_start_limits_at(facts, attempt)])
     return ends_at(facts, attempt, study(facts, attempt)) if soonest_s < before_s else math.inf
@@ -297,14 +297,14 @@ def _start_limits_at(facts: Facts, attempt: AttemptFacts) -> list[float]:
 
 
 def _late(attempt: AttemptFacts, alive: list[RankFacts], answer: collectives.Answer) -> list[RankFacts]:
-    """Return the ranks that must have stood still for the stall timeout: those that others wait for."""
+    """Return the ranks that must be stalled for the stall timeout: those that others wait for."""
     late = [rank for rank in alive if not inspections.waits(attempt, rank)] or alive
     behind = answer.behind if isinstance(answer, Missing) else ()
     return [rank for rank in late if rank.rank in behind] or late
 
 
 def _likely(ranks: list[RankFacts], facts: Facts) -> list[RankFacts]:
-    """Return which of the ranks that stand still to name: those in a state that cannot run, else those with fewer
+    """Return which of the stalled ranks to name: those in a state that cannot run, else those with fewer
     steps than the rest; none where all are alike."""
     if len(ranks) < len(facts.ranks):
         return ranks
@@ -317,7 +317,7 @@ def _likely(ranks: list[RankFacts], facts: Facts) -> list[RankFacts]:
 
 
 def study(facts: Facts, attempt: AttemptFacts) -> collectives.Answer:
-    """Return what keeps the ranks that wait, by the last inspection."""
+    """Return what the waiting ranks wait for, by the last inspection."""
     ended = frozenset(rank.rank for rank in facts.ranks.values() if rank.ended_well)
     return collectives.study(inspections.results(facts, attempt), ended)
 
@@ -325,7 +325,7 @@ def study(facts: Facts, attempt: AttemptFacts) -> collectives.Answer:
 def _silence(
     facts: Facts, attempt: AttemptFacts, answer: collectives.Answer, culprits: list[RankFacts], patience_s: float = 0.0
 ) -> Verdict:  # fmt: skip
-    """Return the verdict on a gang that stands still. `patience_s`: how long it was waited for without proof."""
+    """Return the verdict on a stalled gang. `patience_s`: the stall timeout that passed without proof."""
     gang_at, stepped = suspicion.gang_at(facts, attempt), suspicion.has_stepped(facts)
     since_s = gang_at if stepped else max(gang_at, facts.progress_at)
     missed = "sign of progress" if facts.progress_at <= gang_at else "step" if stepped else "step yet"

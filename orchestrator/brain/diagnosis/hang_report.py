@@ -1,4 +1,4 @@
-"""The words of a hang: culprits, places, evidence, and the stacks of many ranks in a few lines."""
+"""Text of a hang verdict: culprits, places, evidence, and the stacks of many ranks in a few lines."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def who(
 
 
 def _what(attempt: AttemptFacts, rank: RankFacts, answer: collectives.Answer | None) -> str:
-    """Say what a rank does, in words."""
+    """Return what a rank does, as text."""
     if rank.rank_state is RankState.EXITED:
         return f"ended with code 0 after {rank.steps:,} steps" if rank.ended_well else "has ended"
     inspection = inspections.result(attempt, rank)
@@ -122,7 +122,7 @@ UNEVEN_FIX = "give all ranks the same number of batches (DistributedSampler, dro
 
 def uneven(facts: Facts) -> tuple[Evidence, ...]:
     """Return that some ranks ended in good order while others, which have made as many steps, still wait. Whether these are
-    in their loop, or behind it, no count of steps tells."""
+    in their loop, or behind it, step counts do not show."""
     done = [rank for rank in facts.ranks.values() if rank.ended_well and rank.steps]
     others = [rank for rank in facts.ranks.values() if not (rank.ended_well or rank.beat.exiting)]
     steps = max((rank.steps for rank in done), default=0)

@@ -1,6 +1,6 @@
 """Inspections of all ranks: when they are due, and what the last one has shown.
 
-The first one follows at suspicion, the second soon after it, then with growing pauses while all stand still; a sign of life
+The first one follows at suspicion, the second soon after it, then with growing pauses while no rank moves; a sign of life
 voids earlier results. An inspection that the user requests goes to every node that can answer. No inspection follows
 before the last one was answered, or was waited for long enough.
 """
@@ -23,7 +23,7 @@ ANSWER_S_MAX = 6.0
 """How long the nodes' answers to an inspection are waited for."""
 
 PAUSES_S = (2.0, 4.0, 8.0, 16.0, 30.0)
-"""From one inspection to the next, while all is still; the last one again and again."""
+"""Pauses between inspections while no rank moves; the last one repeats."""
 
 LONG_ROUND = 40
 LONG_PAUSE_S = 120.0
@@ -92,7 +92,7 @@ def results(facts: Facts, attempt: AttemptFacts) -> dict[int, RankInspection]:
 
 
 def moves(attempt: AttemptFacts, rank: RankFacts) -> bool:
-    """Tell whether the last inspection has found that the rank goes on."""
+    """Tell whether the last inspection has found that the rank makes progress."""
     inspection = result(attempt, rank)
     return inspection is not None and (
         inspection.activity is Activity.PROGRESSING or rank.collective_at >= rank.inspected_at
@@ -100,7 +100,7 @@ def moves(attempt: AttemptFacts, rank: RankFacts) -> bool:
 
 
 def still_s(facts: Facts, attempt: AttemptFacts, rank: RankFacts) -> float | None:
-    """Return for how long a rank has stood still by its inspections, None where they cannot tell."""
+    """Return for how long a rank has been stalled by its inspections, None where that is unknown."""
     inspection = result(attempt, rank)
     if inspection is None or inspection.activity is Activity.UNKNOWN:
         return None
@@ -134,8 +134,8 @@ def why_inspect(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines, ends_
 
 
 def _why_stopped(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> str:
-    """Tell why to inspect for a stopped rank: it is judged soon and by its state alone, and two inspections before that
-    show in what the others wait for it."""
+    """Return why to inspect for a stopped rank: its verdict follows soon and from its state alone, and two inspections before
+    that show what the others wait in."""
     for rank in living(facts):
         for after_s in STOPPED_AFTER_S if rank.state == "T" else ():
             due_s = rank.state_at + after_s

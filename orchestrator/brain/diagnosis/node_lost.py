@@ -2,7 +2,7 @@
 
 The end of a connection alone proves nothing. A node is lost when its agent is known to have died, when it stopped its ranks
 by itself, or when it has sent nothing for the time of `fence.silent_s` while the gang has made no step: a step of any rank
-proves that all ranks live. Where other nodes show that the gang stands still, it is lost as soon as its agent has
+proves that all ranks live. Where other nodes show that the gang is stalled, it is lost as soon as its agent has
 certainly stopped its ranks. Before its ranks were started, a placed host of a pool is lost after `node_timeout_s`.
 """
 

@@ -1,5 +1,5 @@
-"""Suspects of a silence: the ranks that others seem to wait for, where they stand, and what follows when, long before
-anything is certain.
+"""Suspects of a silence: the ranks that others seem to wait for, where they are, and what follows when, long before a
+verdict.
 
 They only inform: `orch status`, `orch why` and `notify.on: suspect`.
 """
@@ -60,7 +60,7 @@ def suspicion_now(facts: Facts, now_s: float) -> Suspicion | None:
 
 
 def _noticed(attempt: AttemptFacts, now_s: float) -> Suspicion | None:
-    """Return a hang or a desync that the user wants to be told of, and no more."""
+    """Return a hang or a desync that is only reported, as the user chose."""
     noticed = attempt.standing(d.Topic.HANG) or attempt.noticed(d.Topic.DESYNC)
     if noticed is None or (verdict := noticed.verdict) is None:
         return None
@@ -90,7 +90,7 @@ def _silent_node(facts: Facts, attempt: AttemptFacts, now_s: float) -> Suspicion
 
 
 def _silence(facts: Facts, attempt: AttemptFacts, now_s: float) -> Suspicion | None:
-    """Return that no rank makes steps, though one runs; who keeps them all from it, as far as inspections tell."""
+    """Return that no rank makes steps, though one runs, and which ranks block the others, as far as inspections show."""
     silence_s = suspicion.suspect_s(facts)
     since_s, gang_at = suspicion.quiet_since(facts, attempt), suspicion.gang_at(facts, attempt)
     if attempt.running_at is None or silence_s is None or now_s < since_s + silence_s or facts.ranks_done:
@@ -158,7 +158,7 @@ def _is_seen(facts: Facts, attempt: AttemptFacts) -> bool:
 def _who(
     facts: Facts, attempt: AttemptFacts, culprits: list[RankFacts], answer: collectives.Answer, works: bool
 ) -> str:
-    """Say which ranks work, else which ones stand where, and in what the others wait."""
+    """Return which ranks make progress, else where the suspects are, and what the others wait in."""
     numbers = {rank.rank for rank in culprits}
     seen = inspections.results(facts, attempt)
     others = {rank: inspection for rank, inspection in seen.items() if rank not in numbers}

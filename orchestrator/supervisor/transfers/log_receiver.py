@@ -21,7 +21,7 @@ PATHS_PRINTED_MAX = 1000
 
 
 class LogReceiveError(Exception):
-    """A chunk does not follow what is here: the node must be asked to begin again."""
+    """A chunk does not follow the bytes that are here: the node must send again from the offset that it gets."""
 
 
 @dataclass(slots=True)
@@ -50,7 +50,7 @@ class LogReceiver:
         return orders.ResumeOffsets({name: size for name in names if (size := self._size_bytes(name))})
 
     def receive(self, node: str, chunk: reports.Chunk, raw: bytes) -> None:
-        """Take one chunk. Raises LogReceiveError when bytes before it are missing: drop the node's connection then."""
+        """Write one chunk. Raises LogReceiveError when bytes before it are missing: drop the node's connection then."""
         state = self._nodes.setdefault(node, _Node())
         if not shipped_files.may_send(node, chunk.path) or chunk.offset < 0:
             self._print_once(
@@ -102,7 +102,7 @@ class LogReceiver:
         full = self._job.root / path
         make_inside(self._job.root, full.parent)
         rank = shipped_files.rank_of(path)
-        if rank is not None:  # so that `have` knows whose it is, after a restart too
+        if rank is not None:  # so that `have` knows the node of the file, also after a restart
             make_inside(self._job.root, self._job.rank_run(node, *rank))
         fd = os.open(full, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
         self._fds[path] = fd

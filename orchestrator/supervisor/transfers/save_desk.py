@@ -1,10 +1,10 @@
-"""Desk of checkpoints, the one writer of the ledger: enters what agents report, closes, compares, keeps and prunes saves.
+"""Checkpoint tracker, the only writer of the ledger: enters what agents report, completes, verifies, keeps and prunes checkpoints.
 
 Rules
-- What is learned is entered in the ledger first; events and acknowledgements follow. On a full disk `news` waits, as the journal does.
-- Where hosts do not see this disk, a checkpoint counts once it is whole in the job folder (`save_copies`).
+- Changes are written to the ledger first; events and acknowledgements follow. On a full disk `news` waits, as the journal does.
+- Where hosts do not see this disk, a checkpoint counts once it is complete in the job folder (`save_copies`).
 - Nothing else waits: files are read, linked, moved and deleted in a thread.
-- What a checkpoint's script writes over or deletes before its next checkpoint is whole stays in `.kept/NUMBER` until then.
+- Files that a script overwrites or deletes before its next checkpoint is complete stay in `.kept/NUMBER` until then.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from orchestrator.supervisor.transfers import closing, save_copies, save_disk
 from orchestrator.supervisor.transfers.beginnings import Beginnings
 
 UNSURE_S = 5.0
-"""How often a file is tried again that the disk does not give."""
+"""The pause before a file that cannot be read is tried again."""
 
 SYNCED_MAX = 300
-"""How many of the latest checkpoints a new supervisor tells the brain of."""
+"""How many of the latest checkpoints a new supervisor reports to the brain."""
 
 
 class SaveDesk:
@@ -53,15 +53,15 @@ class SaveDesk:
         self._copied = frozenset[
             tuple[str, int, int]
         ]()  # the files that were copied last of an open checkpoint
-        self._stuck: set[tuple[int, str]] = set()  # nodes with a rank that will not go on, by attempt
+        self._stuck: set[tuple[int, str]] = set()  # nodes with a rank that will not continue, by attempt
         self._beats: dict[str, closing.Beats] = {}
         self._gang = closing.Gang(0, 0, 0, ())
         self._pin: Pin | None = None
-        # What the disk did not give, and when to try again
+        # A comparison whose files could not be read, and when to try again
         self._again: tuple[float, d.CompareSave] | None = None
         self._events: list[e.Event] = []
         self.deep = False
-        # Tells whether a node does not see this disk
+        # Whether a node does not see this disk
         self.ships: Callable[[str], bool] = lambda node: True
         far = copier if plan.ssh is not None else None
         self.copies = save_copies.SaveCopies(job, far, self._homes.named, plan.checkpoint_glob)
@@ -74,7 +74,7 @@ class SaveDesk:
     # What happens
 
     def begin(self, facts: Facts, at: float) -> None:
-        """Go on where an earlier supervisor left off: tell the brain what the ledger has and it does not know."""
+        """Continue from an earlier supervisor: report to the brain what the ledger has and the brain does not know."""
         if facts.attempt is not None:
             ended = [rank for rank in facts.ranks.values() if rank.rank_state is RankState.EXITED]
             self._stuck = {(facts.attempt.number, rank.node) for rank in ended if not rank.ended_well}
@@ -125,7 +125,7 @@ class SaveDesk:
             self._judge(at, number, gang)
 
     def read(self, at: float, node: str, report: reports.CheckpointsRead, gang: closing.Gang) -> None:
-        """Take what the ranks of a node had read before their first steps, which may show from which save they began."""
+        """Enter what the ranks of a node had read before their first steps, which may show the checkpoint they resumed from."""
         began = self._beginnings.learn(node, report, gang, self.saves.values(), self._newest())
         if began is not None and report.attempt == gang.attempt:
             self._events.append(e.CheckpointRead(at, gang.attempt, began.save, began.other))
@@ -142,7 +142,7 @@ class SaveDesk:
                     self.copies.fetch(known)
 
     def beat(self, at: float, node: str, heartbeat: reports.Heartbeat, gang: closing.Gang) -> None:
-        """Take a heartbeat, by which its node may have gone on."""
+        """Enter a heartbeat, which may show that its node has continued."""
         if heartbeat.attempt != gang.attempt:
             return
         self._gang = gang
@@ -154,20 +154,20 @@ class SaveDesk:
                 self._judge(at, number, gang)
 
     def exited(self, event: e.Exited) -> None:
-        """Note a rank that will not go on; one that ended by itself with code 0 has."""
+        """Note a rank that will not continue; one that ended by itself with code 0 counts as continued."""
         if event.code != 0 or event.ordered:
             self._stuck.add((event.attempt, event.node))
             self._beats.pop(event.node, None)
 
     def learn(self, at: float, event: e.Event) -> None:
-        """Give up what a host wrote on a disk that this machine does not see, where another host that is to begin from it lacks it:
-        they do not share that disk."""
+        """Distrust checkpoints on a disk that this machine does not see, if another host that is to resume from one lacks it: the
+        hosts do not share that disk."""
         if isinstance(event, e.PrepareFailed) and (lost := self.unseen(event.save)) is not None:
             for save in save_disk.out_of_sight(self.saves.values(), lost, event.node):
                 self._enter(at, save)
 
     def over(self, at: float, gang: closing.Gang) -> None:
-        """A node has stopped the attempt, or was lost with it."""
+        """Assess open checkpoints after a node has stopped the attempt, or was lost with it."""
         self._gang = gang
         for number in list(self._watches):
             self._judge(at, number, gang)
@@ -175,7 +175,7 @@ class SaveDesk:
             self.copies.fetch_unhashed(self.saves.values(), gang.attempt)
 
     def mirror(self, facts: Facts) -> None:
-        """Enter what the brain has decided of checkpoints."""
+        """Enter the brain's decisions about checkpoints."""
         self._pin = facts.pin
         for number, known in facts.saves.items():
             save = self.saves.get(number)
@@ -183,7 +183,7 @@ class SaveDesk:
                 self._ledger.put(dataclasses.replace(save, state=known.state, why=known.why))
 
     def compare(self, at: float, order: d.CompareSave) -> None:
-        """Close the books on an attempt, and compare the checkpoint that the next one is to begin from; `SaveCompared` follows."""
+        """Close all checkpoints of an attempt, and compare the one that the next attempt is to resume from; `SaveCompared` follows."""
         self._again = None
         gang = dataclasses.replace(self._gang, lost=frozenset(self._gang.nodes))
         for number in list(self._watches):
@@ -198,12 +198,12 @@ class SaveDesk:
         )
 
     def end(self, at: float) -> None:
-        """The job has ended: what is kept beside a checkpoint that is in its place goes."""
+        """Delete kept copies at the end of the job, if the newest checkpoint is in its place."""
         if (save := self._newest()) is not None:
             self._keeper.end(save)
 
     def news(self, at: float) -> list[e.Event]:
-        """Return what the brain is to learn since the last call."""
+        """Return the events since the last call, for the brain."""
         if self._again is not None and at >= self._again[0]:
             self.compare(at, self._again[1])
         self._thread.finish(at)
@@ -214,7 +214,7 @@ class SaveDesk:
         return events
 
     def unseen(self, number: int) -> Save | None:
-        """Return a checkpoint if it lies on a disk that hosts see and this machine does not: a host has to compare it."""
+        """Return a checkpoint if it is on a disk that hosts see and this machine does not: a host has to compare it."""
         save = self.saves.get(number)
         is_theirs = save is not None and self._homes.is_unseen(save)
         return save if is_theirs and not self._keeper.place(number).is_dir() else None
@@ -237,7 +237,7 @@ class SaveDesk:
         return closing.opened(self._ledger.next_number, report, gang.world_size)
 
     def _give_up_rewritten(self, at: float, report: reports.SaveSeen) -> None:
-        """Give up what a host has written over before it was hashed: it cannot come any more."""
+        """Give up checkpoints that a host has overwritten before they were hashed: they cannot be fetched any more."""
         for save in self._of(report.key, report.attempt) if report.key == report.series else ():
             if self.copies.is_lost(save, report.part):
                 self._fetched(at, save.number, f"{save.main} was overwritten before it was hashed")
@@ -263,7 +263,7 @@ class SaveDesk:
             self._close(at, save, found, gang)
 
     def _copy_proved(self, save: Save, found: closing.Found, gang: closing.Gang) -> None:
-        """Copy a checkpoint that its format alone shows to be whole, since it is written over before its ranks go on; then it counts."""
+        """Copy a checkpoint whose format alone shows that it is complete, since its ranks may overwrite it; the copy counts."""
         (part, *others), place = save.parts, Place("", str(self._homes.of(save)))
         is_shown = part.closed_by is Closing.LAST_WORD and not found.why and not others
         if not is_shown or self._copied == save.stamps or self._is_far(save, part.host):
@@ -313,7 +313,7 @@ class SaveDesk:
         return dataclasses.replace(save, step=step, step_source=source)
 
     def _enter(self, at: float, save: Save) -> None:
-        """Enter a checkpoint whose state has changed, and see to what follows from a whole one."""
+        """Enter a checkpoint whose state has changed; a complete one may replace, keep and prune others."""
         is_new = save.state is SaveState.WHOLE and self.saves[save.number].state is not SaveState.WHOLE
         self._ledger.put(save)
         self._tell(at, save)
@@ -368,7 +368,7 @@ class SaveDesk:
             torn = self.saves.get(number)  # none for `save_disk.BEGUN`
             if moved:
                 self.notes.append(
-                    f"incomplete checkpoint ({torn.why if torn else 'has no file yet'}): moved {moved}"
+                    f"torn checkpoint ({torn.why if torn else 'has no file yet'}): moved {moved}"
                 )
             if moved and torn:
                 self._ledger.put(dataclasses.replace(torn, why=f"{torn.why}; moved {moved}", places=()))
@@ -390,7 +390,7 @@ class SaveDesk:
         self._events.append(e.SaveCompared(at, order.attempt, order.save, fault))
 
     def _fetched(self, at: float, number: int, fault: str) -> None:
-        """A checkpoint has come home, or cannot."""
+        """Enter that a checkpoint was fetched, or could not be."""
         save = self.saves[number]
         if not save.is_coming:
             return

@@ -297,7 +297,7 @@ def test_a_torn_save_is_moved_out_of_the_scripts_sight_before_the_next_attempt(w
     assert (world.job.checkpoints / ".step_20.torn-attempt-1/part.pt").read_bytes() == b"cut off"
     assert torn.state is TORN and torn.why.endswith("; moved step_20 to .step_20.torn-attempt-1")
     assert world.notes == [
-        f"incomplete checkpoint ({torn.why.partition(';')[0]}): moved step_20 to .step_20.torn-attempt-1"
+        f"torn checkpoint ({torn.why.partition(';')[0]}): moved step_20 to .step_20.torn-attempt-1"
     ]
 
 
@@ -312,7 +312,7 @@ def test_a_folder_that_was_made_for_a_save_and_has_no_file_yet_is_moved_out_of_t
         ".step_20.torn-attempt-1",
         "step_10",
     ]
-    assert world.notes == ["incomplete checkpoint (has no file yet): moved step_20 to .step_20.torn-attempt-1"]
+    assert world.notes == ["torn checkpoint (has no file yet): moved step_20 to .step_20.torn-attempt-1"]
 
 
 def sharded(step: int, ranks: int = 2) -> dict[str, bytes]:
