@@ -50,9 +50,7 @@ class SaveDesk:
         self._homes = save_disk.Homes(job, plan)
         self._keeper = save_disk.Keeper(self._homes, job.checkpoints / disk.KEPT, self._thread, self.notes)
         self._stays: set[int] = set()
-        self._copied = frozenset[
-            tuple[str, int, int]
-        ]()  # the files that were copied last of an open checkpoint
+        self._copied = frozenset[tuple[str, int, int]]()  # the files of the last copied open checkpoint
         self._stuck: set[tuple[int, str]] = set()  # nodes with a rank that will not continue, by attempt
         self._beats: dict[str, closing.Beats] = {}
         self._gang = closing.Gang(0, 0, 0, ())
@@ -367,9 +365,7 @@ class SaveDesk:
             moved = ", ".join(f"{name} to {to}" for name, to in moves)
             torn = self.saves.get(number)  # none for `save_disk.BEGUN`
             if moved:
-                self.notes.append(
-                    f"torn checkpoint ({torn.why if torn else 'has no file yet'}): moved {moved}"
-                )
+                self.notes.append(f"torn checkpoint ({torn.why if torn else 'no file yet'}): moved {moved}")
             if moved and torn:
                 self._ledger.put(dataclasses.replace(torn, why=f"{torn.why}; moved {moved}", places=()))
         fault = ""

@@ -312,7 +312,7 @@ def test_a_folder_that_was_made_for_a_save_and_has_no_file_yet_is_moved_out_of_t
         ".step_20.torn-attempt-1",
         "step_10",
     ]
-    assert world.notes == ["torn checkpoint (has no file yet): moved step_20 to .step_20.torn-attempt-1"]
+    assert world.notes == ["torn checkpoint (no file yet): moved step_20 to .step_20.torn-attempt-1"]
 
 
 def sharded(step: int, ranks: int = 2) -> dict[str, bytes]:
