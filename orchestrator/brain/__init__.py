@@ -10,7 +10,7 @@ the facts, each with its reason, and when to call it again. The caller's duties,
 Heartbeats are too many to be journaled one by one. `Brain.beats_before` returns them coalesced to one for each node;
 they go to the journal before the next line of any other kind except checkpoints, and before that line is learned. A
 connection that no longer brings heartbeats is broken: close it and learn `AgentDisconnected`. When `decide` is called
-more than `SLEPT_S` later than it asked for, the machine slept: drop all connections and learn `SupervisorStarted`
+more than `SLEPT_S` later than it requested, the machine was suspended: drop all connections and learn `SupervisorStarted`
 first, since a silence while no supervisor could listen is not evidence.
 
 When a queue system lends the nodes, learn `AllocationBegan` first in each allocation, then `Planned` with its nodes,

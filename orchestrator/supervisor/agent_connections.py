@@ -96,7 +96,7 @@ class AgentConnections:
         return await self.listen(connection.server_context(certificate, key), host, port)
 
     def connected(self, node: str) -> bool:
-        """Tell whether the node has a connection."""
+        """Return whether the node has a connection."""
         return node in self._lines
 
     def incarnation(self, node: str) -> str:

@@ -74,7 +74,7 @@ def replaced(job: JobDir, name: str) -> str:
 
 
 def _is_later(one: str, other: str) -> bool:
-    """Tell whether two allocations belong to the same Slurm job, and `one` is the later. Names: JOB_ID.RESTARTS."""
+    """Return whether two allocations belong to the same Slurm job, and `one` is the later. Names: JOB_ID.RESTARTS."""
     (job_id, _, number), (other_id, _, other_number) = one.partition("."), other.partition(".")
     are_numbers = number.isdigit() and other_number.isdigit()
     return are_numbers and job_id == other_id and int(number) > int(other_number)
@@ -129,7 +129,7 @@ class SlurmStay:
             yield e.Planned(now_s, self._plan.nodes, self._plan.limits, self._plan.pool)
 
     def is_idle(self, facts: Facts) -> bool:
-        """Tell whether the job only waits in the queue: it has no nodes to act on, and is not to be ended."""
+        """Return whether the job only waits in the queue: it has no nodes to act on, and is not to be ended."""
         if self._plan.slurm is None or self._allocation is not None or facts.end is not None:
             return False
         return facts.over is None and not (facts.goal is JobGoal.CANCEL and facts.attempt is None)
@@ -146,5 +146,5 @@ class SlurmStay:
 
     @property
     def is_over(self) -> bool:
-        """Tell whether the supervisor is to leave: the nodes are given back, or the job has moved to others."""
+        """Whether the supervisor is to leave: the nodes are given back, or the job has moved to others."""
         return self.requeue is not None or self._is_replaced

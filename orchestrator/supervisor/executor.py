@@ -270,7 +270,7 @@ class Executor:
             self._backend.check_reachable(node)
 
     def check_reachable(self, node: str) -> None:
-        """Check a node whose connection broke, or over which nothing comes any longer."""
+        """Check a node whose connection broke or went silent."""
         self._backend.check_reachable(node)
 
     def reasons(self, facts: Facts) -> dict[str, str]:

@@ -201,7 +201,7 @@ class Notifier:
 
     @property
     def is_busy(self) -> bool:
-        """Tell whether something is still to be delivered; each delivery ends by itself."""
+        """Whether something is still to be delivered; each delivery ends by itself."""
         return any(thread.is_busy for thread in self._threads)
 
     def close(self) -> None:
@@ -233,7 +233,7 @@ class DeliveryThread:
 
     @property
     def is_busy(self) -> bool:
-        """Tell whether a note waits or is being delivered."""
+        """Whether a note waits or is being delivered."""
         return bool(self._owed)
 
     def give_up(self) -> None:
@@ -319,7 +319,7 @@ def post(
 
 
 def _is_here(request: urllib.request.Request) -> bool:
-    """Tell whether a webhook is on this machine, which a proxy could not reach."""
+    """Return whether a webhook is on this machine, which a proxy could not reach."""
     host = urllib.parse.urlsplit(request.full_url).hostname or ""
     return host in ("localhost", "::1") or host.startswith("127.")
 

@@ -61,7 +61,7 @@ def _may_be_there(path: Path) -> bool:
 
 
 def is_resumed(folder: Path, number: int) -> bool:
-    """Tell whether one of the requests after `number` resumes the job."""
+    """Return whether one of the requests after `number` resumes the job."""
     return any(isinstance(request, e.ResumeRequested) for request in RequestInbox(folder).since(number, 0.0))
 
 

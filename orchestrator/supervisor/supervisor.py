@@ -160,7 +160,7 @@ class Supervisor:
         self._executor.publish_endpoint()
 
     def _is_over(self) -> bool:
-        """Tell whether nothing is left to do, here or on hosts that may come back; or the job is resumed."""
+        """Return whether nothing is left to do, here or on hosts that may come back; or the job is resumed."""
         facts, now_s = self._brain.facts, self._brain.now_s()
         if facts.ended_at is None:
             return False
@@ -185,7 +185,7 @@ class Supervisor:
         return False
 
     def _is_resumed(self) -> bool:
-        """Tell whether the job was resumed after its end: the status must no longer show that end."""
+        """Return whether the job was resumed after its end: the status must no longer show that end."""
         return self.end is not None and is_resumed(self._job.requests, self._brain.facts.requests)
 
     def _mind_pause(self) -> None:

@@ -22,7 +22,7 @@ RANK_BYTES_MIN = 1 << 30
 
 INODES_MIN = 1000
 CHECKPOINTS_HELD = 2
-"""A new checkpoint is written while the one before it is still there."""
+"""A new checkpoint is written before the previous one is deleted."""
 
 CLOCK_S_MAX = 5.0
 """Clocks that differ by more make logs and files of several nodes hard to compare."""

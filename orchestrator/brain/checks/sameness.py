@@ -1,4 +1,4 @@
-"""Check that all nodes are alike: torch, CUDA, NCCL, driver, GPUs, Python. Outliers are named by majority.
+"""Check that all nodes are alike: torch, CUDA, NCCL, driver, GPUs, Python. Outliers are found by majority.
 
 A difference that keeps ranks from working together is an error: NCCL refuses another version of itself, and torch is not
 compatible between versions. Other differences make a job slow or its failures hard to understand: they are warnings.

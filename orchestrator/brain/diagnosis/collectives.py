@@ -191,7 +191,7 @@ def _gap(
 
 
 def _is_in(collective: Collective, inspection: RankInspection) -> bool:
-    """Tell whether a rank is still in that collective: gloo's flight recorder does not know, but the stack may show it."""
+    """Return whether a rank is still in that collective: gloo's flight recorder does not know, but the stack may show it."""
     return inspection.why == f"in {collective.what}"
 
 

@@ -218,7 +218,7 @@ _SIGNALS = {1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 4: "SIGILL", 6: "SIGABRT", 7
 
 
 def looks_like_victim(rank: RankFacts) -> bool:
-    """Tell whether the rank ended as a rank does whose peer is gone."""
+    """Return whether the rank ended as a rank does whose peer is gone."""
     if rank.failure is None or not rank.failure.type:
         return rank.signal == _SIGABRT  # NCCL's watchdog ends a rank whose peers are gone by abort()
     if _OWN_WAIT.search(_said(rank)) and not _is_of_gang(rank):

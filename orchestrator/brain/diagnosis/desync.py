@@ -142,7 +142,7 @@ def _members(facts: Facts, key: str) -> set[int]:
 
 
 def _is_aside(turns: dict[int, dict[int, int]], agreed: list[int]) -> bool:
-    """Tell whether there are steps without a collective of the group."""
+    """Return whether there are steps without a collective of the group."""
     ran = [
         min(turns[after].values()) - min(turns[before].values())
         for before, after in itertools.pairwise(agreed)
@@ -158,7 +158,7 @@ def _odd(counts: dict[int, int]) -> tuple[int, ...]:
 
 
 def _is_explained(facts: Facts, difference: Difference) -> bool:
-    """Tell whether all living members were inspected since, so that the verdict can say where it began."""
+    """Return whether all living members were inspected since, so that the verdict can say where it began."""
     return all(
         facts.ranks[rank].inspection is not None and facts.ranks[rank].inspected_at >= difference.since_s
         for rank in difference.counts

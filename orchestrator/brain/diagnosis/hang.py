@@ -104,7 +104,7 @@ def _no_first_step(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) ->
 
 
 def _never_came(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict | None:
-    """Ranks that wait at the rendezvous do so for the user's limit, then the verdict says which have come and which have not."""
+    """Judge ranks that wait at the rendezvous longer than the user's limit: the verdict says which have joined and which have not."""
     assert facts.limits is not None
     limit_s = facts.limits.rendezvous_timeout_s
     due_s = suspicion.limit_at(facts, attempt, limit_s)
@@ -140,7 +140,7 @@ def _is_at_rendezvous(attempt: AttemptFacts, rank: RankFacts) -> bool:
 
 
 def _has_unseen(facts: Facts, attempt: AttemptFacts) -> bool:
-    """Tell whether a rank lives whose stack the last inspection has not brought."""
+    """Return whether a rank lives whose stack the last inspection has not brought."""
     found = (inspections.result(attempt, rank) for rank in inspections.living(facts))
     return any(inspection is None or not inspection.stack for inspection in found)
 
@@ -149,7 +149,7 @@ def _has_unseen(facts: Facts, attempt: AttemptFacts) -> bool:
 
 
 def stands_still(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> bool:
-    """Tell whether two inspections in the present silence have found every rank stalled."""
+    """Return whether two inspections in the present silence have found every rank stalled."""
     are_enough = inspections.in_round(facts, attempt) >= inspections.INSPECTIONS_MIN
     if not are_enough or not inspections.is_answered(facts, attempt, deadlines):
         return False
@@ -168,7 +168,7 @@ def stands_still(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> b
 
 
 def _verified(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict | None:
-    """Judge a gang of which no rank moves: by states that are proof, or when the stall timeout is over."""
+    """Judge a gang of which no rank moves: by states that are proof, or when the stall timeout has passed."""
     if not stands_still(facts, attempt, deadlines):
         return None
     answer = study(facts, attempt)
@@ -232,7 +232,7 @@ def _judged(facts: Facts, answer: collectives.Answer) -> list[RankFacts]:
 
 
 def _is_idle(attempt: AttemptFacts, alive: list[RankFacts]) -> bool:
-    """Tell whether no rank has used a processor lately: large tensors take their time, but not without one."""
+    """Return whether no rank has used a processor lately: large tensors take their time, but not without one."""
     since_s = (attempt.inspected_at or 0.0) - IDLE_S
     return all(rank.busy_at < since_s for rank in alive)
 
@@ -240,7 +240,7 @@ def _is_idle(attempt: AttemptFacts, alive: list[RankFacts]) -> bool:
 def _is_proof(
     facts: Facts, attempt: AttemptFacts, alive: list[RankFacts], answer: collectives.Answer
 ) -> bool:
-    """Tell whether ranks that all wait for each other can never continue: some wait in another collective than the rest, or
+    """Return whether ranks that all wait for each other can never continue: some wait in another collective than the rest, or
     a member has ended. False where another thread of a rank may enter the missing collective."""
     seen = inspections.results(facts, attempt)
     if any(inspection.others_act for inspection in seen.values()):
@@ -258,7 +258,7 @@ def _is_proof(
 
 
 def _is_stopped(facts: Facts, attempt: AttemptFacts, rank: RankFacts) -> bool:
-    """Tell whether the process that trains is stopped for long. Heartbeats show only the rank's first process, which may
+    """Return whether the process that trains is stopped for long. Heartbeats show only the rank's first process, which may
     be a shell."""
     inspection = inspections.result(attempt, rank)
     still_s = inspections.still_s(facts, attempt, rank) or 0.0
@@ -266,7 +266,7 @@ def _is_stopped(facts: Facts, attempt: AttemptFacts, rank: RankFacts) -> bool:
 
 
 def _is_apart(facts: Facts, rank: RankFacts, answer: collectives.Answer) -> bool:
-    """Tell whether others have made steps without this rank, such as one that serves them: its steps are not waited for,
+    """Return whether others have made steps without this rank, such as one that serves them: its steps are not waited for,
     nor is it missed in a collective."""
     if rank.steps or (isinstance(answer, Missing) and rank.rank in answer.behind):
         return False

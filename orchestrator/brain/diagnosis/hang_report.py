@@ -69,8 +69,8 @@ _PLAIN = {
 
 
 def places(attempt: AttemptFacts, culprits: Sequence[RankFacts]) -> tuple[tuple[str, ...], tuple[Frame, ...]]:
-    """Return by what a repeated hang is recognised: where the culprits stand, whichever ranks these are; their ranks where
-    no frame is known."""
+    """Return what a repeated hang is recognised by: the frames of the culprits, whichever ranks these are; their ranks if no
+    frame is known."""
     frames = {
         inspection.where
         for rank in culprits
@@ -162,7 +162,7 @@ def _lacks(seen: Sequence[RankInspection]) -> tuple[str, ...]:
 
 
 def alike(results: Iterable[RankInspection]) -> list[tuple[tuple[int, ...], RankInspection]]:
-    """Return the ranks that stand alike, with the inspection of the first of them: smallest groups first,
+    """Return groups of ranks in the same place, with the inspection of the first of them: smallest groups first,
     since the odd rank is the one to find."""
     groups: dict[tuple[object, ...], list[RankInspection]] = {}
     for inspection in results:
@@ -184,7 +184,7 @@ def frames(inspection: RankInspection) -> tuple[str, ...]:
 
 
 def stack_lines(results: Iterable[RankInspection]) -> list[Evidence]:
-    """Return one line for each group of ranks that stand alike: `ranks 0-5,7 wait, in all_reduce: frame > frame`."""
+    """Return one line for each group of ranks in the same place: `ranks 0-5,7 wait, in all_reduce: frame > frame`."""
     groups = alike(results)
     shown = [Evidence(_stack_line(*group), EvidenceKind.RANKS) for group in groups[:STACKS_SHOWN]]
     rest = sum(len(ranks) for ranks, _ in groups[STACKS_SHOWN:])
@@ -192,7 +192,7 @@ def stack_lines(results: Iterable[RankInspection]) -> list[Evidence]:
 
 
 def _stack_line(ranks: tuple[int, ...], inspection: RankInspection) -> str:
-    why = "" if inspection.state == "T" else inspection.why  # state T, stopped, is all that there is to say
+    why = "" if inspection.state == "T" else inspection.why  # state T, stopped, says everything
     said = ", ".join(text for text in (inspection.activity.text, why) if text)
     stack = " > ".join(frames(inspection)) or "no stack"
     return f"{named(ranks)} (state {inspection.state or '?'}; {said}): {stack}"

@@ -52,13 +52,13 @@ def living(facts: Facts) -> list[RankFacts]:
 
 
 def all_heard(facts: Facts) -> bool:
-    """Tell whether the agents of all living ranks are connected, which says nothing about a node that is silent."""
+    """Return whether the agents of all living ranks are connected, which says nothing about a node that is silent."""
     names = dict.fromkeys([rank.node for rank in living(facts)])
     return all(facts.nodes[name].agent_state is AgentState.UP for name in names)
 
 
 def is_answered(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> bool:
-    """Tell whether the last inspection is over: every node with living ranks has answered, or was waited for long enough."""
+    """Return whether the last inspection is over: every node with living ranks has answered, or was waited for long enough."""
     if attempt.inspected_at is None:
         return True
     names = {rank.node for rank in living(facts)}
@@ -92,7 +92,7 @@ def results(facts: Facts, attempt: AttemptFacts) -> dict[int, RankInspection]:
 
 
 def moves(attempt: AttemptFacts, rank: RankFacts) -> bool:
-    """Tell whether the last inspection has found that the rank makes progress."""
+    """Return whether the last inspection has found that the rank makes progress."""
     inspection = result(attempt, rank)
     return inspection is not None and (
         inspection.activity is Activity.PROGRESSING or rank.collective_at >= rank.inspected_at
@@ -174,11 +174,11 @@ def _pause_s(facts: Facts, attempt: AttemptFacts, number: int) -> float:
 
 
 def waits(attempt: AttemptFacts, rank: RankFacts) -> bool:
-    """Tell whether the last inspection has found the rank waiting for others."""
+    """Return whether the last inspection has found the rank waiting for others."""
     return does(attempt, rank, Activity.WAITING_FOR_RANKS)
 
 
 def does(attempt: AttemptFacts, rank: RankFacts, *activities: Activity) -> bool:
-    """Tell whether the last inspection has found the rank in one of these activities."""
+    """Return whether the last inspection has found the rank in one of these activities."""
     inspection = result(attempt, rank)
     return inspection is not None and inspection.activity in activities

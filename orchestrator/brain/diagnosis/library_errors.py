@@ -46,12 +46,12 @@ def explain(text: str) -> str:
 
 
 def gave_up(text: str) -> bool:
-    """Tell whether a library's own time limit has ended a rank that waited for others."""
+    """Return whether a library's own time limit has ended a rank that waited for others."""
     return any(pattern.search(text[-TEXT_CHARS_MAX:]) for pattern in (_WATCHDOG, _GLOO, _STORE_KEY))
 
 
 def is_mismatch(text: str) -> bool:
-    """Tell whether gloo has aborted a rank because another has sent what it did not expect."""
+    """Return whether gloo has aborted a rank because another has sent what it did not expect."""
     return _MISMATCH.search(text[-TEXT_CHARS_MAX:]) is not None
 
 

@@ -29,7 +29,7 @@ BRIEF_S = 2.0
 
 
 def decide(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
-    """Name what looks like a hang after two inspections that found all ranks unmoved: once in a silence, and for a
+    """Name what looks like a hang after two inspections that found all ranks stalled: once in a silence, and for a
     place that was named before only when this silence is longer than any pause that the job has shown."""
     if attempt.phase is not Phase.RUN or attempt.running_at is None or not inspections.living(facts):
         return []
@@ -148,7 +148,7 @@ def _stopped(facts: Facts, now_s: float) -> Suspicion | None:
 
 
 def _is_seen(facts: Facts, attempt: AttemptFacts) -> bool:
-    """Tell whether inspections have found what each rank does in the present silence."""
+    """Return whether inspections have found what each rank does in the present silence."""
     if attempt.inspected_at is None or attempt.inspected_at < suspicion.quiet_since(facts, attempt):
         return False
     seen = inspections.results(facts, attempt)

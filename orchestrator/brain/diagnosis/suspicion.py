@@ -87,12 +87,12 @@ SIGNS = (
 
 
 def signs(rank: RankFacts, beat: RankHeartbeat) -> tuple[Sign, ...]:
-    """Return the signs of life that a beat shows and that were not there before."""
+    """Return the new signs of life in a heartbeat."""
     return tuple(sign for sign in SIGNS if sign.shows is not None and sign.shows(rank, beat))
 
 
 def is_busy(rank: RankFacts, beat: RankHeartbeat, at: float) -> bool:
-    """Tell whether the rank uses much of a processor, or would: on a busy machine it is ready to run and gets little."""
+    """Return whether the rank uses much of a processor, or would: on a busy machine it is ready to run and gets little."""
     share_s = BUSY_SHARE * (at - rank.beat_at)
     return beat.state == "R" or beat.cpu_s - rank.cpu_s >= max(CPU_SIGN_S, share_s)
 
@@ -110,7 +110,7 @@ def usual_s(facts: Facts) -> float | None:
 
 
 def has_stepped(facts: Facts) -> bool:
-    """Tell whether the current attempt has made a step."""
+    """Return whether the current attempt has made a step."""
     return facts.made > 0
 
 
@@ -130,7 +130,7 @@ def suspect_s(facts: Facts) -> float | None:
 
 
 def makes_steps(facts: Facts, rank: RankFacts, now_s: float) -> bool:
-    """Tell whether a rank is still stepping: its last step is not much older than usual."""
+    """Return whether a rank is still stepping: its last step is not much older than usual."""
     return now_s < rank.step_at + max(USUAL_TIMES * (usual_s(facts) or 0.0), SUSPECT_S_MIN)
 
 

@@ -14,7 +14,7 @@ class Deadlines:
     wake_s: float = field(default=float("inf"))
 
     def passed(self, deadline_s: float) -> bool:
-        """Tell whether `deadline_s` has passed; if not, remember it."""
+        """Return whether `deadline_s` has passed; if not, remember it."""
         if self.now_s >= deadline_s:
             return True
         self.wake_s = min(self.wake_s, deadline_s)

@@ -112,12 +112,12 @@ class AttemptFacts:
 
     @property
     def lost_its_nodes(self) -> bool:
-        """Tell whether it ended because its nodes are taken away."""
+        """Whether it ended because its nodes are taken away."""
         return self.verdict is not None and self.verdict.kind in (d.Kind.PREEMPTED, d.Kind.TIME_LIMIT)
 
     @property
     def is_free(self) -> bool:
-        """Tell whether it costs no restart budget: its nodes were taken away, or the user wanted the restart."""
+        """Whether it costs no restart budget: its nodes were taken away, or the user wanted the restart."""
         return self.lost_its_nodes or (self.verdict is None and self.restart_asked)
 
     @property
@@ -291,21 +291,21 @@ class Facts:
 
     @property
     def done(self) -> bool:
-        """Tell whether every rank ended by itself and with code 0, and the script of every node, if there is one."""
+        """Whether every rank ended by itself and with code 0, and the script of every node, if there is one."""
         return self.ranks_done and not any(map(self.runs_script, self.gang))
 
     @property
     def launches(self) -> bool:
-        """Tell whether each node runs a script whose launcher calls start the ranks."""
+        """Whether each node runs a script whose launcher calls start the ranks."""
         return self.limits is not None and self.limits.launches
 
     def runs_script(self, node: NodeFacts) -> bool:
-        """Tell whether the node has a script to run that has not been seen to end well."""
+        """Return whether the node has a script to run that has not been seen to end well."""
         return self.launches and not node.script_ended_well
 
     @property
     def ranks_done(self) -> bool:
-        """Tell whether every rank ended by itself and with code 0."""
+        """Whether every rank ended by itself and with code 0."""
         return self.exited == len(self.ranks) and all(rank.ended_well for rank in self.ranks.values())
 
     @property
@@ -331,7 +331,7 @@ class Facts:
         return self.nodes.get(name) or self.leaving.get(name)
 
     def unfinished(self, node: NodeFacts) -> bool:
-        """Tell whether a rank of the node, or its script, has not been seen to end."""
+        """Return whether a rank of the node, or its script, has not been seen to end."""
         ranks = self.ranks_on(node.name)
         return self.runs_script(node) or any(rank.rank_state is not RankState.EXITED for rank in ranks)
 
@@ -389,7 +389,7 @@ class Facts:
         return max(ends_at, default=None)
 
     def progressed(self) -> bool:
-        """Tell whether the current attempt got further than all before it: a new step or a newer checkpoint. Of one that
+        """Return whether the current attempt got further than all before it: a new step or a newer checkpoint. Of one that
         ignored its checkpoint only a new step counts: its checkpoints may be newer than where it began, and yet old."""
         attempt = self.attempt
         if attempt is None:

@@ -139,12 +139,12 @@ class NodeFacts:
 
     @property
     def script_ended_well(self) -> bool:
-        """Tell whether its script has ended with code 0."""
+        """Whether its script has ended with code 0."""
         return self.script_end is not None and self.script_end.code == 0
 
     @property
     def hopeless(self) -> bool:
-        """Tell whether no agent can be started here. Where one has been up before, the host may be rebooting."""
+        """Whether no agent can be started here. Where one has been up before, the host may be rebooting."""
         return self.launch_failures >= LAUNCH_FAILURES_MAX and not self.incarnation
 
     def lost_how(self, verdict: d.Verdict | None) -> str:
@@ -163,5 +163,5 @@ class NodeFacts:
         self.excluded, self.missing, self.busy = None, "", None
 
     def is_clear(self, attempt: int) -> bool:
-        """Tell whether nothing of `attempt` can be running here."""
+        """Return whether nothing of `attempt` can be running here."""
         return self.clear >= attempt or self.ever_started < attempt

@@ -85,7 +85,7 @@ class RankFacts:
 
     @property
     def failed(self) -> bool:
-        """Tell whether this rank ended badly without being ordered to stop."""
+        """Whether this rank ended badly without being ordered to stop."""
         return (
             self.rank_state is RankState.EXITED
             and not self.ordered
@@ -94,5 +94,5 @@ class RankFacts:
 
     @property
     def ended_well(self) -> bool:
-        """Tell whether this rank ended by itself and with code 0; one that was stopped has not done its work."""
+        """Whether this rank ended by itself and with code 0; one that was stopped has not done its work."""
         return self.rank_state is RankState.EXITED and not self.ordered and self.code == 0

@@ -150,12 +150,12 @@ def _name(allocation: str) -> str:
 
 
 def may_be_taken(facts: Facts, at_s: float, deadlines: Deadlines) -> bool:
-    """Tell whether the queue system may turn out to be the cause of an end at this time."""
+    """Return whether the queue system may turn out to be the cause of an end at this time."""
     return facts.queue is not None and not deadlines.passed(at_s + TERM_S)
 
 
 def saves(facts: Facts, attempt: AttemptFacts) -> bool:
-    """Tell whether the gang is intact and may save a checkpoint before its nodes are taken away."""
+    """Return whether the gang is intact and may save a checkpoint before its nodes are taken away."""
     return facts.queue is not None and attempt.lost_its_nodes and attempt.allocation_lost_at is None
 
 
@@ -195,7 +195,7 @@ def why_leave(facts: Facts, attempt: AttemptFacts) -> str:
 
 
 def is_short(facts: Facts, attempt: AttemptFacts) -> bool:
-    """Tell whether a node was lost, has not come back while its ranks had to be waited for, and leaves too few."""
+    """Return whether a node was lost, has not come back while its ranks had to be waited for, and leaves too few."""
     verdict, pool = attempt.verdict, facts.pool
     if facts.queue is None or pool is None or attempt.allocation_lost_at is not None or verdict is None:
         return False
@@ -206,20 +206,20 @@ def is_short(facts: Facts, attempt: AttemptFacts) -> bool:
 
 
 def _is_lost(node: NodeFacts, attempt: AttemptFacts) -> bool:
-    """Tell whether a node is gone. One without ranks was not waited for: its agent may just have to be launched again."""
+    """Return whether a node is gone. One without ranks was not waited for: its agent may just have to be launched again."""
     lost = node.ever_started == attempt.number and node.lost_how(attempt.verdict)
     return node.agent_state is not AgentState.UP and bool(lost or node.missing)
 
 
 def is_out_of_time(facts: Facts) -> bool:
-    """Tell whether the allocation's time limit is that of the job."""
+    """Return whether the allocation's time limit is that of the job."""
     if facts.queue is None or facts.ending is None or facts.queue.requeues_at_time_limit:
         return False
     return facts.ending.cause is Cause.TIME_LIMIT
 
 
 def is_fruitless(facts: Facts, attempt: AttemptFacts) -> bool:
-    """Tell whether too many allocations in a row ended at their time limit and brought nothing."""
+    """Return whether too many allocations in a row ended at their time limit and brought nothing."""
     stays = [(past.attempt, past.progressed) for past in facts.past if past.number > facts.resumed_after]
     if not stays or stays[-1][0] is not attempt:
         stays.append((attempt, facts.progressed()))
@@ -233,7 +233,7 @@ def is_fruitless(facts: Facts, attempt: AttemptFacts) -> bool:
 def leaves(
     facts: Facts, attempt: AttemptFacts, left: Iterable[NodeFacts], grace_s: float, deadlines: Deadlines
 ) -> bool:
-    """Tell whether to stop waiting for nodes that are not clear, since the queue will clear them."""
+    """Return whether to stop waiting for nodes that are not clear, since the queue will clear them."""
     if not why_leave(facts, attempt):
         return False
     if not any(

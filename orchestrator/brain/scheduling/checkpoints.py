@@ -115,7 +115,7 @@ def unloadable(facts: Facts, attempt: AttemptFacts, verdict: d.Verdict | None) -
             return Unloadable(save, why, is_certain=True)
     for number in verdict.ranks:
         failure = facts.ranks[number].failure if number in facts.ranks else None
-        is_bad = verdict.kind is d.Kind.CRASH  # whether there is memory for it is another matter
+        is_bad = verdict.kind is d.Kind.CRASH  # a lack of memory is not the fault of the checkpoint
         if failure is not None and failure.loading and is_bad and _is_of(save, failure.loading):
             why = f"rank {number} could not load it in attempt {attempt.number}: {failure.type}"
             return Unloadable(save, why, is_certain=True)
@@ -137,7 +137,7 @@ def unloadable(facts: Facts, attempt: AttemptFacts, verdict: d.Verdict | None) -
 
 
 def ended_badly(facts: Facts, attempt: AttemptFacts) -> bool:
-    """Tell whether all bytes of a checkpoint are to be compared before the next attempt: a node was lost or reset with this one,
+    """Return whether all bytes of a checkpoint are to be compared before the next attempt: a node was lost or reset with this one,
     or a person resumes the job."""
     verdict = attempt.verdict
     lost = any(node.lost is not None for node in facts.every_node())
@@ -198,8 +198,7 @@ def _note_progress(facts: Facts, attempt: AttemptFacts) -> None:
 
 
 def _compare_steps(attempt: AttemptFacts, save: Save) -> None:
-    """Note that what a checkpoint states proves that its attempt began from its checkpoint, or how far it is from what was
-    counted."""
+    """Note that the step in a checkpoint proves that its attempt resumed, or how far it is from the counted step."""
     assert save.stated is not None
     counted = attempt.call_step + save.steps
     apart = abs(save.stated - counted)

@@ -92,7 +92,7 @@ def gang_over_at(facts: Facts, attempt: AttemptFacts) -> float | None:
 def is_clear(
     facts: Facts, attempt: AttemptFacts, node: NodeFacts, over_at: float | None, deadlines: Deadlines
 ) -> bool:
-    """Tell whether nothing of the attempt runs on the node: seen, or certain because its agent fences itself.
+    """Return whether nothing of the attempt runs on the node: seen, or certain because its agent fences itself.
 
     An agent without contact and without a step of its ranks kills them well before the time of `fence` is over. Other
     nodes may show when that was, see `is_seen_over`. Else a broken gang makes no steps after `over_at`: nothing runs on
@@ -115,7 +115,7 @@ def is_clear(
 
 
 def is_seen_over(facts: Facts, node: NodeFacts, deadlines: Deadlines) -> bool:
-    """Tell whether the ranks of a silent node have certainly ended, since other nodes show that the gang is stalled.
+    """Return whether the ranks of a silent node have certainly ended, since other nodes show that the gang is stalled.
 
     A gang is stalled if another node reported after the agent's timeout, and no step was made. It must be one
     gang: its ranks wait for each other, and none of them has ended well.
@@ -142,7 +142,7 @@ class _AgentTime:
 
 
 def _time_since_last_step(facts: Facts, node: NodeFacts) -> _AgentTime | None:
-    """Return the time of a silent node's agent, counted from the last word and the last step; None where steps of others
+    """Return the time of a silent node's agent, counted from the last contact and the last step; None where steps of others
     say nothing of its ranks."""
     attempt, limits = facts.attempt, facts.limits
     if attempt is None or limits is None or limits.fence_s is None or node.agent_state is AgentState.UP:
@@ -187,12 +187,12 @@ def _pauses_s(facts: Facts) -> float:
 
 
 def _has_stepped(facts: Facts, node: NodeFacts) -> bool:
-    """Tell whether a rank of the node has reported a step: then its agent knows of it as well."""
+    """Return whether a rank of the node has reported a step: then its agent knows of it as well."""
     return any(rank.steps for rank in facts.ranks_on(node.name))
 
 
 def _steps_together(facts: Facts, node: NodeFacts) -> bool:
-    """Tell whether the ranks of the node have made steps, in a process group with others as far as is known."""
+    """Return whether the ranks of the node have made steps, in a process group with others as far as is known."""
     return _has_stepped(facts, node) and all(rank.beat.alone is None for rank in facts.ranks_on(node.name))
 
 

@@ -1,8 +1,8 @@
 """Launcher calls of the scripts that nodes run (`launch` of a job file): when the gang starts again, and what goes wrong.
 
 1. Each node runs the script once in an attempt. Where it calls a launcher, the node is prepared for that call; its ranks
-   start when every node has come to the same call.
-2. When all ranks of a call have ended well and every node has come to the next one, the same gang starts again.
+   start when every node has reached the same call.
+2. When all ranks of a call have ended well and every node has reached the next call, the same gang starts again.
 3. The attempt has succeeded when the scripts of all nodes have ended with code 0 after their ranks.
 4. A script that ends with another code has failed. So has a gang of which some nodes come to a call, and others do not.
 """
@@ -24,7 +24,7 @@ _UNSTARTED = Evidence(
 
 
 def next_call(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
-    """Return the decision that the gang starts again: all of it has ended well, and has come to the next call."""
+    """Return the decision that the gang starts again: all of it has ended well, and has reached the next call."""
     number, gang = attempt.call + 1, facts.gang
     if not (facts.launches and facts.ranks_done):
         return []
@@ -35,7 +35,7 @@ def next_call(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list
 
 
 def verdict(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict | None:
-    """Return the verdict on scripts that failed, or that came to different calls; None while all may be well."""
+    """Return the verdict on scripts that failed, or that reached different calls; None while there is no failure."""
     if facts.limits is None or not facts.limits.launches:
         return None
     gang = facts.gang
@@ -81,7 +81,7 @@ def _failed(facts: Facts, node: NodeFacts) -> Verdict:
 def _apart(
     facts: Facts, call: int, came: list[NodeFacts], others: list[NodeFacts], how: str, *, retry: bool
 ) -> Verdict:
-    """Return the verdict on a gang of which only some nodes have come to a call."""
+    """Return the verdict on a gang of which only some nodes have reached a call."""
     names = [", ".join(node.name for node in nodes) for nodes in (came, others)]
     fix = "every node runs the script: a launcher must be called on all of them, not behind a test of the node's number"
     return facts.verdict_on(

@@ -52,7 +52,7 @@ def gather(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[De
 
 
 def keep_spares(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
-    """Keep exactly the wanted number of spares ready while the gang runs."""
+    """Keep exactly the configured number of spares ready while the gang runs."""
     if facts.pool is None:
         return []
     idle = [node for node in facts.nodes.values() if not node.ranks]
@@ -63,7 +63,7 @@ def keep_spares(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> li
 
 
 def is_queued(facts: Facts) -> bool:
-    """Tell whether the attempt waits for hosts that other jobs use, or for earlier jobs that want them."""
+    """Return whether the attempt waits for hosts that other jobs use, or for earlier jobs that want them."""
     attempt = facts.attempt
     if facts.pool is None or attempt is None or attempt.placed_at is not None:
         return False
@@ -80,7 +80,7 @@ def is_short(facts: Facts, deadlines: Deadlines) -> bool:
 
 
 def has_another(facts: Facts) -> bool:
-    """Tell whether the job could do without one of the hosts that it can use."""
+    """Return whether the job could do without one of the hosts that it can use."""
     usable = [node for node in facts.nodes.values() if not (node.excluded or node.missing)]
     return facts.pool is not None and len(usable) > facts.pool.nodes
 
@@ -192,7 +192,7 @@ def _is_ready(node: NodeFacts) -> bool:
 
 
 def _may_come(node: NodeFacts) -> bool:
-    """Tell whether the host is up, or may soon be if no other job uses it; a lost host is not relied on."""
+    """Return whether the host is up, or may soon be if no other job uses it; a lost host is not relied on."""
     if node.agent_state is AgentState.UP:
         return not node.excluded
     if node.agent_state is AgentState.LAUNCHING:
@@ -241,7 +241,7 @@ def _places(facts: Facts, deadlines: Deadlines) -> Gang:
 
 
 def _comes_one_before(facts: Facts, last: str, deadlines: Deadlines) -> bool:
-    """Tell whether a host that the user named earlier is still coming up, and not too slowly."""
+    """Return whether a host that the user named earlier is still coming up, and not too slowly."""
     for node in facts.nodes.values():
         if node.name == last:
             return False
@@ -282,7 +282,7 @@ def _launches(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list
 
 
 def _is_coming(facts: Facts, node: NodeFacts, deadlines: Deadlines) -> bool:
-    """Tell whether the host is there, or its agent has just been launched, or may dial again; a gang that runs can
+    """Return whether the host is there, or its agent has just been launched, or may dial again; a gang that runs can
     wait longer for that than one that has no hosts."""
     assert facts.limits is not None and facts.attempt is not None
     if node.missing or node.excluded:
@@ -301,7 +301,7 @@ def _is_coming(facts: Facts, node: NodeFacts, deadlines: Deadlines) -> bool:
 
 
 def is_due(facts: Facts, node: NodeFacts, deadlines: Deadlines) -> bool:
-    """Tell whether an agent of this node is to be launched now, if one is wanted there."""
+    """Return whether an agent of this node is to be launched now, if one is wanted there."""
     assert facts.limits is not None
     if node.excluded or (facts.pool is not None and _said_busy(facts, node, deadlines)):
         return False

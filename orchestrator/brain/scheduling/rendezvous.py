@@ -50,7 +50,7 @@ def probes(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[De
 
 
 def are_probed(facts: Facts, attempt: AttemptFacts) -> bool:
-    """Tell whether every node that has to probe has reported."""
+    """Return whether every node that has to probe has reported."""
     first, *others = facts.gang
     return not first.rendezvous.addresses or all(node.rendezvous.probed == attempt.number for node in others)
 
@@ -91,7 +91,7 @@ def verdict(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdic
 
 
 def _is_alone(facts: Facts, first: NodeFacts) -> bool:
-    """Tell whether the first node itself is cut off: none of several nodes reaches it, or one after the other did not."""
+    """Return whether the first node itself is cut off: none of several nodes reaches it, or one after the other did not."""
     others = facts.gang[1:]
     before = [past.verdict for past in facts.past if past.verdict and past.number > facts.resumed_after]
     signatures = [verdict.signature for verdict in before]

@@ -51,7 +51,7 @@ def recognise(facts: Facts, attempt: AttemptFacts, verdict: Verdict) -> Verdict:
 
 
 def _loads_neither(facts: Facts, past: PastAttempt, attempt: AttemptFacts, verdict: Verdict) -> bool:
-    """Tell whether the previous attempt has raised the same at the same line, from another checkpoint, and neither has got any
+    """Return whether the previous attempt has raised the same at the same line, from another checkpoint, and neither has got any
     further: then the code that loads them is the cause."""
     saves = past.attempt.resume, attempt.resume
     is_alike = past.verdict is not None and past.verdict.signature == verdict.signature
@@ -61,7 +61,7 @@ def _loads_neither(facts: Facts, past: PastAttempt, attempt: AttemptFacts, verdi
 
 
 def _same_point(past: PastAttempt, attempt: AttemptFacts, verdict: Verdict) -> bool:
-    """Tell whether the previous attempt failed in the same way: at the same step, or as far from the same checkpoint.
+    """Return whether the previous attempt failed in the same way: at the same step, or as far from the same checkpoint.
 
     Two that made no step of their own from different checkpoints only show that they could not begin from these, though
     both may be of one step. Where no step is known, a signal does not count: it may have come from outside, at a
@@ -80,14 +80,14 @@ def _same_point(past: PastAttempt, attempt: AttemptFacts, verdict: Verdict) -> b
 
 
 def _may_be_the_hosts(facts: Facts, past: PastAttempt, verdict: Verdict) -> bool:
-    """Tell whether ranks of one host hung both times; the host is now replaced by another, which shows whether it was the
+    """Return whether ranks of one host hung both times; the host is now replaced by another, which shows whether it was the
     cause."""
     on_one = past.verdict is not None and past.verdict.node == verdict.node != ""
     return verdict.kind is Kind.HANG and on_one and placement.has_another(facts)
 
 
 def _equally_far(before: list[PastAttempt], attempt: AttemptFacts, verdict: Verdict) -> bool:
-    """Tell whether the last attempts, including this one, all failed in this way after the same number of
+    """Return whether the last attempts, including this one, all failed in this way after the same number of
     their own steps."""
     count = attempt.own_steps(verdict)
     alike = [
@@ -102,7 +102,7 @@ def _equally_far(before: list[PastAttempt], attempt: AttemptFacts, verdict: Verd
 
 
 def _tells_nothing(attempt: AttemptFacts) -> bool:
-    """Tell whether the attempt was given a checkpoint and no name of what it wrote proves that it began there."""
+    """Return whether the attempt was given a checkpoint, and nothing that it wrote proves that it resumed from it."""
     return attempt.resume is not None and not attempt.resumes
 
 

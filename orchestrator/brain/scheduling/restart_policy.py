@@ -51,7 +51,7 @@ class GiveUp:
 
 
 def waits_for_checkpoint(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> bool:
-    """Tell whether what follows may depend on a checkpoint that is still being fetched."""
+    """Return whether what follows may depend on a checkpoint that is still being fetched."""
     limit_s = FETCH_CANCELLED_S_MAX if facts.goal is JobGoal.CANCEL else FETCH_S_MAX
     since_s = max(attempt.stop_at or 0.0, attempt.watched_at)
     coming = [save for save in facts.saves.values() if save.is_coming and save.attempt == attempt.number]
@@ -62,7 +62,7 @@ def waits_for_checkpoint(facts: Facts, attempt: AttemptFacts, deadlines: Deadlin
 
 
 def _may_send(facts: Facts, name: str, deadlines: Deadlines) -> bool:
-    """Tell whether the node can still send; a checkpoint on a lost node is not waited for."""
+    """Return whether the node can still send; a checkpoint on a lost node is not waited for."""
     assert facts.limits is not None
     node = facts.node(name)
     if node is None or fence.is_seen_over(facts, node, deadlines):

@@ -57,7 +57,7 @@ class Gang:
 
     @property
     def is_over(self) -> bool:
-        """Tell whether nothing more will be reported of the attempt."""
+        """Whether nothing more will be reported of the attempt."""
         return set(self.nodes) <= self.stopped | self.lost
 
     def ended_behind(self, save: Save) -> set[str]:
@@ -67,7 +67,7 @@ class Gang:
         return {node for node in self.stopped - open_ if self.made.get(node, 0) > steps > 0}
 
     def have_gone_on(self, gone_on: Collection[str]) -> bool:
-        """Tell whether all nodes have continued; False without nodes."""
+        """Return whether all nodes have continued; False without nodes."""
         return bool(self.nodes) and set(self.nodes) <= {*gone_on, *(self.done & self.stopped)}
 
 

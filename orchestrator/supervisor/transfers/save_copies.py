@@ -92,7 +92,7 @@ class SaveCopies:
                 self.fetch(save)
 
     def is_lost(self, save: Save, part: Part) -> bool:
-        """Tell whether a checkpoint that waits to be hashed cannot be fetched any more, since its host has overwritten it."""
+        """Return whether a checkpoint that waits to be hashed cannot be fetched any more, since its host has overwritten it."""
         names = {piece.name for piece in part.pieces}
         is_waiting = save.is_coming and save.number not in self._fetches
         return is_waiting and not names.isdisjoint(piece.name for piece in save.pieces)
@@ -202,7 +202,7 @@ class SaveCopies:
         self.sent = [(name, error) for name, error in self.sent if name != node]
 
     def _is_sent(self, root: Path) -> bool:
-        """Tell whether a local checkpoint is sent to hosts: one outside of the job folder that a person names is taken to be on a
+        """Return whether a local checkpoint is sent to hosts: one outside of the job folder that a person names is taken to be on a
         shared disk."""
         return root.is_relative_to(self._job.root)
 
@@ -261,7 +261,7 @@ def _put_back(stage: Path, root: Path) -> None:
 
 
 def has_same(save: Save, other: Save) -> bool:
-    """Tell whether two checkpoints have a file of the same name in one folder."""
+    """Return whether two checkpoints have a file of the same name in one folder."""
     return save.area == other.area and not {piece.name for piece in save.pieces}.isdisjoint(
         piece.name for piece in other.pieces
     )
@@ -286,7 +286,7 @@ def unfit_names(report: reports.SaveSeen) -> str:
 
 
 def stays_inside(name: str) -> bool:
-    """Tell whether a relative path, as a host sent it, can only lie below where it is put."""
+    """Return whether a relative path, as a host sent it, can only lie below where it is put."""
     try:
         raw = os.fsencode(name)
     except UnicodeEncodeError:

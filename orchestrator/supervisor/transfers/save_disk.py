@@ -45,12 +45,12 @@ class Homes:
         self._is_named_by_hosts = Path(plan.checkpoint_glob).is_absolute()
 
     def are_copied(self, save: Save) -> bool:
-        """Tell whether checkpoints like this one are fetched from hosts that do not see the job folder; those at an absolute path
+        """Return whether checkpoints like this one are fetched from hosts that do not see the job folder; those at an absolute path
         are not, since hosts are taken to share it."""
         return self._is_ssh and (not self._is_named_by_hosts if save.is_named else save.area == START)
 
     def is_unseen(self, save: Save) -> bool:
-        """Tell whether a checkpoint is on a disk that hosts see and this machine does not."""
+        """Return whether a checkpoint is on a disk that hosts see and this machine does not."""
         return self._is_ssh and not self.are_copied(save) and not os.path.lexists(self.of(save) / save.main)
 
     def of(self, save: Save) -> Path:
@@ -77,11 +77,11 @@ class Homes:
         return path if own is None or not tree.fits(own, self._glob) else self.named / own
 
     def has(self, save: Save) -> bool:
-        """Tell whether a checkpoint is in its folder on this machine."""
+        """Return whether a checkpoint is in its folder on this machine."""
         return bool(save.places) and not save.places[0].host and save.places[0].root == str(self.of(save))
 
     def owns(self, save: Save) -> bool:
-        """Tell whether a checkpoint is in the job's own folder, also if links are followed."""
+        """Return whether a checkpoint is in the job's own folder, also if links are followed."""
         path = os.path.realpath(self.of(save) / save.main)
         return Path(path).is_relative_to(os.path.realpath(self.job.root))
 
