@@ -34,7 +34,7 @@ def recognise(facts: Facts, attempt: AttemptFacts, verdict: Verdict) -> Verdict:
         what = f"the same failure from {saves}: the cause is not the files, but {verdict.signature.frame}"
         return _no_progress(verdict, what, before[-1])
     if (found := unloadable(facts, attempt, verdict)) is not None:
-        given_up = f"{found.save.main} is not used any more, but the checkpoint before it: {found.why}"
+        given_up = f"{found.save.main} is distrusted, an older checkpoint is used: {found.why}"
         return dataclasses.replace(verdict, proof=(Evidence(given_up), *verdict.proof))
     own = verdict.kind in _OWN_FAULTS and verdict.signature.cause is not FailureCause.PLACEMENT
     if not before or not verdict.retry or not own:

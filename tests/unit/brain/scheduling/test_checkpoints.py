@@ -391,7 +391,7 @@ def test_a_save_that_a_rank_died_loading_is_given_up_at_once_for_the_one_before(
     story = _resumed(10, 20)
     verdict = only(story.hear(story.exited(0, failure=LOADING, attempt=2)), d.Judge).verdict
     assert verdict.kind is d.Kind.CRASH and verdict.evidence[0].startswith(
-        "step-20.pt is not used any more, but the checkpoint before it: rank 0 could not load it in attempt 2: RuntimeError"
+        "step-20.pt is distrusted, an older checkpoint is used: rank 0 could not load it in attempt 2: RuntimeError"
     )
     said = story.stop_all(2)
     given_up, begin = only(said, d.DistrustSave), only(said, d.BeginAttempt)
