@@ -28,24 +28,24 @@ from orchestrator.core.checkpoints.choice import Checkpoint
 from orchestrator.core.wire.orders import Prepare, Start, Stop
 
 KILL_S_MAX = 60.0
-"""How long after TERM and grace the processes of a rank may outlive KILL before the job gives up."""
+"""How long after TERM and grace the processes of a rank may survive KILL before the job gives up."""
 
 UNREACHED_S_MAX = 600.0
-"""How long after the grace a node that cannot be asked may leave it open whether it still runs something."""
+"""How long after the grace an unreachable node is waited for, since it may still run something."""
 
 SLEPT_S = 10.0
-"""A call of `decide` that comes this much later than it was asked for: the supervisor's machine slept."""
+"""A call of `decide` this much later than requested: the supervisor's machine was suspended."""
 
 
 OF_SAVES = (e.SaveChanged, e.SaveCompared, e.BeganElsewhere, e.CheckpointRead)
-"""News that states its writer's steps itself: it folds to the same before and after the heartbeats."""
+"""Checkpoint events carry their own step counts, so they fold to the same facts before and after the heartbeats."""
 
 COMPARE_S_MAX = 4 * 3_600.0
-"""How long a save may take to be read before an attempt, also from a disk that does not answer."""
+"""How long a checkpoint may take to be read before an attempt, also from a disk that does not answer."""
 
 
 class Brain:
-    """Facts of one job, and what follows from them. `beaten_at`: for each node with heartbeats not journaled yet, when
+    """Facts of one job, and the decisions that follow from them. `beaten_at`: for each node with heartbeats not journaled yet, when
     the last of them came."""
 
     def __init__(self, facts: Facts | None = None, beaten_at: dict[str, float] | None = None) -> None:
@@ -87,7 +87,7 @@ def _decide(facts: Facts, deadlines: Deadlines) -> list[Decision]:
     if facts.over is not None:
         return allocation.over(facts, facts.over, deadlines)
     if facts.requeued_at is not None:  # idle until there is another allocation
-        return placement.dismissals(facts, facts.every_node(), "the allocation is given back", deadlines)
+        return placement.dismissals(facts, facts.every_node(), "the allocation is released", deadlines)
     if attempt is None:
         return _first(facts, deadlines)
     if given := notices.decide(facts, attempt, deadlines):
@@ -95,7 +95,7 @@ def _decide(facts: Facts, deadlines: Deadlines) -> list[Decision]:
     if attempt.phase is Phase.STOP:
         return _stop(facts, attempt, deadlines)
     leaving = placement.dismissals(
-        facts, facts.leaving.values(), "the plan has no work for this node any more", deadlines
+        facts, facts.leaving.values(), "the plan no longer uses this node", deadlines
     )
     return leaving or _close(facts, attempt, deadlines) or _drive(facts, attempt, deadlines)
 
@@ -103,7 +103,7 @@ def _decide(facts: Facts, deadlines: Deadlines) -> list[Decision]:
 def _first(facts: Facts, deadlines: Deadlines) -> list[Decision]:
     if facts.goal is JobGoal.CANCEL:
         return [d.EndJob(deadlines.now_s, f"{facts.cancelled} before it began", 0, d.JobEnd.CANCELLED)]
-    if why := checkpoints.why_none(facts):  # resumed from a save that a person has adopted
+    if why := checkpoints.why_none(facts):  # resumed from a checkpoint that a person has adopted
         return [d.EndJob(deadlines.now_s, why, 0, d.JobEnd.FAILED)]
     return [d.BeginAttempt(deadlines.now_s, "submitted", 1, facts.checkpoint)]
 
@@ -158,11 +158,11 @@ def _inspect(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[
 
 
 def _withdraw_hang(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
-    """Withdraw the notice of a hang once the job moves again."""
+    """Withdraw the notice of a hang once the job makes progress again."""
     noticed = attempt.standing(d.Topic.HANG)
     if noticed is None or suspicion.quiet_since(facts, attempt) <= noticed.at:
         return []
-    why = "the job moves again"
+    why = "the job makes progress again"
     return [d.Notice(deadlines.now_s, why, attempt.number, d.Topic.HANG, withdrawn=True)]
 
 
@@ -204,7 +204,7 @@ def _prepares(
 
 
 def _is_ready(facts: Facts, attempt: AttemptFacts) -> bool:
-    """Tell whether all ranks can be started: every node is set up, and they know where to meet."""
+    """Tell whether all ranks can be started: every node is set up, and the rendezvous address is known."""
     if any(node.agent_state is not AgentState.UP or node.ready < attempt.number for node in facts.gang):
         return False
     return rendezvous.are_probed(facts, attempt) and isinstance(
@@ -235,7 +235,7 @@ def _starts(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[D
 
 
 def _launches(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
-    """Start the agents that are missing; a launch without news in time is tried again."""
+    """Start the agents that are missing; a launch without a report in time is repeated."""
     return [
         d.Launch(deadlines.now_s, f"attempt {attempt.number} needs {node.name}", attempt.number, node.name)
         for node in facts.gang
@@ -265,13 +265,13 @@ def _stop_orders(
             why = f"attempt {attempt.number} is over: {_ending(facts, attempt)}"
             orders.append(d.To(deadlines.now_s, why, node.name, Stop(attempt.number, grace_s, saves)))
         elif (lent is None or node.name in lent) and placement.is_due(facts, node, deadlines):
-            why = f"only an agent can say that nothing of attempt {attempt.number} is left on {node.name}"
+            why = f"only an agent can confirm that nothing of attempt {attempt.number} is left on {node.name}"
             orders.append(d.Launch(deadlines.now_s, why, attempt.number, node.name))
     return orders
 
 
 def _grace_s(facts: Facts, attempt: AttemptFacts) -> float:
-    """A whole gang (cancel, time limit) gets the user's grace to save itself; a broken one cannot save anything."""
+    """An intact gang (cancel, time limit) gets the user's grace to save a checkpoint; a broken one cannot save anything."""
     assert facts.limits is not None
     verdict = attempt.verdict
     whole = verdict is None or attempt.is_free
@@ -290,25 +290,21 @@ def _ending(facts: Facts, attempt: AttemptFacts) -> str:
 def _give_up(
     facts: Facts, attempt: AttemptFacts, unclear: list[NodeFacts], deadlines: Deadlines
 ) -> list[Decision]:
-    """End the job when its processes cannot be stopped: a second attempt at the same time could ruin its checkpoints."""
+    """End the job when its processes cannot be stopped: two attempts at the same time could corrupt its checkpoints."""
     grace_s = _grace_s(facts, attempt)
     for node in unclear:
         deadline_s = node.ordered.stop_at + grace_s + KILL_S_MAX
         ordered = node.agent_state is AgentState.UP and node.ordered.stop == attempt.number
-        # Only an agent with contact after the deadline has had its chance to report that all is stopped.
+        # Only an agent heard after the deadline could have reported that everything is stopped.
         if ordered and deadlines.passed(deadline_s) and node.contact_at >= deadline_s:
-            why = (
-                f"processes of attempt {attempt.number} on {node.name} outlive SIGKILL; the host needs a look"
-            )
+            why = f"processes of attempt {attempt.number} on {node.name} survive SIGKILL; check the host"
             return [d.EndJob(deadlines.now_s, why, attempt.number, _end(facts))]
     since_s = max(attempt.stop_at or 0.0, attempt.watched_at)
     longest_s = max(UNREACHED_S_MAX, *(2.0 * fence.silent_s(facts, node) for node in unclear))
     if not deadlines.passed(since_s + grace_s + longest_s):
         return []
     names = ", ".join(node.name for node in unclear)
-    why = (
-        f"{names} cannot be reached: ranks of attempt {attempt.number} may still run there; look at the host"
-    )
+    why = f"{names} cannot be reached: ranks of attempt {attempt.number} may still run there; check the host"
     return [d.EndJob(deadlines.now_s, f"{_ending(facts, attempt)}; {why}", attempt.number, _end(facts))]
 
 
@@ -338,7 +334,7 @@ def _follow(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[D
 
 
 def _compare(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
-    """Compare the save that the next attempt is to begin from, once; nothing begins before the answer."""
+    """Compare the checkpoint that the next attempt is to begin from, once; nothing begins before the answer."""
     save = facts.choice.save
     number = save.number if save is not None else 0
     if attempt.compare_at is None and attempt.compared != number:
@@ -356,7 +352,7 @@ def _compare(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[
     saved = facts.saves.get(attempt.comparing)
     why = (
         f"{saved.main if saved else 'its checkpoint'} could not be read within {COMPARE_S_MAX / 3600:g} hours: "
-        "see to the disk, then let the job go on with orch resume"
+        "check the disk, then run orch resume"
     )
     return [d.EndJob(deadlines.now_s, why, attempt.number, d.JobEnd.FAILED)]
 

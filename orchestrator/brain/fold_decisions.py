@@ -29,7 +29,7 @@ def unplaced(pool: PlannedPool) -> dict[int, RankFacts]:
 
 
 def file_attempt(facts: Facts) -> None:
-    """Move the current attempt to the past, once; only one that got nowhere by itself spends the restart budget."""
+    """Move the current attempt to the past attempts, once; only a failure without progress spends the restart budget."""
     attempt = facts.attempt
     if attempt is None or (facts.past and facts.past[-1].number == attempt.number):
         return
@@ -91,7 +91,7 @@ def _note_missing(facts: Facts, attempt: AttemptFacts) -> None:
             and (verdict.kind, verdict.node) == (d.Kind.START_TIMEOUT, node.name)
         ):
             node.excluded = Fault(
-                node.name, f"set aside: in attempt {attempt.number} all but this host were ready in time"
+                node.name, f"excluded: in attempt {attempt.number} all but this host were ready in time"
             )
         elif placement.has_another(facts) and (hung := _hung_again(facts, attempt, node)):
             node.excluded = Fault(node.name, hung)
@@ -113,11 +113,11 @@ def _hung_again(facts: Facts, attempt: AttemptFacts, node: NodeFacts) -> str:
     if len(hung) < HANGS_MAX or hung[-1].number != attempt.number:
         return ""
     numbers = " and ".join(str(past.number) for past in hung[-HANGS_MAX:])
-    return f"set aside: ranks hung on it in attempts {numbers}"
+    return f"excluded: ranks hung on it in attempts {numbers}"
 
 
 def _exclude_apart(facts: Facts, verdict: d.Verdict) -> None:
-    """Do without a node that cannot meet the others, and forgive those that could not meet that one."""
+    """Exclude a node that cannot reach the others, and clear the nodes that were excluded because of it."""
     for past in facts.past:
         accuser = past.verdict
         if accuser is None or accuser.node not in facts.nodes:

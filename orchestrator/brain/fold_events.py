@@ -1,6 +1,6 @@
 """Events, folded into the facts. Nothing is judged here.
 
-News of an old attempt proves that its sender lives, and nothing else. Orders are void when their connection ends, and are
+A report of an old attempt proves that its sender is alive, and nothing else. Orders are void when their connection ends, and are
 given again when the agent is back. Replaying a journal gives the same facts.
 """
 
@@ -63,7 +63,7 @@ def _supervisor_started(facts: Facts, news: e.SupervisorStarted) -> None:
         node.contact_at = news.at
     if facts.attempt is not None:
         facts.attempt.watched_at = news.at
-        facts.attempt.compare_at = facts.attempt.compared = None  # files may have suffered meanwhile
+        facts.attempt.compare_at = facts.attempt.compared = None  # files may have been damaged meanwhile
     desync.forget(facts)
     for rank in facts.ranks.values():
         rank.sign_at = max(rank.sign_at, news.at) if rank.rank_state is RankState.ALIVE else rank.sign_at
@@ -93,7 +93,7 @@ def _agent_up(facts: Facts, news: e.AgentUp) -> None:
     node.contact_at = news.at
     node.launch_failures = 0
     node.missing, node.busy = "", None
-    if node.excluded == node.launch_fault:  # the refused launch is mended; what the agent found is not
+    if node.excluded == node.launch_fault:  # the refused launch is fixed; what the agent found is not
         node.excluded = None
     node.launch_fault = None
     # While it sets the node up no script runs, but one will begin
@@ -211,7 +211,7 @@ def _prepared(node: NodeFacts, news: reports.Prepared, at: float) -> None:
         node.call, node.call_at = news.call, at
     rendezvous = node.rendezvous
     rendezvous.port = news.port
-    if news.call <= 1:  # a later call goes the way that the first has found
+    if news.call <= 1:  # a later call uses the address that the first call found
         rendezvous.address, rendezvous.addresses = news.address, news.addresses
 
 
@@ -281,7 +281,7 @@ def _stopped(facts: Facts, node: NodeFacts, news: reports.Stopped, at: float) ->
     done = not facts.runs_script(node) and all(rank.ended_well for rank in facts.ranks_on(node.name))
     if (
         news.how != "ended" and not done
-    ):  # without an order to stop: the attempt cannot go on without these ranks
+    ):  # without an order to stop: the attempt cannot continue without these ranks
         fenced = "it had lost the supervisor and made no progress, so its agent stopped its ranks"
         how = fenced if news.how == "fenced" else "its agent stopped its ranks without an order"
         node.lost = AgentLoss(how, at)

@@ -1,10 +1,10 @@
-"""Notices: what a person should know of how a job is set up. They harm no rank; each is given once.
+"""Notices: what a person should know about how a job is set up. They affect no rank; each is given once.
 
-Ranks that are alone: with a world of several ranks, each makes steps, and none has formed a process group with another,
-so that each trains a copy of its own. Nothing is said while one rank has, or it is not known of one: a script may form
-its group late, some ranks may work alone on purpose, and other libraries connect ranks without torch.distributed.
+Independent ranks: the job has several ranks, each makes steps, and none has formed a process group with another, so that
+each trains its own copy. There is no notice once one rank has a group, or where that is unknown: a script may form its
+group late, some ranks may work alone on purpose, and other libraries connect ranks without torch.distributed.
 
-Steps: a checkpoint states another step than was counted.
+Steps: a checkpoint contains another step than orch counted.
 
 Loss: the loss that ranks print is not finite.
 
@@ -29,10 +29,10 @@ from orchestrator.core.shown import NOT_TOLD
 from orchestrator.core.text import named
 
 ALONE_STEPS = 30
-"""After how many steps without a process group a rank counts as alone. One that has ended well will form none later."""
+"""Steps without a process group after which a rank counts as independent. A rank that has ended well forms none later."""
 
 DONE_SHARE = 0.9
-"""Below this share of the printed total a training counts as unfinished: some print a count seldom, and some skip steps."""
+"""Below this share of the printed total, training counts as unfinished: some scripts print rarely, some skip steps."""
 
 NO_LONGER_ALONE = "the ranks no longer train alone"
 
@@ -58,14 +58,14 @@ def decide(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[d.
 
 
 def alone_fault(facts: Facts) -> Fault | None:
-    """Return that all ranks train alone, and how to mend that; None where they do not."""
+    """Return the fault that all ranks train alone, with its fix; None where they do not."""
     ranks = list(facts.ranks.values())
     if len(ranks) < 2 or not all(_is_alone(rank) for rank in ranks):
         return None
     steps = min(rank.steps for rank in ranks)
     after = f"after {steps:,} steps" if steps > 1 else "after a step"
     seen = (
-        "Accelerate has joined none of them"
+        "Accelerate has connected none of them"
         if ranks[0].beat.alone is Framework.ACCELERATE
         else "none has formed a process group"
     )
@@ -73,7 +73,7 @@ def alone_fault(facts: Facts) -> Fault | None:
 
 
 def contradictions(facts: Facts) -> list[str]:
-    """Return what speaks against the end of a job whose ranks have all exited with code 0."""
+    """Return the signs that a job is not finished though all ranks exited with code 0."""
     told = training.told(facts)
     left = {rank.rank: rank.failure for rank in facts.ranks.values() if rank.failure is not None}
     texts = dict.fromkeys(failure.text for failure in left.values() if failure.type)
@@ -116,8 +116,8 @@ def _mend(facts: Facts, rank: RankFacts) -> str:
     match rank.beat.alone:
         case Framework.LIGHTNING:
             devices, nodes = len(facts.gang[0].ranks), len(facts.gang)
-            return f"{together} Trainer(strategy='ddp', devices={devices}, num_nodes={nodes}) of Lightning, or Fabric likewise"
+            return f"{together} Trainer(strategy='ddp', devices={devices}, num_nodes={nodes}) in Lightning, or the same in Fabric"
         case Framework.ACCELERATE:
-            return f"{together} env: {{ACCELERATE_USE_CPU: 'true'}}, without which Accelerate and transformers join no ranks on CPUs"
+            return f"{together} env: {{ACCELERATE_USE_CPU: 'true'}}, without it Accelerate and transformers connect no ranks on CPUs"
         case Framework.TORCH | None:
             return f"{together} torch.distributed.init_process_group() and DistributedDataParallel(model)"

@@ -1,6 +1,6 @@
-"""Stragglers: ranks that do their own work slower than their peers, and so delay all.
+"""Stragglers: ranks whose local compute time is longer than that of their peers, and so delay all.
 
-Only a rank's own work counts, without waiting for others, since the ranks of a gang step together. One slow report is
+Only time without waiting for other ranks counts, since the ranks of a gang step together. One slow report may be
 chance, so a rank is named only after several in a row.
 """
 
@@ -15,16 +15,16 @@ from orchestrator.brain.model.facts import AttemptFacts, Facts
 from orchestrator.brain.model.rank_facts import RankFacts, RankState, Straggler
 
 FACTOR_MIN = 1.3
-"""How many times the median of its peers' work is slow."""
+"""A rank is slow from this multiple of its peers' median on."""
 
 MORE_S_MIN = 0.005
-"""How much more than that median it must be: quick steps differ by chance."""
+"""Least difference to that median: quick steps differ by chance."""
 
 TIMES_MIN = 3
 """The number of reports in a row, each of many steps, after which a rank is named."""
 
 LASTS_S = 20.0
-"""How long a rank must have been slow as well."""
+"""How long a rank must have been slow, in addition."""
 
 PEERS_MAX = 128
 """The largest number of ranks whose work is compared: those of a larger job are taken at equal distances, so that each
@@ -32,7 +32,7 @@ comparison costs the same."""
 
 
 def note(facts: Facts, rank: RankFacts, at: float) -> None:
-    """Compare a rank's new time of its own work with those of its peers."""
+    """Compare a rank's new local compute time with those of its peers."""
     numbers = range(0, len(facts.ranks), 1 + (len(facts.ranks) - 1) // PEERS_MAX)
     peers = [
         other.beat.own_work_s

@@ -1,4 +1,4 @@
-"""Training of a job as far as its scripts tell: loss, share of the work, time left. Pure."""
+"""Training progress as the scripts report it: loss, share of the work, time left. Pure."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from orchestrator.brain.model.facts import Facts
 from orchestrator.core.shown import NOT_TOLD, Training
 
 TOLD_MAX = 16
-"""How many ranks are asked what the job's loss is."""
+"""How many ranks' reports are read for the job's loss."""
 
 LAG_SHARE, LAG_S = 0.05, 10.0
-"""How far what a script tells may be from the steps that were counted, to count steps as well: reports are seconds old."""
+"""Largest difference between a reported and a counted step if the script counts steps, too: reports are seconds old."""
 
 
 def told(facts: Facts) -> Training:
-    """Return what the scripts tell of the training of the job: each number from the lowest rank that tells it."""
+    """Return the training progress of the job: each number from the lowest rank that reports it."""
     told = NOT_TOLD
     for rank in islice((rank for rank in facts.ranks.values() if rank.training is not None), TOLD_MAX):
         told = told.completed_by(rank.training or NOT_TOLD)
@@ -24,12 +24,12 @@ def told(facts: Facts) -> Training:
 
 
 def rate_per_s(facts: Facts) -> float:
-    """Return the greatest pace that a rank has last told, also one that has ended."""
+    """Return the greatest rate that any rank reported last, ended ranks included."""
     return max((rank.beat.rate_per_s or 0.0 for rank in facts.ranks.values()), default=0.0)
 
 
 def total_steps(step: int | None, rate_per_s: float | None, told: Training) -> int | None:
-    """Return the total of steps that a script tells, if it counts what orch counts: a bar may count batches or epochs."""
+    """Return the total of steps that a script reports, if it counts optimizer steps: a bar may count batches or epochs."""
     if told.total_steps is None or step is None or told.percent is None:
         return told.total_steps
     off = abs(told.percent / 100 * told.total_steps - step)
@@ -38,8 +38,8 @@ def total_steps(step: int | None, rate_per_s: float | None, told: Training) -> i
 
 
 def shown(told: Training, step: int | None, total: int | None, rate_per_s: float | None) -> Training:
-    """Return how far the training is: by steps and pace where these are known, else as the script tells. Nothing is left of the
-    time at a pace of 0, at which no step is made."""
+    """Return the training progress: from steps and rate where these are known, else as the script reports it. At a rate of 0
+    the time left is unknown."""
     percent = None if told.percent is None else round(told.percent, 1)
     eta_s = None if rate_per_s == 0 else told.eta_s
     if step is not None and total:

@@ -1,7 +1,7 @@
-"""The supervisor's connections to agents: who is connected, and what each agent sends.
+"""The supervisor's connections to agents: which agents are connected, and what each one sends.
 
-Rules: a stranger (wrong token, job or protocol) is cut off. A node has one connection, and a new one replaces the old.
-The reports that an agent had kept are delivered before `AgentReady`.
+Rules: a peer that fails authentication (wrong token, job or protocol) is disconnected. A node has one connection, and a
+new one replaces the old. The reports that an agent had kept are delivered before `AgentReady`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ HELLO_BYTES_MAX = 64 << 10
 """How long a greeting may be: it is read before its sender is known."""
 
 BEATS_GATHER_S = 0.1
-"""How long heartbeats may wait, so that one round of decisions serves many; any other event ends the wait."""
+"""How long heartbeats may wait, so that one round of decisions covers many; any other event ends the wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class AgentConnections:
         return await self.listen(connection.server_context(certificate, key), host, port)
 
     def connected(self, node: str) -> bool:
-        """Tell whether the node has a connection."""
+        """Return whether the node has a connection."""
         return node in self._lines
 
     def incarnation(self, node: str) -> str:
@@ -104,7 +104,7 @@ class AgentConnections:
         return self._lines[node][1] if node in self._lines else ""
 
     def send(self, node: str, order: orders.Order) -> bool:
-        """Send an order if the node is connected; tell whether it was sent, which does not mean that it arrived."""
+        """Send an order if the node is connected; return whether it was sent, which does not mean that it arrived."""
         if node not in self._lines:
             return False
         try:
@@ -205,7 +205,7 @@ class AgentConnections:
                 self._put(AgentDropped(hello.node, left))
 
     async def _pass_on(self, line: connection.Line, hello: reports.Hello) -> bool:
-        """Pass one message on; tell whether it was the agent's goodbye."""
+        """Pass one message on; return whether it was the agent's goodbye."""
         data, raw = await line.receive()
         if not self._is_current(line, hello):
             raise connection.LineError("replaced by a newer connection")

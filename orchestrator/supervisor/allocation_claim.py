@@ -1,5 +1,5 @@
-"""The supervisor's stay in an allocation of a queue system: the nodes that it puts into the plan, the claim in the
-job folder, why it leaves, and the exit codes that tell the batch script what to do next, see `templates/slurm.sh.j2`."""
+"""The supervisor in an allocation of a queue system: the nodes that it puts into the plan, the claim in the job
+folder, why it leaves, and its exit codes for the batch script, see `templates/slurm.sh.j2`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SUCCEEDED, OVER = 0, 1
 """The job has ended."""
 
 BUSY = 73
-"""Another supervisor is at work: the lock of a supervisor whose host was lost may outlive it for a while."""
+"""Another supervisor is running: the lock of a supervisor whose host was lost may outlive it for a while."""
 
 REQUEUED = 75
 """The nodes were given back, and Slurm is about to take them (EX_TEMPFAIL of sysexits.h)."""
@@ -46,7 +46,7 @@ def claim(job: JobDir, name: str) -> None:
         return
     current = replaced(job, name)
     if _is_later(current, name):
-        raise NotOursError(f"this is allocation {name}, and the job goes on in allocation {current}")
+        raise NotOursError(f"this is allocation {name}, and the job continues in allocation {current}")
     full_disk.wait_for(lambda: replace_text(job.allocation, f"{name}\n"))
 
 
@@ -74,7 +74,7 @@ def replaced(job: JobDir, name: str) -> str:
 
 
 def _is_later(one: str, other: str) -> bool:
-    """Tell whether two allocations belong to the same Slurm job, and `one` is the later. Names: JOB_ID.RESTARTS."""
+    """Return whether two allocations belong to the same Slurm job, and `one` is the later. Names: JOB_ID.RESTARTS."""
     (job_id, _, number), (other_id, _, other_number) = one.partition("."), other.partition(".")
     are_numbers = number.isdigit() and other_number.isdigit()
     return are_numbers and job_id == other_id and int(number) > int(other_number)
@@ -91,7 +91,7 @@ def leave(allocation: Allocation | None, requeue: d.Requeue | None, end: d.JobEn
         return SUCCEEDED if end is d.JobEnd.SUCCEEDED else OVER
     refusal = allocation.requeue(requeue.avoid)
     if refusal:
-        print(f"the job cannot go back into the queue: {refusal}", flush=True)
+        print(f"the job cannot be requeued: {refusal}", flush=True)
     return REQUEUED
 
 
@@ -129,22 +129,22 @@ class SlurmStay:
             yield e.Planned(now_s, self._plan.nodes, self._plan.limits, self._plan.pool)
 
     def is_idle(self, facts: Facts) -> bool:
-        """Tell whether the job waits in a queue by itself: it has no nodes to act on, and need not be brought to an end."""
+        """Return whether the job only waits in the queue: it has no nodes to act on, and is not to be ended."""
         if self._plan.slurm is None or self._allocation is not None or facts.end is not None:
             return False
         return facts.over is None and not (facts.goal is JobGoal.CANCEL and facts.attempt is None)
 
     def look(self) -> None:
-        """See whether the job has moved to another allocation."""
+        """Check whether the job has moved to another allocation."""
         if self._allocation is not None:
             self._is_replaced = bool(replaced(self._job, self._allocation.id))
 
     def signalled(self) -> None:
-        """A node has said that Slurm has signalled it."""
+        """Handle the report of a node that Slurm has signalled it."""
         if self._allocation is not None:
             self._allocation.check()
 
     @property
     def is_over(self) -> bool:
-        """Tell whether the supervisor is to leave: the nodes are given back, or the job has moved to others."""
+        """Whether the supervisor is to leave: the nodes are given back, or the job has moved to others."""
         return self.requeue is not None or self._is_replaced

@@ -70,7 +70,7 @@ def rank_gang(facts: Facts) -> planned.Gang:
 
 
 def save_gang(facts: Facts) -> Gang:
-    """Return what the closing of saves needs of the current attempt."""
+    """Return what the completion of checkpoints needs to know about the current attempt."""
     attempt, limits = facts.attempt, facts.limits
     if attempt is None or limits is None:
         return Gang(0, 0, 0, ())
@@ -97,7 +97,7 @@ def save_gang(facts: Facts) -> Gang:
 
 
 class Executor:
-    """What a supervisor can do to the nodes of its job. `endpoint`: where it listens, one host:port a line."""
+    """Carries out decisions on the nodes of a job. `endpoint`: where it listens, one host:port a line."""
 
     def __init__(
         self,
@@ -115,12 +115,12 @@ class Executor:
         self._connections = connections
         self._desk = desk
         desk.ships = lambda node: self._ships(node, unknown=True)
-        self._sending: dict[str, orders.Prepare] = {}  # by node, while its save is on the way
+        self._sending: dict[str, orders.Prepare] = {}  # by node, while its checkpoint is on the way
         self._mask = job_secrets.mask
         self.endpoint = ""
 
     def begin(self, facts: Facts) -> None:
-        """Take up the agents that an earlier supervisor had under way."""
+        """Reconnect to the agents that an earlier supervisor had started."""
         for node in facts.every_node():
             if node.agent_state is not AgentState.ABSENT:
                 self._backend.keep_reachable(self._config(node.name))
@@ -189,7 +189,7 @@ class Executor:
         return hello.ships if hello is not None else unknown
 
     def _is_sent(self, node: str, order: orders.Prepare) -> bool:
-        """Begin to bring the save of an attempt to a node; tell whether it has to be brought there."""
+        """Begin to copy the checkpoint of an attempt to a node; return whether it has to be copied."""
         save = self._desk.saves.get(order.resume.save) if order.resume is not None else None
         if save is None or not self._ships(node):
             return False
@@ -199,7 +199,7 @@ class Executor:
         return True
 
     def _forget_sends(self, node: str) -> None:
-        """The ranks of a node are started: nothing more is sent there, which could be written over what they save."""
+        """Send nothing more to a node whose ranks are started: it could overwrite what they save."""
         self._sending.pop(node, None)
         self._desk.copies.end_sends(node)
 
@@ -240,7 +240,7 @@ class Executor:
             if order is None or order.resume is None:
                 continue
             if why:
-                reason = f"{order.resume.path} could not be brought there: {why}"
+                reason = f"{order.resume.path} could not be copied there: {why}"
                 failed.append(e.FromNode(now_s, node, reports.PrepareFailed(order.attempt, reason, "")))
             else:
                 self._prepare(node, order, gang, self._resume_save(node, order.resume))
@@ -262,7 +262,7 @@ class Executor:
             self._backend.check_reachable(node)
 
     def check_reachable(self, node: str) -> None:
-        """Check a node whose connection broke, or over which nothing comes any longer."""
+        """Check a node whose connection broke or went silent."""
         self._backend.check_reachable(node)
 
     def reasons(self, facts: Facts) -> dict[str, str]:

@@ -1,10 +1,13 @@
-"""Guard of a job's supervisor: its parent, which starts it again when it dies and does nothing else.
+"""Watchdog of a job's supervisor: its parent process, which restarts it when it dies and does nothing else.
 
-Rules: a supervisor that ends with code 0 has done its work, or found another one at work, and is not started again.
-Nor is one that finds the job folder unfit: the last line of its log says what must be mended. One that dies again and
-again is given up: the file `given-up` says why, until another guard begins. Nor is a first one that never came up, since
-the process that started it waits for that. The lock in the job folder decides who supervises, so a guard never asks who else starts one. In Slurm's
-allocation the batch script does the same. The guard loads next to nothing: it lives as long as the job.
+Rules
+- A supervisor that ends with code 0 has finished, or found another one running, and is not restarted.
+- Nor is one that finds the job folder unfit: the last line of its log says what must be fixed.
+- A first supervisor that never came up is not restarted: the process that started it waits for that.
+- One that dies again and again is given up: the file `given-up` says why, until another watchdog starts.
+- The lock in the job folder decides who supervises, so a watchdog never checks for others.
+
+In a Slurm allocation the batch script does the same. The watchdog imports almost nothing: it lives as long as the job.
 """
 
 from __future__ import annotations
@@ -26,10 +29,10 @@ DEATHS_S = 60.0
 """This many deaths within this time are too many."""
 
 PAUSES = Backoff(first_s=0.25, factor=2.0, max_s=8.0)
-"""The pauses before new starts, by the deaths within `DEATHS_S`."""
+"""The pauses before restarts, by the number of deaths within `DEATHS_S`."""
 
 NO_ROOM_PAUSE_S, NO_ROOM_MAX = 30.0, 120
-"""Pause before a supervisor is started again that could not be started, for want of memory or processes, and how often."""
+"""Pause before the next try if a supervisor could not be started for lack of memory or processes, and the number of tries."""
 
 WHY_BYTES_MAX = 1024
 
@@ -38,7 +41,7 @@ UNFIT = 78
 
 
 def main(folder: Path) -> int:
-    """Keep the supervisor of the job in `folder` running, started as this guard was; return the exit code."""
+    """Keep the supervisor of the job in `folder` running, started with this process's arguments; return the exit code."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the terminal that submitted the job may close
     argv = [*sys.orig_argv[:-2], "supervise", str(folder)]
 
@@ -64,7 +67,7 @@ def keep(
             refused += 1
             if refused > NO_ROOM_MAX or job.ended.exists() or not job.plan.exists():
                 return _give_up(job, f"the supervisor cannot be started: {err.strerror}")
-            _log(f"the supervisor cannot be started: {err.strerror}: it is tried again")
+            _log(f"the supervisor cannot be started: {err.strerror}: trying again")
             sleep(NO_ROOM_PAUSE_S)
             continue
         refused = 0
@@ -76,13 +79,13 @@ def keep(
         deaths = [at_s for at_s in [*deaths, clock()] if clock() - at_s < DEATHS_S]
         how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
         if len(deaths) >= DEATHS_MAX:
-            return _give_up(job, f"the supervisor {how}, death {len(deaths)} within {DEATHS_S:.0f} s")
-        _log(f"the supervisor {how}: another is started")
+            return _give_up(job, f"the supervisor {how}, {len(deaths)} deaths within {DEATHS_S:.0f} s")
+        _log(f"the supervisor {how}: starting another one")
         sleep(PAUSES.pause_s(len(deaths)))
 
 
 def why_given_up(job: JobDir) -> str:
-    """Return why a guard has given up the job's supervisor; empty if none has."""
+    """Return why a watchdog has given up the job's supervisor; empty if none has."""
     try:
         return ownership.read_regular(job.given_up)[:WHY_BYTES_MAX].decode(errors="replace").strip()
     except OSError:
@@ -107,7 +110,7 @@ def up_at(job: JobDir) -> int:
 
 
 def _log(text: str) -> None:
-    """Write a line to the supervisor's log, which is standard error; a full disk does not end a guard."""
+    """Write a line to the supervisor's log, which is standard error; a full disk does not end a watchdog."""
     at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     with contextlib.suppress(OSError):
-        print(f"{at} guard: {text}", file=sys.stderr, flush=True)
+        print(f"{at} watchdog: {text}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""The latest heartbeats of all agents: what to acknowledge of them, connections that have gone silent, and how long decisions on them are put off.
+"""Heartbeats of all agents: acknowledgements, connections that have gone silent, and how long decisions on heartbeats are delayed.
 
 Heartbeats are not kept: the brain learns each one; only what acknowledgements need is remembered here.
 """
@@ -49,14 +49,14 @@ class HeartbeatTracker:
         self._acks[node] = ack
 
     def mute(self, facts: Facts, now_s: float) -> Iterator[str]:
-        """Yield the nodes whose connection stands and has brought nothing for too long."""
+        """Yield the nodes whose connection is open but silent for too long."""
         for node in facts.every_node():
             if node.agent_state is AgentState.UP and now_s > node.contact_at + self._mute_s:
                 yield node.name
 
 
 class WorkShare:
-    """Share of a processor that work which comes again and again may take: the more it costs, the longer it is put off.
+    """Limit on the share of a processor that repeated work may take: the more it costs, the longer it is delayed.
 
     Measures the work inside a `with` block, in processor time of this thread. `pause_s`: how long to wait until the next.
     """

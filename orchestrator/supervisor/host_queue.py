@@ -58,7 +58,7 @@ class HostQueue:
                 self._fd = self._lock() if self._fd is None else self._fd
                 self._ahead = tuple(self._before())
             except OSError as err:
-                print(f"no place in the queue: {err}", flush=True)
+                print(f"cannot queue for hosts: {err}", flush=True)
         return self._ahead
 
     def leave(self) -> None:

@@ -127,7 +127,7 @@ def _verdict(decision: d.Decision, facts: Facts) -> d.Verdict | None:
 
 
 def _follows(decision: d.Decision, plan: Plan, facts: Facts, at: str) -> str:
-    """Say what follows from what looks like a hang, and when."""
+    """Return what orch will do about a suspected hang, and when."""
     seen = suspects.suspicion_now(facts, decision.at)
     if seen is None:
         return ""
@@ -139,10 +139,10 @@ def _text(event: str, decision: d.Decision, plan: Plan, facts: Facts, at: str) -
     match decision:
         case d.Judge(verdict=d.Verdict() as verdict) | d.Notice(verdict=d.Verdict() as verdict):
             what = verdict.culprit or verdict.summary
-            lets_be = "; nothing is done about it" if event == "notice" else ""
+            lets_be = "; no action is taken" if event == "notice" else ""
             return f"{plan.id}: {verdict.kind.value} in attempt {decision.attempt}: {what}{lets_be}"
         case d.Notice(topic=d.Topic.HANG):
-            return f"{plan.id}: goes on after all: {decision.why}"
+            return f"{plan.id}: running again: {decision.why}"
         case d.Notice(topic=d.Topic.SUSPECT):
             then = _follows(decision, plan, facts, at)
             return f"{plan.id}: may hang in attempt {decision.attempt}: {decision.why}{f'; {then}' if then else ''}"
@@ -201,7 +201,7 @@ class Notifier:
 
     @property
     def is_busy(self) -> bool:
-        """Tell whether something is still to be delivered; each delivery ends by itself."""
+        """Whether something is still to be delivered; each delivery ends by itself."""
         return any(thread.is_busy for thread in self._threads)
 
     def close(self) -> None:
@@ -233,21 +233,21 @@ class DeliveryThread:
 
     @property
     def is_busy(self) -> bool:
-        """Tell whether a note waits or is being delivered."""
+        """Whether a note waits or is being delivered."""
         return bool(self._owed)
 
     def give_up(self) -> None:
         """Report what is not delivered."""
         for number in list(self._owed):
             self._report(
-                f"notify.{self._target} was not told of {self._owed.pop(number, '')}: the supervisor exits"
+                f"notify.{self._target} did not get {self._owed.pop(number, '')}: the supervisor exits"
             )
 
     def enqueue(self, note: Json) -> None:
         """Queue a note; returns at once."""
         event, number = note["event"], next(self._numbers)
         if len(self._owed) >= WAITING_MAX and event not in ENDS:
-            self._report(f"notify.{self._target} is too slow: {event} was not told")
+            self._report(f"notify.{self._target} is too slow: {event} was dropped")
             return
         self._owed[number] = event
         self._notes.put((event not in ENDS, number, note))
@@ -261,10 +261,10 @@ class DeliveryThread:
             _, number, note = self._notes.get()
             try:
                 fault = self._deliver(note) if number in self._owed else ""
-            except Exception as err:  # the job goes on, whatever a notification runs into
+            except Exception as err:  # no error of a notification may affect the job
                 fault = f"{type(err).__name__}: {err}"
             if fault:
-                self._report(f"notify.{self._target} was not told of {note['event']}: {fault}")
+                self._report(f"notify.{self._target} did not get {note['event']}: {fault}")
             self._owed.pop(number, None)
 
 
@@ -302,7 +302,7 @@ def run_command(
         )
         out.seek(max(0, out.seek(0, os.SEEK_END) - OUTPUT_BYTES_MAX))
         said = " | ".join(mask.apply(out.read().decode(errors="replace").strip()).splitlines())
-        return f"{fault}; it said: {said}" if fault and said else fault
+        return f"{fault}; output: {said}" if fault and said else fault
 
 
 def post(
@@ -319,13 +319,13 @@ def post(
 
 
 def _is_here(request: urllib.request.Request) -> bool:
-    """Tell whether a webhook is on this machine, which a proxy could not reach."""
+    """Return whether a webhook is on this machine, which a proxy could not reach."""
     host = urllib.parse.urlsplit(request.full_url).hostname or ""
     return host in ("localhost", "::1") or host.startswith("127.")
 
 
 class Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows a redirect that keeps the POST. After any other one urllib would send a GET without the note."""
+    """Follows only redirects that keep the POST: after any other one urllib would send a GET without the body."""
 
     http_error_308 = urllib.request.HTTPRedirectHandler.http_error_302  # Python 3.10 does not know it
 
@@ -335,7 +335,7 @@ class Redirects(urllib.request.HTTPRedirectHandler):
         """Return the request to follow with. Raises HTTPError."""
         if code not in (307, 308) or not newurl.startswith(("http://", "https://")):
             raise urllib.error.HTTPError(
-                req.full_url, code, f"{msg}: it leads to {host_alone(newurl)}, write that address as notify.url", headers, fp
+                req.full_url, code, f"{msg}: it redirects to {host_alone(newurl)}; set notify.url to that address", headers, fp
             )  # fmt: skip
         return urllib.request.Request(newurl, req.data, dict(req.header_items()), method="POST")
 

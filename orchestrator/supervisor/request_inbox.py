@@ -1,4 +1,4 @@
-"""The supervisor's view of the requests folder: each new request once, by number, as an event of the brain.
+"""The requests folder as the supervisor reads it: each new request once, by number, as an event of the brain.
 
 Deleting the folder of a running job counts as a request for its end.
 """
@@ -61,7 +61,7 @@ def _may_be_there(path: Path) -> bool:
 
 
 def is_resumed(folder: Path, number: int) -> bool:
-    """Tell whether one of the requests after `number` is that the job goes on."""
+    """Return whether one of the requests after `number` resumes the job."""
     return any(isinstance(request, e.ResumeRequested) for request in RequestInbox(folder).since(number, 0.0))
 
 

@@ -1,4 +1,4 @@
-"""The supervisor's program: rounds of one job, from a start or a resume to its end."""
+"""Main function of the supervisor process: supervises one job from a start or a resume to its end, and after each resume again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from orchestrator.supervisor.supervisor import Supervisor
 
 
 def supervise(root: Path, backend_of: Callable[[JobDir, Plan], Backend], allocation: str = "") -> int:
-    """Supervise the job at `root`; return the exit code (0 also when another supervisor is at work).
+    """Supervise the job at `root`; return the exit code (0 also when another supervisor is running).
 
     In the named allocation the code is for the batch script, see `allocation_claim`. Raises JournalError.
     """
@@ -29,7 +29,7 @@ def supervise(root: Path, backend_of: Callable[[JobDir, Plan], Backend], allocat
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the terminal that submitted the job may close
     with locks.locked(job) as is_held:
         if not is_held:
-            print(f"another supervisor is at work{locks.by_whom(job.lock)}", file=sys.stderr)
+            print(f"another supervisor is running{locks.by_whom(job.lock)}", file=sys.stderr)
             return allocation_claim.announce_allocation(job, allocation)
         while True:  # each round takes at least one request
             plan = codec.loads(Plan, job.plan.read_bytes())
@@ -45,7 +45,7 @@ def supervise(root: Path, backend_of: Callable[[JobDir, Plan], Backend], allocat
             try:
                 taken = asyncio.run(supervisor.run())
             except NotOursError as err:
-                print(f"{err}: nothing more is done here", file=sys.stderr)
+                print(f"{err}: this supervisor exits", file=sys.stderr)
                 return allocation_claim.OVER if allocation else 0
             if plan.slurm is not None:
                 return allocation_claim.leave(backend.allocation, supervisor.stay.requeue, supervisor.end)

@@ -45,7 +45,7 @@ MISSING_SHOWN = 4
 """The number of awaited nodes that a reason names."""
 
 PASSED_SHOWN = 3
-"""The number of passed saves that notices name."""
+"""The number of passed checkpoints that notices name."""
 
 _OF_SETUP = (d.Topic.ALONE, d.Topic.STEPS, d.Topic.LOSS, d.Topic.END)
 """What notices of a status are about; hangs are its suspicion, slow ranks its stragglers."""
@@ -178,11 +178,11 @@ def reason(facts: Facts, now: Now | None = None) -> str:
         going = ", ".join([node.name for node in facts.gang if facts.runs_script(node)][:MISSING_SHOWN])
         return f"all ranks have ended with code 0; the script continues on {going}"
     stopped = [str(rank.rank) for rank in facts.ranks.values() if rank.state in ("T", "Z")]
-    return f"rank {', '.join(stopped)} stands still (state T or Z)" if stopped else ""
+    return f"rank {', '.join(stopped)} is stopped or a zombie (state T or Z)" if stopped else ""
 
 
 def _asked(facts: Facts, attempt: AttemptFacts) -> str:
-    """Return what the user has asked for that is followed by another attempt than the one that is over; empty for nothing."""
+    """Return the user's request that another attempt follows, a resume or a restart; empty for none."""
     if attempt.number <= facts.resumed_after:
         return restart_policy.RESUME_ASKED
     is_asked = attempt.phase is Phase.STOP and attempt.verdict is None and attempt.restart_asked
@@ -203,7 +203,7 @@ _AWAY = {
 
 
 def _fence(facts: Facts, attempt: AttemptFacts, now: Now | None) -> str:
-    """Return for which silent nodes a restart waits, so that two attempts never run at the same time, until when at most,
+    """Return which silent nodes a restart waits for, so that two attempts never run at the same time, until when at most,
     and which spare then takes over."""
     silent = [
         node
@@ -225,7 +225,7 @@ def _compared(facts: Facts) -> str:
     attempt = facts.attempt
     if attempt is None or attempt.compare_at is None or attempt.comparing not in facts.saves:
         return ""
-    return f"; {facts.saves[attempt.comparing].main} is being read first, to see that it is what was written"
+    return f"; {facts.saves[attempt.comparing].main} is verified first"
 
 
 def verdict(given: d.Verdict, judged_at: float) -> Json:
@@ -256,7 +256,7 @@ def _queue(facts: Facts) -> str:
     if facts.ahead:
         more = len(facts.ahead) - MISSING_SHOWN
         first = ", ".join(facts.ahead[:MISSING_SHOWN])
-        return f"waiting behind {first}{f' and {more} more' if more > 0 else ''}, which came first"
+        return f"waiting behind {first}{f' and {more} more' if more > 0 else ''}, submitted earlier"
     busy = [f"{node.name} ({node.busy.reason})" for node in facts.nodes.values() if node.busy]
     more = len(busy) - MISSING_SHOWN
     first = ", ".join(busy[:MISSING_SHOWN])
@@ -283,7 +283,7 @@ def _stragglers(facts: Facts) -> tuple[StragglerStatus, ...]:
 
 
 def _suspected(facts: Facts, now: Now) -> Suspicion | None:
-    """Return what looks like a failure, its ages as readers want them."""
+    """Return the suspicion, with rounded ages."""
     seen = suspects.suspicion_now(facts, now.job_s)
     if seen is None:
         return None
@@ -312,7 +312,7 @@ def _notices(facts: Facts) -> Iterator[str]:
         yield ignores
     for loser in attempt.passed[:PASSED_SHOWN]:
         at = "" if loser.step is None else f" (step {loser.step:,})"
-        yield f"attempt {attempt.number} did not begin from {loser.main}{at}: {loser.why}"
+        yield f"attempt {attempt.number} did not resume from {loser.main}{at}: {loser.why}"
 
 
 def _progress(facts: Facts) -> str | None:

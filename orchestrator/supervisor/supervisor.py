@@ -1,8 +1,8 @@
 """The supervisor: one process per job, one loop. Receive, learn, decide, journal, carry out.
 
 Rules: only the holder of the job folder's lock acts. What was learned and decided is on disk before it is carried out
-and before agents get their acknowledgement. Nothing is decided here. If this process dies, the ranks go on, and the
-next one replays the journal.
+and before agents get their acknowledgement. Nothing is decided here. If this process dies, the ranks keep running,
+and the next supervisor replays the journal.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ WORK_SHARE_MAX = 0.05
 
 DECIDE_PAUSE_S_MAX = 0.5
 STATUS_PAUSE_S_MAX = 2.0
-"""How long either may be put off for that."""
+"""The longest that either is delayed for that."""
 
 DECISIONS_MAX = 10_000
 """More rounds of decisions in a row than this are a bug."""
@@ -143,7 +143,7 @@ class Supervisor:
         return self._brain.facts.requests
 
     def _begin(self, port: int) -> None:
-        """Take up the job where the journal ends."""
+        """Continue the job from the end of the journal."""
         now_s = self._brain.now_s()
         self._learn(self.stay.begin(self._brain.facts, self._brain.requeue, now_s))
         self._brain.learn(e.SupervisorStarted(now_s, os.getpid()))
@@ -160,7 +160,7 @@ class Supervisor:
         self._executor.publish_endpoint()
 
     def _is_over(self) -> bool:
-        """Tell whether nothing is left to do, here or on hosts that may come back; or the job is resumed."""
+        """Return whether nothing is left to do, here or on hosts that may come back; or the job is resumed."""
         facts, now_s = self._brain.facts, self._brain.now_s()
         if facts.ended_at is None:
             return False
@@ -175,18 +175,21 @@ class Supervisor:
             return True
         if not self._seeks:  # resume, collect and clean need not wait for these hosts, nor for notifications
             self._seeks = True
-            print(f"waiting for {', '.join((*hosts, *['notifications'] * owes))} after the end", flush=True)
+            print(
+                f"waiting for {', '.join((*hosts, *['notifications'] * owes))} after the job's end",
+                flush=True,
+            )
             self._executor.keep_reachable(hosts)
             self._show(durable=True)
             full_disk.wait_for(self._job.ended.touch)
         return False
 
     def _is_resumed(self) -> bool:
-        """Tell whether the job was resumed since its end: that end must no longer be shown."""
+        """Return whether the job was resumed after its end: the status must no longer show that end."""
         return self.end is not None and is_resumed(self._job.requests, self._brain.facts.requests)
 
     def _mind_pause(self) -> None:
-        """Begin again with all nodes after a pause: sleep, a stopped process or a full disk. Their silence meant nothing."""
+        """Reset all connections after a pause (suspend, a stopped process, a full disk): the silence of nodes meant nothing."""
         before_s, self._minded_s = self._minded_s, self._brain.now_s()
         if self._minded_s < before_s + SLEPT_S and not self._slept.just_now():
             return
@@ -214,7 +217,7 @@ class Supervisor:
                 try:
                     self._receive(link_event, now_s)
                 except codec.CodecError as err:
-                    print(f"{link_event.node} sent what cannot be read: {err}", flush=True)
+                    print(f"{link_event.node} sent an unreadable report: {err}", flush=True)
             case Wake():
                 self._learn(self._desk.news(now_s))
                 self._chore_due_s = 0.0
@@ -249,12 +252,12 @@ class Supervisor:
             self._close_saves(now_s)
 
     def _close_saves(self, now_s: float) -> None:
-        """Close what the attempt has saved, as far as its nodes are over, and learn what has come of all saves."""
+        """Complete the checkpoints of nodes that have stopped, and learn how all checkpoints have changed."""
         self._desk.over(now_s, save_gang(self._brain.facts))
         self._learn(self._desk.news(now_s))
 
     def _receive_unreliable(self, report: reports.Envelope, now_s: float) -> None:
-        """Learn from a heartbeat, a piece of a file, or a hint, which come once or not at all. Raises CodecError."""
+        """Learn from a heartbeat, a chunk of a file, or a hint, which arrive once or not at all. Raises CodecError."""
         match report.data.get("kind"):
             case reports.Chunk.__name__:
                 self._receive_chunk(report, now_s)
@@ -267,7 +270,7 @@ class Supervisor:
                 self._learn(self._desk.news(now_s))
 
     def _receive_chunk(self, report: reports.Envelope, now_s: float) -> None:
-        """Write a piece of a file; when bytes before it are missing, the node begins again, over a new connection."""
+        """Write a chunk of a file; if bytes before it are missing, the node starts again over a new connection."""
         try:
             self._logs.receive(report.node, translation.unpacked(reports.Chunk, report), report.raw)
             self._moved_s = now_s
@@ -291,7 +294,7 @@ class Supervisor:
             raise AssertionError(f"the brain does not come to rest: {decisions[:3]}")
 
     def _acknowledge(self) -> None:
-        """Acknowledge the reports that are on disk; the others come again with the next connection."""
+        """Acknowledge the reports that are on disk; the others are sent again over the next connection."""
         self._brain.sync()
         for node in self._nodes:
             ack = self._heartbeats.ack_due(node, self._brain.acked(self._connections.incarnation(node)))
@@ -313,7 +316,7 @@ class Supervisor:
         self._learn(self._executor.carry_out(decision, gang, self._brain.now_s()))
 
     def _remember(self, verdict: d.Verdict) -> None:
-        """Write down in the job home that a host was lost, for later jobs."""
+        """Record in the job home that a host was lost, for later jobs."""
         if verdict.kind is d.Kind.NODE_LOST and verdict.node and self._plan.backend != "local":
             fault = f"{verdict.kind.value}: {verdict.summary}"
             with contextlib.suppress(OSError):

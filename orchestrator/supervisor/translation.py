@@ -33,7 +33,7 @@ _REPORTS: dict[str, type[reports.NodeReport]] = codec.by_kind(reports.NodeReport
 
 @dataclass(frozen=True, slots=True)
 class JobSecrets:
-    """What only the job's own processes may know. `outer`: the submitter's environment; `webhook`: its address."""
+    """Secrets of the job's own processes. `outer`: the submitter's environment; `webhook`: its address."""
 
     token: str
     certificate: str
@@ -63,7 +63,7 @@ def read_secrets(job: JobDir) -> JobSecrets:
 
 
 def _read_private(path: Path, parse: Callable[[str], T]) -> T:
-    fix = "a job cannot go on without its secrets: submit it again; its checkpoints stay where they are"
+    fix = "a job cannot continue without its secrets: submit it again; its checkpoints stay where they are"
     try:
         return parse(path.read_text())
     except ssl.SSLError as err:
@@ -71,7 +71,7 @@ def _read_private(path: Path, parse: Callable[[str], T]) -> T:
     except OSError as err:
         raise ClusterError(f"cannot be read: {err.strerror}", str(path), fix) from err
     except ValueError as err:
-        raise ClusterError("is damaged or was written in part", str(path), fix) from err
+        raise ClusterError("is damaged or incomplete", str(path), fix) from err
 
 
 def _token(text: str) -> str:
@@ -158,7 +158,7 @@ def _needs(gpus: int, ranks: int, slots_there: int) -> Needs:
 def prepare_node(
     plan: Plan, node: str, order: orders.Prepare, gang: Gang, job_secrets: JobSecrets
 ) -> orders.PrepareNode:
-    """Return the order with what a node needs for it, as far as that does not depend on the save to start from."""
+    """Return the order with what a node needs for it, as far as that does not depend on the checkpoint to start from."""
     outer, secrets = rank_env.inherited(plan, job_secrets.outer), job_secrets.secrets
     names = tuple(name for name, _ in gang)
     return orders.PrepareNode(order.attempt, order.resume, plan.for_node(node), names, outer, secrets)

@@ -41,7 +41,7 @@ def test_what_a_lost_host_had_on_its_own_disk_is_said_to_be_gone_and_no_attempt_
     listed = json.loads(desk.orch("checkpoints", job.id, "--json").stdout)
     lost = [one for one in listed if one["attempt"] == 1]
     assert {(one["state"], one["why"]) for one in lost} == {
-        ("distrusted", "it lies on node1, and node3 does not see it")
+        ("distrusted", "it is on node1, and node3 cannot see it")
     }
     assert [one["places"][-1]["host"] for one in listed if one["attempt"] > 1] == ["node3"] * 9
     assert (status["step"], status["checkpoint"]["step"]) == (200, 180)

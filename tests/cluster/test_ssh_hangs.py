@@ -28,7 +28,7 @@ def test_hosts_that_lose_each_other_while_both_are_heard_are_a_hang_of_the_netwo
     assert job.wait()["state"] == "SUCCEEDED", job.story()
     assert job.kinds() == ["hang", None]
     verdict = job.why()[0]["verdict"]
-    assert "nobody is missing" in verdict["summary"], verdict
+    assert "no rank is missing" in verdict["summary"], verdict
     assert verdict["detected_s"] < FOUND_S_MAX
 
 

@@ -154,7 +154,7 @@ WRONG = {
     "a wrong count": ("N=8; torchrun --nproc-per-node $N words.py", "launch", ["asks for 8 ranks", "the job has 1", "procs_per_node: 8"]),
     "no call": ("echo nothing to do", "launch", ["without a call of torchrun", "nothing to do", "entrypoint: train.py"]),
     "a call on some nodes": (
-        "torchrun words.py; [ $GROUP_RANK = 1 ] || torchrun words.py", "rendezvous", ["node-0 came to it, node-1 ended without it"],
+        "torchrun words.py; [ $GROUP_RANK = 1 ] || torchrun words.py", "rendezvous", ["node-0 reached it, node-1 ended without it"],
     ),
     "an end after the ranks": ("torchrun words.py; echo copying; exit 3", "crash", ["code 3, after launcher call 1", "copying"]),
 }  # fmt: skip

@@ -64,7 +64,7 @@ def test_what_a_checkpoint_says_of_its_step_counts_and_is_said(desk: Desk) -> No
     assert end["state"] == "SUCCEEDED"
     assert end["checkpoint"] is not None and end["checkpoint"]["step"] == 20
     (notice,) = job.notices(d.Topic.ALONE, d.Topic.STEPS)
-    assert notice.why.startswith("checkpoint-20 says step 20, the counter ")
+    assert notice.why.startswith("checkpoint-20 says step 20, orch counted ")
     assert notice.why in cells.plain(status.job(job.job.source.status()))
 
 

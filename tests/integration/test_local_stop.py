@@ -76,7 +76,7 @@ if attempt == 1:
     status = job.wait()
     assert (status["state"], status["attempt"]) == ("SUCCEEDED", 2)
     first, second = job.job.why()["attempts"]
-    assert (first["verdict"], first["ended_why"]) == (None, "a restart that the user asked for")
+    assert (first["verdict"], first["ended_why"]) == (None, "a restart requested by the user")
     assert second["resumed_from"].endswith("step-20.bin") and second["why"].startswith(first["ended_why"])
     with pytest.raises(UserError, match="the job has ended: SUCCEEDED"):
         job.job.restart()

@@ -158,7 +158,7 @@ def test_a_second_supervisor_leaves_the_first_alone(desk: Desk) -> None:
     argv = [sys.executable, "-I", "-S", str(job.job.folder.bundle), "supervise", str(job.root)]
     second = subprocess.run(argv, capture_output=True, text=True, timeout=WAIT_S_MAX, check=False)
     who = f"(pid {first.pid} on {os.uname().nodename})"
-    assert (second.returncode, second.stderr) == (0, f"another supervisor is at work {who}\n")
+    assert (second.returncode, second.stderr) == (0, f"another supervisor is running {who}\n")
     assert job.supervisor() == first
     assert len(job.news(e.SupervisorStarted)) == 1
     _open_gate(job)

@@ -86,7 +86,7 @@ def test_a_hang_a_restart_and_the_end_are_told_in_their_order(desk: Desk, tmp_pa
     assert notes[0]["verdict"]["kind"] == notes[1]["verdict"]["kind"] == "hang"
     assert notes[2]["verdict"] is None
     log = job.job.folder.supervisor_log.read_text()
-    assert "notify.command was not told of restart: it ended with code 9" in log
+    assert "notify.command did not get restart: it ended with code 9" in log
 
 
 def test_a_job_whose_files_another_running_job_writes_ends_with_a_notice(desk: Desk, tmp_path: Path) -> None:

@@ -236,7 +236,7 @@ def test_other_bytes_of_the_same_size_and_time_are_found_before_a_person_resumes
     failed.job.resume("step-30.pt", environ=failed.environ)
     assert failed.wait()["state"] == "FAILED"
     reason = failed.job.status()["reason"]
-    assert "step-30.pt" in reason and "not whole any more" in reason
+    assert "step-30.pt" in reason and "no longer complete" in reason
     failed.job.resume(environ=failed.environ)
     assert failed.wait()["state"] == "SUCCEEDED"
     assert _sources(failed) == ["nothing", "step-10.pt"]

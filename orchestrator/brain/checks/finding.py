@@ -1,4 +1,4 @@
-"""Finding of a check: the nodes it is about, how bad it is, what was found, and how to mend it."""
+"""Finding of a check: the nodes it is about, its severity, what was found, and the fix."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Finding:
 
     @property
     def ok(self) -> bool:
-        """Whether the job is not certain to fail by it."""
+        """Whether the job may run in spite of it."""
         return self.severity is not Severity.ERROR
 
     def shown(self, found: str, exit_code: int) -> Finding:
-        """Return the finding with its words as people read them, and with an exit code if it is an error."""
+        """Return the finding with its text for people, and with an exit code if it is an error."""
         nodes = tuple(filter(None, self.nodes))
         return replace(self, nodes=nodes, found=found, exit_code=0 if self.ok else exit_code)
 
@@ -71,7 +71,7 @@ def passed(what: str, found: str, nodes: Sequence[str] = ()) -> Finding:
 
 
 def names(nodes: Sequence[str]) -> str:
-    """Return nodes in words: `node1`, `node1 and node2`, `node1, node2, node3, node4 and 12 more`."""
+    """Return a list of nodes as text: `node1`, `node1 and node2`, `node1, node2, node3, node4 and 12 more`."""
     shown = list(nodes[:NAMES_MAX])
     if len(nodes) > NAMES_MAX:
         return f"{', '.join(shown)} and {len(nodes) - NAMES_MAX} more"
@@ -85,7 +85,7 @@ def words(finding: Finding) -> str:
 
 
 def size(n_bytes: int) -> str:
-    """Return a size in words: `64 MiB`, `1.5 GiB`."""
+    """Return a size as text: `64 MiB`, `1.5 GiB`."""
     if n_bytes >= 1 << 30:
         return f"{n_bytes / (1 << 30):.1f} GiB"
     return f"{n_bytes / (1 << 20):.0f} MiB" if n_bytes >= 1 << 20 else f"{n_bytes >> 10} KiB"

@@ -1,5 +1,5 @@
-"""Links between nodes: which pairs are measured when, which links or nodes are cut off or slow, and which make an all-reduce
-fail.
+"""Check of the network: which pairs of nodes are measured when, which links or nodes are cut off or slow, and which make an
+all-reduce fail.
 
 Pairs of one round have no node in common, so that they do not disturb each other. A link is slow when it is slow against
 the median of all others, both by factor and by an amount that matters; before it is named, it is measured once more
@@ -23,14 +23,15 @@ SLOW_FACTOR = 4.0
 
 LATE_FACTOR = 10.0
 LATE_S_MIN = 0.010
-"""A link with so many times the median round trip, and this much more than it, is slow: a busy machine needs milliseconds."""
+"""A link with this multiple of the median round trip, and this much more than it, is slow: a busy machine takes
+milliseconds."""
 
 LINKS_MIN = 3
 """With fewer links there is no median to compare with."""
 
 Pair = tuple[str, str]
 Trial = Callable[[tuple[str, ...]], bool]
-"""Runs an all-reduce over these nodes, and tells whether it succeeded."""
+"""Runs an all-reduce over these nodes, and returns whether it succeeded."""
 
 
 def rounds(nodes: Sequence[str]) -> list[list[Pair]]:
@@ -48,7 +49,7 @@ def rounds(nodes: Sequence[str]) -> list[list[Pair]]:
 
 
 def slow(links: Mapping[Pair, Link]) -> list[Pair]:
-    """Return the links that are slow against the median of the whole ones; a link is looked at from its dialling end."""
+    """Return the links that are slow against the median of the whole ones; a link is measured from its dialling end."""
     whole = _whole(links)
     if len(whole) < LINKS_MIN:
         return []
@@ -74,7 +75,9 @@ def findings(links: Mapping[Pair, Link], pairs_left: int) -> Iterator[Finding]:
     yield from _cut(links)
     yield from _slow(links)
     if pairs_left:
-        yield note("network", (), f"{pairs_left} pairs of nodes were not measured: the time for it was over")
+        yield note(
+            "network", (), f"{pairs_left} pairs of nodes were not measured: the time limit was reached"
+        )
 
 
 def _cut(links: Mapping[Pair, Link]) -> Iterator[Finding]:
@@ -120,7 +123,7 @@ def _slow(links: Mapping[Pair, Link]) -> Iterator[Finding]:
     whole = _whole(links)
     rate, rtt_s = medians(whole.values())
     usual = f"the median of all links is {rate / 1e6:.0f} MB/s and {rtt_s * 1000:.2g} ms"
-    fix = "look at cable, switch port and duplex (ethtool), or leave it out"
+    fix = "check cable, switch port and duplex (ethtool), or leave it out"
     alone = _common(bad, whole)
     for node in alone:
         worst = min((link for pair, link in bad.items() if node in pair), key=lambda one: one.bytes_per_s)

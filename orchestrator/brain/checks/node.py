@@ -1,4 +1,4 @@
-"""What is wrong with one node: its resources, its GPUs, its Python and torch, and the job's code under that Python."""
+"""Check of one node: its resources, its GPUs, its Python and torch, and the job's code under that Python."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RANK_BYTES_MIN = 1 << 30
 
 INODES_MIN = 1000
 CHECKPOINTS_HELD = 2
-"""A new checkpoint is written while the one before it is still there."""
+"""A new checkpoint is written before the previous one is deleted."""
 
 CLOCK_S_MAX = 5.0
 """Clocks that differ by more make logs and files of several nodes hard to compare."""
@@ -32,7 +32,7 @@ MISSING_SHOWN_MAX = 5
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a job wants of each node; `has_setup`: its setup lines may still install what is missing."""
+    """What a job needs from each node; `has_setup`: its setup lines may still install what is missing."""
 
     ranks_each: int
     gpus_each: int
@@ -52,10 +52,10 @@ def findings(name: str, facts: HostFacts, job: Job) -> Iterator[Finding]:
 
 
 def clock(name: str, offset_s: float, uncertainty_s: float) -> Iterator[Finding]:
-    """Yield a clock that differs from this machine's by more than `CLOCK_S_MAX`, beyond what the way there may cost."""
+    """Yield a clock that differs from this machine's by more than `CLOCK_S_MAX`, beyond the uncertainty of the round trip."""
     if abs(offset_s) - uncertainty_s > CLOCK_S_MAX:
         found = f"its clock is {abs(offset_s):.0f} s {'ahead' if offset_s > 0 else 'behind'}"
-        yield warning("clock", [name], found, "let chrony or systemd-timesyncd keep its clock")
+        yield warning("clock", [name], found, "synchronize it with chrony or systemd-timesyncd")
 
 
 def _program(name: str, program: ProgramFacts, facts: HostFacts, job: Job) -> Iterator[Finding]:
@@ -75,16 +75,18 @@ def code(name: str, program: ProgramFacts, has_setup: bool) -> Iterator[Finding]
     is missing, is no error."""
     if program.syntax:
         yield error(
-            "script", [name], program.syntax, f"mend the script, or use another Python than {program.python}"
+            "script", [name], program.syntax, f"fix the script, or use another Python than {program.python}"
         )
     for missing in program.missing[:MISSING_SHOWN_MAX]:
         found = f"{missing.file}:{missing.line}: no module named {missing.module}"
         if has_setup:
-            fix = "see that the setup lines, which a check does not run, provide it"
+            fix = "make sure that the setup lines provide it (a check does not run them)"
             yield warning("import", [name], f"{found}, before the setup lines", fix)
         elif program.changes_path:
-            fix = "see that it lies where the code looks"
-            yield warning("import", [name], f"{found}, unless {program.changes_path} makes it found", fix)
+            fix = "make sure that it is on that path"
+            yield warning(
+                "import", [name], f"{found}, unless {program.changes_path} makes it importable", fix
+            )
         else:
             fix = "install it there, or name another interpreter in python:"
             yield error("import", [name], found, fix)
@@ -108,7 +110,7 @@ def _folder(name: str, folder: FolderFacts, job: Job) -> Iterator[Finding]:
 
 
 def _resources(name: str, facts: HostFacts, job: Job) -> Iterator[Finding]:
-    """Yield what is too old or too small; of each row the first part tells whether it holds."""
+    """Yield what is too old or too small; the first part of each row is the condition."""
     kernel, shm, free = _version(facts.kernel), facts.shm_bytes, facts.shm_free_bytes
     has_little_shm = UNKNOWN != shm < SHM_BYTES_MIN
     cgroup_min = min(job.ranks_each * RANK_BYTES_MIN, facts.memory_bytes)
@@ -169,7 +171,7 @@ def _gpu_faults(facts: HostFacts) -> Iterator[tuple[str, str]]:
             yield found, "reset the GPU (nvidia-smi -r) or reboot; if they come back, replace it"
         for why in gpu.slowdowns:
             found = f"{which} runs at lowered clocks: {why}"
-            yield found, "see nvidia-smi -q -d PERFORMANCE; look at cooling and power"
+            yield found, "see nvidia-smi -q -d PERFORMANCE; check cooling and power"
     if facts.xids:
         found = f"its kernel reports failures of a GPU, the last one: {facts.xids[-1]}"
         yield found, "look the Xid up in NVIDIA's list; most want a reset or a reboot"

@@ -1,7 +1,7 @@
-"""What must be the same on all nodes: torch, CUDA, NCCL, driver, GPUs, Python. The odd ones out are named by majority.
+"""Check that all nodes are alike: torch, CUDA, NCCL, driver, GPUs, Python. Outliers are found by majority.
 
-A difference with which ranks cannot work together is an error: NCCL refuses another version of itself, and torch promises
-nothing between versions of its own. The others make a job slow, or its failures hard to understand: warnings.
+A difference that keeps ranks from working together is an error: NCCL refuses another version of itself, and torch is not
+compatible between versions. Other differences make a job slow or its failures hard to understand: they are warnings.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class _Property:
 
 
 def findings(nodes: Mapping[str, HostFacts]) -> Iterator[Finding]:
-    """Yield the odd ones out, a property at a time."""
+    """Yield the outliers, one property at a time."""
     for one in _PROPERTIES:
         yield from _odd(one, {name: one.value(facts) for name, facts in nodes.items()})
 
@@ -38,7 +38,7 @@ def _odd(what: _Property, values: Mapping[str, str]) -> Iterator[Finding]:
     if len(counts) < 2:
         return
     usual, usual_count = counts[0]
-    if usual_count == counts[1][1]:  # no majority: nobody can say which of them is the odd one
+    if usual_count == counts[1][1]:  # no majority: it is not known which of them is the outlier
         parts = [f"{names(_with(known, value))} {what.noun}{value}" for value, _ in counts]
         yield Finding(what.severity, (), what.what, "they differ: " + ", ".join(parts), what.fix)
         return
@@ -61,7 +61,7 @@ def _gpus(part: Callable[[GpuFacts], str]) -> Callable[[HostFacts], str]:
 
 
 _SAME_PACKAGES = "install the same version on all of them"
-_SLOWEST = "a job is as fast as its slowest GPU: take the odd ones off the list"
+_SLOWEST = "a job is as fast as its slowest GPU: leave the slower ones out"
 _COUNT = "see with nvidia-smi whether a GPU is lost there"
 _ERROR, _WARNING = Severity.ERROR, Severity.WARNING
 _PROPERTIES = (

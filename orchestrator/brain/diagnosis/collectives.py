@@ -1,4 +1,4 @@
-"""Collectives that ranks wait in, compared: which ranks are missing, or have entered another one.
+"""Comparison of the collectives that ranks wait in: which ranks are missing, or have entered another one.
 
 Only members of one group are compared, by the number of the last collective that they have entered. A rank that waits
 for another rank in one group is not a culprit in another group. Within a group, a rank that waits in an earlier
@@ -22,11 +22,11 @@ UNEVEN = ("gather", "scatter", "all_to_all", "alltoall", "send", "recv", "coales
 """Collectives whose members may well give different shapes."""
 
 ROOTED = ("gather", "scatter", "reduce", "broadcast")
-"""Collectives in which a member may have done its part, and end, long before the others have theirs."""
+"""Collectives in which a member may finish its part, and exit, long before the others."""
 
 GLOO_LIMIT_S = 1_800.0
 NCCL_LIMIT_S = 600.0
-"""How long torch lets a collective wait by default: what counts where a rank waits and does not tell its limit."""
+"""How long torch lets a collective wait by default: used where a rank waits and does not report its limit."""
 
 Key: TypeAlias = "tuple[str, tuple[int, ...]]"
 
@@ -65,7 +65,7 @@ class Whole:
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """For some of the waiting ranks it is not known what they wait in."""
+    """What some of the waiting ranks wait in is not known."""
 
 
 Answer: TypeAlias = "Missing | Mismatch | Whole | Unknown"
@@ -89,15 +89,15 @@ def current(inspection: RankInspection) -> Collective | None:
 
 
 def limit_s(waiting: Sequence[RankInspection]) -> float:
-    """Return for how long torch lets ranks wait that do: until the first of their time limits, which ends them all. 0 for
-    no ranks; where no limit is told, the default of gloo, or of NCCL for ranks with a GPU."""
+    """Return for how long torch lets the waiting ranks wait: until the first of their time limits, which ends them all. 0 for
+    no ranks; where no limit is reported, the default of gloo, or of NCCL for ranks with a GPU."""
     told = [now.limit_s for now in map(current, waiting) if now is not None and now.limit_s is not None]
     usual = [GLOO_LIMIT_S if inspection.gpu_use is None else NCCL_LIMIT_S for inspection in waiting]
     return min(told or usual, default=0.0)
 
 
 def study(inspections: Mapping[int, RankInspection], ended: frozenset[int]) -> Answer:
-    """Return what keeps the waiting ranks; `inspections` are those of living ranks, `ended` have left for good."""
+    """Return what the waiting ranks wait for; `inspections` are those of living ranks, `ended` are ranks that have exited."""
     waits = {
         rank: now
         for rank, inspection in sorted(inspections.items())
@@ -126,7 +126,7 @@ def _key(collective: Collective) -> Key:
 
 
 def _number(key: Key, rank: int, inspections: Mapping[int, RankInspection]) -> int | None:
-    """Return how many collectives of a group a rank has entered, None if it does not tell at all."""
+    """Return how many collectives of a group a rank has entered, None if it reports none at all."""
     inspection = inspections.get(rank)
     if inspection is None or not inspection.collectives:
         return None
@@ -191,7 +191,7 @@ def _gap(
 
 
 def _is_in(collective: Collective, inspection: RankInspection) -> bool:
-    """Tell whether a rank is still in that collective: gloo's flight recorder does not know, but the stack may tell."""
+    """Return whether a rank is still in that collective: gloo's flight recorder does not know, but the stack may show it."""
     return inspection.why == f"in {collective.what}"
 
 
@@ -210,7 +210,7 @@ def _root(gaps: list[Missing], waits: Mapping[int, Collective]) -> Answer:
     return Mismatch(tuple(sorted(sides, key=lambda side: (len(side.ranks), -side.ranks[0]))))
 
 
-# In words
+# As text
 
 
 def text(collective: Collective) -> str:
@@ -252,7 +252,7 @@ def waiting_text(inspections: Mapping[int, RankInspection], answer: Answer) -> s
 
 
 def _elsewhere(inspection: RankInspection) -> str:
-    """Say where a rank waits for others that is in no collective."""
+    """Return where a rank outside of any collective waits for others."""
     if inspection.phase == "rendezvous":
         return f"at the rendezvous{f' ({inspection.raised.text})' if inspection.raised is not None else ''}"
     return (inspection.why or "wait for others") + (f", {inspection.where}" if inspection.where else "")

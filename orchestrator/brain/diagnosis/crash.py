@@ -23,11 +23,11 @@ from orchestrator.core.text import named
 
 SETTLE_S = 1.0
 RENDEZVOUS_SETTLE_S = 5.0
-"""How long a failure that looks like a victim's waits for its culprit. gloo tells peers within a second; at the rendezvous
-each rank waits for its own time limit, which began when it came."""
+"""How long a failure that looks like a victim's waits for its culprit. gloo notifies peers within a second; at the
+rendezvous each rank waits for its own time limit, which began when it arrived."""
 
 HOPELESS = ("SyntaxError", "IndentationError", "TabError", "ModuleNotFoundError", "bdb.BdbQuit")
-"""Exceptions that a restart cannot mend, when they come before the first step."""
+"""Exceptions before the first step that a restart cannot fix."""
 
 _VICTIM = re.compile(
     r"connection (closed|reset|refused)|broken pipe|socket (closed|error)|remote process exited"
@@ -35,7 +35,7 @@ _VICTIM = re.compile(
     r"|watchdog caught collective",
     re.IGNORECASE,
 )
-"""What gloo, NCCL and the store say in a rank whose peer has gone."""
+"""Messages of gloo, NCCL and the store in a rank whose peer is gone."""
 
 _VICTIM_TYPES = re.compile(
     r"(torch\.(\w+\.)*)?(RuntimeError|Dist\w*Error|Connection\w*Error|BrokenPipeError|TimeoutError)"
@@ -43,12 +43,12 @@ _VICTIM_TYPES = re.compile(
 """Python's and torch's own: those of other packages (requests, redis) are of the rank's own connections."""
 
 _OWN_WAIT = re.compile(r"DataLoader|\block\b|peer access", re.IGNORECASE)
-"""What else a rank may wait for in vain, or cannot reach."""
+"""Other things that a rank may wait for in vain, or cannot reach."""
 
 _OF_GANG = re.compile(
     r"gloo|nccl|c10d|torch[./]distributed[./](?!elastic)|TCPStore|process ?group|Dist\w+Error", re.IGNORECASE
 )
-"""What an exception bears, or its traceback, that came from the connections between ranks."""
+"""Matches an exception, or its traceback, that came from the connections between ranks."""
 
 _RENDEZVOUS = re.compile(
     r"address already in use|EADDRINUSE|server socket has failed to listen|client socket has (failed|timed out)"
@@ -58,7 +58,7 @@ _RENDEZVOUS = re.compile(
 _OWN_ADDRESS = re.compile(
     r"address already in use|EADDRINUSE|failed to listen|while trying to connect", re.IGNORECASE
 )
-"""What the store says in a rank that could not use an address; the other ranks only wait for that rank."""
+"""Messages of the store in a rank that could not use an address; the other ranks only wait for that rank."""
 
 _CUDA_OOM = re.compile(r"CUDA out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED")
 
@@ -100,14 +100,14 @@ def judge(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict 
         return None  # a node that has sent nothing since may be the culprit
     silent_s = deadlines.now_s - quiet[0].contact_at
     return node_lost.verdict(
-        facts, quiet[0], f"no word for {silent_s:.0f} s, and its peers lost their connections to it"
+        facts, quiet[0], f"no heartbeat for {silent_s:.0f} s, and its peers lost their connections to it"
     )
 
 
 def _crash(
     facts: Facts, culprit: RankFacts, failed: list[RankFacts], awaited: Sequence[RankFacts] = ()
 ) -> Verdict:
-    """`awaited`: the ranks for which those waited that torch's own time limit has ended."""
+    """`awaited`: the ranks that others waited for until torch's own time limit ended them."""
     kind = _crash_kind(facts, culprit)
     others = [rank.rank for rank in failed if rank is not culprit]
     ended = [rank for rank in facts.ranks.values() if rank.rank_state is RankState.EXITED and not rank.failed]
@@ -115,22 +115,25 @@ def _crash(
     failure = culprit.failure
     notes = _unsaid(culprit)
     if culprit.signal == _SIGKILL:
-        was = "was" if culprit.oom else "was not"
-        notes.append(f"the kernel's OOM killer {was} at work on {culprit.node} during this attempt")
+        notes.append(
+            f"out of memory (OOM kill on {culprit.node} during this attempt)"
+            if culprit.oom
+            else f"not out of memory (no OOM kill on {culprit.node} during this attempt)"
+        )
     if others:
         notes.append(
             f"after it ended badly: {_with_places([rank for rank in failed if rank is not culprit])}"
         )
     if facts.attempt is not None and facts.attempt.call > 1:
         notes.append(
-            f"in launcher call {facts.attempt.call}; another attempt begins with the script's first line"
+            f"in launcher call {facts.attempt.call}; the next attempt runs the script from its first line"
         )
     gone = ""
     if looks_like_victim(culprit) and ended:
         numbers = [rank.rank for rank in ended]
         gone = f"{named(numbers)} ended with code 0 before the others were done: "
-        notes.append(f"before it had left in good order: {named(numbers)}")
-        # Where most have ended, the one that was not done is to blame.
+        notes.append(f"exited with code 0 before it: {named(numbers)}")
+        # Where most have ended, the rank that was not done is the culprit.
         blamed = ended if 2 * len(ended) <= len(facts.ranks) else blamed
     waited_for = ""
     if awaited and facts.attempt is not None:
@@ -152,7 +155,7 @@ def _crash(
 
 
 def _unsaid(rank: RankFacts) -> list[str]:
-    """Say what the head does not: the process, and of an exception how it ended the rank."""
+    """Return what the head omits: the process, and for an exception how it ended the rank."""
     pid = f"pid {rank.pid}" if rank.pid else ""  # it may end before its start was reported
     if rank.failure is None or not rank.failure.type:
         return [pid] if pid else []
@@ -160,7 +163,7 @@ def _unsaid(rank: RankFacts) -> list[str]:
 
 
 def _words(rank: RankFacts) -> list[Evidence]:
-    """Return what a rank that ended badly has left: its traceback, or the end of its log."""
+    """Return the output of a rank that ended badly: its traceback, or the end of its log."""
     failure = rank.failure
     if failure is None:
         return []
@@ -215,7 +218,7 @@ _SIGNALS = {1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 4: "SIGILL", 6: "SIGABRT", 7
 
 
 def looks_like_victim(rank: RankFacts) -> bool:
-    """Tell whether the rank ended as ranks do whose peer has gone."""
+    """Return whether the rank ended as a rank does whose peer is gone."""
     if rank.failure is None or not rank.failure.type:
         return rank.signal == _SIGABRT  # NCCL's watchdog ends a rank whose peers are gone by abort()
     if _OWN_WAIT.search(_said(rank)) and not _is_of_gang(rank):

@@ -32,8 +32,8 @@ LASTS_S = 1.5
 """How long a difference must last in a group that runs a collective in every step."""
 
 LASTS_ASIDE_S = 60.0
-"""The same in a group that does not, such as that of a thread that saves checkpoints: as many steps as usually take
-this long, since pauses do not count. And all members must have run more since then: one that is only late has not."""
+"""The same in an auxiliary group that does not, such as that of a thread that saves checkpoints: as many steps as usually
+take this long, since pauses do not count. And all members must have run more since then: one that is only late has not."""
 
 STEPS_MAX = 32
 """The number of steps of a group that are remembered."""
@@ -142,7 +142,7 @@ def _members(facts: Facts, key: str) -> set[int]:
 
 
 def _is_aside(turns: dict[int, dict[int, int]], agreed: list[int]) -> bool:
-    """Tell whether there are steps without a collective of the group."""
+    """Return whether there are steps without a collective of the group."""
     ran = [
         min(turns[after].values()) - min(turns[before].values())
         for before, after in itertools.pairwise(agreed)
@@ -158,7 +158,7 @@ def _odd(counts: dict[int, int]) -> tuple[int, ...]:
 
 
 def _is_explained(facts: Facts, difference: Difference) -> bool:
-    """Tell whether all living members were inspected since, so that the verdict can say where it began."""
+    """Return whether all living members were inspected since, so that the verdict can say where it began."""
     return all(
         facts.ranks[rank].inspection is not None and facts.ranks[rank].inspected_at >= difference.since_s
         for rank in difference.counts
@@ -182,7 +182,9 @@ def _verdict(facts: Facts, difference: Difference) -> Verdict:
         d.Evidence(known),
         *(piece for rank in sorted(difference.counts) for piece in _around(facts, facts.ranks[rank])),
     ]
-    summary = f"{lines[0]} than its peers from step {began:,} on, so their gradients are of different batches"
+    summary = (
+        f"{lines[0]} than its peers from step {began:,} on, so their gradients come from different batches"
+    )
     return facts.verdict_on(
         Kind.DESYNC, summary, ranks=difference.odd, node=odd[0].node, culprit=culprit, proof=tuple(proof),
         cause=FailureCause.COUNTS, place=(ranks_text(difference.odd),), step=began, since_s=difference.since_s, retry=False,

@@ -1,8 +1,8 @@
 """Order in which an attempt is checked for failures, and three short checks: time limit, launch, slow start.
 
 What is certain (a dead process, a failed setup) comes before what is inferred from silence. Each other kind of failure
-has a file of its own: `crash`, `node_lost`, `hang`; `desync` and `stragglers` are called by `brain` itself; what a
-queue, a pool or a rendezvous cannot give is judged in `scheduling`.
+has a file of its own: `crash`, `node_lost`, `hang`; `desync` and `stragglers` are called by `brain` itself; failures
+of a queue, a pool or a rendezvous are judged in `scheduling`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _out_of_time(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> V
         return None
     if not deadlines.passed(facts.run_began_at + limits.time_limit_s):
         return None
-    summary = f"the job's time limit of {limits.time_limit_s:g} s is over"
+    summary = f"the job's time limit of {limits.time_limit_s:g} s has passed"
     return facts.verdict_on(
         Kind.TIME_LIMIT, summary, retry=False, since_s=facts.run_began_at + limits.time_limit_s
     )

@@ -1,10 +1,10 @@
-"""Hangs: the verdict on a gang that stands still, and its culprits, from the last inspections.
+"""Hangs: the verdict on a stalled gang, and its culprits, from the last inspections.
 
 Rules:
-1. Nothing is judged while any rank moves, nor on fewer than two inspections in a row. A node that misses one is waited for:
-   its answer may be late. One that misses two has not been seen.
+1. There is no verdict while any rank makes progress, nor on fewer than two inspections in a row. A node that misses one
+   inspection is waited for, since its answer may be late; a node that misses two counts as not inspected.
 2. Two things prove a hang: a stopped process, and collectives that do not match or miss a member that has ended.
-3. Any other rank that stands in one place is named at once, and ends the attempt only after the stall timeout.
+3. Any other rank that stays in one place is named at once, and ends the attempt only after the stall timeout.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ def judge(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict 
     return _verified(facts, attempt, deadlines)
 
 
-# What needs no second inspection
+# Failures that need no second inspection
 
 
 def _stands_still(facts: Facts, attempt: AttemptFacts) -> Verdict | None:
-    """A stopped process (T) hangs the gang, unless inspections see it go on; one whose main thread is a zombie (Z) never comes back."""
+    """A stopped process (T) hangs the gang, unless inspections show progress; one whose main thread is a zombie (Z) never continues."""
     seen = [rank for rank in inspections.living(facts) if facts.nodes[rank.node].agent_state is AgentState.UP]
     states = (("Z", ZOMBIE_S_MAX, "a zombie (state Z)"), ("T", STOPPED_S_MAX, "stopped (state T)"))
     for state, limit_s, words in states:
@@ -104,7 +104,7 @@ def _no_first_step(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) ->
 
 
 def _never_came(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict | None:
-    """Ranks that wait at the rendezvous do so for the user's limit, then the verdict says which have come and which have not."""
+    """Judge ranks that wait at the rendezvous longer than the user's limit: the verdict says which have joined and which have not."""
     assert facts.limits is not None
     limit_s = facts.limits.rendezvous_timeout_s
     due_s = suspicion.limit_at(facts, attempt, limit_s)
@@ -119,7 +119,7 @@ def _never_came(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Ve
     there = {rank.rank for rank in came}
     missing = [rank for rank in facts.ranks.values() if rank.rank not in there]
     those = ranks_text(rank.rank for rank in missing)
-    who = f"ranks {those} have not come" if missing else "all have come, and do not reach one another"
+    who = f"ranks {those} have not joined" if missing else "all have joined, but cannot reach one another"
     summary = f"no rendezvous within {limit_s:g} s (monitor.rendezvous_timeout): {who}"
     place, frames = hang_report.places(attempt, missing)
     return facts.verdict_on(
@@ -140,16 +140,16 @@ def _is_at_rendezvous(attempt: AttemptFacts, rank: RankFacts) -> bool:
 
 
 def _has_unseen(facts: Facts, attempt: AttemptFacts) -> bool:
-    """Tell whether a rank lives whose stack the last inspection has not brought."""
+    """Return whether a rank lives whose stack the last inspection has not brought."""
     found = (inspections.result(attempt, rank) for rank in inspections.living(facts))
     return any(inspection is None or not inspection.stack for inspection in found)
 
 
-# What two inspections prove
+# Failures that two inspections prove
 
 
 def stands_still(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> bool:
-    """Tell whether two inspections in the present silence have found every rank unmoved."""
+    """Return whether two inspections in the present silence have found every rank stalled."""
     are_enough = inspections.in_round(facts, attempt) >= inspections.INSPECTIONS_MIN
     if not are_enough or not inspections.is_answered(facts, attempt, deadlines):
         return False
@@ -168,7 +168,7 @@ def stands_still(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> b
 
 
 def _verified(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict | None:
-    """Judge a gang of which no rank moves: by states that are proof, or when the stall timeout is over."""
+    """Judge a gang of which no rank moves: by states that are proof, or when the stall timeout has passed."""
     if not stands_still(facts, attempt, deadlines):
         return None
     answer = study(facts, attempt)
@@ -186,7 +186,7 @@ def _verified(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verd
 
 
 def suspects(facts: Facts, attempt: AttemptFacts, answer: collectives.Answer) -> list[RankFacts]:
-    """Return the ranks to name when all stand still: those that wait for no other rank, else those that wait while they
+    """Return the ranks to name when all are stalled: those that wait for no other rank, else those that wait while they
     handle an exception, else those that others wait for."""
     alive = _judged(facts, answer)
     stopped = [rank for rank in alive if _is_stopped(facts, attempt, rank)]
@@ -213,7 +213,7 @@ def suspects(facts: Facts, attempt: AttemptFacts, answer: collectives.Answer) ->
 
 def awaited(facts: Facts, attempt: AttemptFacts) -> list[RankFacts]:
     """Return the ranks that the last inspection of this silence has found elsewhere while others waited, and those that waited
-    for others elsewhere than they were told to."""
+    for others at the wrong place."""
     if not inspections.in_round(facts, attempt):
         return []
     seen = [rank for rank in facts.ranks.values() if inspections.result(attempt, rank) is not None]
@@ -233,7 +233,7 @@ def _judged(facts: Facts, answer: collectives.Answer) -> list[RankFacts]:
 
 
 def _is_idle(attempt: AttemptFacts, alive: list[RankFacts]) -> bool:
-    """Tell whether no rank has used a processor lately: large tensors take their time, but not without one."""
+    """Return whether no rank has used a processor lately: large tensors take their time, but not without one."""
     since_s = (attempt.inspected_at or 0.0) - IDLE_S
     return all(rank.busy_at < since_s for rank in alive)
 
@@ -241,8 +241,8 @@ def _is_idle(attempt: AttemptFacts, alive: list[RankFacts]) -> bool:
 def _is_proof(
     facts: Facts, attempt: AttemptFacts, alive: list[RankFacts], answer: collectives.Answer
 ) -> bool:
-    """Tell whether ranks that all wait for each other can never go on: some wait in another collective than the rest, or
-    a member has ended. Not where another thread of a rank may enter what is missing."""
+    """Return whether ranks that all wait for each other can never continue: some wait in another collective than the rest, or
+    a member has ended. False where another thread of a rank may enter the missing collective."""
     seen = inspections.results(facts, attempt)
     if any(inspection.others_act for inspection in seen.values()):
         return False
@@ -259,7 +259,7 @@ def _is_proof(
 
 
 def _is_stopped(facts: Facts, attempt: AttemptFacts, rank: RankFacts) -> bool:
-    """Tell whether the process that trains is stopped for long. Heartbeats show only the rank's first process, which may
+    """Return whether the process that trains is stopped for long. Heartbeats show only the rank's first process, which may
     be a shell."""
     inspection = inspections.result(attempt, rank)
     still_s = inspections.still_s(facts, attempt, rank) or 0.0
@@ -267,7 +267,7 @@ def _is_stopped(facts: Facts, attempt: AttemptFacts, rank: RankFacts) -> bool:
 
 
 def _is_apart(facts: Facts, rank: RankFacts, answer: collectives.Answer) -> bool:
-    """Tell whether others have made steps without this rank, such as one that serves them: its steps are not waited for,
+    """Return whether others have made steps without this rank, such as one that serves them: its steps are not waited for,
     nor is it missed in a collective."""
     if rank.steps or (isinstance(answer, Missing) and rank.rank in answer.behind):
         return False
@@ -275,13 +275,13 @@ def _is_apart(facts: Facts, rank: RankFacts, answer: collectives.Answer) -> bool
 
 
 def ends_at(facts: Facts, attempt: AttemptFacts, answer: collectives.Answer) -> float:
-    """Return when (job clock) a gang that stands still is ended if no rank moves; infinite where it is let be."""
+    """Return when (job clock) a stalled gang is ended if no rank moves; infinite where it is never ended."""
     over_at = stall_timeout.over_at(facts, attempt, _late(attempt, _judged(facts, answer), answer))
     return min([over_at, *_start_limits_at(facts, attempt)])
 
 
 def ends_before(facts: Facts, attempt: AttemptFacts, before_s: float) -> float:
-    """Return when (job clock) a gang that stands still is ended if no rank moves; infinite where that is not before a time, so
+    """Return when (job clock) a stalled gang is ended if no rank moves; infinite where that is not before a time, so
     that a large gang is rarely compared."""
     soonest_s = min([stall_timeout.over_at(facts, attempt, []), *_start_limits_at(facts, attempt)])
     return ends_at(facts, attempt, study(facts, attempt)) if soonest_s < before_s else math.inf
@@ -298,14 +298,14 @@ def _start_limits_at(facts: Facts, attempt: AttemptFacts) -> list[float]:
 
 
 def _late(attempt: AttemptFacts, alive: list[RankFacts], answer: collectives.Answer) -> list[RankFacts]:
-    """Return the ranks that must have stood still for the stall timeout: those that others wait for."""
+    """Return the ranks that must be stalled for the stall timeout: those that others wait for."""
     late = [rank for rank in alive if not inspections.waits(attempt, rank)] or alive
     behind = answer.behind if isinstance(answer, Missing) else ()
     return [rank for rank in late if rank.rank in behind] or late
 
 
 def _likely(ranks: list[RankFacts], facts: Facts) -> list[RankFacts]:
-    """Return which of the ranks that stand still to name: those in a state that cannot run, else those with fewer
+    """Return which of the stalled ranks to name: those in a state that cannot run, else those with fewer
     steps than the rest; none where they are all ranks, and alike."""
     if len(ranks) < len(facts.ranks):
         return ranks
@@ -318,7 +318,7 @@ def _likely(ranks: list[RankFacts], facts: Facts) -> list[RankFacts]:
 
 
 def study(facts: Facts, attempt: AttemptFacts) -> collectives.Answer:
-    """Return what keeps the ranks that wait, by the last inspection."""
+    """Return what the waiting ranks wait for, by the last inspection."""
     ended = frozenset(rank.rank for rank in facts.ranks.values() if rank.ended_well)
     return collectives.study(inspections.results(facts, attempt), ended)
 
@@ -326,14 +326,14 @@ def study(facts: Facts, attempt: AttemptFacts) -> collectives.Answer:
 def _silence(
     facts: Facts, attempt: AttemptFacts, answer: collectives.Answer, culprits: list[RankFacts], patience_s: float = 0.0
 ) -> Verdict:  # fmt: skip
-    """Return the verdict on a gang that stands still. `patience_s`: how long it was waited for without proof."""
+    """Return the verdict on a stalled gang. `patience_s`: the stall timeout that passed without proof."""
     gang_at, stepped = suspicion.gang_at(facts, attempt), suspicion.has_stepped(facts)
     since_s = gang_at if stepped else max(gang_at, facts.progress_at)
     missed = "sign of progress" if facts.progress_at <= gang_at else "step" if stepped else "step yet"
     heard_s = max((rank.inspected_at for rank in facts.ranks.values()), default=since_s)
     culprit = hang_report.who(attempt, culprits, answer)
     if not culprits and isinstance(answer, Whole):
-        culprit = f"nobody is missing: {hang_report.nothing_flows(facts)}"
+        culprit = f"no rank is missing: {hang_report.nothing_flows(facts)}"
     silent = f"no {missed} for {max(heard_s - gang_at, 0.0):.0f} s"
     summary = f"{silent}: {culprit}" if culprit else f"{silent} from any rank"
     is_network = isinstance(answer, Whole) and not culprits
@@ -365,7 +365,7 @@ def _hang(
         is_waited_for = any(one.activity is Activity.WAITING_FOR_RANKS for one in alive.values())
         whose = "of the process group" if is_waited_for else "nothing moved in any process"
         whose = "monitor.hang_timeout" if facts.limits.hang_timeout_s else whose
-        proof.insert(0, Evidence(f"no state proves it; the limit was {spent_s:.0f} s ({whose})"))
+        proof.insert(0, Evidence(f"no process state proves it; the timeout was {spent_s:.0f} s ({whose})"))
     return facts.verdict_on(
         Kind.HANG, summary, ranks=tuple(rank.rank for rank in culprits), waiting=waiting,
         node=hang_report.node_of(culprits), proof=tuple(proof), retry=facts.limits.on_hang != "fail", **more,  # type: ignore[arg-type]

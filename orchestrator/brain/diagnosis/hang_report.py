@@ -1,4 +1,4 @@
-"""The words of a hang: culprits, places, evidence, and the stacks of many ranks in a few lines."""
+"""Text of a hang verdict: culprits, places, evidence, and the stacks of many ranks in a few lines."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def who(
 
 
 def _what(attempt: AttemptFacts, rank: RankFacts, answer: collectives.Answer | None) -> str:
-    """Say what a rank does, in words."""
+    """Return what a rank does, as text."""
     if rank.rank_state is RankState.EXITED:
-        return f"ended with code 0 after {rank.steps:,} steps" if rank.ended_well else "is no more"
+        return f"ended with code 0 after {rank.steps:,} steps" if rank.ended_well else "has ended"
     inspection = inspections.result(attempt, rank)
     if inspection is None:
-        return "has not been seen"
+        return "was not inspected"
     now = collectives.current(inspection)
     if isinstance(answer, Mismatch) and now is not None:
         why = f"in {collectives.shaped(now)}"
@@ -62,15 +62,15 @@ def _what(attempt: AttemptFacts, rank: RankFacts, answer: collectives.Answer | N
 
 
 _PLAIN = {
-    Activity.WAITING_FOR_RANKS: "waits for others", Activity.PROGRESSING: "works without an end", Activity.SPINNING: "burns processor time in one place",
+    Activity.WAITING_FOR_RANKS: "waits for others", Activity.PROGRESSING: "computes without end", Activity.SPINNING: "uses processor time in one place",
     Activity.SLEEPING: "sleeps", Activity.BLOCKED: "is blocked", Activity.STOPPED: "is stopped", Activity.EXITING: "is about to end",
-    Activity.UNKNOWN: "does not show what it does",
+    Activity.UNKNOWN: "cannot be inspected",
 }  # fmt: skip
 
 
 def places(attempt: AttemptFacts, culprits: Sequence[RankFacts]) -> tuple[tuple[str, ...], tuple[Frame, ...]]:
-    """Return by what a repeated hang is recognised: where the culprits stand, whichever ranks these are; their ranks where
-    no frame is known."""
+    """Return what a repeated hang is recognised by: the frames of the culprits, whichever ranks these are; their ranks if no
+    frame is known."""
     frames = {
         inspection.where
         for rank in culprits
@@ -90,9 +90,9 @@ def nothing_flows(facts: Facts) -> str:
     """Name the nodes between whose ranks nothing flows."""
     names = [node.name for node in facts.gang]
     if len(names) < 2:
-        return "nothing flows between its ranks"
+        return "no data flows between its ranks"
     more = f" and {len(names) - CULPRITS_SHOWN} more" if len(names) > CULPRITS_SHOWN else ""
-    return f"nothing flows between {', '.join(names[:CULPRITS_SHOWN])}{more}"
+    return f"no data flows between {', '.join(names[:CULPRITS_SHOWN])}{more}"
 
 
 def evidence(facts: Facts, attempt: AttemptFacts) -> tuple[Evidence, ...]:
@@ -117,14 +117,12 @@ def evidence(facts: Facts, attempt: AttemptFacts) -> tuple[Evidence, ...]:
     return (Evidence(" · ".join(ways), EvidenceKind.WAYS), *stack_lines(seen), *map(Evidence, notes))
 
 
-UNEVEN_FIX = (
-    "give all ranks as many batches (DistributedSampler, drop_last), or wrap the loop in torch's Join"
-)
+UNEVEN_FIX = "give all ranks the same number of batches (DistributedSampler, drop_last), or wrap the loop in torch's Join"
 
 
 def uneven(facts: Facts) -> tuple[Evidence, ...]:
     """Return that some ranks ended in good order while others, which have made as many steps, still wait. Whether these are
-    in their loop, or behind it, no count of steps tells."""
+    in their loop, or behind it, step counts do not show."""
     done = [rank for rank in facts.ranks.values() if rank.ended_well and rank.steps]
     others = [rank for rank in facts.ranks.values() if not (rank.ended_well or rank.beat.exiting)]
     steps = max((rank.steps for rank in done), default=0)
@@ -133,7 +131,7 @@ def uneven(facts: Facts) -> tuple[Evidence, ...]:
     left, rest = (named([rank.rank for rank in ranks]) for ranks in (done, others))
     return (
         Evidence(
-            f"{left} ended after {steps:,} steps, and {rest} did not: if that is in the loop, input is uneven",
+            f"{left} ended after {steps:,} steps, and {rest} did not: if these are still in the loop, the input is uneven",
             fix=UNEVEN_FIX,
         ),
     )
@@ -157,14 +155,14 @@ def _lacks(seen: Sequence[RankInspection]) -> tuple[str, ...]:
     for inspection in seen:
         for lack in inspection.unavailable:
             groups.setdefault(lack, []).append(inspection.rank)
-    return tuple(f"not looked at ({named(ranks)}): {lack}" for lack, ranks in sorted(groups.items()))
+    return tuple(f"not inspected ({named(ranks)}): {lack}" for lack, ranks in sorted(groups.items()))
 
 
 # Stacks of many ranks in a few lines
 
 
 def alike(results: Iterable[RankInspection]) -> list[tuple[tuple[int, ...], RankInspection]]:
-    """Return the ranks that stand alike, with the inspection of the first of them: smallest groups first,
+    """Return groups of ranks in the same place, with the inspection of the first of them: smallest groups first,
     since the odd rank is the one to find."""
     groups: dict[tuple[object, ...], list[RankInspection]] = {}
     for inspection in results:
@@ -186,15 +184,15 @@ def frames(inspection: RankInspection) -> tuple[str, ...]:
 
 
 def stack_lines(results: Iterable[RankInspection]) -> list[Evidence]:
-    """Return one line for each group of ranks that stand alike: `ranks 0-5,7 wait, in all_reduce: frame > frame`."""
+    """Return one line for each group of ranks in the same place: `ranks 0-5,7 wait, in all_reduce: frame > frame`."""
     groups = alike(results)
     shown = [Evidence(_stack_line(*group), EvidenceKind.RANKS) for group in groups[:STACKS_SHOWN]]
     rest = sum(len(ranks) for ranks, _ in groups[STACKS_SHOWN:])
-    return [*shown, Evidence(f"{rest} more ranks, each elsewhere")] if rest else shown
+    return [*shown, Evidence(f"{rest} more ranks, each at another place")] if rest else shown
 
 
 def _stack_line(ranks: tuple[int, ...], inspection: RankInspection) -> str:
-    why = "" if inspection.state == "T" else inspection.why  # state T, stopped, is all that there is to say
+    why = "" if inspection.state == "T" else inspection.why  # state T, stopped, says everything
     said = ", ".join(text for text in (inspection.activity.text, why) if text)
     stack = " > ".join(frames(inspection)) or "no stack"
     return f"{named(ranks)} (state {inspection.state or '?'}; {said}): {stack}"

@@ -1,6 +1,6 @@
 """Inspections of all ranks: when they are due, and what the last one has shown.
 
-The first one follows at suspicion, the second soon after it, then with growing pauses while all stand still; a sign of life
+The first one follows at suspicion, the second soon after it, then with growing pauses while no rank moves; a sign of life
 voids earlier results. An inspection that the user requests goes to every node that can answer. No inspection follows
 before the last one was answered, or was waited for long enough.
 """
@@ -24,7 +24,7 @@ ANSWER_S_MAX = 6.0
 """How long the nodes' answers to an inspection are waited for."""
 
 PAUSES_S = (2.0, 4.0, 8.0, 16.0, 30.0)
-"""From one inspection to the next, while all is still; the last one again and again."""
+"""Pauses between inspections while no rank moves; the last one repeats."""
 
 LONG_ROUND = 40
 LONG_PAUSE_S = 120.0
@@ -53,13 +53,13 @@ def living(facts: Facts) -> list[RankFacts]:
 
 
 def all_heard(facts: Facts) -> bool:
-    """Tell whether the agents of all living ranks are connected, which says nothing about a node that is silent."""
+    """Return whether the agents of all living ranks are connected, which says nothing about a node that is silent."""
     names = dict.fromkeys([rank.node for rank in living(facts)])
     return all(facts.nodes[name].agent_state is AgentState.UP for name in names)
 
 
 def is_answered(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> bool:
-    """Tell whether the last inspection is over: every node with living ranks has answered, or was waited for long enough."""
+    """Return whether the last inspection is over: every node with living ranks has answered, or was waited for long enough."""
     if attempt.inspected_at is None:
         return True
     names = {rank.node for rank in living(facts)}
@@ -93,7 +93,7 @@ def results(facts: Facts, attempt: AttemptFacts) -> dict[int, RankInspection]:
 
 
 def moves(attempt: AttemptFacts, rank: RankFacts) -> bool:
-    """Tell whether the last inspection has found that the rank goes on."""
+    """Return whether the last inspection has found that the rank makes progress."""
     inspection = result(attempt, rank)
     return inspection is not None and (
         inspection.activity is Activity.PROGRESSING or rank.collective_at >= rank.inspected_at
@@ -101,7 +101,7 @@ def moves(attempt: AttemptFacts, rank: RankFacts) -> bool:
 
 
 def still_s(facts: Facts, attempt: AttemptFacts, rank: RankFacts) -> float | None:
-    """Return for how long a rank has stood still by its inspections, None where they cannot tell."""
+    """Return for how long a rank has been stalled by its inspections, None where that is unknown."""
     inspection = result(attempt, rank)
     if inspection is None or inspection.activity is Activity.UNKNOWN:
         return None
@@ -123,7 +123,7 @@ def why_inspect(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines, ends_
     if attempt.phase is not Phase.RUN or not living(facts):
         return ""
     if facts.inspect_requested > facts.inspect_answered:
-        return "somebody wants to see what the ranks do"
+        return "the user requested an inspection"
     if attempt.running_at is None or not all_heard(facts) or not is_answered(facts, attempt, deadlines):
         return ""
     assert facts.limits is not None
@@ -135,8 +135,8 @@ def why_inspect(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines, ends_
 
 
 def _why_stopped(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> str:
-    """Tell why to inspect for a stopped rank: it is judged soon and by its state alone, and two inspections before that
-    show in what the others wait for it."""
+    """Return why to inspect for a stopped rank: its verdict follows soon and from its state alone, and two inspections before
+    that show what the others wait in."""
     for rank in living(facts):
         for after_s in STOPPED_AFTER_S if rank.state == "T" else ():
             due_s = rank.state_at + after_s
@@ -175,11 +175,11 @@ def _pause_s(facts: Facts, attempt: AttemptFacts, number: int) -> float:
 
 
 def waits(attempt: AttemptFacts, rank: RankFacts) -> bool:
-    """Tell whether the last inspection has found the rank waiting for others."""
+    """Return whether the last inspection has found the rank waiting for others."""
     return does(attempt, rank, Activity.WAITING_FOR_RANKS)
 
 
 def does(attempt: AttemptFacts, rank: RankFacts, *activities: Activity) -> bool:
-    """Tell whether the last inspection has found the rank in one of these activities."""
+    """Return whether the last inspection has found the rank in one of these activities."""
     inspection = result(attempt, rank)
     return inspection is not None and inspection.activity in activities

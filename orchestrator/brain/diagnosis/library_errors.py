@@ -48,12 +48,12 @@ def explain(text: str) -> str:
 
 
 def gave_up(text: str) -> bool:
-    """Tell whether a library's own time limit has ended a rank that waited for others."""
+    """Return whether a library's own time limit has ended a rank that waited for others."""
     return any(pattern.search(text[-TEXT_CHARS_MAX:]) for pattern in (_WATCHDOG, _GLOO, _STORE_KEY))
 
 
 def is_mismatch(text: str) -> bool:
-    """Tell whether gloo has aborted a rank because another has sent what it did not expect."""
+    """Return whether gloo has aborted a rank because another has sent what it did not expect."""
     return _MISMATCH.search(text[-TEXT_CHARS_MAX:]) is not None
 
 
@@ -66,10 +66,10 @@ def _watchdog(found: re.Match[str]) -> str:
 
 
 def _gloo(found: re.Match[str]) -> str:
-    way = "a word from" if found["what"] == "recv" else "a way to"
+    way = "data from" if found["what"] == "recv" else "a connection to"
     return (
-        f"gloo gave up waiting for {way} another rank{_limit(found['limit_ms'])}: this rank is a victim of one that "
-        "did not come, or of the network between them"
+        f"gloo gave up waiting for {way} another rank{_limit(found['limit_ms'])}: this rank is the victim of one that "
+        "did not take part, or of the network between them"
     )
 
 
@@ -83,7 +83,7 @@ def _mismatch(found: re.Match[str]) -> str:
 def _store_join(found: re.Match[str]) -> str:
     missing = int(found["all"]) - int(found["came"])
     return (
-        f"only {found['came']} of {found['all']} ranks came to the store within {found['limit_s']} s: {missing} never "
+        f"only {found['came']} of {found['all']} ranks connected to the store within {found['limit_s']} s: {missing} never "
         "called init_process_group, or could not reach MASTER_ADDR and MASTER_PORT"
     )
 
@@ -91,22 +91,20 @@ def _store_join(found: re.Match[str]) -> str:
 def _store_key(found: re.Match[str]) -> str:
     return (
         f"a rank waited{_limit(found['limit_ms'], ' ')} for another to write {found['keys'][:100]} into the store: the other "
-        "one did not come to the same place in the script"
+        "rank did not reach the same place in the script"
     )
 
 
 def _store_client(found: re.Match[str]) -> str:
     return (
-        f"this rank reached no store at {found['address']}, port {found['port']}: see to its MASTER_ADDR and MASTER_PORT, and "
-        "to the network between it and the first node"
+        f"this rank could not reach the store at {found['address']}, port {found['port']}: check its MASTER_ADDR and MASTER_PORT, and "
+        "the network between it and the first node"
     )
 
 
 def _monitored(found: re.Match[str]) -> str:
     ranks = ", ".join(found["ranks"].replace(",", " ").split())
-    return (
-        f"monitored_barrier names the culprits itself: ranks {ranks} did not come{_limit(found['limit_ms'])}"
-    )
+    return f"monitored_barrier names the culprits itself: ranks {ranks} did not arrive{_limit(found['limit_ms'])}"
 
 
 def _limit(limit_ms: str | None, word: str = " after ") -> str:
@@ -165,7 +163,7 @@ _MEANINGS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...] = 
     (
         _CUDA_GONE,
         _always(
-            "a kernel on this rank's GPU failed, and CUDA tells it late: CUDA_LAUNCH_BLOCKING=1 shows the true line"
+            "a kernel on this rank's GPU failed, and CUDA reports it late: CUDA_LAUNCH_BLOCKING=1 shows the true line"
         ),
     ),
     (
@@ -177,14 +175,14 @@ _MEANINGS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...] = 
     (
         _SYSTEM,
         _always(
-            "NCCL failed in a call of the system, mostly on sockets or shared memory: the rank's nccl.log in the "
-            "evidence folder names it, or with NCCL_DEBUG its log; look at /dev/shm, the limit of locked memory, and NCCL_SOCKET_IFNAME"
+            "NCCL failed in a system call, mostly on sockets or shared memory: the rank's nccl.log in the "
+            "evidence folder names it, or with NCCL_DEBUG its log; check /dev/shm, the limit of locked memory, and NCCL_SOCKET_IFNAME"
         ),
     ),
     (
         _HEARTBEAT,
         _always(
-            "NCCL's own watchdog thread stood still and ended the process: it was blocked in CUDA or by Python's lock"
+            "NCCL's own watchdog thread was stuck and ended the process: it was blocked in CUDA or by Python's lock"
         ),
     ),
 )

@@ -2,7 +2,7 @@
 
 The end of a connection alone proves nothing. A node is lost when its agent is known to have died, when it stopped its ranks
 by itself, or when it has sent nothing for the time of `fence.silent_s` while the gang has made no step: a step of any rank
-proves that all ranks live. Where other nodes show that the gang stands still, it is lost as soon as its agent has
+proves that all ranks live. Where other nodes show that the gang is stalled, it is lost as soon as its agent has
 certainly stopped its ranks. Before its ranks were started, a placed host of a pool is lost after `node_timeout_s`.
 """
 
@@ -32,7 +32,7 @@ def judge(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict 
             and _is_silent_too_long(facts, node, stepped_at, deadlines)
         ):
             silent_s = deadlines.now_s - node.contact_at
-            return verdict(facts, node, f"no word for {silent_s:.0f} s, and no rank makes a step")
+            return verdict(facts, node, f"no heartbeat for {silent_s:.0f} s, and no rank is stepping")
     return None
 
 
@@ -52,7 +52,7 @@ def _lost_before_start(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines
             node.contact_at + facts.limits.node_timeout_s
         ):
             silent_s = deadlines.now_s - node.contact_at
-            return verdict(facts, node, f"no word for {silent_s:.0f} s before its ranks started")
+            return verdict(facts, node, f"no heartbeat for {silent_s:.0f} s before its ranks started")
     return None
 
 

@@ -1,4 +1,4 @@
-"""Stall timeout: how long a gang may stand still when no state proves that it never continues.
+"""Stall timeout: how long a gang may be stalled when no state proves that it never continues.
 
 | `monitor.hang_timeout` | a rank is seen to wait for others             | no rank is                                  |
 |------------------------|-----------------------------------------------|---------------------------------------------|
@@ -20,7 +20,7 @@ IDLE_S_MAX = 1800.0
 
 
 def limit_s(facts: Facts, attempt: AttemptFacts) -> float:
-    """Return for how many seconds the gang may stand still; infinite where its ranks may do so for as long as they like."""
+    """Return how many seconds the gang may be stalled; infinite where there is no limit."""
     assert facts.limits is not None
     if facts.limits.hang_timeout_s:
         return facts.limits.hang_timeout_s
@@ -33,10 +33,10 @@ def limit_s(facts: Facts, attempt: AttemptFacts) -> float:
 
 
 def over_at(facts: Facts, attempt: AttemptFacts, ranks: list[RankFacts]) -> float:
-    """Return when (job clock) the timeout is over if the ranks that are waited for stay where they are."""
+    """Return when (job clock) the timeout passes if the ranks that are waited for stay where they are."""
     is_waited_for = any(inspections.waits(attempt, rank) for rank in inspections.living(facts))
     since_s = suspicion.silent_since(facts, attempt, is_waited_for)
-    # Inspections cannot show what stood still before the first one: the silence that led to it counts, too.
+    # Inspections cannot show what was stalled before the first one: the silence that led to it counts, too.
     silence_s = suspicion.suspect_s(facts) or 0.0
     for rank in ranks:
         still_s = inspections.still_s(facts, attempt, rank)
@@ -46,6 +46,6 @@ def over_at(facts: Facts, attempt: AttemptFacts, ranks: list[RankFacts]) -> floa
 
 
 def is_over(facts: Facts, attempt: AttemptFacts, ranks: list[RankFacts]) -> bool:
-    """Tell whether the timeout is over by what was last heard."""
+    """Return whether the timeout had passed at the last inspection."""
     heard_s = max(rank.inspected_at for rank in facts.ranks.values())
     return heard_s >= over_at(facts, attempt, ranks)

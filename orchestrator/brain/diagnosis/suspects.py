@@ -1,5 +1,5 @@
-"""Suspects of a silence: the ranks that others seem to wait for, where they stand, and what follows when, long before
-anything is certain.
+"""Suspects of a silence: the ranks that others seem to wait for, where they are, and what follows when, long before a
+verdict.
 
 They only inform: `orch status`, `orch why` and `notify.on: suspect`.
 """
@@ -29,7 +29,7 @@ BRIEF_S = 2.0
 
 
 def decide(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
-    """Name what looks like a hang after two inspections that found all ranks unmoved: once in a silence, and for a
+    """Name what looks like a hang after two inspections that found all ranks stalled: once in a silence, and for a
     place that was named before only when this silence is longer than any pause that the job has shown."""
     if attempt.phase is not Phase.RUN or attempt.running_at is None or not inspections.living(facts):
         return []
@@ -60,7 +60,7 @@ def suspicion_now(facts: Facts, now_s: float) -> Suspicion | None:
 
 
 def _noticed(attempt: AttemptFacts, now_s: float) -> Suspicion | None:
-    """Return a hang or a desync that the user wants to be told of, and no more."""
+    """Return a hang or a desync that is only reported, as the user chose."""
     noticed = attempt.standing(d.Topic.HANG) or attempt.noticed(d.Topic.DESYNC)
     if noticed is None or (verdict := noticed.verdict) is None:
         return None
@@ -83,14 +83,14 @@ def _silent_node(facts: Facts, attempt: AttemptFacts, now_s: float) -> Suspicion
         now_s - node.contact_at,
         [one for one in facts.spares if one.agent_state is AgentState.UP],
     )
-    what = f"{node.name} ({named(node.ranks)}) is silent for {silent_s:.0f} s, and no rank makes a step"
+    what = f"{node.name} ({named(node.ranks)}) has sent no heartbeat for {silent_s:.0f} s, and no rank is stepping"
     in_s = max(0.0, fence.expected_over_at(facts, node) - now_s)
     spare = ready[0].name if ready else ""
     return Suspicion(what, [*node.ranks], node.name, silent_s, Follows.LOST, in_s, spare)
 
 
 def _silence(facts: Facts, attempt: AttemptFacts, now_s: float) -> Suspicion | None:
-    """Return that no rank makes steps, though one runs; who keeps them all from it, as far as inspections tell."""
+    """Return that no rank makes steps, though one runs, and which ranks block the others, as far as inspections show."""
     silence_s = suspicion.suspect_s(facts)
     since_s, gang_at = suspicion.quiet_since(facts, attempt), suspicion.gang_at(facts, attempt)
     if attempt.running_at is None or silence_s is None or now_s < since_s + silence_s or facts.ranks_done:
@@ -100,7 +100,7 @@ def _silence(facts: Facts, attempt: AttemptFacts, now_s: float) -> Suspicion | N
     usual = f" (usual: {known:.2g} s)" if known is not None else ""
     silent = f"no step {'' if has_stepped else 'yet '}for {for_s:.0f} s{usual}"
     if not _is_seen(facts, attempt):
-        return Suspicion(f"{silent}: looking", [], "", for_s, Follows.UNKNOWN)
+        return Suspicion(f"{silent}: inspecting", [], "", for_s, Follows.UNKNOWN)
     working = [rank for rank in inspections.living(facts) if inspections.moves(attempt, rank)]
     answer = hang.study(facts, attempt)
     culprits = working or hang.suspects(facts, attempt, answer)
@@ -148,7 +148,7 @@ def _stopped(facts: Facts, now_s: float) -> Suspicion | None:
 
 
 def _is_seen(facts: Facts, attempt: AttemptFacts) -> bool:
-    """Tell whether inspections have found what each rank does in the present silence."""
+    """Return whether inspections have found what each rank does in the present silence."""
     if attempt.inspected_at is None or attempt.inspected_at < suspicion.quiet_since(facts, attempt):
         return False
     seen = inspections.results(facts, attempt)
@@ -158,8 +158,8 @@ def _is_seen(facts: Facts, attempt: AttemptFacts) -> bool:
 def _who(
     facts: Facts, attempt: AttemptFacts, culprits: list[RankFacts], answer: collectives.Answer, works: bool
 ) -> str:
-    """Say which ranks work, else which ones stand where, and in what the others wait. That ranks wait for each other is said
-    only of several that each wait for others."""
+    """Return which ranks make progress, else where the suspects are, and what the others wait in. Ranks wait for each other only
+    where several do, each for others."""
     numbers = {rank.rank for rank in culprits}
     seen = inspections.results(facts, attempt)
     others = {rank: inspection for rank, inspection in seen.items() if rank not in numbers}

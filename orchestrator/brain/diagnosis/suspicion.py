@@ -1,9 +1,8 @@
 """Suspicion: how long a silence must last to be suspicious, and which signs of life break it.
 
 Suspicion only causes an inspection, which harms no rank; what an inspection proves is decided in `hang`. The silence
-that is suspicious follows from what the job has shown. What only one rank does (a line
-of log, some I/O) delays an inspection, but not without end: a thread that prints `waiting` every second makes no
-progress.
+that is suspicious follows from what the job has shown. What only one rank does (a log line,
+some I/O) delays an inspection, but not for ever: a thread that prints `waiting` every second makes no progress.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ PUT_OFF_TIMES = 0.2
 """How many times the suspicious silence signs of single ranks can delay an inspection."""
 
 IO_SIGN_BYTES = 64 * 1024
-"""What a rank reads and writes between two beats counts from here on: less is what monitors do."""
+"""Bytes read and written between two heartbeats count from here on: monitors do less."""
 
 CPU_SIGN_S = 0.05
 """Processor seconds that count as a sign of life before the first step."""
@@ -42,9 +41,9 @@ BUSY_SHARE = 0.2
 
 
 class Weight(enum.Enum):
-    """What a sign of life is worth."""
+    """The weight of a sign of life."""
 
-    GANG = "the whole gang goes on"
+    GANG = "the whole gang advances"
     RANK = "one rank does something: it delays an inspection, for a while"
     START = "the same, before the first step only"
     LOOK = "no rank that shows it is judged"
@@ -53,7 +52,7 @@ class Weight(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """A sign of life, its meaning in words, and what it is worth; `shows` recognises it in a heartbeat, where a
+    """A sign of life, its meaning as text, and its weight; `shows` recognises it in a heartbeat, where a
     heartbeat can show it."""
 
     name: str
@@ -69,18 +68,18 @@ SIGNS = (
     ),
     Sign("log", Weight.RANK, "the rank's log has grown", lambda rank, beat: beat.log_bytes > rank.log_bytes),
     Sign(
-        "I/O", Weight.RANK, "64 KiB or more read or written between two beats: data, a checkpoint that grows",
+        "I/O", Weight.RANK, "64 KiB or more read or written between two heartbeats: data, a checkpoint that grows",
         lambda rank, beat: beat.io_bytes >= rank.beat.io_bytes + IO_SIGN_BYTES,
     ),
     Sign(
-        "processor", Weight.START, "0.05 s of processor time between two beats: imports, compilation",
+        "processor", Weight.START, "0.05 s of processor time between two heartbeats: imports, compilation",
         lambda rank, beat: not beat.steps and beat.cpu_s >= rank.cpu_s + CPU_SIGN_S,
     ),
     Sign("collective", Weight.LOOK, "between two inspections the rank has entered another collective"),
     Sign("stack", Weight.LOOK, "between two inspections its stack, or that of another thread or a child, has moved"),
     Sign(
         "data", Weight.LOOK,
-        "between two inspections a thread or a child that reads or writes has gone on: an upload, a trickle",
+        "between two inspections a thread or a child that reads or writes has progressed: an upload, a slow transfer",
     ),
     Sign("GPU", Weight.NONE, "a GPU that is busy: kernels of a collective spin while they wait"),
 )  # fmt: skip
@@ -88,12 +87,12 @@ SIGNS = (
 
 
 def signs(rank: RankFacts, beat: RankHeartbeat) -> tuple[Sign, ...]:
-    """Return the signs of life that a beat shows and that were not there before."""
+    """Return the new signs of life in a heartbeat."""
     return tuple(sign for sign in SIGNS if sign.shows is not None and sign.shows(rank, beat))
 
 
 def is_busy(rank: RankFacts, beat: RankHeartbeat, at: float) -> bool:
-    """Tell whether the rank uses much of a processor, or would: on a busy machine it is ready to run and gets little."""
+    """Return whether the rank uses much of a processor, or would: on a busy machine it is ready to run and gets little."""
     share_s = BUSY_SHARE * (at - rank.beat_at)
     return beat.state == "R" or beat.cpu_s - rank.cpu_s >= max(CPU_SIGN_S, share_s)
 
@@ -111,7 +110,7 @@ def usual_s(facts: Facts) -> float | None:
 
 
 def has_stepped(facts: Facts) -> bool:
-    """Tell whether the current attempt has made a step."""
+    """Return whether the current attempt has made a step."""
     return facts.made > 0
 
 
@@ -131,7 +130,7 @@ def suspect_s(facts: Facts) -> float | None:
 
 
 def makes_steps(facts: Facts, rank: RankFacts, now_s: float) -> bool:
-    """Tell whether a rank goes on making steps: its last one is not much older than usual."""
+    """Return whether a rank is still stepping: its last step is not much older than usual."""
     return now_s < rank.step_at + max(USUAL_TIMES * (usual_s(facts) or 0.0), SUSPECT_S_MIN)
 
 
@@ -147,13 +146,13 @@ def limit_at(facts: Facts, attempt: AttemptFacts, limit_s: float | None) -> floa
 
 
 def gang_at(facts: Facts, attempt: AttemptFacts) -> float:
-    """Return when (job clock) the gang was last known to go on as a whole. Time without a supervisor does not count,
+    """Return when (job clock) the gang last made progress as a whole. Time without a supervisor does not count,
     and a rank that ends well counts as a step."""
     return max(attempt.running_at or 0.0, attempt.watched_at, facts.stepped_at, facts.ended_well_at or 0.0)
 
 
 def quiet_since(facts: Facts, attempt: AttemptFacts) -> float:
-    """Return since when (job clock) nothing speaks against an inspection."""
+    """Return since when (job clock) no sign of life delays an inspection."""
     since_s, silence_s = gang_at(facts, attempt), suspect_s(facts)
     if silence_s is None:
         return max(since_s, facts.progress_at)
@@ -161,7 +160,7 @@ def quiet_since(facts: Facts, attempt: AttemptFacts) -> float:
 
 
 def silent_since(facts: Facts, attempt: AttemptFacts, is_waited_for: bool) -> float:
-    """Return since when (job clock) nothing speaks against a hang without a proof: since the last step. Signs of life of
+    """Return since when (job clock) the gang may be hanging without proof: since the last step. Signs of life of
     single ranks (processor time, log lines, I/O) count as well: where the user has set a time, before the first step; else
     where no rank is seen to wait for others (`is_waited_for`).
     """

@@ -23,7 +23,7 @@ class Tally:
     ranks_with: dict[int, int] = field(default_factory=dict)
 
     def enter(self, rank: int, count: int, step: int) -> bool:
-        """Enter a rank's count; tell whether all that were there before are equal to it."""
+        """Add a rank's count; return whether all earlier counts are equal to it."""
         ranks_with, before = self.ranks_with, self.counts.get(rank)
         equal = not ranks_with or (len(ranks_with) == 1 and count in ranks_with)
         if before is not None:

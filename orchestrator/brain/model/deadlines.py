@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Deadlines:
-    """The job clock during one call of `decide`. `wake_s` ends as the earliest deadline that was asked about and is
-    still ahead."""
+    """The job clock during one call of `decide`. At its end, `wake_s` is the earliest deadline that was checked and has not
+    passed."""
 
     now_s: float
     wake_s: float = field(default=float("inf"))
 
     def passed(self, deadline_s: float) -> bool:
-        """Tell whether `deadline_s` has passed; if not, remember it."""
+        """Return whether `deadline_s` has passed; if not, remember it."""
         if self.now_s >= deadline_s:
             return True
         self.wake_s = min(self.wake_s, deadline_s)

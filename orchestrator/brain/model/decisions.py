@@ -47,7 +47,7 @@ class Topic(enum.Enum):
     SUSPECT = "suspect"  # what looks like a hang; its key is the place
     SLOW = "slow"  # a rank, its key, that does its own work slower than its peers
     ALONE = "alone"  # all ranks train alone
-    STEPS = "steps"  # a checkpoint states another step than was counted
+    STEPS = "steps"  # a checkpoint contains another step than orch counted
     LOSS = "loss"  # the loss is not finite
     END = "end"  # every rank exited with code 0, and what they printed says otherwise
 
@@ -99,7 +99,7 @@ class Signature:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """All of it in words, to be compared."""
+        """All of it as texts, to be compared."""
         return (self.kind.value, self.cause.value, *self.place, *map(str, self.frames))
 
 
@@ -118,7 +118,7 @@ class EvidenceKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """A piece of the evidence of a verdict: of which node it is, and how a person mends what it says, where that is known."""
+    """A piece of the evidence of a verdict: of which node it is, and the fix, where one is known."""
 
     text: str
     kind: EvidenceKind = EvidenceKind.NOTE
@@ -150,9 +150,9 @@ class Verdict:
     # Where the ranks at fault are and what they do there, and what the others wait in; empty where unknown.
     culprit: str = ""
     waiting: str = ""
-    # How long a hang that no state proves was waited for; 0 where there is proof.
+    # The stall timeout of a hang without proof; 0 where there is proof.
     patience_s: float = 0.0
-    # The end of the summary, which the evidence tells, too.
+    # The end of the summary, which the evidence repeats.
     end: str = ""
 
     @property
@@ -162,13 +162,13 @@ class Verdict:
 
     @property
     def evidence(self) -> tuple[str, ...]:
-        """The pieces of evidence in words."""
+        """The pieces of evidence as texts."""
         return tuple(str(piece) for piece in self.proof)
 
 
 @dataclass(frozen=True, slots=True)
 class BeginAttempt(_Stamped):
-    """Begin an attempt; `passed`: newer saves than the one it starts from, each with why not."""
+    """Begin an attempt; `passed`: newer checkpoints than `resume`, each with why it is not used."""
 
     resume: Checkpoint | None
     passed: tuple[Passed, ...] = ()
@@ -176,8 +176,8 @@ class BeginAttempt(_Stamped):
 
 @dataclass(frozen=True, slots=True)
 class CompareSave(_Stamped):
-    """Close the books on what the attempt has saved, and compare a save (0: none) with the ledger; `deep`: all of its
-    bytes. `SaveCompared` follows."""
+    """Close all checkpoints of the attempt, and compare one (0: none) with the ledger; `deep`: all of its bytes.
+    `SaveCompared` follows."""
 
     save: int
     deep: bool
@@ -185,10 +185,10 @@ class CompareSave(_Stamped):
 
 @dataclass(frozen=True, slots=True)
 class DistrustSave(_Stamped):
-    """Give up a save that attempts could not begin from."""
+    """Distrust a checkpoint that attempts could not resume from."""
 
     save: int
-    # A rank raised while it loaded the save itself; else two attempts only ended alike
+    # A rank raised while it loaded the checkpoint; else two attempts only failed in the same way
     is_certain: bool
 
 
@@ -223,7 +223,7 @@ class Place(_Stamped):
 
 @dataclass(frozen=True, slots=True)
 class NextCall(_Stamped):
-    """The scripts of all nodes have come to launcher call `call`: the same gang starts again in the same attempt."""
+    """The scripts of all nodes have reached launcher call `call`: the same gang starts again in the same attempt."""
 
     call: int
 
@@ -237,7 +237,7 @@ class Judge(_Stamped):
 
 @dataclass(frozen=True, slots=True)
 class Notice(_Stamped):
-    """Something that a person should know; the attempt goes on. It only informs."""
+    """Something that a person should know; it does not affect the attempt."""
 
     topic: Topic
     # Which of several things of one topic it is: a rank, a place.

@@ -84,7 +84,7 @@ class AgentDied(_AboutNode):
 
 @dataclass(frozen=True, slots=True)
 class LaunchFailed(_AboutNode):
-    """An agent could not be started: at which stage, why, whether another try may help, and how a person mends it."""
+    """An agent could not be started: at which stage, why, whether another try may help, and the fix."""
 
     stage: str
     reason: str
@@ -113,15 +113,15 @@ def is_heartbeat(news: object) -> TypeGuard[FromNode]:
 
 @dataclass(frozen=True, slots=True)
 class SaveChanged(_Stamped):
-    """A save is new in the ledger, or its state has changed. Its pieces stay in the ledger."""
+    """A checkpoint is new in the ledger, or its state has changed. Its files stay in the ledger."""
 
     save: Save
 
 
 @dataclass(frozen=True, slots=True)
 class SaveCompared(_Stamped):
-    """The answer to `CompareSave`; `fault`: how the save differs from the ledger, empty if it does not. What has come of
-    it was told before."""
+    """The answer to `CompareSave`; `fault`: how the checkpoint differs from the ledger, empty if it does not. A
+    `SaveChanged` comes before it."""
 
     attempt: int
     save: int
@@ -130,19 +130,19 @@ class SaveCompared(_Stamped):
 
 @dataclass(frozen=True, slots=True)
 class BeganElsewhere(_Stamped):
-    """What an attempt has saved shows that its script began at step `step`, and not from the save that it was given."""
+    """A checkpoint of an attempt shows that its script began at step `step`, and not from the checkpoint that it was given."""
 
     attempt: int
     step: int
-    # The save that shows it, and the attempt's own steps then
+    # The checkpoint that shows it, and the attempt's own steps then
     main: str
     steps: int
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRead(_Stamped):
-    """The save that the ranks of an attempt had read when they made their first step. `save`: its number, 0: they had read none, but
-    perhaps the file `other`, which no rank of this job had saved."""
+    """The checkpoint that the ranks of an attempt had read before their first step. `save`: its number, 0: they had read none,
+    but perhaps the file `other`, which no rank of this job had saved."""
 
     attempt: int
     save: int
@@ -194,7 +194,7 @@ class InspectRequested(_Requested):
 
 @dataclass(frozen=True, slots=True)
 class ResumeRequested(_Requested):
-    """Request number `request`: go on with an ended job, from the save of this number, or the newest for 0."""
+    """Request number `request`: resume an ended job from the checkpoint of this number, or from the newest for 0."""
 
     save: int = 0
 

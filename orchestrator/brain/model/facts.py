@@ -40,8 +40,8 @@ class JobGoal(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class OtherBeginning:
-    """A script did not begin from the save that it was given, but at step `step`: it had read the save `read` (0: none), or the
-    save `main` shows that, which it wrote after `steps` steps of its own."""
+    """A script did not resume from the checkpoint that it was given, but began at step `step`: it had read checkpoint `read`
+    (0: none), or checkpoint `main` shows that, which it wrote after `steps` steps of its own."""
 
     step: int
     main: str = ""
@@ -84,9 +84,9 @@ class AttemptFacts:
     inspection: int = 0
     inspected_at: float | None = None
     round: int = 0
-    # Newer saves than `resume`, each with why it did not begin from them.
+    # Newer checkpoints than `resume`, each with why the attempt did not resume from it.
     passed: tuple[Passed, ...] = ()
-    # What a person was told: the last notice of each topic and key.
+    # Notices given: the last one of each topic and key.
     notices: list[d.Notice] = field(default_factory=list)
 
     # How it ended: the verdict, its own steps up to the failure, and since when its ranks are being stopped.
@@ -101,25 +101,25 @@ class AttemptFacts:
     allocation_loss: AllocationLoss | None = None
     allocation_lost_at: float | None = None
 
-    # Whether it wrote a newer save, and began from the one it was given, by what it read or its saves state; or where else.
+    # Whether it wrote a newer checkpoint, and began from the one it was given, by what it read or its checkpoints state; or where else.
     checkpointed: bool = False
     resumes: bool = False
     began: OtherBeginning | None = None
-    # How stated and counted steps differ, in words.
+    # How the step in a checkpoint and the counted step differ, as a sentence.
     differing: str = ""
-    # After its end: when its books were ordered to be closed, with which save to compare, and the last that was compared.
+    # After its end: when a comparison was ordered, of which checkpoint, and the last one that was compared.
     compare_at: float | None = None
     comparing: int = 0
     compared: int | None = None
 
     @property
     def lost_its_nodes(self) -> bool:
-        """Tell whether it ended because its nodes are taken away."""
+        """Whether it ended because its nodes are taken away."""
         return self.verdict is not None and self.verdict.kind in (d.Kind.PREEMPTED, d.Kind.TIME_LIMIT)
 
     @property
     def is_free(self) -> bool:
-        """Tell whether it costs no restart budget: its nodes were taken away, or the user wanted the restart."""
+        """Whether it costs no restart budget: its nodes were taken away, or the user wanted the restart."""
         return self.lost_its_nodes or (self.verdict is None and self.restart_asked)
 
     @property
@@ -226,7 +226,7 @@ class Facts:
     requeued: str = ""
     over: e.AllocationEnded | None = None
 
-    # Saves by number, without their pieces; those that persons have named, as long as each holds; and those that were given
+    # Checkpoints by number, without their pieces; those that persons have named, as long as each holds; and those that were given
     # up since an attempt has got further.
     saves: dict[int, Save] = field(default_factory=dict)
     pins: tuple[Pin, ...] = ()
@@ -272,17 +272,17 @@ class Facts:
 
     @property
     def pin(self) -> Pin | None:
-        """The save that a person has named, and from when on."""
+        """The checkpoint that the user chose with `--from`, and since which attempt."""
         return self.pins[-1] if self.pins else None
 
     @property
     def choice(self) -> Choice:
-        """The save that the next attempt begins from, and those that were passed over."""
+        """The checkpoint that the next attempt resumes from, and the newer ones that were passed over."""
         return choose(self.saves.values(), len(self.ranks), self.pin)
 
     @property
     def checkpoint(self) -> Checkpoint | None:
-        """The save of `choice`, as an attempt is given it."""
+        """The checkpoint of `choice`, as an attempt is given it."""
         save = self.choice.save
         return None if save is None else Checkpoint(save.path, save.step, save.number)
 
@@ -293,21 +293,21 @@ class Facts:
 
     @property
     def done(self) -> bool:
-        """Tell whether every rank ended by itself and with code 0, and the script of every node, if there is one."""
+        """Whether every rank ended by itself and with code 0, and the script of every node, if there is one."""
         return self.ranks_done and not any(map(self.runs_script, self.gang))
 
     @property
     def launches(self) -> bool:
-        """Tell whether each node runs a script whose launcher calls start the ranks."""
+        """Whether each node runs a script whose launcher calls start the ranks."""
         return self.limits is not None and self.limits.launches
 
     def runs_script(self, node: NodeFacts) -> bool:
-        """Tell whether the node has a script to run that has not been seen to end well."""
+        """Return whether the node has a script to run that has not been seen to end well."""
         return self.launches and not node.script_ended_well
 
     @property
     def ranks_done(self) -> bool:
-        """Tell whether every rank ended by itself and with code 0."""
+        """Whether every rank ended by itself and with code 0."""
         return self.exited == len(self.ranks) and all(rank.ended_well for rank in self.ranks.values())
 
     @property
@@ -333,7 +333,7 @@ class Facts:
         return self.nodes.get(name) or self.leaving.get(name)
 
     def unfinished(self, node: NodeFacts) -> bool:
-        """Tell whether a rank of the node, or its script, has not been seen to end."""
+        """Return whether a rank of the node, or its script, has not been seen to end."""
         ranks = self.ranks_on(node.name)
         return self.runs_script(node) or any(rank.rank_state is not RankState.EXITED for rank in ranks)
 
@@ -357,14 +357,14 @@ class Facts:
             self.by_node.setdefault(rank.node, []).append(rank)
 
     def forget_signs(self) -> None:
-        """Forget what the ranks of an attempt have shown: other ranks begin."""
+        """Reset the signs of life and progress: new ranks start."""
         self.made, self.exited = (self.attempt.earlier_steps if self.attempt is not None else 0), 0
         self.stepped_at, self.progress_at, self.ended_well_at = 0.0, 0.0, None
         self.members.clear()
         self.usual_is_known = False
 
     def note_signs(self, rank: RankFacts) -> None:
-        """Note how far a rank has come, and its signs."""
+        """Note a rank's steps and its signs of progress."""
         earlier = self.attempt.earlier_steps if self.attempt is not None else 0
         self.made = max(self.made, earlier + rank.steps)
         self.stepped_at = max(self.stepped_at, rank.step_at)
@@ -391,7 +391,7 @@ class Facts:
         return max(ends_at, default=None)
 
     def progressed(self) -> bool:
-        """Tell whether the current attempt got further than all before it: a new step or a newer checkpoint. Of one that
+        """Return whether the current attempt got further than all before it: a new step or a newer checkpoint. Of one that
         ignored its checkpoint only a new step counts: its checkpoints may be newer than where it began, and yet old."""
         attempt = self.attempt
         if attempt is None:

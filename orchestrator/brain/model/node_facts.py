@@ -55,7 +55,7 @@ class RendezvousFacts:
 @dataclass(frozen=True, slots=True)
 class SetupFailure:
     """Setup lines that failed, or a program that cannot be started, with the end of their output. `save`: the number of a
-    save that is not whole there, 0 for another reason."""
+    checkpoint that is incomplete there, 0 for another reason."""
 
     reason: str
     tail: str
@@ -83,7 +83,7 @@ class AgentLoss:
 
 @dataclass(frozen=True, slots=True)
 class HostBusy:
-    """Who used a host when an agent was last to be started there, and when (job clock) that was."""
+    """Who used a host at the last try to start an agent there, and when (job clock) that was."""
 
     reason: str
     at: float
@@ -104,13 +104,13 @@ class NodeFacts:
     contact_at: float = 0.0
     ordered: Orders = field(default_factory=Orders)
 
-    # How long the agent may go on without contact: the longest of all times that it was given, the same while its ranks
-    # have made no step in the current attempt, and whether a connection ended since it was given; see `fence`.
+    # How long the agent may continue without contact: the longest timeout that it was given, the same for the time before
+    # the first step of its ranks in the current attempt, and whether a connection ended since; see `fence`.
     fence_s: float = 0.0
     alone_s: float = 0.0
     fence_lost: bool = False
 
-    # Whether the node can be used. Launches that failed in a row and why the last one did; what a person must mend first;
+    # Whether the node can be used. Launches that failed in a row and why the last one did; what a person must fix first;
     # how it was lost in an earlier attempt, as long as it has not come back; who else uses it.
     launched_at: float = 0.0
     launch_failures: int = 0
@@ -139,12 +139,12 @@ class NodeFacts:
 
     @property
     def script_ended_well(self) -> bool:
-        """Tell whether its script has ended with code 0."""
+        """Whether its script has ended with code 0."""
         return self.script_end is not None and self.script_end.code == 0
 
     @property
     def hopeless(self) -> bool:
-        """Tell whether no agent can be started here. Where one has been up before, the host may be rebooting."""
+        """Whether no agent can be started here. Where one has been up before, the host may be rebooting."""
         return self.launch_failures >= LAUNCH_FAILURES_MAX and not self.incarnation
 
     def lost_how(self, verdict: d.Verdict | None) -> str:
@@ -163,5 +163,5 @@ class NodeFacts:
         self.excluded, self.missing, self.busy = None, "", None
 
     def is_clear(self, attempt: int) -> bool:
-        """Tell whether nothing of `attempt` can be running here."""
+        """Return whether nothing of `attempt` can be running here."""
         return self.clear >= attempt or self.ever_started < attempt

@@ -23,7 +23,7 @@ class RankState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Straggler:
-    """A rank that does its own work slower than its peers."""
+    """A rank whose local compute time is longer than that of its peers."""
 
     # Its own work in a step without waiting for others, and the median of its peers' work.
     own_work_s: float
@@ -47,7 +47,7 @@ class RankFacts:
     rank_state: RankState = RankState.WAITING
     pid: int = 0
 
-    # What the last heartbeats with them told: few have them.
+    # From the last heartbeats that had them: few do.
     usage: Usage | None = None
     training: Training | None = None
     # Its last heartbeat, without these and what is not journaled, and what is the most of all heartbeats.
@@ -89,7 +89,7 @@ class RankFacts:
 
     @property
     def failed(self) -> bool:
-        """Tell whether this rank ended badly without being ordered to stop."""
+        """Whether this rank ended badly without being ordered to stop."""
         return (
             self.rank_state is RankState.EXITED
             and not self.ordered
@@ -98,5 +98,5 @@ class RankFacts:
 
     @property
     def ended_well(self) -> bool:
-        """Tell whether this rank ended by itself and with code 0; one that was stopped has not done its work."""
+        """Whether this rank ended by itself and with code 0; one that was stopped has not done its work."""
         return self.rank_state is RankState.EXITED and not self.ordered and self.code == 0

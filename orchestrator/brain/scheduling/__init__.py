@@ -1,1 +1,1 @@
-"""Where and when an attempt runs: hosts, allocations, rendezvous, checkpoints given up, restart policy, repeated failures, fence."""
+"""Scheduling of attempts: hosts, allocations, rendezvous, distrusted checkpoints, restart policy, repeated failures, fence."""

@@ -1,8 +1,8 @@
 """Allocations of a queue system: how news of them is folded, the verdict when nodes are taken away, and when to
 requeue.
 
-Nodes that the queue takes away cost no budget, and a whole gang may save a checkpoint first. A job goes back to the
-queue only from an allocation that ends or has too few usable nodes, and then rests until it has another one. Nothing is
+Nodes that the queue takes away cost no budget, and an intact gang may save a checkpoint first. A job goes back to the
+queue only from an allocation that ends or has too few usable nodes, and then is idle until it has another one. Nothing is
 launched on nodes of an old allocation: what may still run there must be clear, as on any lost node.
 """
 
@@ -22,8 +22,8 @@ from orchestrator.core.shown import Cause
 from orchestrator.core.text import with_remedy
 
 TERM_S = 2.0
-"""How long the end of a rank or a node may turn out to be the queue's doing: it signals all processes at once, and the
-supervisor has to ask why."""
+"""How long after the end of a rank or a node the queue system may turn out to be the cause: it signals all processes at
+once, and the supervisor has to query the reason."""
 
 REQUEUE_S = 2.0
 """How long before the end of its allocation the job must have asked for a requeue, unless others requeued it. A
@@ -43,12 +43,12 @@ _KINDS = {
     Cause.REQUEUED: Kind.PREEMPTED, Cause.NODE_LOST: Kind.NODE_LOST, Cause.FAILED: Kind.NODE_LOST,
 }  # fmt: skip
 _WORDS = {
-    Cause.CANCELLED: "was cancelled, not by orch", Cause.TIME_LIMIT: "comes to its time limit",
+    Cause.CANCELLED: "was cancelled, not by orch", Cause.TIME_LIMIT: "reaches its time limit",
     Cause.PREEMPTED: "is preempted", Cause.REQUEUED: "was requeued, not by orch",
-    Cause.NODE_LOST: "is lost with a node", Cause.FAILED: "has failed",
+    Cause.NODE_LOST: "has lost a node", Cause.FAILED: "has failed",
 }  # fmt: skip
 
-# How news is folded
+# Folds of events
 
 
 def began(facts: Facts, news: e.AllocationBegan) -> None:
@@ -60,7 +60,7 @@ def began(facts: Facts, news: e.AllocationBegan) -> None:
         attempt.allocation_lost_at = news.at
         if attempt.phase is not Phase.STOP:
             first = next(iter(facts.nodes), "")
-            lost = f"its first node, {first}, was lost with the supervisor, or it was requeued without a word"
+            lost = f"its first node, {first}, was lost with the supervisor, or it was requeued without notice"
             unsaid = AllocationLoss(news.at, before, Cause.NODE_LOST, lost, first)
             attempt.allocation_loss = _loss_of(facts.ending) if facts.ending is not None else unsaid
     facts.allocations = (*facts.allocations, news.allocation)
@@ -123,7 +123,7 @@ def _cancelled(facts: Facts, why: str) -> None:
     facts.cancelled = facts.cancelled or f"cancelled, not by orch: {why}"
 
 
-# What it means
+# Verdict
 
 
 def verdict(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict | None:
@@ -131,7 +131,7 @@ def verdict(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdic
     taken = attempt.allocation_loss or (_loss_of(facts.ending) if facts.ending is not None else None)
     if facts.queue is None or taken is None:
         return None
-    # A new allocation after the end of the time means that a user wants the job to go on.
+    # A new allocation after the end of the time means that a user wants the job to continue.
     goes_on = facts.queue.requeues_at_time_limit or attempt.allocation_lost_at is not None
     return _verdict(facts, taken, retry=taken.cause is not Cause.TIME_LIMIT or goes_on)
 
@@ -150,12 +150,12 @@ def _name(allocation: str) -> str:
 
 
 def may_be_taken(facts: Facts, at_s: float, deadlines: Deadlines) -> bool:
-    """Tell whether an end at this time may turn out to be the queue's doing."""
+    """Return whether the queue system may turn out to be the cause of an end at this time."""
     return facts.queue is not None and not deadlines.passed(at_s + TERM_S)
 
 
 def saves(facts: Facts, attempt: AttemptFacts) -> bool:
-    """Tell whether the gang is whole and may save itself before its nodes are taken away."""
+    """Return whether the gang is intact and may save a checkpoint before its nodes are taken away."""
     return facts.queue is not None and attempt.lost_its_nodes and attempt.allocation_lost_at is None
 
 
@@ -178,11 +178,11 @@ def _leave_by_s(facts: Facts) -> float | None:
     return facts.ending.ends_at - (0.0 if facts.ending.cause is Cause.REQUEUED else REQUEUE_S)
 
 
-# What to do about it
+# Actions
 
 
 def why_leave(facts: Facts, attempt: AttemptFacts) -> str:
-    """Return why the job cannot go on in this allocation, which may be later than that of the attempt; empty if it can."""
+    """Return why the job cannot continue in this allocation, which may be later than that of the attempt; empty if it can."""
     if facts.queue is None:
         return ""
     if facts.ending is not None:
@@ -195,7 +195,7 @@ def why_leave(facts: Facts, attempt: AttemptFacts) -> str:
 
 
 def is_short(facts: Facts, attempt: AttemptFacts) -> bool:
-    """Tell whether a node was lost, has not come back while its ranks had to be waited for, and leaves too few."""
+    """Return whether a node was lost, has not come back while its ranks had to be waited for, and leaves too few."""
     verdict, pool = attempt.verdict, facts.pool
     if facts.queue is None or pool is None or attempt.allocation_lost_at is not None or verdict is None:
         return False
@@ -206,20 +206,20 @@ def is_short(facts: Facts, attempt: AttemptFacts) -> bool:
 
 
 def _is_lost(node: NodeFacts, attempt: AttemptFacts) -> bool:
-    """Tell whether a node is gone. One without ranks was not waited for: its agent may just have to be launched again."""
+    """Return whether a node is gone. One without ranks was not waited for: its agent may just have to be launched again."""
     lost = node.ever_started == attempt.number and node.lost_how(attempt.verdict)
     return node.agent_state is not AgentState.UP and bool(lost or node.missing)
 
 
 def is_out_of_time(facts: Facts) -> bool:
-    """Tell whether the allocation's time limit is that of the job."""
+    """Return whether the allocation's time limit is that of the job."""
     if facts.queue is None or facts.ending is None or facts.queue.requeues_at_time_limit:
         return False
     return facts.ending.cause is Cause.TIME_LIMIT
 
 
 def is_fruitless(facts: Facts, attempt: AttemptFacts) -> bool:
-    """Tell whether too many allocations in a row ended at their time limit and brought nothing."""
+    """Return whether too many allocations in a row ended at their time limit and brought nothing."""
     stays = [(past.attempt, past.progressed) for past in facts.past if past.number > facts.resumed_after]
     if not stays or stays[-1][0] is not attempt:
         stays.append((attempt, facts.progressed()))
@@ -233,7 +233,7 @@ def is_fruitless(facts: Facts, attempt: AttemptFacts) -> bool:
 def leaves(
     facts: Facts, attempt: AttemptFacts, left: Iterable[NodeFacts], grace_s: float, deadlines: Deadlines
 ) -> bool:
-    """Tell whether to stop waiting for nodes that are not clear, since the queue will clear them."""
+    """Return whether to stop waiting for nodes that are not clear, since the queue will clear them."""
     if not why_leave(facts, attempt):
         return False
     if not any(

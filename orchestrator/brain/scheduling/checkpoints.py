@@ -1,9 +1,9 @@
-"""What the brain makes of saves: whether an attempt got further by them, the notice that steps differ, and which saves are
-given up. Which save is the newest is in `core.checkpoints.choice`.
+"""Checkpoints in the brain: the progress of an attempt by its checkpoints, the notice that steps differ, and checkpoints
+that are distrusted. `core.checkpoints.choice` chooses the newest one.
 
-A save is given up when attempts cannot begin from it: a rank raised while it loaded the save itself; or two attempts
-from it ended alike before they had made a step. The next older one is used. If the job ends before an attempt has got
-further from that, the saves may not have been the cause (a library, the code), and count again.
+A checkpoint is distrusted when attempts cannot resume from it: a rank raised while loading it, or two attempts from it
+failed in the same way before their first step. The next older one is used. If the job ends before an attempt makes
+progress from that one, the checkpoints may not have been the cause (a library, the code), and are trusted again.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from orchestrator.core.checkpoints.save import Content, Save, SaveState, StepSou
 from orchestrator.core.checkpoints.steps import NEAR_STEPS
 
 SAVES_MAX = 300
-"""How many saves are remembered here; the ledger has all."""
+"""How many checkpoints are remembered here; the ledger has all."""
 
-SUSPICION = "the script seems to begin anew instead of from its checkpoint"
+SUSPICION = "the script seems to start from scratch instead of resuming from its checkpoint"
 QUESTION = "does it read ORCH_RESUME_FROM, or checkpoint.resume_args?"
 
 DIFFERS_SHARE = 0.2
 DIFFERS_MIN = 10
 """By which share of the larger, and by how many steps at least, a stated step and a counted one differ when that is
-said: a save in the background ends some steps later."""
+said: a checkpoint in the background ends some steps later."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unloadable:
-    """A save that the attempt could not begin from, and how that is known."""
+    """A checkpoint that the attempt could not resume from, and how that is known."""
 
     save: Save
     why: str
@@ -40,7 +40,7 @@ class Unloadable:
 
 
 def learn(facts: Facts, news: e.SaveChanged) -> None:
-    """Enter a save that is new or has changed."""
+    """Enter a checkpoint that is new or has changed."""
     save, before = news.save, facts.saves.get(news.save.number)
     facts.saves[save.number] = save
     _forget_oldest(facts)
@@ -64,7 +64,7 @@ def began_elsewhere(facts: Facts, news: e.BeganElsewhere) -> None:
 
 
 def read(facts: Facts, news: e.CheckpointRead) -> None:
-    """Note from which save the ranks of the current attempt began, by what they had read."""
+    """Note from which checkpoint the ranks of the current attempt resumed, by what they had read."""
     attempt = facts.attempt
     if attempt is None or attempt.number != news.attempt:
         return
@@ -79,7 +79,7 @@ def read(facts: Facts, news: e.CheckpointRead) -> None:
 
 
 def set_state(facts: Facts, number: int, state: SaveState, why: str) -> None:
-    """Set the state of a save, if it is known."""
+    """Set the state of a checkpoint, if it is known."""
     if number in facts.saves:
         facts.saves[number] = dataclasses.replace(facts.saves[number], state=state, why=why)
         if facts.attempt is not None:
@@ -87,13 +87,13 @@ def set_state(facts: Facts, number: int, state: SaveState, why: str) -> None:
 
 
 def judged(facts: Facts, attempt: AttemptFacts) -> None:
-    """Give up what was saved after ranks began to run different collectives, or after the loss was last finite."""
+    """Distrust what was saved after ranks began to run different collectives, or after the loss was last finite."""
     _distrust_unsound(facts, attempt)
     _note_progress(facts, attempt)
 
 
 def trust_again(facts: Facts) -> None:
-    """The job has ended, and no attempt has got further without them: saves that were given up may not be the cause."""
+    """Trust distrusted checkpoints again: the job has ended, and no attempt made progress without them."""
     for number in facts.doubted:
         if number in facts.saves and facts.saves[number].state is SaveState.DISTRUSTED:
             set_state(facts, number, SaveState.WHOLE, "")
@@ -101,7 +101,7 @@ def trust_again(facts: Facts) -> None:
 
 
 def unloadable(facts: Facts, attempt: AttemptFacts, verdict: d.Verdict | None) -> Unloadable | None:
-    """Return the save that the attempt could not begin from, if there is another one to go back to."""
+    """Return the checkpoint that the attempt could not resume from, if there is another one to go back to."""
     save = facts.saves.get(attempt.resume.save) if attempt.resume else None
     kinds = (d.Kind.CRASH, d.Kind.OOM, d.Kind.LAUNCH)
     is_own = verdict is not None and verdict.kind in kinds and verdict.retry
@@ -111,11 +111,11 @@ def unloadable(facts: Facts, attempt: AttemptFacts, verdict: d.Verdict | None) -
         return None
     for node in facts.nodes.values():
         if node.setup_failure is not None and node.setup_failure.save == save.number:
-            why = f"it was not whole on {node.name} in attempt {attempt.number}"
+            why = f"it was incomplete on {node.name} in attempt {attempt.number}"
             return Unloadable(save, why, is_certain=True)
     for number in verdict.ranks:
         failure = facts.ranks[number].failure if number in facts.ranks else None
-        is_bad = verdict.kind is d.Kind.CRASH  # whether there is memory for it is another matter
+        is_bad = verdict.kind is d.Kind.CRASH  # a lack of memory is not the fault of the checkpoint
         if failure is not None and failure.loading and is_bad and _is_of(save, failure.loading):
             why = f"rank {number} could not load it in attempt {attempt.number}: {failure.type}"
             return Unloadable(save, why, is_certain=True)
@@ -130,12 +130,14 @@ def unloadable(facts: Facts, attempt: AttemptFacts, verdict: d.Verdict | None) -
     is_same = last.attempt.resume is not None and last.attempt.resume.save == save.number
     if not is_same or last.attempt.failed_count:
         return None
-    why = f"attempts {last.number} and {attempt.number} ended alike before their first step from it"
+    why = (
+        f"attempts {last.number} and {attempt.number} failed in the same way before their first step from it"
+    )
     return Unloadable(save, why, is_certain=False)
 
 
 def ended_badly(facts: Facts, attempt: AttemptFacts) -> bool:
-    """Tell whether all bytes of a save are to be compared before the next attempt: a node was lost or reset with this one,
+    """Return whether all bytes of a checkpoint are to be compared before the next attempt: a node was lost or reset with this one,
     or a person resumes the job."""
     verdict = attempt.verdict
     lost = any(node.lost is not None for node in facts.every_node())
@@ -144,20 +146,20 @@ def ended_badly(facts: Facts, attempt: AttemptFacts) -> bool:
 
 
 def why_none(facts: Facts) -> str:
-    """Say why no attempt may follow: the newest save is for another number of ranks, or the one that a person has named
+    """Say why no attempt may follow: the newest checkpoint is for another number of ranks, or the one that a person has named
     cannot be used. Empty where one may."""
     choice = facts.choice
     if facts.pin is not None and choice.save is None and choice.misfit is None:
         named = facts.saves.get(facts.pin.save)
-        what = f"{named.main} ({named.why or named.state.value})" if named else f"save {facts.pin.save}"
-        fix = "go on from the newest with orch resume, or name another with --from"
-        return f"it was to begin from {what}, which is not whole any more: {fix}"
+        what = f"{named.main} ({named.why or named.state.value})" if named else f"checkpoint {facts.pin.save}"
+        fix = "resume from the newest with orch resume, or choose another with --from"
+        return f"it was to resume from {what}, which is no longer complete: {fix}"
     save = choice.misfit
     if save is None:
         return ""
     return (
         f"{save.main} has files of each of the {save.world_size} ranks that saved it, and there are {len(facts.ranks)}: "
-        f"go on with {save.world_size} ranks, or begin from another save"
+        f"use {save.world_size} ranks, or resume from another checkpoint"
     )
 
 
@@ -167,12 +169,12 @@ def ignores_checkpoint(attempt: AttemptFacts) -> str:
         return ""
     began = attempt.began
     if began.read:
-        return ""  # its own choice is no fault
+        return ""  # a script may choose its own checkpoint
     if began.read == 0:
-        return f"the script began anew: no rank had read {attempt.resume.path} before its first step ({QUESTION})"
+        return f"the script started from scratch: no rank had read {attempt.resume.path} before its first step ({QUESTION})"
     seen = f"{began.main}, written after {began.steps:,} steps of its own, shows that it began at step {began.step:,}"
     if began.step:
-        return f"the script did not begin from {attempt.resume.path}, but chose by itself: {seen}"
+        return f"the script did not resume from {attempt.resume.path} but from a checkpoint of its own choice: {seen}"
     return f"{SUSPICION} {attempt.resume.path}: {seen} ({QUESTION})"
 
 
@@ -196,8 +198,7 @@ def _note_progress(facts: Facts, attempt: AttemptFacts) -> None:
 
 
 def _compare_steps(attempt: AttemptFacts, save: Save) -> None:
-    """Note that what a save states proves that its attempt began from its save, or how far it is from what was
-    counted."""
+    """Note that the step in a checkpoint proves that its attempt resumed, or how far it is from the counted step."""
     assert save.stated is not None
     counted = attempt.call_step + save.steps
     apart = abs(save.stated - counted)
@@ -206,8 +207,8 @@ def _compare_steps(attempt: AttemptFacts, save: Save) -> None:
     is_far = apart >= max(DIFFERS_MIN, DIFFERS_SHARE * max(save.stated, counted))
     if is_far and save.step_source is StepSource.STATED:
         attempt.differing = (
-            f"{save.main} says step {save.stated:,}, the counter {counted:,}: what the checkpoint says is taken, "
-            "and the counter counts steps of the optimizer"
+            f"{save.main} says step {save.stated:,}, orch counted {counted:,}: the checkpoint's step is used; "
+            "orch counts steps of the optimizer"
         )
 
 

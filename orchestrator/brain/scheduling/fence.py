@@ -1,16 +1,16 @@
 """The fence: how long an agent without contact lets its ranks run, and how long the supervisor waits for that.
 
 Agent: without contact and without proof of a whole gang it stops its ranks after a time that it was given.
-- A step proves that all ranks had made the one before it. So the agent counts from the last step but one.
+- A step proves that all ranks had made the one before it. So the agent counts from the step before the last.
 - The time grows with the pauses between two steps that the job has shown; and, while the ranks of a node have made no
   step in their attempt, with how long they were seen to print, read and write.
 - It is longer where ranks have long made steps without contact: then the supervisor is away, and not the gang broken.
 
 Supervisor: it waits longer than the longest of all times that the agent may hold, and never gives a shorter one.
-- Where another node of the gang is heard after that time, and no rank has made a step, it counts from the last word and
+- If another node of the gang reports after that time, and no rank has made a step, it counts from the last contact and
   the last step (`is_seen_over`).
-- Where no other is heard, the gang may make steps unseen: it judges after `node_timeout_s`, and counts from the time when
-  the gang was broken.
+- If no other node reports, the gang may make steps unseen: it judges after `node_timeout_s`, and counts from the time
+  when the gang was broken.
 - On its own machine there is no such time: a lock shows whether an agent lives.
 """
 
@@ -29,11 +29,11 @@ from orchestrator.core.wire.orders import Fence
 
 PAUSES = 3.0
 QUIET_S_MAX = 1800.0
-"""How long an agent goes on without contact: this many of the longest pauses that the job has shown, at most this long.
-Two of them may pass between two steps that count, see above."""
+"""How long an agent continues without contact: this many times the longest pause of the job so far, at most this long.
+Two pauses may pass between two steps that count, see above."""
 
 ALONE_S_MAX = 900.0
-"""How long at most an agent goes on without contact whose ranks have made no step."""
+"""How long at most an agent continues without contact before the first step of its ranks."""
 
 GROWTH = 1.25
 """A new fence is sent when it is at least this many times the last one."""
@@ -43,8 +43,8 @@ MARGIN_S_MIN = 4.0
 """How much longer than its agent the supervisor waits, as a share and at least: ranks take a while to die of SIGKILL."""
 
 AWAY_STEPS_S = 4.0
-"""A node whose gang has made steps for this long after its last word may count its supervisor as away. Its agent is
-slower to do so, see `agent.process.lost_supervisor.AWAY_S`."""
+"""If the gang has made steps for this long after the last contact with a node, its agent may consider the supervisor away.
+The agent itself takes longer to do so, see `agent.process.lost_supervisor.AWAY_S`."""
 
 
 def orders(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
@@ -70,8 +70,8 @@ def orders(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[De
 
 
 def silent_s(facts: Facts, node: NodeFacts) -> float:
-    """Return how long after the last contact of a node and the last step its ranks must have ended, where no other node
-    shows that the gang stands still."""
+    """Return how long after the last contact with a node and the last step its ranks must have ended, if no other node
+    shows that the gang is stalled."""
     limits = facts.limits
     assert limits is not None
     if limits.fence_s is None:
@@ -93,7 +93,7 @@ def gang_over_at(facts: Facts, attempt: AttemptFacts) -> float | None:
 def is_clear(
     facts: Facts, attempt: AttemptFacts, node: NodeFacts, over_at: float | None, deadlines: Deadlines
 ) -> bool:
-    """Tell whether nothing of the attempt runs on the node: seen, or certain because its agent fences itself.
+    """Return whether nothing of the attempt runs on the node: seen, or certain because its agent fences itself.
 
     An agent without contact and without a step of its ranks kills them well before the time of `fence` is over. Other
     nodes may show when that was, see `is_seen_over`. Else a broken gang makes no steps after `over_at`: nothing runs on
@@ -116,9 +116,9 @@ def is_clear(
 
 
 def is_seen_over(facts: Facts, node: NodeFacts, deadlines: Deadlines) -> bool:
-    """Tell whether the ranks of a silent node have surely ended, as other nodes show whose gang stands still.
+    """Return whether the ranks of a silent node have certainly ended, since other nodes show that the gang is stalled.
 
-    A gang stands still where another node was heard after the agent's time was over, and no step was made. It must be one
+    A gang is stalled if another node reported after the agent's timeout, and no step was made. It must be one
     gang: its ranks wait for each other, and none of them has ended well.
     """
     time = _time_since_last_step(facts, node)
@@ -127,7 +127,7 @@ def is_seen_over(facts: Facts, node: NodeFacts, deadlines: Deadlines) -> bool:
 
 
 def expected_over_at(facts: Facts, node: NodeFacts) -> float:
-    """Return when (job clock) a silent node will count as lost if nothing more is heard of it, and no step is made."""
+    """Return when (job clock) a silent node will count as lost if it stays silent and no step is made."""
     time = _time_since_last_step(facts, node)
     if time is not None and any(_steps_known_at(facts, other) for other in facts.gang):
         return time.over_at
@@ -143,7 +143,7 @@ class _AgentTime:
 
 
 def _time_since_last_step(facts: Facts, node: NodeFacts) -> _AgentTime | None:
-    """Return the time of a silent node's agent, counted from the last word and the last step; None where steps of others
+    """Return the time of a silent node's agent, counted from the last contact and the last step; None where steps of others
     say nothing of its ranks."""
     attempt, limits = facts.attempt, facts.limits
     if attempt is None or limits is None or limits.fence_s is None or node.agent_state is AgentState.UP:
@@ -177,7 +177,7 @@ def _surely_s(facts: Facts, held_s: float) -> float:
 
 def clear_at(facts: Facts, attempt: AttemptFacts, node: NodeFacts, now_s: float) -> float:
     """Return when (job clock) nothing of an attempt that is being stopped can be left on a silent node; infinite where only
-    its agent can tell."""
+    its agent can report it."""
     deadlines = Deadlines(now_s)
     is_over = is_clear(facts, attempt, node, gang_over_at(facts, attempt), deadlines)
     return now_s if is_over else deadlines.wake_s
@@ -188,18 +188,18 @@ def _pauses_s(facts: Facts) -> float:
 
 
 def _has_stepped(facts: Facts, node: NodeFacts) -> bool:
-    """Tell whether a rank of the node has reported a step: then its agent knows of it as well."""
+    """Return whether a rank of the node has reported a step: then its agent knows of it as well."""
     return any(rank.steps for rank in facts.ranks_on(node.name))
 
 
 def _steps_together(facts: Facts, node: NodeFacts) -> bool:
-    """Tell whether the ranks of the node have made steps, in a process group with others as far as is known."""
+    """Return whether the ranks of the node have made steps, in a process group with others as far as is known."""
     return _has_stepped(facts, node) and all(rank.beat.alone is None for rank in facts.ranks_on(node.name))
 
 
 def _steps_known_at(facts: Facts, node: NodeFacts) -> float:
-    """Return until when all steps of a node's ranks are known; 0 for a node that tells nothing of them. An agent that is
-    back has yet to say what its ranks have done; one that was lost with them never will."""
+    """Return until when all steps of a node's ranks are known; 0 for a node that does not report them. An agent that has
+    just reconnected has not reported them yet; an agent that was lost with its ranks never will."""
     if node.agent_state is not AgentState.UP or node.lost is not None:
         return 0.0
     beaten = [rank.beat_at for rank in facts.ranks_on(node.name) if rank.rank_state is RankState.ALIVE]

@@ -1,8 +1,8 @@
 """Launcher calls of the scripts that nodes run (`launch` of a job file): when the gang starts again, and what goes wrong.
 
 1. Each node runs the script once in an attempt. Where it calls a launcher, the node is prepared for that call; its ranks
-   start when every node has come to the same call.
-2. When all ranks of a call have ended well and every node has come to the next one, the same gang starts again.
+   start when every node has reached the same call.
+2. When all ranks of a call have ended well and every node has reached the next call, the same gang starts again.
 3. The attempt has succeeded when the scripts of all nodes have ended with code 0 after their ranks.
 4. A script that ends with another code has failed. So has a gang of which some nodes come to a call, and others do not.
 """
@@ -24,18 +24,18 @@ _UNSTARTED = Evidence(
 
 
 def next_call(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
-    """Return the decision that the gang starts again: all of it has ended well, and has come to the next call."""
+    """Return the decision that the gang starts again: all of it has ended well, and has reached the next call."""
     number, gang = attempt.call + 1, facts.gang
     if not (facts.launches and facts.ranks_done):
         return []
     if any(node.call < number or node.agent_state is not AgentState.UP for node in gang):
         return []
-    why = f"every node's script has come to launcher call {number}"
+    why = f"every node's script has reached launcher call {number}"
     return [d.NextCall(deadlines.now_s, why, attempt.number, number)]
 
 
 def verdict(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict | None:
-    """Return the verdict on scripts that failed, or that came to different calls; None while all may be well."""
+    """Return the verdict on scripts that failed, or that reached different calls; None while there is no failure."""
     if facts.limits is None or not facts.limits.launches:
         return None
     gang = facts.gang
@@ -62,7 +62,7 @@ def verdict(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdic
     limit_s = facts.limits.start_timeout_s
     if not deadlines.passed(since_s + limit_s):
         return None
-    return _apart(facts, awaited, came, late, f"did not come within {limit_s:g} s", retry=True)
+    return _apart(facts, awaited, came, late, f"did not reach it within {limit_s:g} s", retry=True)
 
 
 def _failed(facts: Facts, node: NodeFacts) -> Verdict:
@@ -81,13 +81,13 @@ def _failed(facts: Facts, node: NodeFacts) -> Verdict:
 def _apart(
     facts: Facts, call: int, came: list[NodeFacts], others: list[NodeFacts], how: str, *, retry: bool
 ) -> Verdict:
-    """Return the verdict on a gang of which only some nodes have come to a call."""
+    """Return the verdict on a gang of which only some nodes have reached a call."""
     names = [", ".join(node.name for node in nodes) for nodes in (came, others)]
     fix = "every node runs the script: a launcher must be called on all of them, not behind a test of the node's number"
     return facts.verdict_on(
-        Kind.RENDEZVOUS, f"launcher call {call}: {names[0]} came to it, {names[1]} {how}",
+        Kind.RENDEZVOUS, f"launcher call {call}: {names[0]} reached it, {names[1]} {how}",
         node=others[0].name if len(others) == 1 < len(came) else "", cause=FailureCause.OTHER,
-        proof=(Evidence("ranks start when all nodes have come to the same call", fix=fix), *_output(others[0])),
+        proof=(Evidence("ranks start when all nodes have reached the same call", fix=fix), *_output(others[0])),
         since_s=others[0].contact_at, retry=retry,
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""The hosts of an attempt on a pool: which are launched, taken, kept as spares or given back, and the verdict if too few can be used.
+"""Placement of an attempt on a pool of hosts: which hosts are launched, used, kept as spares or released, and the verdict if too few can be used.
 
 Hosts are taken in the user's order; a rank stays on its host as long as that host is up; spares run next to the gang and
 step in at once. A job holds no host while it waits for another one that is busy, so two jobs cannot block each other;
@@ -20,7 +20,7 @@ from orchestrator.core.planned import Gang
 from orchestrator.core.wire.orders import Dismiss
 
 PATIENCE_S = 10.0
-"""How long a host may take to come up before the first placement goes on without it, if there are others."""
+"""How long a host may take to come up before the first placement is made without it, if there are others."""
 
 BUSY_PAUSE_S = 2.0
 BUSY_PAUSE_S_MAX = 60.0
@@ -41,7 +41,7 @@ REASONS_SHOWN = 8
 
 
 def gather(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
-    """Bring up as many hosts as are wanted, and place the attempt once enough of them are there."""
+    """Bring up as many hosts as needed, and place the attempt once enough of them are ready."""
     if facts.ahead or is_short(facts, deadlines):
         return _release(facts, deadlines)
     places = _places(facts, deadlines)
@@ -53,18 +53,18 @@ def gather(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[De
 
 
 def keep_spares(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
-    """Keep exactly the wanted number of spares ready while the gang runs."""
+    """Keep exactly the configured number of spares ready while the gang runs."""
     if facts.pool is None:
         return []
     idle = [node for node in facts.nodes.values() if not node.ranks]
     ready = [node for node in idle if _is_ready(node)]
     surplus = [*ready[facts.pool.spares :], *(node for node in idle if node.excluded)]
-    let_go = dismissals(facts, surplus, "the job does without it", deadlines)
+    let_go = dismissals(facts, surplus, "the job does not need it", deadlines)
     return let_go or _launches(facts, attempt, deadlines)
 
 
 def is_queued(facts: Facts) -> bool:
-    """Tell whether the attempt waits for hosts that other jobs use, or for earlier jobs that want them."""
+    """Return whether the attempt waits for hosts that other jobs use, or for earlier jobs that want them."""
     attempt = facts.attempt
     if facts.pool is None or attempt is None or attempt.placed_at is not None:
         return False
@@ -81,7 +81,7 @@ def is_short(facts: Facts, deadlines: Deadlines) -> bool:
 
 
 def has_another(facts: Facts) -> bool:
-    """Tell whether the job could do without one of the hosts that it can use."""
+    """Return whether the job could do without one of the hosts that it can use."""
     usable = [node for node in facts.nodes.values() if not (node.excluded or node.missing)]
     return facts.pool is not None and len(usable) > facts.pool.nodes
 
@@ -127,7 +127,7 @@ def queued_too_long(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -
         for node in facts.nodes.values()
         if node.busy
     ]
-    ahead = [d.Evidence(f"before it: {', '.join(facts.ahead)}")] if facts.ahead else []
+    ahead = [d.Evidence(f"jobs ahead: {', '.join(facts.ahead)}")] if facts.ahead else []
     needed = facts.pool.nodes if facts.pool is not None else 0
     summary = (
         f"queued for {deadlines.now_s - attempt.began_at:.0f} s, longer than monitor.queue_timeout: "
@@ -140,7 +140,7 @@ def _lost_for_good(
     facts: Facts, attempt: AttemptFacts, missing: list[NodeFacts], ready: int, deadlines: Deadlines
 ) -> Verdict | None:
     """Return the verdict on lost hosts without a substitute, once they have had time to come back: `node_timeout_s` in
-    this attempt, and some of those since their last word."""
+    this attempt, and a multiple of it since their last contact."""
     assert facts.pool is not None and facts.limits is not None
     node, timeout_s = missing[0], facts.limits.node_timeout_s
     since_s = max(attempt.began_at, attempt.watched_at, attempt.queued_at)
@@ -148,7 +148,7 @@ def _lost_for_good(
         return None
     summary = (
         f"{node.name} has not come back within {deadlines.now_s - node.contact_at:.0f} s ({node.missing}), and no other"
-        f" host is free: {facts.pool.nodes} are needed, {ready} are there"
+        f" host is free: {facts.pool.nodes} are needed, {ready} are ready"
     )
     reasons = _reasons(facts.nodes.values())
     return _verdict(facts, attempt, Kind.NODE_LOST, summary, reasons, node.name)
@@ -173,7 +173,7 @@ def _reasons(nodes: Iterable[NodeFacts]) -> tuple[d.Evidence, ...]:
     """Return, for each host that is not up, why it is not."""
     faults = [fault for node in nodes if (fault := note(node))]
     reasons = [d.Evidence(fault.what, EvidenceKind.HOST, fault.where, fault.fix) for fault in faults]
-    return tuple(reasons[:REASONS_SHOWN]) or (d.Evidence("no host says why"),)
+    return tuple(reasons[:REASONS_SHOWN]) or (d.Evidence("no host gave a reason"),)
 
 
 def note(node: NodeFacts) -> Fault | None:
@@ -185,7 +185,7 @@ def note(node: NodeFacts) -> Fault | None:
     return Fault(node.name, f"busy: {node.busy.reason}") if node.busy else node.launch_fault
 
 
-# Who could be had
+# Available hosts
 
 
 def _is_ready(node: NodeFacts) -> bool:
@@ -193,7 +193,7 @@ def _is_ready(node: NodeFacts) -> bool:
 
 
 def _may_come(node: NodeFacts) -> bool:
-    """Tell whether the host is up, or may soon be if no other job uses it; a lost host is not relied on."""
+    """Return whether the host is up, or may soon be if no other job uses it; a lost host is not relied on."""
     if node.agent_state is AgentState.UP:
         return not node.excluded
     if node.agent_state is AgentState.LAUNCHING:
@@ -223,7 +223,7 @@ def asked_again_s(facts: Facts) -> float:
     return latest_s + max(pause_s, BUSY_PAUSE_S) + facts.pool.seed % 1000 / 1000
 
 
-# What to do about it
+# Actions
 
 
 def _places(facts: Facts, deadlines: Deadlines) -> Gang:
@@ -242,7 +242,7 @@ def _places(facts: Facts, deadlines: Deadlines) -> Gang:
 
 
 def _comes_one_before(facts: Facts, last: str, deadlines: Deadlines) -> bool:
-    """Tell whether a host that the user named earlier is still coming up, and not too slowly."""
+    """Return whether a host that the user named earlier is still coming up, and not too slowly."""
     for node in facts.nodes.values():
         if node.name == last:
             return False
@@ -256,7 +256,7 @@ def _why(facts: Facts, places: Gang) -> str:
     new = [name for name in names if name not in facts.last_places]
     gone = [name for name in facts.last_places if name not in names]
     if not gone:
-        return f"{len(places)} hosts are there"
+        return f"{len(places)} hosts are ready"
     return f"{', '.join(new)} in place of {', '.join(gone)}"
 
 
@@ -275,7 +275,7 @@ def _launches(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list
     lost = [node for node in due if node.missing and attempt.placed_at is None]
     others = [node for node in due if not node.missing or attempt.placed_at is not None]
     why = f"attempt {attempt.number} needs {facts.pool.nodes} hosts"
-    spare = f" and {facts.pool.spares} to spare" if facts.pool.spares else ""
+    spare = f" and {facts.pool.spares} spare" if facts.pool.spares else ""
     return [
         d.Launch(deadlines.now_s, why + spare, attempt.number, node.name)
         for node in [*lost, *others[: max(0, wanted - len(coming))]]
@@ -283,7 +283,7 @@ def _launches(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list
 
 
 def _is_coming(facts: Facts, node: NodeFacts, deadlines: Deadlines) -> bool:
-    """Tell whether the host is there, or its agent has just been launched, or may dial again; a gang that runs can
+    """Return whether the host is there, or its agent has just been launched, or may dial again; a gang that runs can
     wait longer for that than one that has no hosts."""
     assert facts.limits is not None and facts.attempt is not None
     if node.missing or node.excluded:
@@ -302,7 +302,7 @@ def _is_coming(facts: Facts, node: NodeFacts, deadlines: Deadlines) -> bool:
 
 
 def is_due(facts: Facts, node: NodeFacts, deadlines: Deadlines) -> bool:
-    """Tell whether an agent of this node is to be launched now, if one is wanted there."""
+    """Return whether an agent of this node is to be launched now, if one is wanted there."""
     assert facts.limits is not None
     if node.excluded or (facts.pool is not None and _said_busy(facts, node, deadlines)):
         return False
@@ -320,8 +320,12 @@ def is_due(facts: Facts, node: NodeFacts, deadlines: Deadlines) -> bool:
 
 
 def _release(facts: Facts, deadlines: Deadlines) -> list[Decision]:
-    """Let go of the hosts that are up: other jobs may need them while this job waits."""
-    why = "other jobs come first" if facts.ahead else "not enough hosts are free: none is held meanwhile"
+    """Release the hosts that are up: other jobs may need them while this job waits."""
+    why = (
+        "earlier jobs come first"
+        if facts.ahead
+        else "not enough hosts are free: the job holds none while it waits"
+    )
     return dismissals(facts, facts.nodes.values(), why, deadlines)
 
 

@@ -1,4 +1,4 @@
-"""The rendezvous of the ranks: which addresses are probed, where they meet, and the verdict when they cannot.
+"""Rendezvous of the ranks: which addresses are probed, which one is used, and the verdict if none works.
 
 The point is an address of the first node that every other node has reached, by a handshake with the first node's agent
 on the port itself; each node uses the interface that led there.
@@ -52,13 +52,14 @@ def probes(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[De
 
 
 def are_probed(facts: Facts, attempt: AttemptFacts) -> bool:
-    """Tell whether every node that has to probe has reported."""
+    """Return whether every node that has to probe has reported."""
     first, *others = facts.gang
     return not first.rendezvous.addresses or all(node.rendezvous.probed == attempt.number for node in others)
 
 
 def rendezvous_point(facts: Facts) -> RendezvousPoint | Unreachable:
-    """Return where the gang meets, by the first node's preference, or which node cannot come. All must have probed."""
+    """Return the rendezvous address, by the first node's preference, or the node that cannot reach it. All nodes must have
+    probed."""
     first, *others = facts.gang
     offer = first.rendezvous
     if not offer.addresses:
@@ -92,7 +93,7 @@ def verdict(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdic
 
 
 def _is_alone(facts: Facts, first: NodeFacts) -> bool:
-    """Tell whether the first node itself is cut off: none of several nodes reaches it, or one after the other did not."""
+    """Return whether the first node itself is cut off: none of several nodes reaches it, or one after the other did not."""
     others = facts.gang[1:]
     before = [past.verdict for past in facts.past if past.verdict and past.number > facts.resumed_after]
     signatures = [verdict.signature for verdict in before]

@@ -20,21 +20,21 @@ ALIKE_MAX = 4
 overwrites one checkpoint does not show whether it begins from it; failing equally far along each time does."""
 
 _OWN_FAULTS = (Kind.CRASH, Kind.OOM, Kind.HANG, Kind.LAUNCH)
-"""What the job's own code can be the cause of; a lost node or a taken port may return without its fault."""
+"""Failures that the job's own code can cause; a lost node or a port in use may recur without its fault."""
 
 
 def recognise(facts: Facts, attempt: AttemptFacts, verdict: Verdict) -> Verdict:
-    """Return the verdict, as `no_progress` when the same has happened before, with evidence of an ignored checkpoint."""
+    """Return the verdict, as `no_progress` if the same failure happened before, with evidence of an ignored checkpoint."""
     anew = ignores_checkpoint(attempt)
     if anew:
         verdict = dataclasses.replace(verdict, proof=(Evidence(anew), *verdict.proof))
     before = [past for past in facts.past if past.number > facts.resumed_after]
     if before and _loads_neither(facts, before[-1], attempt, verdict):
         saves = " and ".join(one.resume.path for one in (before[-1].attempt, attempt) if one.resume)
-        what = f"the same failure from {saves}: it is not the files, but {verdict.signature.frame}"
+        what = f"the same failure from {saves}: the cause is not the files, but {verdict.signature.frame}"
         return _no_progress(verdict, what, before[-1])
     if (found := unloadable(facts, attempt, verdict)) is not None:
-        given_up = f"{found.save.main} is given up for the one before it: {found.why}"
+        given_up = f"{found.save.main} is distrusted, an older checkpoint is used: {found.why}"
         return dataclasses.replace(verdict, proof=(Evidence(given_up), *verdict.proof))
     own = verdict.kind in _OWN_FAULTS and verdict.signature.cause is not FailureCause.PLACEMENT
     if not before or not verdict.retry or not own:
@@ -51,8 +51,8 @@ def recognise(facts: Facts, attempt: AttemptFacts, verdict: Verdict) -> Verdict:
 
 
 def _loads_neither(facts: Facts, past: PastAttempt, attempt: AttemptFacts, verdict: Verdict) -> bool:
-    """Tell whether the previous attempt has raised the same at the same line, from another save, and neither has got any
-    further: then what loads them is to blame."""
+    """Return whether the previous attempt has raised the same at the same line, from another checkpoint, and neither has got any
+    further: then the code that loads them is the cause."""
     saves = past.attempt.resume, attempt.resume
     is_alike = past.verdict is not None and past.verdict.signature == verdict.signature
     is_raised = verdict.signature.cause is FailureCause.EXCEPTION and verdict.signature.frame is not None
@@ -61,7 +61,7 @@ def _loads_neither(facts: Facts, past: PastAttempt, attempt: AttemptFacts, verdi
 
 
 def _same_point(past: PastAttempt, attempt: AttemptFacts, verdict: Verdict) -> bool:
-    """Tell whether the previous attempt failed in the same way: at the same step, or as far from the same checkpoint.
+    """Return whether the previous attempt failed in the same way: at the same step, or as far from the same checkpoint.
 
     Two that made no step of their own from different checkpoints only show that they could not begin from these, though
     both may be of one step. Where no step is known, a signal does not count: it may have come from outside, at a
@@ -80,14 +80,14 @@ def _same_point(past: PastAttempt, attempt: AttemptFacts, verdict: Verdict) -> b
 
 
 def _may_be_the_hosts(facts: Facts, past: PastAttempt, verdict: Verdict) -> bool:
-    """Tell whether ranks of one host hung both times; that host is now replaced by another, which shows whose
-    fault it is."""
+    """Return whether ranks of one host hung both times; the host is now replaced by another, which shows whether it was the
+    cause."""
     on_one = past.verdict is not None and past.verdict.node == verdict.node != ""
     return verdict.kind is Kind.HANG and on_one and placement.has_another(facts)
 
 
 def _equally_far(before: list[PastAttempt], attempt: AttemptFacts, verdict: Verdict) -> bool:
-    """Tell whether the last attempts, including this one, all failed in this way after the same number of
+    """Return whether the last attempts, including this one, all failed in this way after the same number of
     their own steps."""
     count = attempt.own_steps(verdict)
     alike = [
@@ -102,14 +102,14 @@ def _equally_far(before: list[PastAttempt], attempt: AttemptFacts, verdict: Verd
 
 
 def _tells_nothing(attempt: AttemptFacts) -> bool:
-    """Tell whether the attempt was given a checkpoint and no name of what it wrote proves that it began there."""
+    """Return whether the attempt was given a checkpoint, and nothing that it wrote proves that it resumed from it."""
     return attempt.resume is not None and not attempt.resumes
 
 
 def _no_progress(verdict: Verdict, again: str, last: PastAttempt, hint: tuple[Evidence, ...] = ()) -> Verdict:
     assert last.verdict is not None
     likewise = Evidence(
-        f"attempt {last.number} ended likewise: {last.verdict.summary}", EvidenceKind.LIKEWISE
+        f"attempt {last.number} failed in the same way: {last.verdict.summary}", EvidenceKind.LIKEWISE
     )
     return dataclasses.replace(
         verdict, kind=Kind.NO_PROGRESS, head=f"{again}: {verdict.head}", retry=False,

@@ -1,4 +1,4 @@
-"""The restart policy: another attempt, after what pause and from which checkpoint, a requeue, or the end of the job."""
+"""Restart policy: whether another attempt follows, after which pause and from which checkpoint, a requeue, or the end of the job."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from orchestrator.brain.scheduling import allocation, fence
 from orchestrator.brain.scheduling.checkpoints import QUESTION, SUSPICION, why_none
 from orchestrator.core.backoff import Backoff
 
-RESTART_ASKED = "a restart that the user asked for"
+RESTART_ASKED = "a restart requested by the user"
 RESUME_ASKED = "resumed by the user"
 """Why an attempt ends, and the next begins."""
 
 PASSED_SHOWN = 3
-"""How many saves that were passed over a reason names."""
+"""How many checkpoints that were passed over a reason names."""
 
 FETCH_S_MAX = 600.0
 """How long a stopped attempt waits for a checkpoint that is being fetched."""
 
 FETCH_CANCELLED_S_MAX = 30.0
-"""The same when the user wants the job to stop; `orch collect` brings what is left on the hosts."""
+"""The same when the user cancels the job; `orch collect` fetches what is left on the hosts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class GiveUp:
 
 
 def waits_for_checkpoint(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> bool:
-    """Tell whether what follows may depend on a checkpoint that is still being fetched."""
+    """Return whether what follows may depend on a checkpoint that is still being fetched."""
     limit_s = FETCH_CANCELLED_S_MAX if facts.goal is JobGoal.CANCEL else FETCH_S_MAX
     since_s = max(attempt.stop_at or 0.0, attempt.watched_at)
     coming = [save for save in facts.saves.values() if save.is_coming and save.attempt == attempt.number]
@@ -62,7 +62,7 @@ def waits_for_checkpoint(facts: Facts, attempt: AttemptFacts, deadlines: Deadlin
 
 
 def _may_send(facts: Facts, name: str, deadlines: Deadlines) -> bool:
-    """Tell whether the node can still send; a checkpoint on a lost node is not waited for."""
+    """Return whether the node can still send; a checkpoint on a lost node is not waited for."""
     assert facts.limits is not None
     node = facts.node(name)
     if node is None or fence.is_seen_over(facts, node, deadlines):
@@ -106,9 +106,7 @@ def _anywhere(facts: Facts, attempt: AttemptFacts) -> RestartAttempt | GiveUp:
         return GiveUp(JobEnd.FAILED, f"{verdict.kind.value}: {verdict.summary}{_suspicion(attempt)}")
     if attempt.is_free:
         if allocation.is_fruitless(facts, attempt):
-            stays = (
-                f"{allocation.FRUITLESS_STAYS_MAX} stays in a row ended at the time limit without progress"
-            )
+            stays = f"{allocation.FRUITLESS_STAYS_MAX} allocations in a row ended at the time limit without progress"
             return GiveUp(JobEnd.FAILED, f"{verdict.kind.value}: {verdict.summary}; {stays}")
         return RestartAttempt(attempt.judged_at, _why(facts, attempt, verdict.kind, facts.spent))
     if facts.limits.restarts_max == 0:
@@ -154,7 +152,7 @@ def _why(facts: Facts, attempt: AttemptFacts, kind: Kind, spent: int) -> str:
 def _source(facts: Facts) -> str:
     choice = facts.choice
     if choice.save is None:
-        source = "the beginning, since there is no whole checkpoint" if facts.saves else "the beginning"
+        source = "the beginning, since there is no complete checkpoint" if facts.saves else "the beginning"
     else:
         step = "" if choice.save.step is None else f" (step {choice.save.step:,})"
         source = f"{choice.save.path}{step}"

@@ -1,4 +1,4 @@
-"""The save from which an attempt's script began, by what its ranks had read when they made their first step."""
+"""Resume source of an attempt: the checkpoint that its script resumed from, by what its ranks read before their first step."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from orchestrator.core.wire import reports
 from orchestrator.supervisor.transfers.closing import Gang
 
 STATES = frozenset((".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".distcp"))
-"""Endings of files that hold the state of a model."""
+"""Suffixes of files that hold the state of a model."""
 
 UNSEEN_FORMATS = (Format.UNKNOWN, Format.SAFETENSORS)
-"""What a script may read by a library that opens files itself, so that no hook sees it."""
+"""Formats that a library may read with its own file functions, so that no hook sees it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """Where an attempt began: from the save of this number; 0: from none, but its ranks may have read the file `other`."""
+    """The checkpoint that an attempt resumed from; 0 for none, but its ranks may have read the file `other`."""
 
     save: int
     other: str = ""
@@ -28,10 +28,10 @@ class Beginning:
 
 @dataclass(slots=True)
 class Beginnings:
-    """What the nodes of the current attempt have reported."""
+    """Reports of the nodes of the current attempt."""
 
     _reports: dict[str, reports.CheckpointsRead] = field(default_factory=dict)
-    # By attempt: the step that the file of another job states that its ranks have read
+    # By attempt: the step in the file of another job that its ranks have read
     stated: dict[int, int] = field(default_factory=dict)
 
     def learn(
@@ -42,11 +42,10 @@ class Beginnings:
         saves: Collection[Save],
         newest: Save | None,
     ) -> Beginning | None:
-        """Return where the attempt began; None while that is not known.
+        """Return what the attempt resumed from; None while that is not known.
 
-        The node of rank 0 is believed before others, since rank 0 may read for all. That nothing was read all nodes have to
-        say, and that only counts where the `newest` save is of a format whose reading a hook sees, and no file beside a save
-        was read that is none of them.
+        The node of rank 0 counts first, since rank 0 may read for all. "Nothing was read" needs the reports of all nodes, a
+        `newest` checkpoint in a format whose reading a hook sees, and no unknown file read beside a checkpoint.
         """
         known = {name: one for name, one in self._reports.items() if one.attempt == gang.attempt}
         self._reports = {**known, node: report}
@@ -68,8 +67,8 @@ class Beginnings:
 
 
 def _owners(saves: Collection[Save], attempt: int) -> dict[str, Save]:
-    """Return the newest save of earlier attempts that each file is of, of those that a training may be resumed from, by the names
-    that agents give files."""
+    """Return, by the file names that agents report, the newest checkpoint of earlier attempts that each file belongs to, if it can
+    be resumed from."""
     owners: dict[str, Save] = {}
     for save in sorted(saves, key=lambda save: save.number):
         may_be_whole = save.state in NAMED or (save.state is SaveState.TORN and not save.is_damaged)

@@ -1,9 +1,11 @@
-"""Closing of a save: when every rank of the gang has gone on, and what the save is then. Pure.
+"""Completion of a checkpoint: when every rank of the gang has continued, and the state of the checkpoint then. Pure.
 
-A node has gone on when its agent says so of its own ranks, or when heartbeats show that every rank there has made a step
-since, and that its agent has looked twice after that and seen nothing that it has not reported: heartbeats from before
-the last change count where ranks count the same steps as those that saved. A node whose ranks have all ended has gone on when it has
-stopped the attempt, and so has looked a last time: with code 0, or each with more steps than were made when the save was written.
+A node has continued when one of these holds:
+- its agent reports it of its own ranks;
+- heartbeats show that every rank there has made a step since, and that its agent has scanned twice after that and found
+  nothing unreported. Heartbeats from before the last change count if ranks count the same steps as those that saved;
+- its ranks have all ended, with code 0 or each with more steps than were made when the checkpoint was written, and it has
+  stopped the attempt, and so has made a last scan.
 """
 
 from __future__ import annotations
@@ -31,10 +33,10 @@ SCANS_MIN = 2
 SCANS_KEPT = 32
 
 SAME_COUNT_SHARE = 0.9
-"""Ranks whose steps are at least this share of another's count the same steps."""
+"""Ranks whose steps are at least this share of another rank's steps count the same steps."""
 
 PATTERN_MIN = 2
-"""How many saves that all have a file show that the next one needs it."""
+"""A file that this many checkpoints all have is expected in the next one."""
 
 GONE_ON = (Closing.STEPS, Closing.END, Closing.SILENCE)
 
@@ -55,23 +57,23 @@ class Gang:
 
     @property
     def is_over(self) -> bool:
-        """Tell whether nothing more will be reported of the attempt."""
+        """Whether nothing more will be reported of the attempt."""
         return set(self.nodes) <= self.stopped | self.lost
 
     def ended_behind(self, save: Save) -> set[str]:
-        """Return the nodes whose ranks ended behind the step at which a save was written."""
+        """Return the nodes whose ranks ended after the step at which a checkpoint was written."""
         steps = max((part.steps for part in save.parts), default=0)
         open_ = {part.host for part in save.parts if part.closed_by not in GONE_ON}
         return {node for node in self.stopped - open_ if self.made.get(node, 0) > steps > 0}
 
     def have_gone_on(self, gone_on: Collection[str]) -> bool:
-        """Tell whether all nodes have gone on. Without nodes nothing is known."""
+        """Return whether all nodes have continued; False without nodes."""
         return bool(self.nodes) and set(self.nodes) <= {*gone_on, *(self.done & self.stopped)}
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What is found about a save: its state, how its writing was over, why it is not whole, and whether it is put out of the way."""
+    """State of a checkpoint, what completed it, why it is incomplete, and whether it is to be moved away."""
 
     state: SaveState
     closed_by: Closing
@@ -84,11 +86,11 @@ class Beats:
     """The last heartbeats of a node in an attempt."""
 
     latest: reports.Heartbeat
-    # By the number of its agent's looks: the fewest steps of a rank at the last heartbeat with so many
+    # By the number of its agent's scans: the fewest steps of a rank at the last heartbeat with that number
     steps: dict[int, int] = field(default_factory=dict)
 
     def add(self, heartbeat: reports.Heartbeat) -> None:
-        """Take the next heartbeat; one with fewer looks is of another agent."""
+        """Add the next heartbeat; one with fewer scans is from another agent."""
         if heartbeat.looks < self.latest.looks or heartbeat.attempt != self.latest.attempt:
             self.steps.clear()
         self.latest = heartbeat
@@ -97,8 +99,8 @@ class Beats:
             del self.steps[min(self.steps)]
 
     def looks_at(self, steps: int) -> int | None:
-        """Return how many looks there had been when every rank had made more steps than these; None if that is not known,
-        also where ranks count others."""
+        """Return how many scans there had been when every rank had made more steps than these; None if that is not known, also
+        where ranks count other steps."""
         passed = ((looks, made) for looks, made in self.steps.items() if made > steps)
         looks, made = next(passed, (0, 0))
         return looks if 0 < made * SAME_COUNT_SHARE <= steps else None
@@ -106,17 +108,17 @@ class Beats:
 
 @dataclass(slots=True)
 class Watch:
-    """Who has gone on since the last change of an open save."""
+    """The nodes that have continued since the last change of an open checkpoint."""
 
-    # By node: the steps of its ranks and its agent's looks at the first heartbeat since
+    # By node: the steps of its ranks and its agent's scans at the first heartbeat since
     since: dict[str, tuple[dict[int, int], int]] = field(default_factory=dict)
     gone_on: set[str] = field(default_factory=set)
     # Of the ranks of the host that reported last, at the last byte
     steps: int = 0
 
     def changed(self, save: Save, beats: Mapping[str, Beats]) -> None:
-        """The save has changed: who has gone on from this writing stays; else only hosts have that say so of their own
-        part of it, and nodes whose `beats` show it."""
+        """Note that the checkpoint has changed: nodes that continued after this write stay; of the others, those whose agents
+        report it of their own part, and those whose `beats` show it."""
         last = save.parts[-1]
         is_same = 0 < last.steps == self.steps
         self.gone_on = {node for node in self.gone_on if is_same and node != last.host} | {
@@ -134,7 +136,7 @@ class Watch:
                 self.beat(node, known.latest)
 
     def beat(self, node: str, heartbeat: reports.Heartbeat) -> bool:
-        """Take a heartbeat; tell whether its node has gone on by it."""
+        """Add a heartbeat; return whether it shows that its node has continued."""
         if node in self.gone_on:
             return False
         if node not in self.since:
@@ -152,13 +154,13 @@ class Watch:
         return moved and has_looked
 
     def _steps_min(self, rank: reports.RankHeartbeat) -> int:
-        """Return how many steps a rank must have made for its heartbeat to be from after the change, and not to have been
-        late on its way: one whose count is another than those of the ranks that saved tells nothing of that."""
+        """Return how many steps a rank must have made for its heartbeat to be from after the change, and not delayed on its way;
+        0 for a rank that counts other steps than the ranks that saved."""
         return self.steps if rank.steps >= SAME_COUNT_SHARE * self.steps else 0
 
 
 def opened(number: int, report: reports.SaveSeen, world_size: int) -> Save:
-    """Return a new save of which nothing is known yet but what it is called."""
+    """Return a new checkpoint of which only the name is known."""
     return Save(
         number, report.key, report.series, report.main, report.attempt, world_size, 0, Format.UNKNOWN, Content.OTHER,
         True, SaveState.OPEN,
@@ -166,18 +168,18 @@ def opened(number: int, report: reports.SaveSeen, world_size: int) -> Save:
 
 
 def brief(save: Save) -> Save:
-    """Return what the brain is told of a save: all but its files."""
+    """Return a checkpoint without its files, for the brain."""
     return replace(save, pieces=(), parts=(), cites=())
 
 
 def merged(save: Save) -> GroupReading:
-    """Return what all parts of an open save say."""
+    """Return the combined reading of all parts of an open checkpoint."""
     return reduce(reading.merged, (part.reading for part in save.parts))
 
 
 def pieces_of(parts: Iterable[Part]) -> dict[str, tuple[str, Piece]]:
-    """Return the files of a save with the host that has each; of those that several hosts have, the one that had made the
-    most steps, else the first."""
+    """Return the files of a checkpoint with the host that has each; if several hosts have one, the host with the most steps,
+    else the first."""
     pieces: dict[str, tuple[str, Piece]] = {}
     for part in sorted(parts, key=lambda part: -part.steps):
         for piece in part.pieces:
@@ -186,8 +188,8 @@ def pieces_of(parts: Iterable[Part]) -> dict[str, tuple[str, Piece]]:
 
 
 def places(parts: Iterable[Part], here: Path, is_far: Callable[[str], bool]) -> tuple[Place, ...]:
-    """Return where the pieces of a save lie; what hosts see of the job folder comes first. `is_far`: tells of a host whether
-    what it saves has to be copied."""
+    """Return the locations of the files of a checkpoint; the shared job folder comes first. `is_far`: whether a host's files
+    have to be copied."""
     parts = tuple(parts)
     pieces, far = pieces_of(parts), []
     for part in parts:
@@ -201,7 +203,7 @@ def places(parts: Iterable[Part], here: Path, is_far: Callable[[str], bool]) -> 
 
 
 def with_digests(save: Save, digests: Mapping[tuple[str, int, int], str]) -> Save:
-    """Return a save with the sha256 of its files, by their stamps, where they are still those."""
+    """Return a checkpoint with the sha256 of its files, for files whose stamps are unchanged."""
 
     def known(pieces: tuple[Piece, ...]) -> tuple[Piece, ...]:
         return tuple(replace(piece, sha256=digests.get(piece.stamp, piece.sha256)) for piece in pieces)
@@ -211,7 +213,7 @@ def with_digests(save: Save, digests: Mapping[tuple[str, int, int], str]) -> Sav
 
 
 def parts_of(save: Save) -> tuple[Part, ...]:
-    """Return the parts of a save; of one that was closed, and is reported again, as far as its places and files tell."""
+    """Return the parts of a checkpoint; for one that was closed, and is reported again, as far as its locations and files show."""
     if save.parts:
         return save.parts
     state = GroupReading(
@@ -225,10 +227,10 @@ def parts_of(save: Save) -> tuple[Part, ...]:
 
 
 def judge(save: Save, watch: Watch, gang: Gang, saves: Iterable[Save] = ()) -> Found:
-    """Return what an open save is by now. `saves`: the others of the job, among which those of its series count.
+    """Return the present state of an open checkpoint. `saves`: the checkpoints of the job, of which those of its series count.
 
-    A file that all earlier saves have is missed while no step and no end shows that all is written. After that, a thread may
-    still write it: it is missed until the next save is begun where `PATTERN_MIN` saves of this attempt have it.
+    A file that all earlier checkpoints have is expected until a step or an end shows that everything is written. After that,
+    a thread may still write it: if `PATTERN_MIN` checkpoints of this attempt have it, it is expected until the next one begins.
     """
     series = [one for one in saves if one.series == save.series]
     closed = [one for one in series if one.pieces and one.state not in (SaveState.OPEN, SaveState.TORN)]
@@ -257,7 +259,7 @@ def judge(save: Save, watch: Watch, gang: Gang, saves: Iterable[Save] = ()) -> F
         return Found(torn, Closing.NONE, fault, is_damaged=True)
     stale = [name for part in save.parts for name in part.stale if names.is_save_file(name)]
     if stale:
-        why = f"the attempt ended while it was written: {stale[0]} is still that of the save before"
+        why = f"the attempt ended while it was written: {stale[0]} is still from the previous checkpoint"
         return Found(SaveState.TORN, Closing.NONE, why, is_damaged=save.is_named)
     if reading.has_last_word(state, sizes, gang.world_size):
         return Found(SaveState.WHOLE, Closing.LAST_WORD, "")
@@ -266,23 +268,23 @@ def judge(save: Save, watch: Watch, gang: Gang, saves: Iterable[Save] = ()) -> F
         return Found(SaveState.WHOLE, Closing.LIKENESS, "")
     lost = sorted(gang.lost & set(gang.nodes) - watch.gone_on)
     why = "the attempt ended while it was written"
-    why = f"{lost[0]} was lost before it had told whether it has a part in it" if lost else why
+    why = f"{lost[0]} was lost before it reported whether it has a part of it" if lost else why
     return Found(SaveState.TORN, Closing.NONE, why, is_damaged=save.is_named)
 
 
 def _stale_need(save: Save, state: GroupReading) -> str:
-    """Return the fault of a file that one written anew names, and which was not written anew, or the other way round."""
+    """Return the fault of a file from the previous checkpoint that a rewritten file refers to, or the other way round."""
     stale = {name for part in save.parts for name in part.stale}
     old = next(
         (need for need in state.needs if need.name in stale and need.by and need.by not in stale), None
     )
     if old is None:
         return reading.outdated(state, stale)
-    return f"{old.name} is still that of the save before; {old.by} is new"
+    return f"{old.name} is still from the previous checkpoint; {old.by} is new"
 
 
 def _mixed(save: Save, pieces: dict[str, tuple[str, Piece]]) -> str:
-    """Return the fault of a name that is written again and again, whose parts on several hosts may be of two writings."""
+    """Return the fault of a name that is overwritten repeatedly, whose parts on several hosts may be of different writes."""
     hosts = {host for host, _ in pieces.values()}
     steps = {part.steps for part in save.parts if part.host in hosts}
     if not save.is_slot or len(hosts) < 2 or (len(steps) == 1 and 0 not in steps):
@@ -291,26 +293,26 @@ def _mixed(save: Save, pieces: dict[str, tuple[str, Piece]]) -> str:
 
 
 def _lacks(save: Save, sizes: Collection[str], earlier: Sequence[Save]) -> str:
-    """Return the fault of a save that has no file like one that each earlier save of as many ranks has."""
+    """Return the fault of a checkpoint that lacks a file which each earlier checkpoint of the same world size has."""
     shapes = [_shape(p.name for p in one.pieces) for one in earlier if one.world_size == save.world_size]
     missed = set.intersection(*shapes) - _shape(sizes) if shapes else set[str]()
     saved = (piece.name for one in earlier[-1:] for piece in one.pieces if names.is_save_file(piece.name))
     lost = next((name for name in saved if _shape([name]) <= missed), "")
-    return f"it has no file like {lost} of the save before" if lost else ""
+    return f"it has no file like {lost} of the previous checkpoint" if lost else ""
 
 
 def _lacks_rank(save: Save, sizes: Collection[str], before: Save | None) -> str:
-    """Return the fault of a file that some ranks have in a save, and more of them in the one before of this attempt."""
+    """Return the fault of a file that fewer ranks have in this checkpoint than in the previous one of this attempt."""
     if before is None or before.attempt != save.attempt:
         return ""
     own = names.ranks_in(_shape(sizes))
     for series, ranks in names.ranks_in(_shape(piece.name for piece in before.pieces)).items():
         lost = ranks - own.get(series, ranks)
         if lost and "shard" not in series:
-            return f"it has no file like that of rank {min(lost)} in the save before"
+            return f"it has no file like that of rank {min(lost)} in the previous checkpoint"
     return ""
 
 
 def _shape(found: Iterable[str]) -> set[str]:
-    """Return names without the numbers that count up; those of ranks and parts stay."""
+    """Return names without counters; the numbers of ranks and parts stay."""
     return {names.without_count(name) for name in found}

@@ -21,7 +21,7 @@ PATHS_PRINTED_MAX = 1000
 
 
 class LogReceiveError(Exception):
-    """A chunk does not follow what is here: the node must be asked to begin again."""
+    """A chunk does not follow the bytes that are here: the node must send again from the offset that it gets."""
 
 
 @dataclass(slots=True)
@@ -50,19 +50,18 @@ class LogReceiver:
         return orders.ResumeOffsets({name: size for name in names if (size := self._size_bytes(name))})
 
     def receive(self, node: str, chunk: reports.Chunk, raw: bytes) -> None:
-        """Take one chunk. Raises LogReceiveError when bytes before it are missing: drop the node's connection then."""
+        """Write one chunk. Raises LogReceiveError when bytes before it are missing: drop the node's connection then."""
         state = self._nodes.setdefault(node, _Node())
         if not shipped_files.may_send(node, chunk.path) or chunk.offset < 0:
             self._print_once(
-                chunk.path, f"{node} sent bytes of {chunk.path[:200]!r}, which is no file of its own: refused"
+                chunk.path,
+                f"{node} sent bytes of {chunk.path[:200]!r}, which is not a file of that node: refused",
             )
         else:
             try:
                 full_disk.wait_for(lambda: self._append(node, chunk, raw))
             except OSError as err:
-                self._print_once(
-                    chunk.path, f"{chunk.path} cannot be written, it is not taken: {err.strerror}"
-                )
+                self._print_once(chunk.path, f"{chunk.path} cannot be written and is skipped: {err.strerror}")
         state.received_bytes += len(raw)
 
     def owed(self) -> list[tuple[str, orders.ChunkAck]]:
@@ -87,7 +86,7 @@ class LogReceiver:
             raise LogReceiveError(f"{chunk.path} was deleted here")
         if chunk.offset > info.st_size:
             raise LogReceiveError(
-                f"{chunk.path} has {info.st_size} bytes here, and bytes from {chunk.offset} on came"
+                f"{chunk.path} has {info.st_size} bytes here, but the node sent bytes from {chunk.offset} on"
             )
         rest = memoryview(raw)[info.st_size - chunk.offset :]
         while rest:
@@ -103,7 +102,7 @@ class LogReceiver:
         full = self._job.root / path
         make_inside(self._job.root, full.parent)
         rank = shipped_files.rank_of(path)
-        if rank is not None:  # so that `have` knows whose it is, after a restart too
+        if rank is not None:  # so that `have` knows the node of the file, also after a restart
             make_inside(self._job.root, self._job.rank_run(node, *rank))
         fd = os.open(full, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
         self._fds[path] = fd

@@ -1,11 +1,11 @@
-"""Copies of saves between the job folder and hosts that do not see it: home from the hosts that wrote them, and to the hosts
-of the next attempt.
+"""Checkpoint transfer over SSH: fetches checkpoints from the hosts that wrote them, and sends them to the hosts of the next
+attempt.
 
 Rules
-- A save is fetched when it is closed and all of its files are hashed. It gathers in `.coming/NUMBER` and is renamed into its
-  place, where one of the same names gives way to it.
-- A file that was written again before it was copied does not have its recorded size and time: the save does not come.
-- Nothing is put into its place while a save of the same names is being sent, or once a later one of them is there.
+- A checkpoint is fetched when it is closed and all of its files are hashed. Its files are staged in `.coming/NUMBER` and
+  renamed into place, where they replace a checkpoint of the same names.
+- A file that was overwritten before it was copied does not have its recorded size and time: the checkpoint is not fetched.
+- No checkpoint is moved into place while one of the same names is being sent, or if a later one of them is there.
 - No name that a host sends leads out of the checkpoint folder.
 """
 
@@ -28,30 +28,30 @@ from orchestrator.core.wire import reports
 
 COMING = ".coming"
 FROM_START = ".start"
-"""What the names of folders in it end with in which saves gather that lie where the ranks start."""
+"""Suffix of the staging folders of checkpoints from the folder where the ranks start."""
 
 OLD = ".old"
 COMING_MAX = 100
-"""The most saves on their way at once; past it more are written than the connection can take, and the oldest is given up."""
+"""The most checkpoints fetched at once; beyond it the connection is too slow for the job, and the oldest is given up."""
 
 PART_BYTES_MAX, PATH_BYTES_MAX = 255, 3_000
-"""How long a name in a folder, and a name with its folders, may be; the latter leaves room for the job folder's path."""
+"""Limits on the length of a file name and of a path; the latter leaves room for the job folder's path."""
 
 
 @dataclass(slots=True)
 class _Fetch:
-    """A save on its way home, and its copies that are not done."""
+    """A checkpoint that is being fetched, and its copies that are not done."""
 
     save: Save
     copies: dict[str, Copy] = field(default_factory=dict)
 
 
 class SaveCopies:
-    """The copies of one job."""
+    """Checkpoint transfers of one job."""
 
     def __init__(self, job: JobDir, copier: BulkCopier | None, root: Path, glob: str) -> None:
-        """`copier`: None where all hosts see the saves, and none is copied; `root`: the folder of `checkpoint.path` at home; `glob`:
-        `checkpoint.path`, which tells that folder on hosts."""
+        """`copier`: None where all hosts share the disk, and nothing is copied; `root`: the local folder of `checkpoint.path`;
+        `glob`: `checkpoint.path`, which gives that folder on hosts."""
         self._copier = copier
         self._job = job
         self._root = root if root.is_relative_to(job.root) else job.checkpoints
@@ -60,7 +60,7 @@ class SaveCopies:
         self._sends: dict[str, tuple[Save, Copy]] = {}  # by node
         self._done: list[tuple[int, str]] = []
         self._count = 0
-        self.sent: list[tuple[str, str]] = []  # a node, and why it does not have its save; empty if it has
+        self.sent: list[tuple[str, str]] = []  # a node, and why its checkpoint was not sent; empty if it was
         self.discards: list[tuple[str, Save]] = []
         self.has_moved = False
         if copier is None:
@@ -70,7 +70,7 @@ class SaveCopies:
         shutil.rmtree(self._root / COMING, ignore_errors=True)
 
     def fetch(self, save: Save) -> None:
-        """Begin to fetch a save, unless it is on its way, or none is copied: a resume may have changed `checkpoint.path`."""
+        """Begin to fetch a checkpoint, unless it is being fetched, or nothing is copied: a resume may have changed `checkpoint.path`."""
         if self._copier is None or save.number in self._fetches:
             return
         fetch = self._fetches[save.number] = _Fetch(save)
@@ -83,22 +83,22 @@ class SaveCopies:
                 fetch.copies[key] = copy
                 self._copier.copy(copy)
         if len(self._fetches) > COMING_MAX:
-            self._give_up(min(self._fetches), f"more than {COMING_MAX} are on their way at once")
+            self._give_up(min(self._fetches), f"more than {COMING_MAX} are being fetched at once")
 
     def fetch_unhashed(self, saves: Iterable[Save], attempt: int) -> None:
-        """Fetch what will not be hashed any more, since its attempt is over; its format proves it."""
+        """Fetch checkpoints that will not be hashed any more, since their attempt is over; their format verifies them."""
         for save in saves:
             if save.is_coming and save.attempt == attempt:
                 self.fetch(save)
 
     def is_lost(self, save: Save, part: Part) -> bool:
-        """Tell whether a save that waits to be hashed cannot come any more, since its host has written it again."""
+        """Return whether a checkpoint that waits to be hashed cannot be fetched any more, since its host has overwritten it."""
         names = {piece.name for piece in part.pieces}
         is_waiting = save.is_coming and save.number not in self._fetches
         return is_waiting and not names.isdisjoint(piece.name for piece in save.pieces)
 
     def fetched(self) -> list[tuple[int, str]]:
-        """Return the saves that have come home since the last call, or cannot, with the reason."""
+        """Return the checkpoints that were fetched since the last call, or could not be, with the reason."""
         for copied in self._copier.copied() if self._copier is not None else ():
             self.has_moved = True
             self._note_copied(copied)
@@ -150,7 +150,7 @@ class SaveCopies:
         self._done.append((number, why))
 
     def forget(self, number: int) -> None:
-        """Do not fetch a save any more, if it is on its way."""
+        """Cancel the fetch of a checkpoint, if there is one."""
         fetch = self._fetches.pop(number, None)
         if fetch is not None and self._copier is not None:
             for key in fetch.copies:
@@ -158,22 +158,22 @@ class SaveCopies:
             shutil.rmtree(self._stage(fetch.save), ignore_errors=True)
 
     def _home(self, save: Save) -> Path:
-        """Return the folder of the job in which a save lies at home."""
+        """Return the local folder of a checkpoint."""
         return self._root if save.is_named else self._job.code
 
     def _stage(self, save: Save) -> Path:
-        """Return where a save gathers until all of it is there."""
+        """Return the staging folder of a checkpoint."""
         return self._root / COMING / f"{save.number}{'' if save.is_named else FROM_START}"
 
     def _on_host(self, save: Save, host_root: str) -> str:
-        """Return the folder in which a save lies on a host."""
+        """Return the folder of a checkpoint on a host."""
         return f"{host_root}/{self._folder if save.is_named else self._job.code.name}"
 
     # To hosts
 
     def send(self, save: Save, node: str, host_root: str) -> bool:
-        """Begin to bring a save to a host; False when nothing need be sent: hosts see where it is. What is there already
-        is not sent again."""
+        """Begin to send a checkpoint to a host; False if nothing is to be sent, since hosts see its folder. Files that are there
+        already are not sent again."""
         root = Path(save.places[0].root)
         if self._copier is None or not self._is_sent(root):
             return False
@@ -193,7 +193,7 @@ class SaveCopies:
         return True
 
     def end_sends(self, node: str) -> None:
-        """Give up what is being sent to a host."""
+        """Cancel what is being sent to a host."""
         sending = self._sends.pop(node, None)
         if sending is not None and self._copier is not None:
             self._copier.drop(sending[1].key)
@@ -202,19 +202,19 @@ class SaveCopies:
         self.sent = [(name, error) for name, error in self.sent if name != node]
 
     def _is_sent(self, root: Path) -> bool:
-        """Tell whether a save that is here is sent to hosts: a person who names one outside of the job folder says that
-        they see that place."""
+        """Return whether a local checkpoint is sent to hosts: one outside of the job folder that a person names is taken to be on a
+        shared disk."""
         return root.is_relative_to(self._job.root)
 
     def there(self, save: Save, node: str, host_root: str) -> Save:
-        """Return a save of the job folder as it lies on a host to which it was sent."""
+        """Return a checkpoint of the job folder as it is on a host to which it was sent."""
         if self._copier is None or not self._is_sent(Path(save.places[0].root)):
             return save
         place = Place(node, self._on_host(save, host_root), tuple(piece.name for piece in save.pieces))
         return dataclasses.replace(save, places=(place,))
 
     def discard(self, save: Save) -> None:
-        """Have a pruned save deleted on the hosts that wrote it."""
+        """Have a pruned checkpoint deleted on the hosts that wrote it."""
         found = [(place.host, on_host(save, place.host)) for place in save.places if place.host]
         self.discards += [(host, own) for host, own in found if own is not None]
 
@@ -235,7 +235,7 @@ class SaveCopies:
 
 
 def install(save: Save, root: Path, stage: Path) -> None:
-    """Put a save that has gathered in `stage` into its place, durably; what stood there goes. Raises OSError."""
+    """Move a staged checkpoint into its place, durably; it replaces what was there. Raises OSError."""
     old = stage / OLD
     names = [piece.name for piece in save.pieces if (stage / piece.name).exists()]
     is_folder = len(names) == len(save.pieces) and save.main != "." and (stage / save.main).is_dir()
@@ -251,7 +251,7 @@ def install(save: Save, root: Path, stage: Path) -> None:
 
 
 def _put_back(stage: Path, root: Path) -> None:
-    """Undo an exchange that was cut off: what had made way for a save comes back to its place."""
+    """Undo an interrupted replacement: what was moved away for a checkpoint is moved back."""
     gathered = [path for path in stage.rglob("*") if path.is_file() and stage / OLD not in path.parents]
     for path in sorted((stage / OLD).rglob("*")) if gathered else ():
         goal = root / path.relative_to(stage / OLD)
@@ -261,32 +261,32 @@ def _put_back(stage: Path, root: Path) -> None:
 
 
 def has_same(save: Save, other: Save) -> bool:
-    """Tell whether two saves have a file of the same name in one folder."""
+    """Return whether two checkpoints have a file of the same name in one folder."""
     return save.area == other.area and not {piece.name for piece in save.pieces}.isdisjoint(
         piece.name for piece in other.pieces
     )
 
 
 def late(number: int) -> str:
-    """Say why a save that was on its way does not come any more."""
-    return f"save {number}, which was written over it, came home before"
+    """Return why a checkpoint is not fetched any more."""
+    return f"checkpoint {number}, which overwrote it, was fetched first"
 
 
 def unfit_names(report: reports.SaveSeen) -> str:
-    """Return why names that a host sends cannot be those of a save; empty if they can."""
+    """Return why names that a host sends cannot be those of a checkpoint; empty if they can."""
     names = [piece.name for piece in report.part.pieces]
     if not names or len(set(names)) < len(names):
-        return f"{len(names)} files, each once, cannot be"
+        return f"its list of {len(names)} files is empty or has duplicates"
     bad = next((name for name in [*names, report.main] if not stays_inside(name)), None)
     if bad is not None:
-        return f"{bad!r} would not lie in the checkpoint folder"
+        return f"{bad!r} is not inside the checkpoint folder"
     if any(piece.size_bytes < 0 for piece in report.part.pieces):
         return "a size is negative"
     return ""
 
 
 def stays_inside(name: str) -> bool:
-    """Tell whether a relative path, as a host sent it, can only lie below where it is put."""
+    """Return whether a relative path, as a host sent it, can only lie below where it is put."""
     try:
         raw = os.fsencode(name)
     except UnicodeEncodeError:
@@ -297,7 +297,7 @@ def stays_inside(name: str) -> bool:
 
 
 def on_host(save: Save, node: str) -> Save | None:
-    """Return a save as it is on a host, None if no file of it is there."""
+    """Return a checkpoint as it is on a host, None if no file of it is there."""
     place = next((place for place in save.places if place.host == node), None)
     if place is None:
         return None

@@ -1,10 +1,10 @@
-"""Desk of saves, the one writer of the ledger: enters what agents report, closes, compares, keeps and prunes saves.
+"""Checkpoint tracker, the only writer of the ledger: enters what agents report, completes, verifies, keeps and prunes checkpoints.
 
 Rules
-- What is learned is entered in the ledger first; events and acknowledgements follow. On a full disk `news` waits, as the journal does.
-- Where hosts do not see this disk, a save counts once it is whole in the job folder (`save_copies`).
+- Changes are written to the ledger first; events and acknowledgements follow. On a full disk `news` waits, as the journal does.
+- Where hosts do not see this disk, a checkpoint counts once it is complete in the job folder (`save_copies`).
 - Nothing else waits: files are read, linked, moved and deleted in a thread.
-- What a save's script writes over or deletes before its next save is whole stays in `.kept/NUMBER` until then.
+- Files that a script overwrites or deletes before its next checkpoint is complete stay in `.kept/NUMBER` until then.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from orchestrator.supervisor.transfers import closing, save_copies, save_disk
 from orchestrator.supervisor.transfers.beginnings import Beginnings
 
 UNSURE_S = 5.0
-"""How often a file is tried again that the disk does not give."""
+"""The pause before a file that cannot be read is tried again."""
 
 SYNCED_MAX = 300
-"""How many of the latest saves a new supervisor tells the brain of."""
+"""How many of the latest checkpoints a new supervisor reports to the brain."""
 
 
 class SaveDesk:
-    """All saves of one job."""
+    """All checkpoints of one job."""
 
     def __init__(self, job: JobDir, plan: Plan, copier: BulkCopier | None, wake: Wake) -> None:
         """`wake` is called, from any thread, when `news` has something. Raises OSError."""
@@ -50,16 +50,16 @@ class SaveDesk:
         self._homes = save_disk.Homes(job, plan)
         self._keeper = save_disk.Keeper(self._homes, job.checkpoints / disk.KEPT, self._thread, self.notes)
         self._stays: set[int] = set()
-        self._copied = frozenset[tuple[str, int, int]]()  # the files that were copied last of an open save
-        self._stuck: set[tuple[int, str]] = set()  # nodes with a rank that will not go on, by attempt
+        self._copied = frozenset[tuple[str, int, int]]()  # the files of the last copied open checkpoint
+        self._stuck: set[tuple[int, str]] = set()  # nodes with a rank that will not continue, by attempt
         self._beats: dict[str, closing.Beats] = {}
         self._gang = closing.Gang(0, 0, 0, ())
         self._pin: Pin | None = None
-        # What the disk did not give, and when to try again
+        # A comparison whose files could not be read, and when to try again
         self._again: tuple[float, d.CompareSave] | None = None
         self._events: list[e.Event] = []
         self.deep = False
-        # Tells whether a node does not see this disk
+        # Whether a node does not see this disk
         self.ships: Callable[[str], bool] = lambda node: True
         far = copier if plan.ssh is not None else None
         self.copies = save_copies.SaveCopies(job, far, self._homes.named, plan.checkpoint_glob)
@@ -72,13 +72,13 @@ class SaveDesk:
     # What happens
 
     def begin(self, facts: Facts, at: float) -> None:
-        """Go on where an earlier supervisor left off: tell the brain what the ledger has and it does not know."""
+        """Continue from an earlier supervisor: report to the brain what the ledger has and the brain does not know."""
         if facts.attempt is not None:
             ended = [rank for rank in facts.ranks.values() if rank.rank_state is RankState.EXITED]
             self._stuck = {(facts.attempt.number, rank.node) for rank in ended if not rank.ended_well}
         for number, known in facts.saves.items():
             if number not in self.saves:
-                why = "it is not in the ledger any more"
+                why = "it is no longer in the ledger"
                 gone = dataclasses.replace(known, state=SaveState.GONE, why=why)
                 self._events.append(e.SaveChanged(at, gone))
         self.mirror(facts)
@@ -93,11 +93,11 @@ class SaveDesk:
                 self.copies.fetch(save)
 
     def seen(self, at: float, node: str, report: reports.SaveSeen, gang: closing.Gang) -> None:
-        """Enter what an agent reports of a save of the current attempt."""
+        """Enter what an agent reports of a checkpoint of the current attempt."""
         self._gang = gang
         unfit = save_copies.unfit_names(report)
         if report.attempt != gang.attempt or unfit:
-            self.notes += [f"{node} reports a save that is not entered: {unfit}"] if unfit else []
+            self.notes += [f"{node} reports a checkpoint that is refused: {unfit}"] if unfit else []
             return
         part = dataclasses.replace(report.part, host=node)
         self._give_up_rewritten(at, report)
@@ -123,7 +123,7 @@ class SaveDesk:
             self._judge(at, number, gang)
 
     def read(self, at: float, node: str, report: reports.CheckpointsRead, gang: closing.Gang) -> None:
-        """Take what the ranks of a node had read before their first steps, which may show from which save they began."""
+        """Enter what the ranks of a node had read before their first steps, which may show the checkpoint they resumed from."""
         began = self._beginnings.learn(node, report, gang, self.saves.values(), self._newest())
         if began is not None and report.attempt == gang.attempt:
             self._events.append(e.CheckpointRead(at, gang.attempt, began.save, began.other))
@@ -131,7 +131,7 @@ class SaveDesk:
             self._thread.later(lambda: self._homes.stated_step(began.other), lambda _, step: note(step))
 
     def hashed(self, at: float, node: str, report: reports.SaveHashed) -> None:
-        """Enter the sha256 of a save's files, where they are still those."""
+        """Enter the sha256 of a checkpoint's files, where they are still those."""
         digests = {piece.stamp: piece.sha256 for piece in report.pieces}
         for save in self._of(report.key, report.attempt):
             if (known := closing.with_digests(save, digests)) != save:
@@ -140,7 +140,7 @@ class SaveDesk:
                     self.copies.fetch(known)
 
     def beat(self, at: float, node: str, heartbeat: reports.Heartbeat, gang: closing.Gang) -> None:
-        """Take a heartbeat, by which its node may have gone on."""
+        """Enter a heartbeat, which may show that its node has continued."""
         if heartbeat.attempt != gang.attempt:
             return
         self._gang = gang
@@ -152,8 +152,8 @@ class SaveDesk:
                 self._judge(at, number, gang)
 
     def learn(self, event: e.FromNode) -> None:
-        """Note a rank that will not go on; one that ended by itself with code 0 has. Give up what a host wrote on a disk that this
-        machine does not see, where another host that is to begin from it lacks it: they do not share that disk."""
+        """Note a rank that will not continue; one that ended by itself with code 0 counts as continued. Distrust checkpoints on a
+        disk that this machine does not see, where another host that is to resume from one lacks it: they share no disk."""
         match event.report:
             case reports.Exited() as exited if exited.code != 0 or exited.ordered:
                 self._stuck.add((exited.attempt, event.node))
@@ -163,7 +163,7 @@ class SaveDesk:
                     self._enter(event.at, save)
 
     def over(self, at: float, gang: closing.Gang) -> None:
-        """A node has stopped the attempt, or was lost with it."""
+        """Assess open checkpoints after a node has stopped the attempt, or was lost with it."""
         self._gang = gang
         for number in list(self._watches):
             self._judge(at, number, gang)
@@ -171,7 +171,7 @@ class SaveDesk:
             self.copies.fetch_unhashed(self.saves.values(), gang.attempt)
 
     def mirror(self, facts: Facts) -> None:
-        """Enter what the brain has decided of saves."""
+        """Enter the brain's decisions about checkpoints."""
         self._pin = facts.pin
         for number, known in facts.saves.items():
             save = self.saves.get(number)
@@ -179,7 +179,7 @@ class SaveDesk:
                 self._ledger.put(dataclasses.replace(save, state=known.state, why=known.why))
 
     def compare(self, at: float, order: d.CompareSave) -> None:
-        """Close the books on an attempt, and compare the save that the next one is to begin from; `SaveCompared` follows."""
+        """Close all checkpoints of an attempt, and compare the one that the next attempt is to resume from; `SaveCompared` follows."""
         self._again = None
         gang = dataclasses.replace(self._gang, lost=frozenset(self._gang.nodes))
         for number in list(self._watches):
@@ -194,12 +194,12 @@ class SaveDesk:
         )
 
     def end(self, at: float) -> None:
-        """The job has ended: what is kept beside a save that is in its place goes."""
+        """Delete kept copies at the end of the job, if the newest checkpoint is in its place."""
         if (save := self._newest()) is not None:
             self._keeper.end(save)
 
     def news(self, at: float) -> list[e.Event]:
-        """Return what the brain is to learn since the last call."""
+        """Return the events since the last call, for the brain."""
         if self._again is not None and at >= self._again[0]:
             self.compare(at, self._again[1])
         self._thread.finish(at)
@@ -210,13 +210,13 @@ class SaveDesk:
         return events
 
     def unseen(self, number: int) -> Save | None:
-        """Return a save if it lies on a disk that hosts see and this machine does not: a host has to compare it."""
+        """Return a checkpoint if it is on a disk that hosts see and this machine does not: a host has to compare it."""
         save = self.saves.get(number)
         is_theirs = save is not None and self._homes.is_unseen(save)
         return save if is_theirs and not self._keeper.place(number).is_dir() else None
 
     def torn_on(self, node: str, attempt: int) -> tuple[Save, ...]:
-        """Return the torn saves of the attempt before this one, as they are on a host."""
+        """Return the torn checkpoints of the attempt before this one, as they are on a host."""
         return save_disk.torn_on(self.saves.values(), node, attempt - 1, self._homes, len(self._gang.nodes))
 
     def close(self) -> None:
@@ -224,7 +224,7 @@ class SaveDesk:
         self._thread.close()
 
     def _entry(self, report: reports.SaveSeen, gang: closing.Gang) -> Save:
-        """Return the save that a report is about: one that is open, or a new one."""
+        """Return the checkpoint that a report is about: one that is open, or a new one."""
         known = self._of(report.key, report.attempt)
         last = known[-1] if known else None
         is_open = last is not None and last.state is SaveState.OPEN and not last.is_coming
@@ -233,10 +233,10 @@ class SaveDesk:
         return closing.opened(self._ledger.next_number, report, gang.world_size)
 
     def _give_up_rewritten(self, at: float, report: reports.SaveSeen) -> None:
-        """Give up what a host has written over before it was hashed: it cannot come any more."""
+        """Give up checkpoints that a host has overwritten before they were hashed: they cannot be fetched any more."""
         for save in self._of(report.key, report.attempt) if report.key == report.series else ():
             if self.copies.is_lost(save, report.part):
-                self._fetched(at, save.number, f"{save.main} was written again before it was hashed")
+                self._fetched(at, save.number, f"{save.main} was overwritten before it was hashed")
 
     def _is_far(self, save: Save, node: str) -> bool:
         return self._homes.are_copied(save) and self.ships(node)
@@ -259,7 +259,7 @@ class SaveDesk:
             self._close(at, save, found, gang)
 
     def _copy_proved(self, save: Save, found: closing.Found, gang: closing.Gang) -> None:
-        """Copy a save that its format alone shows to be whole, since it is written over before its ranks go on; then it counts."""
+        """Copy a checkpoint whose format alone shows that it is complete, since its ranks may overwrite it; the copy counts."""
         (part, *others), place = save.parts, Place("", str(self._homes.of(save)))
         is_shown = part.closed_by is Closing.LAST_WORD and not found.why and not others
         if not is_shown or self._copied == save.stamps or self._is_far(save, part.host):
@@ -294,7 +294,7 @@ class SaveDesk:
         self._watches.pop(save.number, None)
 
     def _with_step(self, at: float, save: Save, gang: closing.Gang) -> Save:
-        """Return a save with the job's step, and note where its attempt truly began if it shows that."""
+        """Return a checkpoint with the job's step, and note where its attempt truly began if it shows that."""
         others = [other for other in self.saves.values() if other.number != save.number]
         misstated, base = steps.is_misstated([*others, save]), gang.base_step
         read = self._beginnings.stated.get(save.attempt, 0)
@@ -309,7 +309,7 @@ class SaveDesk:
         return dataclasses.replace(save, step=step, step_source=source)
 
     def _enter(self, at: float, save: Save) -> None:
-        """Enter a save whose state has changed, and see to what follows from a whole one."""
+        """Enter a checkpoint whose state has changed; a complete one may replace, keep and prune others."""
         is_new = save.state is SaveState.WHOLE and self.saves[save.number].state is not SaveState.WHOLE
         self._ledger.put(save)
         self._tell(at, save)
@@ -319,7 +319,7 @@ class SaveDesk:
             if other.number == save.number or not save_copies.has_same(save, other):
                 continue
             if other.state is SaveState.WHOLE and self._homes.has(other):
-                why = f"was written over by save {save.number}"
+                why = f"was overwritten by checkpoint {save.number}"
             elif other.is_coming and other.number < save.number:
                 self.copies.forget(other.number)
                 why = save_copies.late(save.number)
@@ -352,7 +352,7 @@ class SaveDesk:
 
     def _pruned(self, save: Save, at: float, why: str) -> None:
         if why:
-            self.notes.append(f"{save.main} stays, though checkpoint.keep is {self._keep}: {why}")
+            self.notes.append(f"{save.main} was not deleted, though checkpoint.keep is {self._keep}: {why}")
             return
         known = self.saves[save.number]
         self._enter(at, dataclasses.replace(known, state=SaveState.PRUNED, why="checkpoint.keep"))
@@ -363,12 +363,12 @@ class SaveDesk:
             moved = ", ".join(f"{name} to {to}" for name, to in moves)
             torn = self.saves.get(number)  # none for `save_disk.BEGUN`
             if moved:
-                self.notes.append(f"torn ({torn.why if torn else 'has no file yet'}): moved {moved}")
+                self.notes.append(f"torn checkpoint ({torn.why if torn else 'no file yet'}): moved {moved}")
             if moved and torn:
                 self._ledger.put(dataclasses.replace(torn, why=f"{torn.why}; moved {moved}", places=()))
         fault = ""
         if ready.comparison is not None and ready.comparison.is_unsure:
-            self.notes.append(f"{ready.comparison.fault}: tried again in {UNSURE_S:g} s")
+            self.notes.append(f"{ready.comparison.fault}: trying again in {UNSURE_S:g} s")
             self._again = (at + UNSURE_S, order)
             return
         if ready.comparison is not None:
@@ -384,12 +384,12 @@ class SaveDesk:
         self._events.append(e.SaveCompared(at, order.attempt, order.save, fault))
 
     def _fetched(self, at: float, number: int, fault: str) -> None:
-        """A save has come home, or cannot."""
+        """Enter that a checkpoint was fetched, or could not be."""
         save = self.saves[number]
         if not save.is_coming:
             return
         if fault:
-            self.notes.append(f"checkpoint {save.main} of attempt {save.attempt} does not come home: {fault}")
+            self.notes.append(f"checkpoint {save.main} of attempt {save.attempt} was not copied: {fault}")
             self._enter(at, dataclasses.replace(save, state=SaveState.GONE, why=fault, is_coming=False))
         else:
             home = (Place("", str(self._homes.of(save))), *(place for place in save.places if place.host))

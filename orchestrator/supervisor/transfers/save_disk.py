@@ -1,4 +1,4 @@
-"""What is done with saves on this machine's disk, in a thread: compared, moved out of the way, kept."""
+"""Checkpoints on this machine's disk: a thread compares, moves, keeps and deletes them."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from orchestrator.core.jobdir.plan import Plan
 from orchestrator.supervisor.transfers.save_copies import has_same, on_host
 
 BEGUN = 0
-"""Stands for the number of a save whose folder has no file yet."""
+"""In place of the number of a checkpoint whose folder has no file yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """What was found of a save before an attempt: its comparison, its places, and what was moved out of the way, by the number of
-    its save or `BEGUN`."""
+    """Check of a checkpoint before an attempt: its comparison, its locations, and what was moved away, by the number of its
+    checkpoint or `BEGUN`."""
 
     comparison: disk.Comparison | None
     places: tuple[Place, ...]
@@ -35,7 +35,7 @@ class Ready:
 
 
 class Homes:
-    """The folders in which a job's saves lie: where `checkpoint.path` says, where its ranks start, and elsewhere."""
+    """Folders of a job's checkpoints: that of `checkpoint.path`, the folder where its ranks start, and others."""
 
     def __init__(self, job: JobDir, plan: Plan) -> None:
         self.job = job
@@ -45,22 +45,22 @@ class Homes:
         self._is_named_by_hosts = Path(plan.checkpoint_glob).is_absolute()
 
     def are_copied(self, save: Save) -> bool:
-        """Tell whether saves like this one come home from hosts that do not see the job folder; what lies at an absolute path
-        does not, since hosts are taken to share it."""
+        """Return whether checkpoints like this one are fetched from hosts that do not see the job folder; those at an absolute path
+        are not, since hosts are taken to share it."""
         return self._is_ssh and (not self._is_named_by_hosts if save.is_named else save.area == START)
 
     def is_unseen(self, save: Save) -> bool:
-        """Tell whether a save lies on a disk that hosts see and this machine does not."""
+        """Return whether a checkpoint is on a disk that hosts see and this machine does not."""
         return self._is_ssh and not self.are_copied(save) and not os.path.lexists(self.of(save) / save.main)
 
     def of(self, save: Save) -> Path:
-        """Return the folder that the names of a save are relative to."""
+        """Return the folder that the names of a checkpoint are relative to."""
         if save.is_named:
             return self.named
         return self.job.code if save.area == START else Path(save.area)
 
     def stated_step(self, name: str) -> int:
-        """Return the step that a file, or its name, or that of its folder, states; `name`: as an agent reports it; 0 for none."""
+        """Return the step in a file, in its name, or in that of its folder; `name`: as an agent reports it; 0 for none."""
         if not name:
             return 0
         path = self.job.code / name if name.startswith(START) else Path(name)
@@ -70,18 +70,18 @@ class Homes:
         return 0
 
     def of_host(self, name: str) -> Path:
-        """Return where a file of the job's folder on a host belongs at home: what fits `checkpoint.path` comes into one folder,
-        wherever ranks have it."""
+        """Return the local path of a file of the job's folder on a host: files that match `checkpoint.path` go into one folder,
+        wherever the ranks have them."""
         path = self.job.root / name
         own = str(path.relative_to(self._there)) if path.is_relative_to(self._there) else None
         return path if own is None or not tree.fits(own, self._glob) else self.named / own
 
     def has(self, save: Save) -> bool:
-        """Tell whether a save lies in its folder on this machine."""
+        """Return whether a checkpoint is in its folder on this machine."""
         return bool(save.places) and not save.places[0].host and save.places[0].root == str(self.of(save))
 
     def owns(self, save: Save) -> bool:
-        """Tell whether a save lies in the job's own folder, also if links are followed."""
+        """Return whether a checkpoint is in the job's own folder, also if links are followed."""
         path = os.path.realpath(self.of(save) / save.main)
         return Path(path).is_relative_to(os.path.realpath(self.job.root))
 
@@ -89,8 +89,8 @@ class Homes:
 def before_attempt(
     homes: Homes, save: Save | None, kept: Path, saves: Iterable[Save], order: d.CompareSave
 ) -> Ready:
-    """Move torn saves of `saves` out of the way, but for files of a save that is as it was, and compare that; if it is not in
-    its place, take what was kept of it, and put that back where its place is free."""
+    """Move torn checkpoints of `saves` away, except for files of the unchanged checkpoint `save`, and compare that one; if it is
+    not in its place, use its kept copy, and put that back if its place is free."""
     comparison = disk.compare(save, deep=order.deep) if save is not None else None
     is_whole = comparison is not None and (not comparison.fault or comparison.is_unsure)
     stays = save if save is not None and is_whole and homes.has(save) else None
@@ -117,7 +117,7 @@ def before_attempt(
 
 
 class DiskThread:
-    """One thread for what takes time on a disk; what follows is done where `finish` is called."""
+    """One thread for slow work on the disk; callbacks run in the thread that calls `finish`."""
 
     def __init__(self, wake: Wake) -> None:
         """`wake` is called, from the thread, when `finish` has something to do."""
@@ -128,13 +128,13 @@ class DiskThread:
     def later(
         self, work: Callable[[], Any], then: Callable[[float, Any], None] = lambda _at, _: None
     ) -> None:
-        """Do `work` in the thread, after all before it, and `then` with the time and its result."""
+        """Run `work` in the thread, in order; then call `then` with the time and its result."""
         future = self._pool.submit(work)
         self._tasks.append((future, then))
         future.add_done_callback(lambda _: self._wake())
 
     def finish(self, at: float) -> None:
-        """Do what follows from work that is done."""
+        """Run the callbacks of finished work."""
         for future, then in [pair for pair in self._tasks if pair[0].done()]:
             self._tasks.remove((future, then))
             then(at, future.result())
@@ -145,21 +145,22 @@ class DiskThread:
 
 
 class Keeper:
-    """Keeps the last whole save against its script, in `folder/NUMBER`."""
+    """Keeps a copy of the last complete checkpoint in `folder/NUMBER`, in case its script overwrites or deletes it."""
 
     def __init__(self, homes: Homes, folder: Path, thread: DiskThread, notes: list[str]) -> None:
-        """`notes`: what people are to be told is appended there."""
+        """`notes`: messages for people are appended there."""
         self._homes, self._folder, self._thread = homes, folder, thread
         self._notes, self._is_noted = notes, False
-        # Of the files of the last save, by key and attempt
+        # Of the files of the last checkpoint, by key and attempt
         self._inodes: dict[tuple[str, int], dict[str, int]] = {}
 
     def place(self, number: int) -> Path:
-        """Return where a save is kept, if it is."""
+        """Return the folder of a kept copy, if there is one."""
         return self._folder / str(number)
 
     def keep(self, save: Save) -> None:
-        """Keep a save; once it is kept, others are not any more. One that is written once and lies on another disk is not copied."""
+        """Keep a checkpoint; once it is kept, older copies are deleted. One that is written only once and is on another disk is not
+        copied."""
         root = self._homes.of(save)
         try:
             found = {piece.name: (root / piece.name).stat() for piece in save.pieces}
@@ -169,13 +170,13 @@ class Keeper:
         if not save.is_named and not save.is_slot and not is_near:
             return
         inodes = {name: one.st_ino for name, one in found.items()}
-        # A script that renames new files into place leaves the old ones to their links; in an earlier attempt it was us.
+        # If a script renames new files into place, our links keep the old ones; in an earlier attempt orch may have renamed them.
         before = self._inodes.get((save.key, save.attempt), {})
         copies = save.is_slot and any(before.get(name, inode) == inode for name, inode in inodes.items())
         self._inodes = {(save.key, save.attempt): inodes}
 
         def keep() -> bool:
-            """Tell whether the disk has too little room."""
+            """Return whether the disk is full."""
             try:
                 older = self._kept(save.number)
                 place = self.place(save.number)
@@ -189,13 +190,13 @@ class Keeper:
         def note(_: float, is_full: bool) -> None:
             if is_full and not self._is_noted:
                 self._is_noted = True
-                what = "is not kept: the disk has too little room, and a script that dies while it writes over it costs it"
+                what = "is not kept: the disk is too full, and a script that dies while it overwrites it loses it"
                 self._notes.append(f"{save.main} {what}")
 
         self._thread.later(keep, note)
 
     def copy(self, save: Save, then: Callable[[float, bool], None]) -> None:
-        """Copy a save that its script will write over at any moment, and call `then` with the time and whether that was in time."""
+        """Copy a checkpoint that its script may overwrite at any moment, and call `then` with the time and whether the copy is good."""
 
         def copied() -> bool:
             with contextlib.suppress(OSError):
@@ -205,19 +206,19 @@ class Keeper:
         self._thread.later(copied, then)
 
     def end(self, newest: Save) -> None:
-        """The job has ended: what is kept beside a save that is in its place goes. All of it is done in the thread, which
-        outlives the loop: what stayed would undo that a person deletes the newest save to go back."""
+        """Delete kept copies at the end of the job, if the newest checkpoint is in its place: a copy that stayed would come back
+        after a person deletes the newest checkpoint to go back to an older one. The thread outlives the loop."""
         self._thread.later(
             lambda: self._drop(newest.number if disk.compare(newest, deep=False).fault else None)
         )
 
     def _drop(self, before: int | None) -> None:
-        """Delete what is kept of saves before this one, of all for None: a newer one may have been kept meanwhile."""
+        """Delete kept copies of checkpoints before this one, all for None: a newer one may have been kept meanwhile."""
         for kept in self._kept(before):
             disk.remove(kept)
 
     def _kept(self, before: int | None) -> list[Path]:
-        """Return the folders of what is kept of saves before this one, of all for None."""
+        """Return the folders of kept copies of checkpoints before this one, all for None."""
         with contextlib.suppress(OSError):
             numbers = [(path.name.partition(".")[0], path) for path in self._folder.iterdir()]
             return [
@@ -227,8 +228,8 @@ class Keeper:
 
 
 def movable(saves: Iterable[Save], attempt: int, homes: Homes) -> list[Save]:
-    """Return the torn saves of an attempt that may be moved out of the way. What a person has adopted since stays; so does what is
-    outside of the job's folder, unless its names are new since that attempt, and no other job saves there."""
+    """Return the torn checkpoints of an attempt that may be moved away. Those that a person has adopted since stay; so do those
+    outside of the job's folder, unless their names are new since that attempt, and no other job saves there."""
     known = list(saves)
     proved = {piece.stamp for save in known if save.state is SaveState.WHOLE for piece in save.pieces}
     torn = [save for save in known if save.state is SaveState.TORN and save.attempt == attempt]
@@ -243,19 +244,19 @@ def movable(saves: Iterable[Save], attempt: int, homes: Homes) -> list[Save]:
 
 
 def torn_on(saves: Collection[Save], node: str, attempt: int, homes: Homes, hosts: int) -> tuple[Save, ...]:
-    """Return the torn saves of an attempt that are to be moved out of the way on a host: several hosts that each have their own disk
-    are to find the same there."""
+    """Return the torn checkpoints of an attempt that are to be moved away on a host: hosts with disks of their own must all find
+    the same."""
     torn = [save for save in saves if save.state is SaveState.TORN and save.attempt == attempt]
     there = [on_host(save, node) for save in torn if save.is_damaged or hosts > 1]
     return (*filter(None, there), *filter(homes.is_unseen, movable(saves, attempt, homes)))
 
 
 def out_of_sight(saves: Iterable[Save], lost: Save, node: str) -> list[Save]:
-    """Return the whole saves that a node does not see, as it lacks `lost`: another host wrote all of them, where its script chose.
-    They are given up."""
+    """Return, as distrusted, the complete checkpoints that a node does not see, as it lacks `lost`: another host wrote all of
+    them, where its script chose."""
     is_theirs, why = (
         not lost.is_named and lost.host not in ("", node),
-        f"it lies on {lost.host}, and {node} does not see it",
+        f"it is on {lost.host}, and {node} cannot see it",
     )
     like = lost.host, lost.area, SaveState.WHOLE
     return [
@@ -266,7 +267,7 @@ def out_of_sight(saves: Iterable[Save], lost: Save, node: str) -> list[Save]:
 
 
 def sharers(homes: Homes, save: Save) -> list[str]:
-    """Return the jobs of this job home that are not over and save in the folder of a save, too."""
+    """Return the running jobs of this job home that save in the folder of a checkpoint, too."""
     folder, found = os.path.realpath((homes.of(save) / save.main).parent), []
     for root in sorted(homes.job.root.parent.glob("[!.]*")):
         other = JobDir(root)

@@ -163,7 +163,7 @@ def assert_begun_anew(desk: Desk) -> None:
     (job,) = play(desk, ("anew",), restart={"max": 1}).values()
     assert job.status()["state"] == "FAILED", job.story()
     assert [one["attempt"] for one in job.why()] == [1, 2, 3], "the second restart is one too many"
-    assert [text for text in job.seen()["notices"] if "begin anew" in text and "run-3/step_10.pt" in text]
+    assert [text for text in job.seen()["notices"] if "from scratch" in text and "run-3/step_10.pt" in text]
     assert "run-1/step_40.pt" in desk.orch("resume", job.id).stdout
     job.until(lambda seen: seen["attempt"] == 4, "attempt 4")
     assert job.wait()["state"] == "SUCCEEDED", job.story()

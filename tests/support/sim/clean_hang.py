@@ -101,7 +101,7 @@ def _others(plain: Night, step: int, rank: int) -> list[tuple[Night, Expected]]:
         (_helped(plain, step, rank, 25.0), Expected(None)),
         (_late(plain, rank, 0.0), Expected(Kind.RENDEZVOUS, rank, node)),
         (_late(plain, rank, 85.0), Expected(Kind.RENDEZVOUS, rank, node)),
-        (_late(plain, rank, float("inf")), Expected(Kind.RENDEZVOUS, says="have not come")),
+        (_late(plain, rank, float("inf")), Expected(Kind.RENDEZVOUS, says="have not joined")),
         (_unstepped(plain, Harm.STUCK_AND_LOGS, rank), Expected(Kind.HANG, rank, node, UNSURE_S)),
         (_unstepped(plain, Harm.STOPPED, rank), Expected(Kind.HANG, rank, node, SURE_S)),
         (_looked_late(plain, step, rank), Expected(Kind.HANG, rank, node, UNSURE_S + 30.0)),

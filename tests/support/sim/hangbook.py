@@ -87,7 +87,7 @@ class HangBook:
         is never taken for a hang, and no innocent is blamed."""
         world, must = self.ledger.world, self.ledger.must
         gang = world.gangs.get(self.ledger.tries[-1].number)
-        if verdict.kind is d.Kind.RENDEZVOUS and "have not come" in verdict.summary and gang is not None:
+        if verdict.kind is d.Kind.RENDEZVOUS and "have not joined" in verdict.summary and gang is not None:
             hidden = (world.night.hidden_rank,) if world.now < world.night.hidden_s else ()
             came = [n for n in verdict.ranks if n not in hidden and world.now >= gang.ranks[n].ready_s]
             must(not came, f"{came} have come to the rendezvous: {verdict}")

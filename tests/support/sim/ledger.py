@@ -399,7 +399,7 @@ class Ledger:
 
     def _ends(self, decision: d.EndJob) -> None:
         self.end, self.ended_s = decision, self.world.now
-        unsure = "cannot be reached" in decision.why or "outlive SIGKILL" in decision.why
+        unsure = "cannot be reached" in decision.why or "survive SIGKILL" in decision.why
         alive = self._alive_attempts(mortal=True)
         taken = (
             self.queue is not None and self.queue.is_ending
@@ -432,7 +432,7 @@ class Ledger:
     def _gives_up(self, why: str) -> None:
         """Who says that something cannot be stopped or reached must be right."""
         ranks = [rank for host in self.world.hosts for rank in host.living()]
-        if "outlive SIGKILL" in why:
+        if "survive SIGKILL" in why:
             immortal = any(fault.harm is Harm.IMMORTAL for fault in self.world.night.faults)
             self.must(immortal, f"no process does: {why}")
         if "cannot be reached" in why:

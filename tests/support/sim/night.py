@@ -28,7 +28,7 @@ class Harm(enum.Enum):
     HANG = "hang"  # the rank stands still for ever, its state looks innocent
     STUCK = "stuck"  # the rank stands on a lock for ever
     STUCK_AND_LOGS = "stuck and logs"  # the same, beside a thread that writes lines
-    SPINS = "spins"  # the rank burns processor time in one place for ever
+    SPINS = "spins"  # the rank uses processor time in one place for ever
     SLEEPS = "sleeps"  # for an hour
     SKIPS = "skips"  # the rank enters another collective than its peers
     RAISES = "raises"  # the rank handles an exception, and enters another collective in that

@@ -22,7 +22,7 @@ TRIES_MAX = 3
 """So often a host that has never been up may fail in passing before it counts for nothing in this attempt."""
 
 HANGS_MAX = 2
-"""After so many hangs on one host the job does without it."""
+"""After so many hangs on one host the job does not need it."""
 
 REASONS_MAX = 8
 """So many hosts a verdict names."""
@@ -317,7 +317,7 @@ class PoolBook:
             unused = name in self.barred and name in idle and (waits or runs)
             self._lasts(f"{name} is held, which cannot be used", unused, BARRED_S_MAX)
         enough = len(good) >= self.nodes and not self.ahead
-        self._lasts("no place, though enough hosts are there", waits and enough, PLACED_S_MAX)
+        self._lasts("no place, though enough hosts are ready", waits and enough, PLACED_S_MAX)
         free = [name for name in good if name not in self.placed]
         wanted = min(self.spares, len(free))
         self._lasts("too few spares", runs and len(idle) < wanted, SPARES_S_MAX)

@@ -220,7 +220,9 @@ class SaveDesk:
         is_new = save.state is SaveState.WHOLE and self.saves[save.number].state is not SaveState.WHOLE
         self._change(at, save)
         for other in self._of_the_same_name(save) if is_new else ():
-            why = f"{'came too late for' if other.is_coming else 'was written over by'} save {save.number}"
+            why = (
+                f"{'came too late for' if other.is_coming else 'was overwritten by'} checkpoint {save.number}"
+            )
             gone = dataclasses.replace(other, state=SaveState.GONE, why=why, is_coming=False)
             self._change(at, gone)
 

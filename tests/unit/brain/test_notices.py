@@ -186,7 +186,7 @@ def test_a_stated_step_that_differs_from_the_counted_one_is_said_once() -> None:
     story = running(1)
     notice = only(story.hear(stated(1000, 500)), d.Notice)
     assert notice.topic is Topic.STEPS
-    assert notice.why.startswith("checkpoint-500 says step 500, the counter 1,000:")
+    assert notice.why.startswith("checkpoint-500 says step 500, orch counted 1,000:")
     assert not story.hear(stated(2000, 1000))
 
 

@@ -79,7 +79,7 @@ def test_a_word_that_means_two_checkpoints_is_asked_back(
 
 def test_of_a_name_that_is_written_again_and_again_the_last_is_meant(shelf: Shelf) -> None:
     first = shelf.add(30, {"last.pt": state(30)})
-    shelf.change(dataclasses.replace(first, state=SaveState.GONE, why="was written over by save 4"))
+    shelf.change(dataclasses.replace(first, state=SaveState.GONE, why="was overwritten by checkpoint 4"))
     shelf.add(40, {"last.pt": state(40)})
     assert _find(shelf, "last.pt") == 4
 

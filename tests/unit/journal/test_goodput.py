@@ -119,11 +119,11 @@ def test_the_time_after_the_last_rank_has_ended_well_is_no_time_of_steps() -> No
 def test_a_hang_that_a_person_ended_is_booked_as_the_hang_that_was_noticed() -> None:
     hang = d.Verdict(d.Kind.HANG, (2,), "node-1", "rank 2 hangs", (), d.Signature(d.Kind.HANG), 20, 6.0, True)
     noticed = d.Notice(30.0, hang.summary, 1, d.Topic.HANG, verdict=hang)
-    asked = d.Finish(40.0, "a restart that the user asked for", 1, d.Ending.RESTART)
+    asked = d.Finish(40.0, "a restart requested by the user", 1, d.Ending.RESTART)
     found = _account([*RUNNING, noticed, asked, jobs.again(2, 41.0, SAVE), *jobs.running(2, 41.1, 5)])
     assert ("detecting", 6.0, 40.0) in _course(found)
     assert list(found.losses()) == [Loss(1, "hang", "node-1")]
-    withdrawn = d.Notice(35.0, "the job moves again", 1, d.Topic.HANG, withdrawn=True)
+    withdrawn = d.Notice(35.0, "the job makes progress again", 1, d.Topic.HANG, withdrawn=True)
     found = _account(
         [*RUNNING, noticed, withdrawn, asked, jobs.again(2, 41.0, SAVE), *jobs.running(2, 41.1, 5)]
     )

@@ -62,8 +62,8 @@ def test_one_that_dies_again_and_again_is_given_up_until_another_guard_begins(
     lives = Lives(job, *[KILLED] * guard.DEATHS_MAX)
     assert (lives.keep(), lives.starts) == (1, guard.DEATHS_MAX)
     assert lives.pauses_s == sorted(lives.pauses_s) and sum(lives.pauses_s) < guard.DEATHS_S / 4
-    why = "the supervisor was killed by signal 9, death 5 within 60 s: given up"
-    assert capsys.readouterr().err.endswith(f" guard: {why}\n")
+    why = "the supervisor was killed by signal 9, 5 deaths within 60 s: given up"
+    assert capsys.readouterr().err.endswith(f" watchdog: {why}\n")
     assert guard.why_given_up(job) == why
     assert Lives(job, DONE).keep() == 0
     assert guard.why_given_up(job) == ""

@@ -71,7 +71,7 @@ def test_a_queue_that_cannot_be_kept_holds_no_job_up(
 ) -> None:
     (tmp_path / "queue").touch()
     assert Waiting(tmp_path, "one", "a", 1.0).ahead() == ()
-    assert "no place in the queue: " in capsys.readouterr().out
+    assert "cannot queue for hosts: " in capsys.readouterr().out
 
 
 def test_what_is_no_ticket_is_left_alone(tmp_path: Path) -> None:

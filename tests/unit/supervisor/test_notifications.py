@@ -179,7 +179,7 @@ def test_a_command_that_fails_is_told_of_with_its_last_words_and_without_secrets
     notifier.tell(_judge(), _facts(), AT)
     _until(lambda: not notifier.is_busy, "the command")
     assert notifier.faults() == [
-        "notify.command was not told of hang: it ended with code 7; it said: no route for ***"
+        "notify.command did not get hang: it ended with code 7; output: no route for ***"
     ]
 
 
@@ -187,7 +187,7 @@ def test_a_command_that_fails_is_told_of_with_its_last_words_and_without_secrets
 def test_a_command_that_does_not_exist_is_told_of(tmp_path: Path) -> None:
     fault = run_command(("no-such-program",), NOTE, ENV, tmp_path, NO_SECRETS)
     assert re.fullmatch(
-        "it ended with code 127; it said: .*no-such-program.*: No such file or directory", fault
+        "it ended with code 127; output: .*no-such-program.*: No such file or directory", fault
     )
 
 
@@ -202,7 +202,7 @@ def test_a_command_that_hangs_is_killed_with_all_that_it_started(tmp_path: Path)
         NO_SECRETS,
         1.0,
     )
-    assert fault == "it ran for more than 1 s and was killed; it said: started"
+    assert fault == "it ran for more than 1 s and was killed; output: started"
     assert time.monotonic() - began_s < 10
     pid = int((tmp_path / "pid").read_text())
     _until(lambda: not _runs(pid), "the end of what the command had started")
@@ -218,7 +218,7 @@ def _runs(pid: int) -> bool:
 @pytest.mark.slow
 def test_a_command_that_prints_without_end_is_read_and_only_its_end_is_kept(tmp_path: Path) -> None:
     fault = run_command(("sh", "-c", "yes | head -c 20000000; exit 3"), NOTE, ENV, tmp_path, NO_SECRETS)
-    assert fault.startswith("it ended with code 3; it said: y | y")
+    assert fault.startswith("it ended with code 3; output: y | y")
     assert len(fault) < 3 * notifications.OUTPUT_BYTES_MAX
 
 
@@ -227,7 +227,7 @@ def test_a_secret_that_is_cut_from_what_a_command_printed_is_not_shown_in_half(t
     size = notifications.OUTPUT_BYTES_MAX - len(SECRET) // 2
     script = f"printf %s {SECRET}; head -c {size} /dev/zero | tr '\\0' x; exit 3"
     fault = run_command(("sh", "-c", script), NOTE, ENV, tmp_path, Mask([SECRET]))
-    assert fault.startswith("it ended with code 3; it said: ***xxx")
+    assert fault.startswith("it ended with code 3; output: ***xxx")
 
 
 @pytest.mark.slow
@@ -270,7 +270,7 @@ def test_a_redirect_that_would_lose_the_note_is_refused_with_a_word(
     fault = post(url, NOTE, pauses_s=(0.01,))
     where = to.replace("/x", "/***") or f"{url.partition('/hook')[0]}/***"
     assert re.fullmatch(
-        rf"HTTP {code} [\w ]+: it leads to {re.escape(where)}, write that address as notify.url", fault
+        rf"HTTP {code} [\w ]+: it redirects to {re.escape(where)}; set notify.url to that address", fault
     )
     assert served.told == [NOTE]
 
@@ -309,7 +309,7 @@ def test_telling_returns_at_once_and_too_many_notes_are_dropped_with_a_word() ->
     for _ in range(notifications.WAITING_MAX + 5):
         courier.enqueue(NOTE)
     assert time.monotonic() - began_s < 2
-    assert set(said) == {"notify.url is too slow: hang was not told"}
+    assert set(said) == {"notify.url is too slow: hang was dropped"}
     assert courier.is_busy
     go.set()
     _until(lambda: not courier.is_busy, "the deliveries")
@@ -342,7 +342,7 @@ def test_what_is_not_delivered_when_the_supervisor_exits_is_said(
     notifier.tell(d.EndJob(14.0, "hang", 1, d.JobEnd.FAILED), _facts(), AT)
     _until((tmp_path / "began").exists, "the command")
     notifier.close()
-    said = "notify.command was not told of {}: the supervisor exits"
+    said = "notify.command did not get {}: the supervisor exits"
     assert notifier.faults() == [said.format("verdict"), said.format("failed")]
 
 
@@ -364,7 +364,7 @@ def test_whatever_a_delivery_runs_into_is_a_line_and_the_next_one_is_tried() -> 
     courier.enqueue(NOTE)
     _until(lambda: not courier.is_busy, "the deliveries")
     assert tried == ["hang", "hang"]
-    assert said == ["notify.url was not told of hang: ZeroDivisionError: oops"] * 2
+    assert said == ["notify.url did not get hang: ZeroDivisionError: oops"] * 2
 
 
 def test_nobody_is_told_where_nobody_is_named(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ TALES: dict[str, list[News]] = {
     [
         (
             [*TALES["RUNNING"], e.RestartRequested(5.0, 1), d.Finish(5.1, "a restart", 1, d.Ending.RESTART)],
-            "a restart that the user asked for",
+            "a restart requested by the user",
         ),
         (
             [
@@ -226,7 +226,7 @@ def test_a_stopped_rank_is_named_as_the_reason() -> None:
     )
     status = _status([*TALES["RUNNING"], beat])
     assert status["ranks"][1]["state"] == "stopped"
-    assert status["reason"] == "rank 1 stands still (state T or Z)"
+    assert status["reason"] == "rank 1 is stopped or a zombie (state T or Z)"
 
 
 def test_what_a_restart_waits_for_when_a_node_is_silent_is_said() -> None:
@@ -251,13 +251,13 @@ def test_what_an_attempt_passed_over_and_a_script_that_ignores_its_save_are_noti
     begin = d.BeginAttempt(7.0, "why", 2, Checkpoint(jobs.CKPT, 20, 1), (torn,))
     news = [*CRASHED, begin, *jobs.running(2, 7.1, 5), e.BeganElsewhere(12.0, 2, 0, "step-5.pt", 5)]
     ignored, passed = _status(news)["notices"]
-    assert "begin anew" in ignored and "ORCH_RESUME_FROM" in ignored
-    assert passed == f"attempt 2 did not begin from step-22.pt (step 22): {torn.why}"
+    assert "from scratch" in ignored and "ORCH_RESUME_FROM" in ignored
+    assert passed == f"attempt 2 did not resume from step-22.pt (step 22): {torn.why}"
 
 
 def test_what_is_read_before_a_restart_is_said() -> None:
     status = _status([*CRASHED, jobs.saved(4.0), d.CompareSave(6.0, "why", 1, 1, True)])
-    assert status["reason"].endswith("; step-20.pt is being read first, to see that it is what was written")
+    assert status["reason"].endswith("; step-20.pt is verified first")
 
 
 def test_many_missing_nodes_are_counted_and_not_all_named() -> None:

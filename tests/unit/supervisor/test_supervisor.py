@@ -101,7 +101,7 @@ def test_a_job_fails_when_its_restarts_are_spent_and_what_is_said_of_that_is_mas
     node = play(tmp_path, act, restart={"max": 0}, notify={"url": url, "on": ["failed"]})
     assert [one.end for one in node.news(d.EndJob)] == [d.JobEnd.FAILED]
     assert [told["event"] for told in served.told] == ["failed"]
-    assert "notify.url was not told of failed: HTTP 400 not for ***" in capsys.readouterr().out
+    assert "notify.url did not get failed: HTTP 400 not for ***" in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -154,7 +154,7 @@ def test_only_the_holder_of_the_lock_supervises(
     job, _ = folder_of(tmp_path)
     with locks.locked(job) as mine:
         assert mine and supervise(job.root, _none) == allocation_claim.SUCCEEDED
-    assert "another supervisor is at work" in capsys.readouterr().err
+    assert "another supervisor is running" in capsys.readouterr().err
     assert not job.journal.exists()
 
 

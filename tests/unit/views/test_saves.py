@@ -33,7 +33,7 @@ def _text(*listed: Json) -> str:
     return cells.plain(saves.table(listed, jobs.ID, jobs.ROOT))
 
 
-OVER = {"state": "gone", "why": "was written over by save 6", "main": "last.pt"}
+OVER = {"state": "gone", "why": "was overwritten by checkpoint 6", "main": "last.pt"}
 DELETED = {"state": "gone", "exists": False}
 TABLES: dict[str, list[Json]] = {
     "whole ones": [_save(1), _save(2, resume=True, step=1200, bytes=2_100_000_000)],

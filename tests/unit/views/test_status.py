@@ -41,7 +41,7 @@ FOUND = d.Verdict(
         d.Evidence("stacks of 8 ranks, twice, 3 s apart, unchanged · collective sequence numbers · /proc state · GPU use", d.EvidenceKind.WAYS),
         d.Evidence("rank 2 (state S; blocked, in read() of data/shard-17.bin): train.py:88 load_batch < train.py:120 main", d.EvidenceKind.RANKS),
         d.Evidence("ranks 0-1,3-7 (state S; waits, in all_reduce #9,655): train.py:97 train_step < train.py:120 main", d.EvidenceKind.RANKS),
-        d.Evidence("not looked at (ranks 0-7): py-spy is not installed: no native frames"),
+        d.Evidence("not inspected (ranks 0-7): py-spy is not installed: no native frames"),
     ),
     d.Signature(d.Kind.HANG), 1204, 57.0, True,
     culprit="rank 2 on gpu03: in read() of data/shard-17.bin, train.py:88 load_batch (DataLoader of the main thread)",
@@ -219,7 +219,7 @@ def test_a_suspicion_has_a_line_of_its_own_in_place_of_the_reason() -> None:
     more: dict[str, Any] = {
         "suspicion": said,
         "suspected": seen,
-        "reason": "rank 2 stands still (state T or Z)",
+        "reason": "rank 2 is stopped or a zombie (state T or Z)",
     }
     text = cells.plain(status_view.job(_status(RUNNING, 6.0, **more), called="gpt"))
     then = "ended after 11:06:48 UTC unless it moves; now: orch restart gpt"

@@ -155,7 +155,7 @@ def test_a_supervisor_claims_the_job_for_its_allocation_but_not_back_from_a_late
         assert allocation_claim.replaced(job, name) == ""
     allocation_claim.claim(job, "8.10")
     with pytest.raises(
-        NotOursError, match=r"this is allocation 8\.9, and the job goes on in allocation 8\.10"
+        NotOursError, match=r"this is allocation 8\.9, and the job continues in allocation 8\.10"
     ):
         allocation_claim.claim(job, "8.9")
     assert allocation_claim.replaced(job, "8.9") == "8.10"

@@ -27,7 +27,7 @@ def test_a_healthy_node_has_no_finding() -> None:
         (program(fault="libpython is missing"), E, "python", "the ranks' Python cannot be used: libpython is missing"),
         (program(syntax="train.py:3: SyntaxError: bad"), E, "script", "train.py:3: SyntaxError: bad"),
         (program(missing=MISSING), E, "import", "model.py:3: no module named einops"),
-        (program(missing=MISSING, changes_path="train.py:1"), W, "import", "model.py:3: no module named einops, unless train.py:1 makes it found"),
+        (program(missing=MISSING, changes_path="train.py:1"), W, "import", "model.py:3: no module named einops, unless train.py:1 makes it importable"),
         (program(gpus=1), E, "gpus", "torch 2.13.0 sees 1 of 2 GPUs"),
         (host(folders=(dataclasses.replace(FOLDER, fault="/: read-only file system"),)), E, "folder", "/jobs cannot be written to: /: read-only file system"),
         (host(folders=(FolderFacts("/jobs", "", GIB, 10),)), W, "disk", "10 more files fit into /jobs: its disk is out of inodes"),

@@ -153,7 +153,7 @@ def test_a_whole_gang_that_waits_with_none_missing_is_the_networks_fault_after_t
     assert none_of(silence(gang_of(), *found, for_s=590.0), d.Judge), "the network may come back"
     verdict = judged(gang_of(), *found, for_s=640.0)
     assert (
-        verdict.ranks == () and verdict.culprit == "nobody is missing: nothing flows between n0, n1, n2, n3"
+        verdict.ranks == () and verdict.culprit == "no rank is missing: no data flows between n0, n1, n2, n3"
     )
     assert verdict.waiting == "ranks 0-3 in all_reduce #7 (default group), entered 5 s ago, time limit 600 s"
     assert verdict.signature == d.Signature(d.Kind.HANG, d.FailureCause.NETWORK)
@@ -246,7 +246,10 @@ def test_ranks_wait_for_one_that_stands_still_as_long_as_their_process_group_let
     story = gang_of()
     verdict = judged(story, *found, for_s=limit_s + 150.0)
     assert (verdict.ranks, verdict.patience_s) == ((2,), limit_s)
-    assert verdict.evidence[0] == f"no state proves it; the limit was {limit_s:.0f} s (of the process group)"
+    assert (
+        verdict.evidence[0]
+        == f"no process state proves it; the timeout was {limit_s:.0f} s (of the process group)"
+    )
     assert story.now_s < limit_s + 10.0, "an inspection comes when the limit is over"
     story = gang_of(hang_timeout_s=20.0)
     chosen = judged(story, *found, for_s=25.0)
@@ -257,7 +260,10 @@ def test_where_no_rank_waits_nothing_may_move_for_half_an_hour() -> None:
     blocked = [look(rank, BLOCKED, where="train.py:5 read") for rank in ALL]
     assert none_of(silence(gang_of(), *blocked, for_s=1750.0), d.Judge)
     verdict = judged(gang_of(), *blocked, for_s=1900.0)
-    assert verdict.evidence[0] == "no state proves it; the limit was 1800 s (nothing moved in any process)"
+    assert (
+        verdict.evidence[0]
+        == "no process state proves it; the timeout was 1800 s (nothing moved in any process)"
+    )
     for at_work in (look(0, SPINS), look(0, SLEEPS), look(0, BLOCKED, gpu_use=0.4)):
         all_at_work = [replace(at_work, rank=rank) for rank in ALL]
         assert none_of(silence(gang_of(), *all_at_work, for_s=4000.0), d.Judge)

@@ -188,7 +188,7 @@ def test_notify_tells_of_a_hang_once_keeps_looking_and_takes_it_back_when_the_jo
     assert not notices(said, d.Topic.HANG) and none_of(story.said, orders.Stop)
     assert len([one for one in story.said if isinstance(content(one), orders.Inspect)]) > looks
     (withdrawn,) = notices(beats(story, 10), d.Topic.HANG)
-    assert withdrawn.withdrawn and withdrawn.why == "the job moves again"
+    assert withdrawn.withdrawn and withdrawn.why == "the job makes progress again"
     assert notices(silence(story, *found), d.Topic.HANG), "another hang is told anew"
 
 
@@ -305,7 +305,7 @@ def test_a_host_on_which_ranks_hung_twice_is_set_aside_where_there_is_another(la
     verdicts = [hang_of_rank_1(story, 1, 9, 0, 1), hang_of_rank_1(story, 2, later, 0, 1)]
     assert [one.kind for one in verdicts] == [d.Kind.HANG, d.Kind.HANG]
     assert story.brain.facts.nodes["n1"].excluded == Fault(
-        "n1", "set aside: ranks hung on it in attempts 1 and 2"
+        "n1", "excluded: ranks hung on it in attempts 1 and 2"
     )
     places = [one for one in story.said if isinstance(one, d.Place)]
     assert [name for name, _ in places[-1].nodes] == ["n0", "n2"]
@@ -350,7 +350,10 @@ def test_stacks_fold_into_groups_the_odd_ones_and_the_users_frames_first() -> No
 def test_many_different_stacks_are_cut() -> None:
     many = [look(rank, BLOCKED, stack=(f"t.py:{rank} f",)) for rank in range(100)]
     lines = hang_report.stack_lines(many)
-    assert len(lines) == hang_report.STACKS_SHOWN + 1 and str(lines[-1]) == "88 more ranks, each elsewhere"
+    assert (
+        len(lines) == hang_report.STACKS_SHOWN + 1
+        and str(lines[-1]) == "88 more ranks, each at another place"
+    )
 
 
 def test_what_could_not_be_looked_at_is_said() -> None:
@@ -365,4 +368,4 @@ def test_what_could_not_be_looked_at_is_said() -> None:
         )
         for rank in ALL
     ]
-    assert f"not looked at (ranks 0-3): {lack}" in judged(gang_of(), *found).evidence
+    assert f"not inspected (ranks 0-3): {lack}" in judged(gang_of(), *found).evidence

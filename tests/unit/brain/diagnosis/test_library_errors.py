@@ -33,10 +33,10 @@ Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 60"""
     ("text", "words"),
     [
         (NCCL, "NCCL gave up allreduce #9,655 after 600 s: this rank waited in it, and is a victim"),
-        (GLOO, "gloo gave up waiting for a word from another rank after 1800 s"),
-        (STORE, "only 3 of 4 ranks came to the store within 301 s: 1 never called init_process_group"),
+        (GLOO, "gloo gave up waiting for data from another rank after 1800 s"),
+        (STORE, "only 3 of 4 ranks connected to the store within 301 s: 1 never called init_process_group"),
         (KEYS, "a rank waited 300 s for another to write /default_pg/0//cpu//0/rank_3"),
-        (MONITORED, "ranks 2, 3 did not come after 30 s"),
+        (MONITORED, "ranks 2, 3 did not arrive after 30 s"),
         (
             "what():  [enforce fail] op.preamble.length <= op.nbytes. 100 vs 52. Received data size doesn't match",
             "gloo received 100 bytes where 52 were expected, and aborted this rank: ranks have entered different",

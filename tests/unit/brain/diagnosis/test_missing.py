@@ -21,7 +21,7 @@ def test_who_has_entered_another_collective_before_it_left_it_is_the_odd_one() -
         gone_on = replace(gone_on, collectives=(replace(gone_on.collectives[0], earlier=before),))
         verdict = judged(gang_of(), gone_on, *waiting, for_s=640.0)
         assert verdict.ranks == ranks
-    assert "nobody is missing" in verdict.culprit
+    assert "no rank is missing" in verdict.culprit
 
 
 def test_where_ranks_wait_for_single_others_nobody_knows_that_nobody_is_missing() -> None:

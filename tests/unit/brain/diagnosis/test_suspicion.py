@@ -238,7 +238,7 @@ def test_what_is_suspected_is_said_in_one_line() -> None:
     assert _said(story, 2.0) == ("rank 1 on n1 is stopped (state T) for 2 s", Follows.ENDS, 3.0)
     story.hear(_beat(1, 9, median_step_s=0.3))
     story.wait(10.0)
-    assert _said(story) == ("no step for 12 s (usual: 0.3 s): looking", Follows.UNKNOWN, None)
+    assert _said(story) == ("no step for 12 s (usual: 0.3 s): inspecting", Follows.UNKNOWN, None)
     asleep = look(1, observations.Activity.SLEEPING, where="train.py:7 load", why="in sleep(), 9 s to go")
     story.hear(*story.looked(look(0, WAITS, why="in all_reduce"), asleep))
     said, follows, in_s = _said(story)
@@ -305,7 +305,7 @@ def test_a_silent_node_is_named_with_the_time_at_which_it_is_lost_and_who_takes_
 def test_before_the_first_step_the_line_says_so() -> None:
     story = _auto()
     story.wait(31.0)
-    assert _said(story)[0] == "no step yet for 31 s: looking"
+    assert _said(story)[0] == "no step yet for 31 s: inspecting"
 
 
 def test_every_sign_has_a_name_and_a_weight() -> None:

@@ -73,7 +73,7 @@ def test_without_a_whole_save_an_attempt_begins_at_the_beginning_and_says_why() 
     story = _crashed()
     story.hear(story.saved(20, state=SaveState.TORN, why="it ended too early"))
     begin = only(story.stop_all(), d.BeginAttempt)
-    assert begin.resume is None and "since there is no whole checkpoint" in begin.why
+    assert begin.resume is None and "since there is no complete checkpoint" in begin.why
 
 
 def test_a_save_that_a_person_has_named_counts_until_an_attempt_has_written_another() -> None:
@@ -100,7 +100,7 @@ def test_where_a_named_save_is_gone_the_job_ends_and_neither_another_nor_the_beg
     end = only(story.hear(gone, story.compared(order, "step-10.pt is gone")), d.EndJob)
     assert end.end is d.JobEnd.FAILED
     assert end.why.startswith(
-        "it was to begin from step-10.pt (step-10.pt is gone), which is not whole any more"
+        "it was to resume from step-10.pt (step-10.pt is gone), which is no longer complete"
     )
     story.compares = True
     assert only(story.hear(e.ResumeRequested(0.0, 2)), d.BeginAttempt).resume == at(20)
@@ -110,7 +110,7 @@ def test_where_a_named_save_is_gone_the_job_ends_and_neither_another_nor_the_beg
     ("more", "words"),
     [
         ({"fits_any_size": False, "world_size": 8}, "has files of each of the 8 ranks"),
-        ({"state": SaveState.GONE}, "not whole any more"),
+        ({"state": SaveState.GONE}, "no longer complete"),
     ],
 )
 def test_also_a_job_that_had_not_begun_begins_from_the_adopted_save_that_was_named_or_not_at_all(
@@ -315,8 +315,10 @@ def test_a_script_that_ignores_its_checkpoint_ends_at_its_second_failure_and_is_
     story.life(1, 14, story.saved(10))
     verdict = story.life(2, 14, _elsewhere(2, 10))
     assert (verdict.kind, verdict.step) == (d.Kind.NO_PROGRESS, 14)
-    assert any("begin anew" in line and "does it read ORCH_RESUME_FROM" in line for line in verdict.evidence)
-    assert "begin anew" in only(story.said, d.EndJob).why
+    assert any(
+        "from scratch" in line and "does it read ORCH_RESUME_FROM" in line for line in verdict.evidence
+    )
+    assert "from scratch" in only(story.said, d.EndJob).why
 
 
 def test_a_script_that_chose_an_older_save_by_itself_is_counted_from_that_and_not_suspected() -> None:
@@ -325,10 +327,10 @@ def test_a_script_that_chose_an_older_save_by_itself_is_counted_from_that_and_no
     assert _base(story) == 10
     verdict = only(story.hear(story.exited(0, attempt=2, count=12)), d.Judge).verdict
     assert verdict.evidence[0] == (
-        "the script did not begin from /ckpt/step-30.pt, but chose by itself: step-20.pt, written after 10 steps of its "
+        "the script did not resume from /ckpt/step-30.pt but from a checkpoint of its own choice: step-20.pt, written after 10 steps of its "
         "own, shows that it began at step 10"
     )
-    assert "begin anew" not in only(story.stop_all(2), d.BeginAttempt).why
+    assert "from scratch" not in only(story.stop_all(2), d.BeginAttempt).why
 
 
 def test_attempts_that_begin_anew_and_fail_elsewhere_spend_the_budget_and_say_why() -> None:
@@ -337,7 +339,7 @@ def test_attempts_that_begin_anew_and_fail_elsewhere_spend_the_budget_and_say_wh
     for attempt, count in enumerate((16, 15, 18), start=2):
         story.life(attempt, count, _elsewhere(attempt, 10))
     end = only(story.said, d.EndJob)
-    assert end.attempt == 4 and "is spent" in end.why and "begin anew" in end.why
+    assert end.attempt == 4 and "is spent" in end.why and "from scratch" in end.why
 
 
 def test_a_failure_before_the_script_was_seen_to_begin_anew_is_recognised_all_the_same() -> None:
@@ -347,7 +349,7 @@ def test_a_failure_before_the_script_was_seen_to_begin_anew_is_recognised_all_th
     late = only(story.hear(story.exited(0, attempt=2, count=14)), d.Judge).verdict
     assert (late.kind, late.step) == (d.Kind.CRASH, 24)
     begin = only([*story.hear(_elsewhere(2, 10)), *story.stop_all(2), *story.wait(20.0)], d.BeginAttempt)
-    assert "begin anew" in begin.why
+    assert "from scratch" in begin.why
     assert story.brain.facts.past[-1].failed_step == 14 and story.brain.facts.best_step == 14
     assert story.life(3, 14).kind is d.Kind.NO_PROGRESS
 
@@ -361,7 +363,7 @@ def test_coming_equally_far_from_one_overwritten_save_is_no_progress_in_the_end(
     story = Story(1)
     verdicts = [story.life(n, 14, _last(n, 10 * n)) for n in range(1, ALIKE_MAX + 2)]
     assert [one.kind for one in verdicts] == [d.Kind.CRASH] * ALIKE_MAX + [d.Kind.NO_PROGRESS]
-    assert any("begin anew" in line for line in verdicts[-1].evidence)
+    assert any("from scratch" in line for line in verdicts[-1].evidence)
 
 
 def test_coming_equally_far_is_progress_where_stated_steps_prove_it() -> None:
@@ -390,7 +392,7 @@ def test_a_save_that_a_rank_died_loading_is_given_up_at_once_for_the_one_before(
     story = _resumed(10, 20)
     verdict = only(story.hear(story.exited(0, failure=LOADING, attempt=2)), d.Judge).verdict
     assert verdict.kind is d.Kind.CRASH and verdict.evidence[0].startswith(
-        "step-20.pt is given up for the one before it: rank 0 could not load it in attempt 2: RuntimeError"
+        "step-20.pt is distrusted, an older checkpoint is used: rank 0 could not load it in attempt 2: RuntimeError"
     )
     said = story.stop_all(2)
     given_up, begin = only(said, d.DistrustSave), only(said, d.BeginAttempt)
@@ -510,7 +512,7 @@ def test_the_same_exception_from_two_saves_is_of_the_code_and_both_are_trusted_a
     )
     verdict = story.life(3, 0, failure=dataclasses.replace(LOADING, loading="/ckpt/step-20.pt"))
     assert verdict.kind is d.Kind.NO_PROGRESS and verdict.summary.startswith(
-        f"the same failure from {at(30).path} and {at(20).path}: it is not the files, but {LOADING.where}: rank 0"
+        f"the same failure from {at(30).path} and {at(20).path}: the cause is not the files, but {LOADING.where}: rank 0"
     )
     assert story.brain.facts.end is d.JobEnd.FAILED
     assert [_state(story, step) for step in (10, 20, 30)] == 3 * [SaveState.WHOLE]

@@ -107,7 +107,7 @@ def test_a_job_that_is_queued_for_longer_than_its_user_lets_it_ends_and_says_who
     verdict = only(story.wait(2.0), d.Judge).verdict
     assert (verdict.kind, verdict.retry) == (d.Kind.START_TIMEOUT, False)
     assert verdict.summary.startswith("queued for 100 s")
-    assert verdict.evidence == ("before it: job-1",)
+    assert verdict.evidence == ("jobs ahead: job-1",)
 
 
 def test_a_job_that_has_its_hosts_is_not_queued_whatever_the_limit() -> None:

@@ -63,7 +63,7 @@ def test_processes_that_outlive_kill_end_the_job_only_when_their_agent_was_heard
     story = _crashed()
     story.hear(story.stopped(0))
     assert none_of(story.wait(90.0), d.EndJob)
-    assert "outlive SIGKILL" in only(story.hear(story.beat(1, 0)), d.EndJob).why
+    assert "survive SIGKILL" in only(story.hear(story.beat(1, 0)), d.EndJob).why
 
 
 def test_a_resume_after_giving_up_stops_what_is_left_before_it_begins() -> None:

@@ -98,4 +98,4 @@ def test_a_disk_without_locks_answers_no_question_about_them(
         told[name] = str(caught.value)
     assert all(str(job.root) in text for text in told.values()), told
     assert HostQueue(job, ("a",), 1.0).ahead(0.0) == ()
-    assert "no place in the queue: " in capsys.readouterr().out
+    assert "cannot queue for hosts: " in capsys.readouterr().out

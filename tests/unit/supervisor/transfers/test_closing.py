@@ -245,7 +245,7 @@ def test_what_no_rank_has_gone_on_from_is_torn_once_nothing_more_can_be_reported
 
 def test_a_lost_node_is_named_unless_it_had_gone_on() -> None:
     over = gang(stopped=("n0",), lost=("n1",))
-    why = "n1 was lost before it had told whether it has a part in it"
+    why = "n1 was lost before it reported whether it has a part of it"
     assert judge(part("n0", "a.pt"), by=watch("n0"), of=over) == torn(why)
     assert judge(part("n0", "a.pt"), by=watch("n0", "n1"), of=over).state is WHOLE
 
@@ -266,7 +266,7 @@ def test_a_name_of_the_save_before_that_was_not_written_again_tears_it_although_
     None
 ):
     stale = dataclasses.replace(part("n0", "last/a.pt", "last/b.pt", state=DONE), stale=("last/b.pt",))
-    why = "the attempt ended while it was written: last/b.pt is still that of the save before"
+    why = "the attempt ended while it was written: last/b.pt is still from the previous checkpoint"
     assert judge(stale) == torn(why)
     assert judge(stale, by=watch("n0", "n1")).state is WHOLE, "some files of a save are written once"
     config = dataclasses.replace(
@@ -320,7 +320,7 @@ def test_a_new_file_that_names_one_of_the_save_before_waits_for_it() -> None:
     found = judge(half, by=watch(*NODES), of=gang())
     assert (found.state, found.why) == (
         OPEN,
-        "s/__1_0.distcp is still that of the save before; s/.metadata is new",
+        "s/__1_0.distcp is still from the previous checkpoint; s/.metadata is new",
     )
     assert judge(half, by=watch(*NODES)).state is TORN
     old = dataclasses.replace(parts, stale=("s/.metadata", "s/__1_0.distcp"))

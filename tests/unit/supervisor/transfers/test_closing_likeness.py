@@ -51,7 +51,7 @@ def test_a_file_of_the_save_before_is_missed_only_where_no_step_and_no_end_shows
     None
 ):
     before = [earlier("model_10.pt", "buffer_10.pkl")]
-    why = "it has no file like buffer_10.pkl of the save before"
+    why = "it has no file like buffer_10.pkl of the previous checkpoint"
     assert judge(part("n0", "model_20.pt"), by=watch(*NODES), of=gang(), before=before).state is WHOLE
     assert judge(part("n0", "model_20.pt"), of=gang(), before=before) == Found(OPEN, Closing.NONE, why)
     torn = Found(TORN, Closing.NONE, why, is_damaged=True)
@@ -69,7 +69,7 @@ def test_only_a_file_that_all_saves_before_had_is_missed() -> None:
     saves = [earlier(*one), earlier(*both, number=2)]
     assert judge(part("n0", "model_30.pt", state=DONE), before=saves).closed_by is Closing.LAST_WORD
     saves = [earlier(*both), earlier(*both, number=2)]
-    why = "it has no file like ema_10.pt of the save before"
+    why = "it has no file like ema_10.pt of the previous checkpoint"
     found = judge(part("n0", "model_30.pt", state=DONE), before=saves)
     assert found == Found(TORN, Closing.NONE, why, is_damaged=True), "a script must not find it"
     assert judge(part("n0", "model_30.pt", state=DONE), before=saves[1:]) == found
@@ -77,7 +77,7 @@ def test_only_a_file_that_all_saves_before_had_is_missed() -> None:
 
 def test_a_file_that_a_thread_writes_later_is_waited_for_until_the_next_save_is_begun() -> None:
     saves = [earlier("model_10.pt", "optim_10.pt"), earlier("model_20.pt", "optim_20.pt", number=2)]
-    why = "it has no file like optim_20.pt of the save before"
+    why = "it has no file like optim_20.pt of the previous checkpoint"
     half, gone_on = part("n0", "model_30.pt", state=DONE), watch(*NODES)
     assert judge(half, by=gone_on, of=gang(), before=saves) == Found(OPEN, Closing.NONE, why)
     assert judge(half, by=gone_on, before=saves) == Found(TORN, Closing.NONE, why, is_damaged=True)
@@ -94,7 +94,7 @@ def test_a_file_that_fewer_ranks_have_than_in_the_save_before_is_missed_although
     names = ("model_10.pt", "rng_10_rank0.pt", "rng_10_rank1.pt", "data_10_shard0.pt", "data_10_shard1.pt")
     before = [earlier(*names)]
     some = part("n0", "model_20.pt", "rng_20_rank0.pt", "data_20_shard0.pt")
-    why = "it has no file like that of rank 1 in the save before"
+    why = "it has no file like that of rank 1 in the previous checkpoint"
     assert judge(some, by=watch(*NODES), of=gang(), before=before) == Found(OPEN, Closing.NONE, why)
     assert judge(part("n0", "model_20.pt"), by=watch(*NODES), of=gang(), before=before).state is WHOLE
     assert judge(some, by=watch(*NODES), of=gang(), before=[earlier(*names, attempt=0)]).state is WHOLE

@@ -128,7 +128,7 @@ def test_a_node_whose_name_is_a_pattern_means_only_itself(job: JobDir) -> None:
 def test_a_gap_asks_for_a_new_beginning(job: JobDir) -> None:
     intake = LogReceiver(job)
     intake.receive("n0", reports.Chunk(LOG, 0), b"1234")
-    with pytest.raises(LogReceiveError, match="has 4 bytes here, and bytes from 6 on came"):
+    with pytest.raises(LogReceiveError, match="has 4 bytes here, but the node sent bytes from 6 on"):
         intake.receive("n0", reports.Chunk(LOG, 6), b"78")
     os.truncate(job.root / LOG, 2)
     with pytest.raises(LogReceiveError, match="has 2 bytes here"):

@@ -155,7 +155,7 @@ def test_an_older_save_of_the_same_names_does_not_take_the_place_of_a_newer_one(
     quay.copies.fetch(quay.save(3, "other.pt", n1={"other.pt": b"3"}))
     quay.copier.arrive("fetch 2 n0")
     quay.copier.arrive("fetch 1 n1")
-    assert quay.copies.fetched() == [(2, ""), (1, "save 2, which was written over it, came home before")]
+    assert quay.copies.fetched() == [(2, ""), (1, "checkpoint 2, which overwrote it, was fetched first")]
     assert quay.home() == {"last.pt": b"2"} and list(quay.copier.begun) == ["fetch 3 n1"]
 
 
@@ -170,7 +170,7 @@ def test_a_disk_at_home_that_refuses_gives_up_the_save_in_words(quay: Quay) -> N
 def test_of_more_than_can_travel_at_once_the_oldest_is_given_up(quay: Quay) -> None:
     for number in range(1, COMING_MAX + 2):
         quay.copies.fetch(quay.save(number, f"{number}.pt", n0={f"{number}.pt": b"x"}))
-    assert quay.copies.fetched() == [(1, f"more than {COMING_MAX} are on their way at once")]
+    assert quay.copies.fetched() == [(1, f"more than {COMING_MAX} are being fetched at once")]
     assert len(quay.copier.begun) == COMING_MAX
 
 

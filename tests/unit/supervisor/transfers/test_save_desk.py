@@ -117,7 +117,7 @@ def test_a_report_with_names_that_lead_out_of_the_folder_is_refused_in_words(
     bad = dataclasses.replace(seen, main=main, part=dataclasses.replace(seen.part, pieces=pieces))
     world.desk.seen(world.at, "n1", bad, world.gang)
     world.learn()
-    assert world.saves == {} and world.notes[0].startswith("n1 reports a save that is not entered: ")
+    assert world.saves == {} and world.notes[0].startswith("n1 reports a checkpoint that is refused: ")
 
 
 def test_a_save_that_is_reported_again_is_the_same_one_until_it_is_whole(world: DeskWorld) -> None:
@@ -132,7 +132,7 @@ def test_a_save_that_is_reported_again_is_the_same_one_until_it_is_whole(world: 
 def test_a_name_that_is_written_over_is_a_new_save_and_the_one_before_is_gone(world: DeskWorld) -> None:
     world.save({"last.pt": state(10)})
     world.save({"last.pt": state(20)}, steps=20)
-    assert world.states() == [GONE, WHOLE] and world.saves[1].why == "was written over by save 2"
+    assert world.states() == [GONE, WHOLE] and world.saves[1].why == "was overwritten by checkpoint 2"
     assert world.told(1) == [OPEN, WHOLE, GONE]
 
 
@@ -229,7 +229,7 @@ def test_a_new_supervisor_tells_the_brain_what_it_had_not_told(world: DeskWorld)
         (7, GONE),
         (2, WHOLE),
     ]
-    assert world.facts.saves[7].why == "it is not in the ledger any more"
+    assert world.facts.saves[7].why == "it is no longer in the ledger"
 
 
 def test_open_saves_of_an_earlier_attempt_are_not_closed_by_what_a_later_one_does(world: DeskWorld) -> None:
@@ -296,7 +296,9 @@ def test_a_torn_save_is_moved_out_of_the_scripts_sight_before_the_next_attempt(w
     assert not (world.job.checkpoints / "step_20").exists()
     assert (world.job.checkpoints / ".step_20.torn-attempt-1/part.pt").read_bytes() == b"cut off"
     assert torn.state is TORN and torn.why.endswith("; moved step_20 to .step_20.torn-attempt-1")
-    assert world.notes == [f"torn ({torn.why.partition(';')[0]}): moved step_20 to .step_20.torn-attempt-1"]
+    assert world.notes == [
+        f"torn checkpoint ({torn.why.partition(';')[0]}): moved step_20 to .step_20.torn-attempt-1"
+    ]
 
 
 def test_a_folder_that_was_made_for_a_save_and_has_no_file_yet_is_moved_out_of_the_scripts_sight(
@@ -310,7 +312,7 @@ def test_a_folder_that_was_made_for_a_save_and_has_no_file_yet_is_moved_out_of_t
         ".step_20.torn-attempt-1",
         "step_10",
     ]
-    assert world.notes == ["torn (has no file yet): moved step_20 to .step_20.torn-attempt-1"]
+    assert world.notes == ["torn checkpoint (no file yet): moved step_20 to .step_20.torn-attempt-1"]
 
 
 def sharded(step: int, ranks: int = 2) -> dict[str, bytes]:
@@ -359,7 +361,9 @@ def test_a_save_is_deleted_renamed_or_moved_only_while_it_is_as_the_ledger_has_i
     world.write(one(10))  # by hand
     world.save(one(20), steps=20)
     assert "step_10.pt" in world.home() and world.states() == [WHOLE, WHOLE]
-    assert world.notes == ["step_10.pt stays, though checkpoint.keep is 1: step_10.pt is not as it was saved"]
+    assert world.notes == [
+        "step_10.pt was not deleted, though checkpoint.keep is 1: step_10.pt is not as it was saved"
+    ]
     world.write({"step_30/model.pt": torch_save(Model())})
     world.report("step_30", steps=30, closed_by=Closing.NONE)
     world.write({"step_30/model.pt": torch_save(Model())})
@@ -621,5 +625,5 @@ def test_a_save_that_finds_no_room_to_be_kept_is_whole_all_the_same_and_that_is_
     saves: list[Save] = [world.save(one(step), steps=step) for step in (10, 20)]
     assert [save.state for save in saves] == [WHOLE, WHOLE] and world.kept() == []
     (note,) = world.notes
-    assert note.startswith("step_10.pt is not kept: the disk has too little room")
+    assert note.startswith("step_10.pt is not kept: the disk is too full")
     assert world.compare(2) == ""

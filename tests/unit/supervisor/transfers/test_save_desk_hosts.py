@@ -167,7 +167,7 @@ def test_one_that_was_written_over_before_it_came_is_gone_and_the_one_at_home_st
     assert world.home() == {**_own("last", "n0", 10), **_own("last", "n1", 10)}
     why = "last/rank_1.pt was written again on n1 before it was copied"
     assert world.saves[2].why == why
-    assert world.notes == [f"checkpoint last/rank_0.pt of attempt 1 does not come home: {why}"]
+    assert world.notes == [f"checkpoint last/rank_0.pt of attempt 1 was not copied: {why}"]
 
 
 def test_one_that_was_written_over_before_it_was_hashed_is_gone_and_not_waited_for(world: DeskWorld) -> None:
@@ -225,7 +225,7 @@ def test_a_save_of_which_a_lost_host_may_have_had_a_part_is_torn_and_stays_torn(
     world.report("step_10", "n0", closed_by=Closing.NONE)
     world.lose("n1")
     world.stop("n0")
-    assert world.states() == [TORN] and world.latest().why.startswith("n1 was lost before it had told")
+    assert world.states() == [TORN] and world.latest().why.startswith("n1 was lost before it reported")
     assert world.home() == {}
 
 
