@@ -43,14 +43,14 @@ def follows(suspicion: Suspicion, at: str, job: str) -> str:
         case Follows.UNKNOWN:
             return ""
         case Follows.MOVES:
-            return f"nothing is done while it goes on; to end it now: orch restart {job}"
+            return f"left alone while it keeps running; to end it now: orch restart {job}"
         case Follows.NOTHING:
-            return f"nothing is done about it; to end it now: orch restart {job}"
+            return f"no action is taken; to end it now: orch restart {job}"
         case Follows.ENDS:
-            return f"ended after {at} unless it moves; now: orch restart {job}"
+            return f"will be ended at {at} unless it moves; to do it now: orch restart {job}"
         case Follows.LOST:
             then = f"{suspicion.spare} takes over" if suspicion.spare else "the next attempt begins"
-            return f"at {at} it counts as lost, and {then}"
+            return f"will count as lost at {at}; then {then}"
 
 
 def ranks_text(ranks: Iterable[int]) -> str:

@@ -99,7 +99,7 @@ def test_a_job_that_slurm_forgot_is_ended_from_its_folder(slurm: SlurmBox, desk:
     slurm.queue.scancel(job.slurm_id())
     job.folder.slurm.write_text(json.dumps(["999999"]))
     status = job.status()
-    assert (status["state"], "knows no job 999999" in str(status["reason"])) == ("FAILED", True)
+    assert (status["state"], "no longer knows job 999999" in str(status["reason"])) == ("FAILED", True)
 
 
 def test_what_has_the_id_of_a_lost_job_by_now_is_left_alone(slurm: SlurmBox, desk: Desk) -> None:
@@ -116,7 +116,7 @@ def test_what_has_the_id_of_a_lost_job_by_now_is_left_alone(slurm: SlurmBox, des
     others = slurm.queue.sbatch("sleep 600", "--hold")
     assert others == job.slurm_id()
     status = job.status()
-    lost = f"Slurm has lost its job {others}: its id is now that of a job in /home/trainer"
+    lost = f"Slurm lost job {others}: its id is now that of a job in /home/trainer"
     assert (status["state"], lost in str(status["reason"])) == ("FAILED", True), status["reason"]
     desk.orch("resume", job.id)
     assert job.slurm_id() != others

@@ -91,7 +91,7 @@ def choose(saves: Iterable[Save], world_size: int, pin: Pin | None = None) -> Ch
         if best is None:
             best = save
         elif is_last and not is_named and _got_further(save, best):
-            passed.append(_passed(best, f"an earlier attempt has saved step {save.step:,}"))
+            passed.append(_passed(best, f"an earlier attempt saved step {save.step:,}"))
             best = save
     if best is not None and not fits(best, world_size):
         return Choice(misfit=best, passed=tuple(passed[:PASSED_MAX]))
@@ -160,7 +160,7 @@ def _far_smaller(saves: list[Save]) -> dict[int, str]:
         least = float("inf")
         for count, save in enumerate(series):
             if count >= SMALL_THAN_MIN and save.size_bytes < SMALL_SHARE * least:
-                found[save.number] = f"has {save.size_bytes:,} bytes, those before it at least {least:,}"
+                found[save.number] = f"has {save.size_bytes:,} bytes, earlier ones at least {least:,}"
             else:
                 least = min(least, save.size_bytes)
     return found

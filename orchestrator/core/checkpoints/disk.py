@@ -127,9 +127,9 @@ def _bytes_differ(root: Path, piece: Piece, is_touched: bool, pace: Pace) -> tup
     """Return how the bytes of a file differ from those that were saved, and what was compared. Raises OSError."""
     if piece.sha256:
         same = sha256(root / piece.name, pace) == piece.sha256
-        return ("" if same else "has other bytes than when it was saved (sha256)"), "sha256"
+        return ("" if same else "differs from what was saved (sha256)"), "sha256"
     if is_touched:
-        return "was written again, and its bytes when it was saved are not known", ""
+        return "was rewritten, and its original checksum is unknown", ""
     fault, by = formats.checked(root, piece.name, piece.size_bytes)
     return fault, by or "size and time, its format has no check sum"
 

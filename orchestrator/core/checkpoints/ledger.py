@@ -49,7 +49,7 @@ def read(job_root: Path, file: Path) -> tuple[dict[int, Save], list[str]]:
             saves[number] = _moved(save, job_root, is_read=True)
         if fault:
             faults.append(
-                f"{file}: save {number} cannot be read{' in part' if save is not None else ''}: {fault}"
+                f"{file}: checkpoint {number} cannot be read{' in part' if save is not None else ''}: {fault}"
             )
     return saves, faults
 
@@ -122,7 +122,7 @@ class Ledger:
         except OSError as err:
             if full_disk.is_full(err):
                 raise
-            what = "no checkpoint from now on is resumed from until it can be"
+            what = "new checkpoints are not used for a restart until it can"
             self._told, before = f"{self._file} cannot be written: {err.strerror}; {what}", self._told
         return [self._told] if self._told != before else []
 

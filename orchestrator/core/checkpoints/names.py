@@ -203,7 +203,7 @@ def group(names: Iterable[str]) -> dict[str, Group]:
         if folder is not None:
             found = groups.setdefault(folder.key, folder)
             if is_temporary(last) or _UNFINISHED.search(last):
-                found.mark = found.mark or f"{name} says that it is unfinished"
+                found.mark = found.mark or f"{name} marks it as unfinished"
         elif is_temporary(last) or last in POINTERS or _BESIDE.fullmatch(last):
             continue
         else:
@@ -215,9 +215,9 @@ def group(names: Iterable[str]) -> dict[str, Group]:
         if found.main in beside.values():
             markers.append(found.main)
         if markers:
-            found.mark = found.mark or f"{markers[0]} says that it is unfinished"
+            found.mark = found.mark or f"{markers[0]} marks it as unfinished"
         if is_temporary(PurePosixPath(found.main).name) and found.is_folder:
-            found.mark = found.mark or "its name says that it is unfinished"
+            found.mark = found.mark or "its name marks it as unfinished"
         if not found.is_folder:
             found.main = min(found.names, key=_is_main_first)
     return groups

@@ -73,12 +73,12 @@ def wait_for(action: Callable[[], T]) -> T:
             if not is_full(err) or waited_s > WAIT_S_MAX:
                 raise
             if not waits:
-                _say("the disk is full: all waits until there is room")
+                _say("the disk is full: waiting for free space")
             waits = True
             sleep(RETRY_S)
             continue
         if waits:
-            _say(f"there is room on the disk again after {time.monotonic() - began_s:.0f} s")
+            _say(f"the disk has free space again after {time.monotonic() - began_s:.0f} s")
         return done
 
 
@@ -102,7 +102,7 @@ class Patience:
         if not isinstance(err, OSError) or not is_exhausted(err):
             return False
         if not self._is_waiting:
-            print(f"some work waits, see `ulimit -n`: {err.strerror}", flush=True)
+            print(f"some work waits until it can be tried again, see `ulimit -n`: {err.strerror}", flush=True)
         self._is_waiting = True
         return True
 

@@ -115,8 +115,8 @@ def original_of(job: JobDir) -> Path | None:
 def require_original(job: JobDir) -> None:
     """Raise UserError for a copy of a job's folder."""
     if (original := original_of(job)) is not None:
-        fix = f"ORCH_HOME={original.parent.parent} for the job itself; for a job of its own {anew(job.root)}"
-        raise UserError(f"it is a copy of {original}, of which it changes nothing", str(job.root), fix)
+        fix = f"use the job itself (ORCH_HOME={original.parent.parent}); for a new job, {anew(job.root)}"
+        raise UserError(f"it is a copy of {original}, and copies are read only", str(job.root), fix)
 
 
 def note_origin(job: JobDir, place: Path) -> None:
@@ -133,7 +133,7 @@ def _origin(job: JobDir) -> Path:
 
 def anew(root: Path) -> str:
     """Return how the work of a job that cannot go on in its own folder goes on in another one."""
-    return f"submit {root / 'job.yaml'}, orch cancel that new job, and orch resume it --from a checkpoint in {root / 'checkpoints'}"
+    return f"submit {root / 'job.yaml'}, cancel the new job (orch cancel), then orch resume it --from a checkpoint in {root / 'checkpoints'}"
 
 
 def is_slurm(job: JobDir) -> bool:
@@ -188,7 +188,7 @@ def _chosen(job_ids: list[str], wanted: str, folder: Path) -> str:
     if partly:
         fix = f"name one of them: {', '.join(partly[-NEAR_MAX:])}"
         raise UserError(f"{len(partly)} job ids begin or end with {wanted!r}", str(folder), fix)
-    fix = f"there are: {', '.join(_near(job_ids, wanted))}; `orch status --all` lists all"
+    fix = f"closest: {', '.join(_near(job_ids, wanted))}; `orch status --all` lists all"
     raise UserError(f"no job has the id or name {wanted!r}", str(folder), fix)
 
 

@@ -109,7 +109,7 @@ class Signature:
     def require(self) -> None:
         """Raise NotOursError where another has signed since; a signature that cannot be read is no other's."""
         if self._who is not None and holder(self._path) not in (None, self._who):
-            raise NotOursError(f"another process has taken the job over{by_whom(self._path)}")
+            raise NotOursError(f"another process has taken over the job{by_whom(self._path)}")
 
 
 def by_whom(path: Path) -> str:
@@ -127,7 +127,7 @@ def _flock(fd: int, kind: int) -> bool:
         if err.errno not in _WITHOUT_LOCKS:
             raise
         name = str(Path(f"/proc/self/fd/{fd}").readlink())
-        why = f"this disk does not lock files ({err.strerror}), and orch cannot do without that"
+        why = f"this file system does not support file locks ({err.strerror}), which orch needs"
         raise OSError(errno.ENOLCK, why, name) from err
     return True
 
@@ -154,8 +154,8 @@ def command_lock(job: JobDir, limit_s: float = RESUME_S_MAX) -> Iterator[None]:
     """Hold that right, as commands do whose work a resume or each other would disturb. Raises ClusterError when another command holds it for `limit_s`, OSError."""
     with resuming(job, limit_s) as is_mine:
         if not is_mine:
-            what = f"another command is at work on the job{by_whom(job.resume_lock)}"
-            raise ClusterError(what, job.id, "wait until that is done, then try again")
+            what = f"another command is working on the job{by_whom(job.resume_lock)}"
+            raise ClusterError(what, job.id, "wait until it has finished, then try again")
         yield
 
 
@@ -166,6 +166,6 @@ def ended_job(job: JobDir) -> Iterator[None]:
     with command_lock(job, 0.0):
         if not job.ended.exists():
             raise ClusterError(
-                "was resumed, so it is not over", job.id, f"orch status {job.id} shows how it is"
+                "the job was resumed, so it has not ended", job.id, f"see orch status {job.id}"
             )
         yield

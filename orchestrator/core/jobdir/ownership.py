@@ -38,7 +38,7 @@ def fault(root: Path) -> Fault | None:
         if found := _of_parent(folder):
             return found
     if owner := _owner(root):
-        return Fault(str(root), f"it is the job of {owner}, and not yours to change", f"ask {owner}")
+        return Fault(str(root), f"this job belongs to {owner}", f"ask {owner}")
     return _of(root)
 
 
@@ -165,7 +165,7 @@ def _of(path: Path) -> Fault | None:
         return None  # gone in the meantime
     except OSError as err:
         return _unseen(path, err)
-    caution = "once you know that it holds nothing but yours"
+    caution = "after checking that everything in it is yours"
     if not _is_trusted(status.st_uid):
         what = f"it belongs to {user_name(status.st_uid)}, in a job folder of yours"
         return Fault(str(path), what, f"make it yours, {caution}")
@@ -181,7 +181,7 @@ def _of(path: Path) -> Fault | None:
 
 
 def _unseen(path: Path, err: OSError) -> Fault:
-    return Fault(str(path), f"it cannot be looked at: {err.strerror}", "see to that folder")
+    return Fault(str(path), f"it cannot be inspected: {err.strerror}", "check its permissions")
 
 
 def _is_trusted(uid: int) -> bool:

@@ -58,7 +58,7 @@ def refused(err: OSError, root: Path) -> OrchError:
     fault = ownership.fault(root)
     if isinstance(err, PermissionError) and fault:
         return UserError.of(fault)
-    fix = "see to that file or folder, then try again"
+    fix = "fix that file or folder, then try again"
     fix = f"make room in {root}, then try again" if full_disk.is_full(err) else fix
     return ClusterError(f"cannot be written: {err.strerror}", str(err.filename or root), fix)
 

@@ -315,9 +315,7 @@ def stamped(status: Status, boot: str) -> Status:
     return dataclasses.replace(status, boot=boot, boot_s=time.monotonic())
 
 
-OTHER_VERSION = (
-    "look at the job with the version that it was submitted with, or submit it again with this one"
-)
+OTHER_VERSION = "use the version of orch that submitted the job, or submit the job again with this one"
 """What to do about a job that another version of orch may have begun."""
 
 

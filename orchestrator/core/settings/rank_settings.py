@@ -208,7 +208,7 @@ def _interfaces(name: str | None) -> list[Setting]:
     """
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
     if name is None:
-        reason = "the interface over which every node reaches the first one, which they try out before the ranks start"
+        reason = "the interface over which every node reaches the first one, probed before the ranks start"
         return [Setting(one, None, SetBy.LATER, reason) for one in names]
     if not name:
         return []
@@ -220,11 +220,11 @@ def _interfaces(name: str | None) -> list[Setting]:
 
 def _flight_recorder(evidence: Path) -> list[Setting]:
     both = "; under its new name and its earlier one"
-    on = f"torch records its last collectives, from which orch tells which rank a hang waits for{both}"
-    dump = f"where torch leaves that record when it gives up by itself; it adds the rank{both}"
+    on = f"torch records its last collectives, so that orch can name the rank that a hang waits for{both}"
+    dump = f"the file of that record when torch itself gives up; torch appends the rank{both}"
     values = (RECORDED, on), (f"{evidence}/torch-trace-of-rank-", dump)
     stacks = (
-        "a stack for each record is taken under Python's lock, and a dump could wait for that without end"
+        "recording a stack takes Python's lock, and a dump could wait for it forever"
     )
     recorder = [
         Setting(name, value, SetBy.ORCH, reason)
@@ -251,7 +251,7 @@ def _nccl_log(evidence: Path, environ: Mapping[str, str]) -> list[Setting]:
     file = f"{evidence}/rank-{RANK_MARK}-nccl.log"
     return [
         Setting("NCCL_DEBUG", "WARN", SetBy.ORCH, "NCCL says why it fails, and nothing else"),
-        Setting("NCCL_DEBUG_FILE", file, SetBy.ORCH, "apart from the output of your script"),
+        Setting("NCCL_DEBUG_FILE", file, SetBy.ORCH, "kept out of your script's output"),
     ]
 
 
@@ -261,11 +261,11 @@ def _trackers(job: str, environ: Mapping[str, str]) -> list[Setting]:
     A rank of its own has a run of its own in W&B: two processes in one run overwrite each other. Where the user has set
     either variable, neither is set.
     """
-    named = Setting("MLFLOW_RUN_NAME", job, SetBy.ORCH, "MLflow's runs bear the job's name")
+    named = Setting("MLFLOW_RUN_NAME", job, SetBy.ORCH, "MLflow's runs get the job's name")
     pair = {"WANDB_RUN_ID": f"{job}-{RANK_MARK}", "WANDB_RESUME": "allow"}
     if not pair.keys().isdisjoint(environ):
         return [named]
-    reason = "W&B goes on in the same run after a restart, in one for each rank that calls it"
+    reason = "W&B continues the same run after a restart; one run for each rank that calls it"
     return [*(Setting(name, value, SetBy.ORCH, reason) for name, value in pair.items()), named]
 
 

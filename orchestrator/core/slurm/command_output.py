@@ -213,14 +213,14 @@ def say(job: QueueJob, name: str) -> Fault:
         case job_states.Stage.RUNNING if job.state == "SUSPENDED":
             where = f" on {job.nodes}" if job.nodes else ""
             return Fault(
-                "", f"Slurm has suspended its job {job.id}{where}", f"scontrol resume {job.id} lets it go on"
+                "", f"Slurm has suspended its job {job.id}{where}", f"scontrol resume {job.id}"
             )
         case job_states.Stage.RUNNING | job_states.Stage.LEAVING | job_states.Stage.UNKNOWN:
             return Fault("", f"Slurm job {job.id} is {job.state}{f' on {job.nodes}' if job.nodes else ''}")
         case job_states.Stage.OVER | job_states.Stage.NOT_FOUND:
             return ended(job)
         case job_states.Stage.NO_ANSWER:
-            return Fault("", f"Slurm has told nothing of its job {job.id} yet")
+            return Fault("", f"Slurm has not reported job {job.id} yet")
 
 
 def is_stuck(job: QueueJob) -> bool:
@@ -238,7 +238,7 @@ def _waits(job: QueueJob, name: str) -> Fault:
     why = f": {job.reason}" if job.reason else ""
     if job.is_held:
         is_admins = "admin" in job.reason.lower()
-        fix = "ask who looks after the cluster" if is_admins else f"scontrol release {job.id}"
+        fix = "ask the administrator of the cluster" if is_admins else f"scontrol release {job.id}"
         by = " by an administrator" if is_admins else ""
         return Fault("", f"Slurm job {job.id} is held{by}{why}", fix)
     if change := needed_change(job):
@@ -279,16 +279,16 @@ def ended(job: QueueJob) -> Fault:
             return Fault("", f"{name} was preempted, and Slurm has not put it back into the queue")
         case "NODE_FAIL":
             return Fault(
-                "", f"{name} lost a node that it could not do without{f' ({job.nodes})' if job.nodes else ''}"
+                "", f"{name} lost a node that it needs{f' ({job.nodes})' if job.nodes else ''}"
             )
         case "BOOT_FAIL":
             return Fault("", f"{name} was given nodes that did not boot")
         case "OUT_OF_MEMORY":
             return Fault("", f"{name} used more memory than it had asked for", "raise slurm.mem")
         case "FORGOTTEN" if job.reason:
-            return Fault("", f"Slurm has lost its job {job.id}: {job.reason}", job.fix)
+            return Fault("", f"Slurm lost job {job.id}: {job.reason}", job.fix)
         case "FORGOTTEN":
-            return Fault("", f"Slurm knows no job {job.id} any more")
+            return Fault("", f"Slurm no longer knows job {job.id}")
         case "COMPLETED":
             return Fault("", f"{name} has ended before the job did")
         case _:

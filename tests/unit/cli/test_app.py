@@ -369,7 +369,7 @@ def test_a_job_on_a_disk_without_locks_is_told_of_in_words(
     monkeypatch.setattr(fcntl, "flock", refuse)
     said = orch("status", "broken")
     assert (
-        f"{job.id}: its supervisor cannot be looked after: {job.lock}: this disk does not lock files"
+        f"{job.id}: its supervisor cannot be looked after: {job.lock}: this file system does not support file locks"
         in said.err
     )
     assert "Errno" not in said.err and "dead" not in said.err

@@ -95,8 +95,8 @@ def as_pipe(path: Path) -> None:
 
 
 OTHER, AGAIN = (
-    "has other bytes than when it was saved (sha256)",
-    "was written again, and its bytes when it was saved are not known",
+    "differs from what was saved (sha256)",
+    "was rewritten, and its original checksum is unknown",
 )
 CASES = {
     "nothing": Case(lambda path: None, "", "", "", ""),

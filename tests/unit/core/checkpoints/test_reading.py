@@ -257,7 +257,7 @@ def test_a_save_with_a_marker_is_unfinished_however_whole_its_files_are(tmp_path
     write_all(tmp_path, distributed("step_20"))
     write(tmp_path / "step_20-unfinished", b"")
     seen = sight(tmp_path)
-    assert seen.fault("step_20") == "step_20-unfinished says that it is unfinished"
+    assert seen.fault("step_20") == "step_20-unfinished marks it as unfinished"
     assert not seen.has_last_word("step_20", 2)
 
 
