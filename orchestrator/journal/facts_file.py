@@ -40,7 +40,7 @@ def read(job: JobDir) -> Record:
     if known < shown:
         raise JournalError(
             job.journal,
-            f"the journal was cut: it tells of attempts up to {known}, and the folder shows {shown}",
+            f"the journal was cut: its last attempt is {known}, and the folder has attempt {shown}",
         )
     return record
 

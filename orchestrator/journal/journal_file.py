@@ -67,7 +67,7 @@ def read(path: Path, offset: int = 0, after_n: int = 0) -> Iterator[Entry]:
     for number, text in enumerate(read_lines(path, offset), start=after_n + 1):
         entry = _parsed(text, path, number)
         if entry.n != number:
-            what = f"this is entry {entry.n} of the journal, and not {number}"
+            what = f"this is entry {entry.n} of the journal, expected {number}"
             raise JournalError(path, what, number)
         yield entry
 
@@ -91,7 +91,7 @@ def replayed(path: Path) -> Iterator[None]:
     try:
         yield
     except (AssertionError, LookupError, AttributeError, TypeError, ValueError, ArithmeticError) as err:
-        what = f"the journal is damaged: what it tells cannot have happened ({type(err).__name__}: {err})"
+        what = f"the journal is damaged: its entries contradict each other ({type(err).__name__}: {err})"
         raise JournalError(path, what) from err
 
 
@@ -110,7 +110,7 @@ def _parsed(text: str, path: Path, line: int | None = None) -> Entry:
     try:
         data = codec.loads_plain(text)
         if (found := data.get("format")) != FORMAT:
-            what = f"another version of orch wrote the journal, or it is damaged: format {found}, and this one reads {FORMAT}"
+            what = f"another version of orch wrote the journal, or it is damaged: it has format {found}, this version reads {FORMAT}"
             raise JournalError(path, what, line, fix=OTHER_VERSION)
         news = codec.unpack_kind(_NEWS, data.pop("news"))
         head = codec.unpack(_Head, data)

@@ -71,7 +71,7 @@ def lack(job: JobDir) -> str:
     if size_bytes < recorded_bytes:
         return (
             how
-            or f"the journal was cut: it has {size_bytes} bytes, and {job.facts.name} knows of {recorded_bytes}"
+            or f"the journal was cut: it has {size_bytes} bytes, and {job.facts.name} has recorded {recorded_bytes}"
         )
     is_fresh = not (attempt_shown(job) or job.ended.exists() or job.ledger.exists())
     return "" if is_fresh else how
@@ -80,7 +80,7 @@ def lack(job: JobDir) -> str:
 def require_journal(job: JobDir) -> None:
     """Raise JournalError where `lack` finds anything."""
     if how := lack(job):
-        what = f"{how}; to begin from nothing would write over what the folder holds"
+        what = f"{how}; starting from scratch would overwrite what the folder holds"
         raise JournalError(job.journal, what, first=_end_of_agents(job))
 
 
@@ -89,5 +89,5 @@ def _end_of_agents(job: JobDir) -> str:
     with contextlib.suppress(OSError):
         held = filter(locks.is_held, sorted(job.root.glob("nodes/*/agent.lock")))
         agents = [f"kill {who.pid} on {who.host}" for who in map(locks.holder, held) if who]
-        return f"end what still runs by {', '.join(agents)}; then " if agents else ""
+        return f"stop what still runs: {', '.join(agents)}; then " if agents else ""
     return ""

@@ -209,14 +209,14 @@ def _notes_of(body: str, requeues: bool) -> list[str]:
         notes.append(
             f'these may have to run once: {shown}{more}. Write `[ "$GROUP_RANK" = 0 ] && ` before such a line'
         )
-    again = ", and asks for a new turn in the queue (time_limit_action: requeue)" if requeues else ""
+    again = ", and requeues the job (time_limit_action: requeue)" if requeues else ""
     if any(line.startswith("trap ") for line in lines):
         notes.append(
-            f"no signal reaches the script's trap: orch warns the ranks itself{again}; take the trap out"
+            f"no signal reaches the script's trap: orch warns the ranks itself{again}; remove the trap"
         )
     if any(re.match(r"cd\s+\"?\$\{?SLURM_SUBMIT_DIR", line) for line in lines):
         notes.append(
-            "cd to SLURM_SUBMIT_DIR leaves the job's copy of the code, in which the lines start; take it out"
+            "cd to SLURM_SUBMIT_DIR leaves the job's copy of the code, in which the lines start; remove it"
         )
     return notes
 

@@ -81,7 +81,7 @@ def _refuse_accelerate(document: Document) -> None:
     script = document.data.get("entrypoint") or "train.py"
     line = " ".join(filter(None, (*words, str(script))))
     fix = f"write launch: {line} (in place of entrypoint, too)"
-    document.faults.append(Fault(place.where, "there is no such section any more", fix, place.line))
+    document.faults.append(Fault(place.where, "this section was removed", fix, place.line))
 
 
 # The line's place
@@ -164,7 +164,7 @@ def _of_slurm(document: Document, words: Sequence[str]) -> list[Became]:
     start = launchers.start_of(words)
     if (hosts := launchers.hosts_of(words)) and not document.data.get("backend"):
         fix = "write backend: ssh, and them as ssh.hosts (orch run: --hosts)"
-        raise ValueError(f"names the hosts {hosts}, which orch reaches itself: {fix}")
+        raise ValueError(f"names the hosts {hosts}, to which orch itself connects: {fix}")
     if start.launcher != "srun":
         return []
     options, at = SRUN.read(words, start.behind)
@@ -252,7 +252,7 @@ class _Sizes:
             self._became.append(Became(count.option, field, count.value))
 
     def _ask(self, count: Count, fix: str) -> None:
-        what = f"{count.option}: only the shell on the nodes knows that number, and the job must; write {fix}"
+        what = f"{count.option}: this number is only known on the nodes; write {fix}"
         if count.value == "cpu":
             what = f"{count.option}: the cores of the nodes are not known here; write procs_per_node: 8, and leave it out"
         self._document.faults.append(self._document.fault(self._key, what))

@@ -48,9 +48,10 @@ class JobSpec(Part):
         "local", "Where it runs: this machine, hosts over SSH, or a Slurm cluster."
     )
     nodes: int = whole(1, "Machines the job runs on.", high=MACHINES_MAX)
-    spares: int = whole(0, "More machines, kept ready to replace a lost one.", 0, MACHINES_MAX)
+    spares: int = whole(0, "Spare machines, ready to replace a lost one.", 0, MACHINES_MAX)
     gpus_per_node: rules.Gpus | None = about(
-        None, "GPUs of a node, one rank each; `auto`: all there are, which is also meant when neither is set."
+        None,
+        "GPUs per node, one rank each; `auto`: all of them, which is also the default if neither count is set.",
     )
     procs_per_node: int | None = whole(
         None,
@@ -71,7 +72,7 @@ class JobSpec(Part):
     )
     start: rules.Start = about(
         "auto",
-        "How a rank starts: as a fork of one process a node that has imported torch, where that is safe, or always as a new interpreter.",
+        "How a rank starts: `auto`, as a fork of one process per node that has imported torch, where that is safe; `fresh`, always as a new interpreter.",
     )
     python: Line | None = about(None, "Python of the ranks; by default the one that runs orch.")
     setup: rules.ShellLines = about((), "Shell lines that run once on each node, before its ranks.")
@@ -80,21 +81,21 @@ class JobSpec(Part):
     )
     secrets: rules.Secrets = about((), "Variables taken from the submitter's environment and never shown.")
     time_limit: rules.Seconds | None = about(
-        None, "Longest run of the job, restarts included; on Slurm of each stay on its nodes."
+        None, "Longest run of the job, restarts included; on Slurm of each allocation."
     )
     time_limit_action: rules.LimitAction = about(
-        "fail", "What follows the time limit: failure, or on Slurm another turn in the queue, and going on."
+        "fail", "What happens at the time limit: the job fails, or on Slurm it is requeued and resumes."
     )
-    total_steps: int | None = whole(None, "Optimizer steps of the training, to tell the time left.")
+    total_steps: int | None = whole(None, "Optimizer steps of the training, to show the time left.")
     batch: Batch = about(
         {}, "Batch size of the script, so that orch can show the effective one and say when it changes."
     )
     rendezvous: Rendezvous = about({}, "Where the ranks of an attempt meet.")
     nccl: rules.Nccl = about({}, "NCCL settings without their prefix: `debug: INFO` sets NCCL_DEBUG.")
-    monitor: Monitor = about({}, "When silence becomes a verdict, and what follows.")
-    notify: Notify = about({}, "Notifications of what happens to the job.")
-    restart: Restart = about({}, "How often and how fast a failed attempt is followed by another.")
-    checkpoint: Checkpoint = about({}, "What a checkpoint is, and how a script is given one.")
+    monitor: Monitor = about({}, "When a job counts as hung or a node as lost, and what follows.")
+    notify: Notify = about({}, "Notifications about the job.")
+    restart: Restart = about({}, "How often and how fast a failed job is restarted.")
+    checkpoint: Checkpoint = about({}, "Which files are checkpoints, and how a script resumes from one.")
     logs: Logs = about({}, "How ranks write their logs.")
     snapshot: Snapshot = about({}, "What is copied at submit.")
     ssh: Ssh = about({}, "The hosts of backend ssh.")
@@ -165,7 +166,7 @@ class JobSpec(Part):
     def _not_in_env(cls, value: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
         both = [name for name in value if name in info.data.get("env", {})]
         if both:
-            raise ValueError(f"{both[0]} stands in env too, in plain text; remove it there or here")
+            raise ValueError(f"{both[0]} is also in env, in plain text; remove it there or here")
         return tuple(dict.fromkeys(value))
 
     @pydantic.field_validator("time_limit_action")
@@ -202,8 +203,8 @@ class JobSpec(Part):
             if last in _NOT_RESUMED:
                 args = value.resume_args.replace("{path}", "$ORCH_RESUME_FROM")
                 raise ValueError(
-                    f"resume_args would be given to {last}, which stands last in the command; in their place, write "
-                    f"${{ORCH_RESUME_FROM:+{args}}} behind the script's own arguments"
+                    f"resume_args would go to {last}, the last program of the command; instead, write "
+                    f"${{ORCH_RESUME_FROM:+{args}}} after the script's own arguments"
                 )
         return value
 
@@ -228,5 +229,5 @@ class JobSpec(Part):
         if info.data.get("backend") == "ssh" and not value.hosts and not value.hosts_file:
             raise ValueError("backend ssh needs ssh.hosts or ssh.hosts_file")
         if value.labels and not value.hosts_file:
-            raise ValueError("labels stand in a file: ssh.labels needs ssh.hosts_file")
+            raise ValueError("ssh.labels needs ssh.hosts_file, which has the labels")
         return value

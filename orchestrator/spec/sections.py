@@ -37,7 +37,7 @@ class Rendezvous(Part):
 
 
 class Monitor(Part):
-    """When silence becomes a verdict, and what follows."""
+    """When a job counts as hung or a node as lost, and what follows."""
 
     heartbeat_s: rules.Heartbeat = about("1s", "Time between two heartbeats of a node, 100ms to 1m.")
     queue_timeout: rules.SecondsOrOff = about(
@@ -55,17 +55,18 @@ class Monitor(Part):
     )
     hang_timeout: rules.SilenceOrOff = about(
         "auto",
-        "How long no rank may make a step or move before the attempt is ended, where no state proves a hang: `auto`, as long "
-        "as the process group lets ranks wait, or 30m where none waits; a time; or off, then ranks are not even inspected.",
+        "Stall timeout: how long no rank may make a step or show activity before the attempt is ended, where no state proves a "
+        "hang: `auto`, as long as the process group lets ranks wait, or 30m where none waits; a time; or off, then ranks are not "
+        "inspected either.",
     )
     node_timeout: rules.NodeSilence = about(
         "auto",
-        "Longest silence of a node, then it is lost: `auto`, which is 20s where other nodes are heard whose ranks make no "
-        "step either, else 1m; or a time, at least 5 heartbeats and 5s.",
+        "Longest time without contact, then the node is lost: `auto`, which is 20s where other nodes are heard whose ranks make "
+        "no step either, else 1m; or a time, at least 5 heartbeats and 5s.",
     )
-    on_hang: rules.Hang = about("restart", "What follows a hang: a restart, a word to the user, or failure.")
+    on_hang: rules.Hang = about("restart", "What follows a hang: a restart, a notification, or failure.")
     on_desync: rules.Desync = about(
-        "fail", "What follows when ranks silently run different collectives: failure, or a word to the user."
+        "fail", "What follows when ranks silently run different collectives: failure, or a notification."
     )
     stop_grace: rules.Pause = about("15s", "Time from TERM to KILL when user or time limit stop the job.")
 
@@ -81,7 +82,7 @@ class Monitor(Part):
 
 
 class Notify(Part):
-    """Notifications of what happens to the job."""
+    """Notifications about the job."""
 
     command: rules.Command | None = about(
         None, "Command to run: it gets JSON on standard input, ORCH_NOTIFY_EVENT and more in its environment."
@@ -96,7 +97,7 @@ class Notify(Part):
 
 
 class Restart(Part):
-    """How often and how fast a failed attempt is followed by another."""
+    """How often and how fast a failed job is restarted."""
 
     max: int = whole(
         3,
@@ -120,29 +121,31 @@ class Restart(Part):
 
 
 class OnPreempt(Part):
-    """How ranks are told that Slurm is about to take their nodes."""
+    """Warning of the ranks before Slurm takes their nodes."""
 
-    signal: rules.Signal = about("TERM", "Signal that tells ranks to save themselves.")
+    signal: rules.Signal = about("TERM", "Signal that asks ranks to save.")
     grace: rules.Grace = about(
-        "1m", "Time they have for that, at most 12h; then they are killed. Slurm may give less."
+        "1m", "Time to save, at most 12h; then the ranks are killed. Slurm may give less."
     )
 
 
 class Checkpoint(Part):
-    """What a checkpoint is, and how a script is given one."""
+    """Which files are checkpoints, and how a script resumes from one."""
 
     path: rules.Glob = about(
         "*",
         f"Glob of the checkpoints, relative to ORCH_CHECKPOINT_DIR or absolute; `{IN_CODE}…` where ranks start.",
     )
     keep: int | None = whole(None, "How many of the newest checkpoints to keep; by default all.")
-    keep_every: int | None = whole(None, "Beside keep: checkpoints of every so many steps stay, too.")
+    keep_every: int | None = whole(
+        None, "Beside keep: also keep the checkpoint of every Nth step, with this N."
+    )
     resume_args: rules.ResumeArgs | None = about(
         None,
-        "Arguments appended when a good checkpoint exists, such as --auto-resume; `{path}` stands for its path.",
+        "Arguments appended when a good checkpoint exists, such as --auto-resume; `{path}` is replaced by its path.",
     )
     on_preempt: OnPreempt = about(
-        {}, "Backend slurm: how ranks are warned of preemption, and of the time limit's end."
+        {}, "Backend slurm: how ranks are warned of preemption and of the time limit."
     )
 
     @pydantic.field_validator("keep")
@@ -196,7 +199,7 @@ class Ssh(Part):
         None, "User on the hosts; by default what the SSH configuration says.", pattern=rules.USER
     )
     port: int | None = whole(None, "Port of sshd; by default what the SSH configuration says.", high=PORT_MAX)
-    host_keys: rules.HostKeys = about("strict", "Host keys must be known, or are learnt at first contact.")
+    host_keys: rules.HostKeys = about("strict", "Host keys must be known, or are accepted at first contact.")
     remote_dir: Line = about("~/.orch", "Folder for jobs on the hosts.")
     labels: rules.Lines = about((), "Labels of hosts_file that a host must have, all of them, to be used.")
     sync: rules.Lines = about((), "Paths in workdir that git ignores and the hosts need, such as data/.")

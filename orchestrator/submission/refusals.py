@@ -63,7 +63,9 @@ def not_copied(job: JobDir, plan: Plan, environ: Mapping[str, str]) -> tuple[Fau
     if plan.ssh is not None or not found:
         return ()
     what = f"ranks import what is not copied: {', '.join(sorted(set(found)))}"
-    return (Fault("", what, "change nothing there until the job has ended: its next attempt would run it"),)
+    return (
+        Fault("", what, "do not change it until the job has ended: the next attempt would run the changes"),
+    )
 
 
 def _is_own(place: Path, others: tuple[str | Path, ...]) -> bool:
@@ -89,7 +91,7 @@ def refuse_crowd(file: SpecFile, plan: Plan) -> None:
     if ranks <= cores * RANKS_PER_CORE_MAX:
         return
     what = f"{ranks} ranks in {counted(len(plan.nodes), 'agent')} on the {counted(cores, 'core')} of this machine: over {RANKS_PER_CORE_MAX} a core"
-    fix = "lower nodes or procs_per_node, or choose backend ssh or slurm; orch submit --oversubscribe takes it all the same"
+    fix = "lower nodes or procs_per_node, or choose backend ssh or slurm; orch submit --oversubscribe accepts it"
     raise UserError(what, file.where("nodes" if len(plan.nodes) > 1 else "procs_per_node"), fix)
 
 
@@ -149,7 +151,7 @@ def refuse_shared_place(plan: Plan, environ: Mapping[str, str], where: str) -> N
         except (OSError, codec.CodecError):
             continue  # damaged, which its own commands report
         if _absolute_place(other) == wanted and _machines(plan) & _machines(other):
-            what = f"{folder.id} is not over, and it saves its checkpoints to {plan.checkpoint_glob} too"
+            what = f"{folder.id} has not ended and saves its checkpoints to {plan.checkpoint_glob}, too"
             fix = f"give each job a folder of its own, or end that one: orch cancel {folder.id}"
             raise UserError(what, where, fix)
 
@@ -169,7 +171,7 @@ def refuse_vain(overrides: Sequence[str]) -> None:
     for override in overrides:
         key = override.partition("=")[0].strip()
         if key in VAIN or key.startswith(tuple(f"{name}." for name in VAIN)):
-            what = "has no effect on a resume: the job goes on with the code that its submit has copied"
+            what = "has no effect on a resume: the job keeps the code that was copied at submit"
             raise UserError(
                 what, f"--set {escaped(override, ECHO_CHARS_MAX)}", "leave it out, or submit a new job"
             )

@@ -33,8 +33,8 @@ WORDS_CHARS_MAX = 600
 
 _FIXES = {
     NOT_FOUND: "do it on a login node of the cluster, or load its Slurm (module load slurm)",
-    TIMED_OUT: "see with scontrol ping whether Slurm answers, then try again",
-    NOT_STARTED: "see to that program",
+    TIMED_OUT: "check with scontrol ping whether Slurm answers, then try again",
+    NOT_STARTED: "check that program",
 }
 """What to do when a command could not be run, or has not ended in time."""
 
@@ -72,8 +72,8 @@ def submit(job: JobDir, environ: Mapping[str, str], where: Where) -> str:
         raise _refused(done, where)
     ids = [found[1] for line in done.out.splitlines() if (found := _ID.fullmatch(line.strip()))]
     if not ids:
-        what = f"it has told no id of a job: {_words(done)}"
-        raise ClusterError(what, "sbatch", "see with squeue whether the job is there")
+        what = f"sbatch printed no job id: {_words(done)}"
+        raise ClusterError(what, "sbatch", "check with squeue whether the job was queued")
     return ids[-1]
 
 
@@ -132,6 +132,6 @@ def _refused(done: CommandResult, where: Where) -> OrchError:
     """Return the error for a script that sbatch did not take."""
     words = _words(done)
     if _BROKEN.search(_reason(done)):
-        fix = "this is between this machine and its Slurm; ask who looks after it"
+        fix = "the fault lies between this machine and Slurm; ask the administrator of the cluster"
         return ClusterError(f"sbatch cannot reach Slurm: {words}", "", fix)
     return UserError(f"sbatch refuses the job: {words}", where("slurm"), _FIX)

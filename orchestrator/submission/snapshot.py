@@ -229,7 +229,7 @@ def _git(root: Path, *words: str) -> list[str]:
     if done.returncode != 0:
         lines = done.stderr.decode(errors="replace").strip().splitlines()
         raise UserError(
-            f"git cannot list this folder: {lines[0] if lines else 'no word why'}", str(root), fix
+            f"git cannot list this folder: {lines[0] if lines else 'no reason given'}", str(root), fix
         )
     return [os.fsdecode(name) for name in done.stdout.split(b"\0") if name]
 

@@ -248,10 +248,10 @@ def held_key(folder: Path, key: str) -> Iterator[SubmitKey]:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         fd = locks.open_file(path)
     except OSError as err:
-        raise ClusterError(f"cannot be written: {err.strerror}", str(path), "mend that folder") from err
+        raise ClusterError(f"cannot be written: {err.strerror}", str(path), "fix that folder") from err
     try:
         if not locks.acquire(fd, OTHER_S_MAX):
-            what = f"another submit with this key is at work for {OTHER_S_MAX:.0f} s"
+            what = f"another submit with this key has been running for {OTHER_S_MAX:.0f} s"
             raise ClusterError(what, str(path), "orch status --all shows whether its job is there")
         yield SubmitKey(key, folder, fd)
     finally:

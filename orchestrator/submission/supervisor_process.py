@@ -101,9 +101,9 @@ def start_supervisor(job: JobDir) -> None:
     with job.supervisor_log.open("rb") as log:
         log.seek(log_start)
         lines = log.read().decode(errors="replace").strip().splitlines()
-    why, fix = with_fix(lines[-1] if lines else "no word from it")
+    why, fix = with_fix(lines[-1] if lines else "no output")
     raise ClusterError(
-        f"the supervisor did not come up: {why}", str(job.supervisor_log), fix or "read that file"
+        f"the supervisor did not start: {why}", str(job.supervisor_log), fix or "see that file"
     )
 
 

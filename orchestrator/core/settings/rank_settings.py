@@ -223,9 +223,7 @@ def _flight_recorder(evidence: Path) -> list[Setting]:
     on = f"torch records its last collectives, so that orch can name the rank that a hang waits for{both}"
     dump = f"the file of that record when torch itself gives up; torch appends the rank{both}"
     values = (RECORDED, on), (f"{evidence}/torch-trace-of-rank-", dump)
-    stacks = (
-        "recording a stack takes Python's lock, and a dump could wait for it forever"
-    )
+    stacks = "recording a stack takes Python's lock, and a dump could wait for it forever"
     recorder = [
         Setting(name, value, SetBy.ORCH, reason)
         for names, (value, reason) in zip(_OTHER_NAMES.items(), values, strict=True)

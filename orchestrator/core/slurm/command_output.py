@@ -212,9 +212,7 @@ def say(job: QueueJob, name: str) -> Fault:
             return _waits(job, name)
         case job_states.Stage.RUNNING if job.state == "SUSPENDED":
             where = f" on {job.nodes}" if job.nodes else ""
-            return Fault(
-                "", f"Slurm has suspended its job {job.id}{where}", f"scontrol resume {job.id}"
-            )
+            return Fault("", f"Slurm has suspended its job {job.id}{where}", f"scontrol resume {job.id}")
         case job_states.Stage.RUNNING | job_states.Stage.LEAVING | job_states.Stage.UNKNOWN:
             return Fault("", f"Slurm job {job.id} is {job.state}{f' on {job.nodes}' if job.nodes else ''}")
         case job_states.Stage.OVER | job_states.Stage.NOT_FOUND:
@@ -278,9 +276,7 @@ def ended(job: QueueJob) -> Fault:
         case "PREEMPTED":
             return Fault("", f"{name} was preempted, and Slurm has not put it back into the queue")
         case "NODE_FAIL":
-            return Fault(
-                "", f"{name} lost a node that it needs{f' ({job.nodes})' if job.nodes else ''}"
-            )
+            return Fault("", f"{name} lost a node that it needs{f' ({job.nodes})' if job.nodes else ''}")
         case "BOOT_FAIL":
             return Fault("", f"{name} was given nodes that did not boot")
         case "OUT_OF_MEMORY":

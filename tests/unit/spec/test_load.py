@@ -273,7 +273,7 @@ def test_a_hang_timeout_left_empty_is_not_off(folder: Path) -> None:
         ("env: {RANK: 0}", "env.RANK: cannot be set: orch gives RANK its value on every rank"),
         ("env: {MASTER_PORT: 1}", "set rendezvous.port"),
         ("env: {ORCH_X: 1}", "env.ORCH_X: cannot be set: names that start with ORCH_ are orch's own"),
-        ("env: {A: 1}\nsecrets: [B, A]", "secrets: A stands in env too"),
+        ("env: {A: 1}\nsecrets: [B, A]", "secrets: A is also in env"),
         ("secrets: [A, B C]", "secrets[1]: must be a name of letters"),
         ("secrets: [WORLD_SIZE]", "secrets[0]: cannot be set"),
         ("secrets: {A: b}", "secrets: must be a list, not a map"),

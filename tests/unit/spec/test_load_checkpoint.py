@@ -58,6 +58,6 @@ def test_resume_args_reach_the_script_and_not_what_stands_behind_it(folder: Path
     head = "\n".join(line for line in HEAD.splitlines() if not line.startswith("entrypoint"))
     checkpoint = 'checkpoint: {resume_args: "--resume {path}"}\n'
     (fault,) = faults(folder, f"{head}\ncommand: python train.py 2>&1 | tee log\n{checkpoint}")
-    assert "would be given to tee" in fault and "${ORCH_RESUME_FROM:+--resume $ORCH_RESUME_FROM}" in fault
+    assert "would go to tee" in fault and "${ORCH_RESUME_FROM:+--resume $ORCH_RESUME_FROM}" in fault
     for command in ("cat log; python train.py", "python train.py >log 2>&1", "[tee, train.py]"):
         loaded(folder, f"{head}\ncommand: {command}\n{checkpoint}")

@@ -23,9 +23,9 @@ def test_hang_timeout_is_auto_or_the_users_time_and_the_plan_knows_which(folder:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("hang_patience: 60s", "hang_patience: is no field any more; write monitor.hang_timeout: 60s, or"),
-        ("hang_ceiling: 20m", "hang_ceiling: is no field any more; write monitor.hang_timeout: 20m"),
-        ("hang_floor: 10s", "hang_floor: is no field any more; remove it"),
+        ("hang_patience: 60s", "hang_patience: was removed; write monitor.hang_timeout: 60s, or"),
+        ("hang_ceiling: 20m", "hang_ceiling: was removed; write monitor.hang_timeout: 20m"),
+        ("hang_floor: 10s", "hang_floor: was removed; remove it"),
     ],
 )
 def test_a_field_that_is_gone_says_what_to_write(folder: Path, text: str, said: str) -> None:

@@ -44,7 +44,7 @@ def test_what_slurm_cannot_be_asked_for_is_refused(folder: Path, text: str, faul
 def test_a_slurm_field_that_is_gone_says_what_to_write(folder: Path, field: str, options: list[str]) -> None:
     head = f"{HEAD}backend: slurm\ngpus_per_node: 8\n"
     (found,) = faults(folder, f"{head}slurm:\n  {field}\n")
-    assert f"job.yaml:6: slurm.{field.partition(':')[0]}: is no field any more; write slurm.extra: [" in found
+    assert f"job.yaml:6: slurm.{field.partition(':')[0]}: was removed; write slurm.extra: [" in found
     (folder / "job.yaml").write_text(f"{head}slurm:\n  {found.partition('write slurm.')[2]}\n")
     assert list(load(folder / "job.yaml").spec.slurm.extra) == options
 

@@ -155,7 +155,7 @@ def test_a_checkpoint_place_is_refused_while_another_job_saves_to_it(tmp_path: P
 
     first = folders.make(tmp_path, [])
     first.plan.write_text(codec.dumps(jobs.plan(checkpoint={"path": f"{tmp_path}/shared/*"})))
-    with pytest.raises(UserError, match=rf"{first.id} is not over, .*/link/\* too") as told:
+    with pytest.raises(UserError, match=rf"{first.id} has not ended and .*/link/\*, too") as told:
         refusals.refuse_shared_place(wanted(f"{tmp_path}/link/*"), environ, "job.yaml:3")
     assert first.id in told.value.fix
     refusals.refuse_shared_place(wanted(f"{tmp_path}/elsewhere/*"), environ, "")

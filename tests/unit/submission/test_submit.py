@@ -281,7 +281,7 @@ def test_a_job_whose_supervisor_does_not_come_up_is_none_and_that_one_got_no_mor
     job = folders.make(tmp_path, jobs.submitted())
     job.bundle.write_text("import os, sys; sys.exit(' '.join(sorted(os.environ)))")
     monkeypatch.setenv("HF_TOKEN", "hf_0123456789abcdef")
-    with pytest.raises(ClusterError, match="the supervisor did not come up: ") as told:
+    with pytest.raises(ClusterError, match="the supervisor did not start: ") as told:
         submission._begin(job)
     assert set(told.value.what.split()[6:]) <= {*supervisor_process.SUPERVISOR_ENV, "ORCH_TAG", "LC_CTYPE"}
     assert not job.root.exists() and Path(told.value.where).exists()

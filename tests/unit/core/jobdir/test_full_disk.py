@@ -108,7 +108,10 @@ def test_work_without_a_descriptor_waits_which_is_told_once(capsys: pytest.Captu
     for number in (errno.EMFILE, errno.ENFILE):
         with patience:
             raise OSError(number, os.strerror(number))
-    assert capsys.readouterr().out == f"some work waits until it can be tried again, see `ulimit -n`: {os.strerror(errno.EMFILE)}\n"
+    assert (
+        capsys.readouterr().out
+        == f"some work waits until it can be tried again, see `ulimit -n`: {os.strerror(errno.EMFILE)}\n"
+    )
     with patience:
         pass
     with pytest.raises(OSError, match="Input/output"), patience:
