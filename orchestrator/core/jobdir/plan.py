@@ -142,12 +142,12 @@ class Plan:
 
     @property
     def size(self) -> str:
-        """What the job runs on, for people: `4 ranks on 2 nodes, on CPUs`."""
+        """Size of the job as text: `4 ranks on 2 nodes, on CPUs`."""
         gpus, nodes, chosen = sum(len(node.gpus) for node in self.nodes), len(self.nodes), ""
         if self.pool is not None:
             gpus, nodes = self.pool.nodes * self.pool.gpus_each, self.pool.nodes
-            spares = f" and {self.pool.spares} to spare" if self.pool.spares else ""
-            hosts = f" of {counted(len(self.nodes), 'host')}"
+            spares = f", {counted(self.pool.spares, 'spare')}" if self.pool.spares else ""
+            hosts = f", out of {counted(len(self.nodes), 'host')}"
             chosen = f"{spares}{'' if self.slurm else hosts}"
         ranks, on_nodes = counted(self.world_size, "rank"), counted(nodes, "node")
-        return f"{ranks} on {on_nodes}{chosen}, on {f'{gpus} GPUs' if gpus else 'CPUs'}"
+        return f"{ranks} on {on_nodes}{chosen}, on {counted(gpus, 'GPU') if gpus else 'CPUs'}"

@@ -44,14 +44,14 @@ def test_hosts_come_in_the_users_order_without_ranks_or_gpus() -> None:
         PlannedNode("gpu3", "gpu3", "", (), (), 0), PlannedNode("cpu1", "cpu1", "", (), (), 16),
     )  # fmt: skip
     assert plan.pool == PlannedPool(nodes=2, ranks_each=2, gpus_each=0, spares=0, seed=SEED)
-    assert (plan.world_size, plan.size) == (4, "4 ranks on 2 nodes of 4 hosts, on CPUs")
+    assert (plan.world_size, plan.size) == (4, "4 ranks on 2 nodes, out of 4 hosts, on CPUs")
 
 
 def test_hosts_that_are_known_to_be_too_small_are_left_out() -> None:
     plan = _plan(procs_per_node=None, gpus_per_node=8, spares=1)
     assert [node.name for node in plan.nodes] == ["gpu1", "gpu2", "cpu1"]
     assert plan.pool == PlannedPool(nodes=2, ranks_each=8, gpus_each=8, spares=1, seed=SEED)
-    assert plan.size == "16 ranks on 2 nodes and 1 to spare of 3 hosts, on 16 GPUs"
+    assert plan.size == "16 ranks on 2 nodes, 1 spare, out of 3 hosts, on 16 GPUs"
     assert [node.name for node in _plan(procs_per_node=17).nodes] == ["gpu1", "gpu2", "gpu3"]
 
 
@@ -152,7 +152,7 @@ def test_a_job_for_slurm_is_a_pool_without_hosts() -> None:
     assert plan.nodes == () and plan.pool == PlannedPool(
         nodes=2, ranks_each=4, gpus_each=4, spares=1, seed=SEED, queue=QueueTerms(False, 60.0)
     )
-    assert (plan.world_size, plan.size) == (8, "8 ranks on 2 nodes and 1 to spare, on 8 GPUs")
+    assert (plan.world_size, plan.size) == (8, "8 ranks on 2 nodes, 1 spare, on 8 GPUs")
     assert plan.limits.time_limit_s is None, "Slurm keeps that limit"
     assert codec.loads(Plan, codec.dumps(plan)) == plan
     assert jobs.plan(backend="slurm").size == "4 ranks on 2 nodes, on CPUs"
