@@ -62,7 +62,7 @@ class OptionTable:
             full, equals, value = word[:2], "=", word[2:]
         if not full:
             near = difflib.get_close_matches(name, self._known, n=1)
-            meant = f"; did you mean {near[0]}?" if near else ", or orch does not know it"
+            meant = f"; did you mean {near[0]}?" if near else " that orch knows"
             raise ValueError(f"{self._program} has no option {name}{meant}")
         first, follow = self._known[full]
         if not follow and full == word[:2] and value[:1].isalpha():
@@ -70,7 +70,7 @@ class OptionTable:
             return [Option(first, "", full), *more], at + end - 1
         if follow and not equals:
             if at + follow > len(words):
-                raise ValueError(f"{self._program} {word} needs a value behind it")
+                raise ValueError(f"{self._program} {word} needs a value")
             behind, at = words[at : at + follow], at + follow
             value, word = "=".join(behind), " ".join([word, *behind])
         return [Option(first, value, word)], at

@@ -88,7 +88,7 @@ def misspelled(text: str, more: tuple[str, ...] = ()) -> str:
         near = [] if name in names else difflib.get_close_matches(name, alike, 1, NEARNESS)
         if near:
             meant = match[0].replace(name, near[0])
-            return f"holds {match[0]}, which orch does not fill in; did you mean {meant}?"
+            return f"contains {match[0]}, which orch does not fill in; did you mean {meant}?"
     return ""
 
 
@@ -103,7 +103,7 @@ def misplaced(word: str) -> str:
         if match["brace"] in NAMES:
             name = match["brace"]
             inner = f"${{ORCH_{name.upper()}}}" if name != "job_dir" else "${ORCH_CHECKPOINT_DIR%/*}"
-            return f'holds {match[0]}, which is not filled in within shell text; write "{inner}"'
+            return f'contains {match[0]}, which is not filled in within shell text; write "{inner}"'
     return misspelled(word)
 
 

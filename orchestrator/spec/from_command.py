@@ -100,7 +100,7 @@ def _fill(document: Document, command: str, folder: Path) -> Header:
         name, launch, key = run_line.name_of(words), command, "entrypoint"
     else:
         raise ValueError(
-            "starts no launcher, no shell script and no python, and is no sbatch script: give what each node runs, without a "
+            "starts neither a launcher nor a shell script nor Python, and is not an sbatch script: give what each node runs, without a "
             "scheduler or a container around it; a program that itself starts a launcher is launch: in a job file"
         )
     document.put("name", launchers.as_job_name(name), "--from-command")
@@ -159,7 +159,7 @@ def _of_script(
     Slurm is run as it is. Raises ValueError for one that starts commands on other hosts."""
     shell = text.partition("\n")[0] if text.startswith("#!") else ""
     if shell and not re.search(r"\b(ba|da|z|k)?sh\b", shell):
-        raise ValueError(f"the script begins with {shell}, and a launch line is one for bash")
+        raise ValueError(f"the script begins with {shell}, but a launch line must be for bash")
     options, body = sbatch_header.split(text)
     if not options and not is_sbatch:
         line = launchers.runnable(launchers.joined(words))
@@ -207,7 +207,7 @@ def _notes_of(body: str, requeues: bool) -> list[str]:
         more = f" and {len(once) - _LINES_SHOWN_MAX} more" if len(once) > _LINES_SHOWN_MAX else ""
         shown = "; ".join(escaped(line, 60) for line in once[:_LINES_SHOWN_MAX])
         notes.append(
-            f'these may have to run once: {shown}{more}. Write `[ "$GROUP_RANK" = 0 ] && ` before such a line'
+            f'these may need to run only once: {shown}{more}. Write `[ "$GROUP_RANK" = 0 ] && ` before such a line'
         )
     again = ", and requeues the job (time_limit_action: requeue)" if requeues else ""
     if any(line.startswith("trap ") for line in lines):

@@ -111,7 +111,7 @@ def _sort(document: Document, key: str) -> None:
     elif starts[:1] in ([Starter.SBATCH], [Starter.REMOTE]):
         line = shlex.quote(text) if "\n" not in text else "FILE"
         raise ValueError(
-            f"{starts[0].value} is what orch does; make a job file of it: orch init --from-command {line}"
+            f"is {starts[0].value}, which orch does itself; convert the line: orch init --from-command {line}"
         )
     elif starts[:1] in ([Starter.PYTHON], [Starter.RUNNER]):
         _put_python(document, key, commands[0], text, is_shell=isinstance(value, str) and _needs_shell(text))

@@ -116,7 +116,7 @@ def checked(path: Path, text: str, document: Document) -> SpecFile:
 
 
 GONE = {
-    "monitor.hang_patience": "write monitor.hang_timeout: {}, or monitor.on_hang: notify if nothing is to be ended",
+    "monitor.hang_patience": "write monitor.hang_timeout: {}, or monitor.on_hang: notify to end nothing",
     "monitor.hang_ceiling": "write monitor.hang_timeout: {} to end a job that stalls for this long",
     "monitor.hang_floor": "remove it: a stall of 5 s, or of three usual steps, is inspected and reported",
     "slurm.mail": 'write slurm.extra: ["--mail-user={}", "--mail-type=END,FAIL"]',

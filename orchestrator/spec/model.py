@@ -121,7 +121,7 @@ class JobSpec(Part):
     def _are_counted_for_slurm(cls, value: int | str | None, info: ValidationInfo) -> int | str | None:
         if value == "auto" and info.data.get("backend") == "slurm":
             raise ValueError(
-                "Slurm must be asked for a number: write gpus_per_node: 8, or procs_per_node: 4 for CPU ranks"
+                "Slurm needs a number: write gpus_per_node: 8, or procs_per_node: 4 for CPU ranks"
             )
         return value
 
@@ -187,8 +187,8 @@ class JobSpec(Part):
             and sbatch_options.limit_s(limit_s) <= notice_s
         ):
             raise ValueError(
-                f"on_preempt.grace of {duration_text(value.on_preempt.grace)} and {sbatch_options.SIGNAL_MARGIN_S}s to end in "
-                f"order fill the time_limit of {duration_text(limit_s)}; raise that, or lower the grace"
+                f"on_preempt.grace of {duration_text(value.on_preempt.grace)} and {sbatch_options.SIGNAL_MARGIN_S}s for a "
+                f"clean stop use up the time_limit of {duration_text(limit_s)}; raise that, or lower the grace"
             )
         return value
 

@@ -42,7 +42,7 @@ class Monitor(Part):
     heartbeat_s: rules.Heartbeat = about("1s", "Time between two heartbeats of a node, 100ms to 1m.")
     queue_timeout: rules.SecondsOrOff = about(
         "off",
-        "Backend ssh: longest wait for hosts that others use; or off. Slurm keeps its own queue.",
+        "Backend ssh: longest wait for hosts that other jobs use; or off. Slurm keeps its own queue.",
     )
     start_timeout: rules.Seconds = about(
         "10m", "Longest time from an attempt's start until all its ranks run (not the first step)."
@@ -101,7 +101,7 @@ class Restart(Part):
 
     max: int = whole(
         3,
-        "Restarts after attempts that made no progress; one that got further than all before it is free; "
+        "Restarts after attempts without progress; one after an attempt that got further than all before is not counted; "
         "0: never restart.",
         low=0,
     )
@@ -154,8 +154,8 @@ class Checkpoint(Part):
         path = info.data.get("path", "")
         if value is not None and path.startswith(("/", IN_CODE)):
             raise ValueError(
-                f"has no effect with checkpoint.path {shown(path)}: only in ORCH_CHECKPOINT_DIR is anything deleted; "
-                "leave keep out, or write a path relative to that"
+                f"has no effect with checkpoint.path {shown(path)}: orch deletes only in ORCH_CHECKPOINT_DIR; "
+                "remove keep, or write a path relative to that"
             )
         return value
 

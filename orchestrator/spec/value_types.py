@@ -219,7 +219,7 @@ def _below(written: str) -> str:
             "or absolute"
         )
     if ".." in glob.split("/"):
-        raise ValueError('must not hold ".."; name a place below ORCH_CHECKPOINT_DIR or an absolute path')
+        raise ValueError('must not contain ".."; name a place below ORCH_CHECKPOINT_DIR or an absolute path')
     return glob
 
 
@@ -249,7 +249,7 @@ def _shell_lines(value: object) -> object:
 def _entry(value: object) -> Entry:
     if isinstance(value, str) and (operator := launchers.first_operator(value)):
         raise ValueError(
-            f"holds {operator}, which only a shell reads: write `command: python3 {value.strip()}`, or quote it"
+            f"contains {operator}, which only a shell reads: write `command: python3 {value.strip()}`, or quote it"
         )
     if not isinstance(value, Mapping):
         return _program(

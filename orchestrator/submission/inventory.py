@@ -70,7 +70,7 @@ def _visible(variable: str, indices: Mapping[str, int]) -> tuple[int, ...]:
             if word == str(gpu) or (word[:4] == "GPU-" and uuid.startswith(word))
         ]
         if len(named) != 1:
-            what = f"{word} is none of the {len(indices)} GPUs that nvidia-smi lists"
+            what = f"{word} is not one of the {len(indices)} GPUs that nvidia-smi lists"
             raise ClusterError(what, f"CUDA_VISIBLE_DEVICES={variable}", "name whole GPUs there, or unset it")
         chosen += named
     return tuple(dict.fromkeys(chosen))

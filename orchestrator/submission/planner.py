@@ -203,7 +203,7 @@ def _place_ssh(
         few = len(file.hosts) - len(fit)
         small = f", {few} more have too few GPUs or slots" if few else ""
         labels = f" with the labels {', '.join(spec.ssh.labels)}" if spec.ssh.labels else ""
-        what = f"{counted(wanted, 'host')} wanted ({asked}), {len(fit)} there{labels}{small}"
+        what = f"{counted(wanted, 'host')} wanted ({asked}), {len(fit)} available{labels}{small}"
         fix = "add hosts to ssh.hosts or ssh.hosts_file, or lower nodes or spares"
         raise UserError(what, file.where("ssh.hosts"), fix)
     nodes = {

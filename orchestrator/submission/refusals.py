@@ -62,7 +62,7 @@ def not_copied(job: JobDir, plan: Plan, environ: Mapping[str, str]) -> tuple[Fau
         found += (place for place in places if _is_own(Path(place), others))
     if plan.ssh is not None or not found:
         return ()
-    what = f"ranks import what is not copied: {', '.join(sorted(set(found)))}"
+    what = f"ranks import files that are not copied: {', '.join(sorted(set(found)))}"
     return (
         Fault("", what, "do not change it until the job has ended: the next attempt would run the changes"),
     )
@@ -90,7 +90,7 @@ def refuse_crowd(file: SpecFile, plan: Plan) -> None:
     cores = len(os.sched_getaffinity(0))
     if ranks <= cores * RANKS_PER_CORE_MAX:
         return
-    what = f"{ranks} ranks in {counted(len(plan.nodes), 'agent')} on the {counted(cores, 'core')} of this machine: over {RANKS_PER_CORE_MAX} a core"
+    what = f"{ranks} ranks in {counted(len(plan.nodes), 'agent')} on the {counted(cores, 'core')} of this machine: more than {RANKS_PER_CORE_MAX} per core"
     fix = "lower nodes or procs_per_node, or choose backend ssh or slurm; orch submit --oversubscribe accepts it"
     raise UserError(what, file.where("nodes" if len(plan.nodes) > 1 else "procs_per_node"), fix)
 
@@ -125,7 +125,9 @@ def refuse_foreign_syntax(file: SpecFile, plan: Plan, environ: Mapping[str, str]
         return
     where = plan.origins.get(name, name)
     fix = f"name the interface itself, such as eth0; NCCL's own setting is nccl: {{socket_ifname: {value!r}}}"
-    raise UserError(f"gloo knows no {value!r}: it takes whole names, and {value[0]} is NCCL's", where, fix)
+    raise UserError(
+        f"gloo does not know {value!r}: it takes whole names, and {value[0]} is NCCL syntax", where, fix
+    )
 
 
 def missing_interface(named: str | None, names: Sequence[str]) -> str:

@@ -95,7 +95,7 @@ def with_sync(snapshot: Snapshot, paths: Sequence[str], limit_mb: int, leave_out
         if name.is_absolute() or name.parts[:1] == ("..",):
             raise UserError(f"{text} lies outside workdir", where, "name paths below workdir, or link there")
         if not (root / name).exists():
-            raise UserError(f"there is no {text} in workdir", where, f"name what {root} has")
+            raise UserError(f"there is no {text} in workdir", where, f"name a path below {root}")
         names = _everything_under(root, name) if (root / name).is_dir() else [name]
         inside = [inner for inner in names if inner not in copied and not _is_within(root / inner, leave_out)]
         sizes |= {inner: size for inner in inside if (size := _size_bytes(_source(root, inner))) is not None}
@@ -144,7 +144,7 @@ def pack(snapshot: Snapshot, code: Path, to: Path) -> None:
                     raise
                 what = f"cannot be packed: {err.strerror or err}"
                 raise UserError(
-                    what, str(sources[name]), "make it readable, and leave it alone meanwhile"
+                    what, str(sources[name]), "make it readable, and do not change it during the submit"
                 ) from err
 
 

@@ -241,8 +241,8 @@ def held_key(folder: Path, key: str) -> Iterator[SubmitKey]:
     """Hold a key of a job home. Raises UserError for one that is no name of a file, and ClusterError when another submit
     holds it for too long."""
     if not re.fullmatch(rf"[A-Za-z0-9_][A-Za-z0-9._-]{{0,{KEY_CHARS_MAX - 1}}}", key):
-        fix = f"take 1 to {KEY_CHARS_MAX} letters, digits, dots, dashes and underscores, no dash or dot first"
-        raise UserError(f"{key[:KEY_CHARS_MAX]!r} is no key", "--key", fix)
+        fix = f"use 1 to {KEY_CHARS_MAX} letters, digits, dots, dashes and underscores, no dash or dot first"
+        raise UserError(f"{key[:KEY_CHARS_MAX]!r} is not a valid key", "--key", fix)
     path = folder / "keys" / key
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -270,9 +270,9 @@ def delete(save: Save, root: Path) -> str:
     there = [piece for piece in save.pieces if not is_begun or os.path.lexists(root / piece.name)]
     changed = next((piece.name for piece in there if not is_as_recorded(root, piece)), "")
     if changed or not save.pieces:
-        return f"{changed or save.main} is not as it was saved"
+        return f"{changed or save.main} has changed since it was saved"
     if folder.is_symlink():
-        return f"{save.main} is a link"
+        return f"{save.main} is a symbolic link"
     is_folder = folder != root and folder.is_dir() and len(there) == len(save.pieces)
     is_whole_folder = is_folder and _files_below(folder) == len(there)
     for path in [folder] if is_whole_folder else [root / piece.name for piece in there]:

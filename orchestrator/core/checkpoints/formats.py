@@ -151,7 +151,7 @@ def _records(archive: zipfile.ZipFile) -> tuple[str, str]:
     if not any(record.CRC for record in records):
         return "", ""
     bad = archive.testzip()
-    return (f"its record {bad} has another CRC-32 than when it was written" if bad else ""), "CRC-32"
+    return (f"its record {bad} has a wrong CRC-32" if bad else ""), "CRC-32"
 
 
 def _read(file: BinaryIO, name: str, size_bytes: int) -> FileReading:
@@ -239,7 +239,7 @@ def _stored(file: BinaryIO, record: zipfile.ZipInfo) -> bytes:
     file.seek(sum(struct.unpack("<HH", file.read(4))), os.SEEK_CUR)
     data = file.read(min(record.file_size, STATE_PICKLE_BYTES_MAX))
     if record.CRC and len(data) == record.file_size and zlib.crc32(data) != record.CRC:
-        raise zipfile.BadZipFile(f"{record.filename} has another CRC-32 than when it was written")
+        raise zipfile.BadZipFile(f"{record.filename} has a wrong CRC-32")
     return data
 
 

@@ -104,7 +104,7 @@ def fault(reading: GroupReading, sizes: Mapping[str, int]) -> str:
     if missing:
         by = next(iter(missing.values()))
         text = f"{_some(missing)} {'is' if len(missing) == 1 else 'are'} missing"
-        return f"{text}, which {by} names" if by else text
+        return f"{text}, but listed in {by}" if by else text
     short = [need for need in reading.needs if sizes[need.name] < need.size_bytes]
     if short:
         size, need = sizes[short[0].name], short[0]
@@ -123,7 +123,7 @@ def outdated(reading: GroupReading, stale: Collection[str]) -> str:
     """Return the fault of a `.metadata` that is still that of the save before, while files that it names are new."""
     named = (need for need in reading.needs if need.by.endswith(names.METADATA) and need.by in stale)
     new = next((need for need in named if need.name not in stale), None)
-    return f"{new.name} was written again after {new.by}" if new is not None else ""
+    return f"{new.name} was rewritten after {new.by}" if new is not None else ""
 
 
 def has_last_word(reading: GroupReading, sizes: Collection[str], world_size: int) -> bool:
@@ -204,7 +204,7 @@ def _late_pieces(
             continue
         written_ns = files[name].mtime_ns + CLOCK_TICK_NS
         late += [
-            f"{need.name} was written again after {name}"
+            f"{need.name} was rewritten after {name}"
             for need in reading.needs
             if need.name in files and files[need.name].mtime_ns > written_ns
         ]

@@ -147,13 +147,13 @@ def _of_parent(folder: Path) -> Fault | None:
         what = f"it is a symbolic link of {user_name(link.st_uid)}, who can lead it elsewhere"
         return Fault(str(folder), what, fix)
     if not _is_trusted(status.st_uid):
-        what = f"it belongs to {user_name(status.st_uid)}, who can replace what lies in it"
+        what = f"it belongs to {user_name(status.st_uid)}, who can replace its content"
         return Fault(str(folder), what, fix)
     if status.st_mode & stat.S_ISVTX:
         return None
     if status.st_mode & WRITABLE:
-        what = f"other users can write to it (mode {stat.S_IMODE(status.st_mode):o}), and replace what lies in it"
-        fix = f"chmod go-w {folder}, or chmod +t where it is meant to be shared; or {fix}"
+        what = f"other users can write to it (mode {stat.S_IMODE(status.st_mode):o}), and replace its content"
+        fix = f"chmod go-w {folder}, or chmod +t if it is meant to be shared; or {fix}"
         return Fault(str(folder), what, fix)
     return None
 
@@ -168,12 +168,12 @@ def _of(path: Path) -> Fault | None:
     caution = "after checking that everything in it is yours"
     if not _is_trusted(status.st_uid):
         what = f"it belongs to {user_name(status.st_uid)}, in a job folder of yours"
-        return Fault(str(path), what, f"make it yours, {caution}")
+        return Fault(str(path), what, f"make yourself its owner, {caution}")
     if stat.S_ISLNK(status.st_mode):
         what = "it is a symbolic link, which orch does not follow there"
-        return Fault(str(path), what, "put the real one there")
+        return Fault(str(path), what, "replace it with a real file or folder")
     if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
-        return Fault(str(path), "it is neither a file nor a folder", "put the real one there")
+        return Fault(str(path), "it is neither a file nor a folder", "replace it with a real file or folder")
     if status.st_mode & WRITABLE:
         what = f"other users can write to it (mode {stat.S_IMODE(status.st_mode):o})"
         return Fault(str(path), what, f"chmod go-w {path}, {caution}")

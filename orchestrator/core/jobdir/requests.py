@@ -69,7 +69,7 @@ def _ask(folder: Path, what: str, more: dict[str, str]) -> int:
     home.require_original(JobDir(folder.parent))
     folder.mkdir(mode=0o755, exist_ok=True)
     if not ownership.is_own(folder):
-        raise PermissionError(errno.EACCES, "it is not yours alone", str(folder))
+        raise PermissionError(errno.EACCES, "other users can write to it", str(folder))
     part = folder / f".{os.urandom(6).hex()}.part"
     replace_text(part, codec.dumps_plain({"ask": what, **more}))
     try:
@@ -85,9 +85,7 @@ def _ask(folder: Path, what: str, more: dict[str, str]) -> int:
     finally:
         part.unlink(missing_ok=True)
     what = f"no number is left for a request: the last is {NUMBER_MAX - 1}"
-    raise ClusterError(
-        what, str(folder), "delete there the files with the highest numbers that orch did not write"
-    )
+    raise ClusterError(what, str(folder), "delete the highest-numbered files there that orch did not write")
 
 
 def withdraw(folder: Path, number: int) -> None:

@@ -113,7 +113,7 @@ class Layers:
             return (
                 (SetBy.YOU, chosen[name])
                 if name in chosen
-                else (SetBy.SHELL, "it was set where you submitted")
+                else (SetBy.SHELL, "set in the shell that submitted the job")
             )
         if self.host.get(name) == value:
             return SetBy.HOST, "it is set in the host's environment"
@@ -191,7 +191,7 @@ def _threads(facts: HardwareFacts | None, at: NodePlan) -> Setting:
     if plan.ssh is not None and not at.gpus:
         sharers = slots or facts.cpus
         words = (
-            f"{counted(sharers, 'slot')} of the host, {'as hosts_file says' if slots else 'one for each CPU'}"
+            f"{counted(sharers, 'slot')} of the host, {'from hosts_file' if slots else 'one for each CPU'}"
         )
     elif plan.slurm is None and at.gpus and len(facts.gpus) >= ranks:
         sharers, words = len(facts.gpus), f"{counted(len(facts.gpus), 'GPU')} of the host"
@@ -213,7 +213,7 @@ def _interfaces(name: str | None) -> list[Setting]:
     if not name:
         return []
     is_loopback = name == "lo"
-    reason = "all ranks are on this machine" if is_loopback else "over it this node reaches the other nodes"
+    reason = "all ranks are on this machine" if is_loopback else "this node reaches the other nodes over it"
     values = (name, name if is_loopback else f"={name}")
     return [Setting(one, value, SetBy.ORCH, reason) for one, value in zip(names, values, strict=True)]
 
@@ -248,7 +248,7 @@ def _nccl_log(evidence: Path, environ: Mapping[str, str]) -> list[Setting]:
         return []
     file = f"{evidence}/rank-{RANK_MARK}-nccl.log"
     return [
-        Setting("NCCL_DEBUG", "WARN", SetBy.ORCH, "NCCL says why it fails, and nothing else"),
+        Setting("NCCL_DEBUG", "WARN", SetBy.ORCH, "NCCL logs why it fails, and nothing else"),
         Setting("NCCL_DEBUG_FILE", file, SetBy.ORCH, "kept out of your script's output"),
     ]
 

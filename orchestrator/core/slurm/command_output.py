@@ -252,9 +252,9 @@ def ended(job: QueueJob) -> Fault:
     first = f"its first node ({job.batch_host})" if job.batch_host else "its first node"
     if job.state == "FAILED" and job.exit in (NO_LOG_EXIT, NO_BUNDLE_EXIT):
         fix = "submit it again with ORCH_HOME set to a folder that all nodes see and this user can write to"
-        what = f"{name} could not begin: {first} could not open the log in the job's folder"
+        what = f"{name} could not start: {first} could not open the log in the job's folder"
         if job.exit == NO_BUNDLE_EXIT:
-            what = f"{name} could not begin: {first} could not read the job's folder"
+            what = f"{name} could not start: {first} could not read the job's folder"
         return Fault("", what, fix)
     why = unstarted(code) if job.state == "FAILED" and number in ("", "0") else ""
     if why:
@@ -280,7 +280,7 @@ def ended(job: QueueJob) -> Fault:
         case "BOOT_FAIL":
             return Fault("", f"{name} was given nodes that did not boot")
         case "OUT_OF_MEMORY":
-            return Fault("", f"{name} used more memory than it had asked for", "raise slurm.mem")
+            return Fault("", f"{name} used more memory than it requested", "raise slurm.mem")
         case "FORGOTTEN" if job.reason:
             return Fault("", f"Slurm lost job {job.id}: {job.reason}", job.fix)
         case "FORGOTTEN":

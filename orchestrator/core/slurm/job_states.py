@@ -35,8 +35,8 @@ _STAGES = {name: stage for stage, names in _NAMES.items() for name in names.spli
 
 _ENDS = {
     "CANCELLED": (Cause.CANCELLED, "it was cancelled with scancel"),
-    "TIMEOUT": (Cause.TIME_LIMIT, "its time limit is over"),
-    "DEADLINE": (Cause.TIME_LIMIT, "its deadline is over"),
+    "TIMEOUT": (Cause.TIME_LIMIT, "it reached its time limit"),
+    "DEADLINE": (Cause.TIME_LIMIT, "it reached its deadline"),
     "PREEMPTED": (Cause.PREEMPTED, "a job of higher priority takes its nodes"),
     "REQUEUED": (Cause.REQUEUED, "it was put back into the queue"),
     "NODE_FAIL": (Cause.NODE_LOST, "a node failed"),
@@ -52,4 +52,4 @@ def stage_of(state: str) -> Stage:
 
 def end_of(state: str) -> tuple[Cause, str]:
     """Return why a job in this state loses its nodes, and that in words."""
-    return _ENDS.get(state, (Cause.FAILED, f"it is over: {state}"))
+    return _ENDS.get(state, (Cause.FAILED, f"it has ended: {state}"))

@@ -37,16 +37,16 @@ _OWNED = {
     "write `slurm.mem`": "--mem=",
     "write `slurm.exclusive`": "--exclusive",
     "write its nodes as --nodelist": "--nodefile/-F=",
-    "write its text as `launch`, which orch's own batch script has run": "--wrap=",
+    "write its text as `launch`, which each node runs": "--wrap=",
     "write `orch submit --follow`": "--wait/-W",
     "logs are orch's own: orch logs": "--output/-o= --error/-e= --input/-i= --open-mode=",
-    "orch's own batch script needs it as it is": "--chdir/--workdir/-D= --requeue --signal=",
-    "orch's own batch script may come back into the queue when nodes are lost": "--no-requeue",
-    "orch's own batch script stays, and all ranks start again, when one fails": "--no-kill/-k",
-    "a job is one job; submit it several times": "--array/-a=",
+    "orch's own batch script sets it": "--chdir/--workdir/-D= --requeue --signal=",
+    "orch's own batch script may be requeued when nodes are lost": "--no-requeue",
+    "orch's own batch script keeps running, and restarts all ranks, when a node fails": "--no-kill/-k",
+    "job arrays are not supported; submit the job several times": "--array/-a=",
     "orch asks the one cluster of this machine": "--clusters/-M=",
     "orch prints the job's id itself": "--parsable",
-    "then no job is queued": "--test-only --help/-h --usage --version/-V",
+    "no job would be queued": "--test-only --help/-h --usage --version/-V",
 }
 """Options that cannot stand in `slurm.extra`, by the reason."""
 
@@ -113,10 +113,10 @@ def fault_of(option: str) -> str:
         return ""
     if option.startswith("--"):
         owned = [one for one in OWNED if len(one) > 1 and one.startswith(name)]  # sbatch takes beginnings
-        return f"cannot stand here: {OWNED[owned[0]]}" if owned else ""
+        return f"is not allowed here: {OWNED[owned[0]]}" if owned else ""
     letters = re.match(f"[{_FLAGS}]*[A-Za-z]?", name)
     owned = [letter for letter in (letters.group() if letters else "") if letter in OWNED]
-    return f"-{owned[0]} cannot stand here: {OWNED[owned[0]]}" if owned else ""
+    return f"-{owned[0]} is not allowed here: {OWNED[owned[0]]}" if owned else ""
 
 
 def gres_of(extra: Sequence[str]) -> str:

@@ -80,7 +80,7 @@ class Starter(enum.Enum):
     SHELL = "a shell script, or a shell"
     PYTHON = "a Python program"
     RUNNER = "a Python program, by the runner of an environment"
-    SBATCH = "a submit to Slurm"
+    SBATCH = "a Slurm submission"
     REMOTE = "a command on other hosts"
     OTHER = "another program"
 

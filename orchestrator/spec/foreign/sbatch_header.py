@@ -71,7 +71,7 @@ def split(text: str) -> tuple[list[Option], str]:
                 words = _words(line.removeprefix("#SBATCH"))
                 options, end = SBATCH.read(words, 0)
                 if end < len(words):
-                    raise ValueError(f"{words[end]} is no option of sbatch")
+                    raise ValueError(f"{words[end]} is not an option of sbatch")
             except ValueError as err:
                 raise ValueError(f"line {number + 1}: {err}") from err
             given += options
@@ -122,7 +122,7 @@ def header(given: Sequence[Option], ranks: Count | None = None) -> Header:
         made.settings.append(
             Setting("time_limit", text, limit.text)
             if text
-            else Setting("", "to Slurm it is no limit", limit.text)
+            else Setting("", "Slurm takes it for no limit", limit.text)
         )
     if (alone := last.get("exclusive")) is not None:
         made.settings.append(Setting("slurm.exclusive", "true", alone.text))
@@ -145,8 +145,8 @@ def _of_array(option: Option) -> str:
         match = re.fullmatch(r"(\d+)-(\d+)(?::(\d+))?", part)
         numbers.append(f"$(seq {match[1]} {match[3] + ' ' if match[3] else ''}{match[2]})" if match else part)
     return (
-        f"{option.text}: a job is one job. Leave the line out; then this starts one for each number, which the script finds "
-        f"as before: for i in {' '.join(numbers)}; do orch submit job.yaml --set name=job-$i "
+        f"{option.text}: job arrays are not supported. Remove the line; this submits one job for each number, and the script "
+        f"finds its number as before: for i in {' '.join(numbers)}; do orch submit job.yaml --set name=job-$i "
         "--set env.SLURM_ARRAY_TASK_ID=$i; done"
     )
 
@@ -199,7 +199,7 @@ def _add_size(last: Mapping[str, Option], made: Header, ranks: Count | None) -> 
         )
     elif "ntasks" in given and tasks > 1:
         made.notes.append(
-            f"{given['ntasks'].text} without --nodes lets Slurm choose the nodes, and a job has a number of them: nodes: 1"
+            f"{given['ntasks'].text} without --nodes lets Slurm choose the number of nodes, which a job file must name: nodes: 1"
         )
     sizes = " ".join(given[name].text for name in _SIZES[1:] if name in given and name != "cpus-per-task")
     count, option = gpus or tasks, sizes

@@ -178,11 +178,11 @@ def test_a_line_is_meant_for_the_current_folder_wherever_its_job_file_lies(
 @pytest.mark.parametrize(
     ("command", "fault"),
     [
-        ("ls -l", "starts no launcher"),
-        ("", "starts no launcher"),
+        ("ls -l", "starts neither a launcher"),
+        ("", "starts neither a launcher"),
         ("torchrun 't.py", "No closing quotation"),
         ("sbatch nosuch.sh", "no file nosuch.sh in"),
-        ("~nosuch", "starts no launcher"),
+        ("~nosuch", "starts neither a launcher"),
         ("sbatch -N 2", "names no script behind"),
         ("sbatch --array=1-2 run.py", "begins with #!/usr/bin/env python"),
         ("sbatch array.sh", "for i in $(seq 1 2); do orch submit"),

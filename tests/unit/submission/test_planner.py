@@ -67,13 +67,13 @@ def test_hosts_that_failed_lately_come_last_where_there_are_enough_others() -> N
 def test_too_few_hosts_are_told_with_their_numbers() -> None:
     with pytest.raises(UserError) as told:
         _plan(nodes=4, spares=1)
-    assert told.value.what == "5 hosts wanted (4 nodes and 1 spare), 4 there"
+    assert told.value.what == "5 hosts wanted (4 nodes and 1 spare), 4 available"
     assert "ssh.hosts" in told.value.where and "lower nodes or spares" in told.value.fix
     with pytest.raises(
-        UserError, match=r"3 hosts wanted \(3 nodes\), 2 there, 2 more have too few GPUs or slots"
+        UserError, match=r"3 hosts wanted \(3 nodes\), 2 available, 2 more have too few GPUs or slots"
     ):
         _plan(LAB[0], LAB[1], LAB[2], LAB[2], procs_per_node=None, gpus_per_node=8, nodes=3)
-    with pytest.raises(UserError, match="2 there with the labels a100, ib"):
+    with pytest.raises(UserError, match="2 available with the labels a100, ib"):
         _plan(*LAB[:2], nodes=3, ssh={"hosts_file": "x", "labels": ["a100", "ib"]})
 
 

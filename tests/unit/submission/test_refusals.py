@@ -44,7 +44,7 @@ def test_more_ranks_than_this_machine_can_start_need_a_word(tmp_path: Path) -> N
     ["rendezvous.interface=^docker0", "env.GLOO_SOCKET_IFNAME=^docker0,lo", "rendezvous.interface==eth0"],
 )
 def test_an_interface_in_nccls_own_syntax_is_none_of_gloos(tmp_path: Path, override: str) -> None:
-    with pytest.raises(UserError, match="gloo knows no") as told:
+    with pytest.raises(UserError, match="gloo does not know") as told:
         _submit(tmp_path, override)
     assert told.value.where == f"--set {override}" and told.value.fix
 
@@ -130,7 +130,7 @@ def test_what_ranks_import_from_where_people_edit_is_warned_of(tmp_path: Path) -
     environ["PYTHONPATH"] += f":{tmp_path}/named"
     (said,) = refusals.not_copied(folder, plan, environ)
     found = [f"{tmp_path}/{name}" for name in ("beside", "named", "work/src/_fast.so")]
-    assert said.what == f"ranks import what is not copied: {', '.join(found)}"
+    assert said.what == f"ranks import files that are not copied: {', '.join(found)}"
     on_hosts = PlannedSsh(None, None, "strict", "~/.orch", (), None)
     assert refusals.not_copied(folder, replace(plan, ssh=on_hosts), environ) == ()
     folder.provenance.write_text("")

@@ -65,7 +65,7 @@ def test_the_gpus_are_those_that_cuda_may_see(
 @pytest.mark.slow
 @pytest.mark.parametrize("visible", ["4", "GPU-zz", "GPU-aa", "MIG-1234"])
 def test_a_gpu_that_is_not_there_is_an_error_and_not_a_cpu_job(tmp_path: Path, visible: str) -> None:
-    with pytest.raises(ClusterError, match="is none of the 4 GPUs") as told:
+    with pytest.raises(ClusterError, match="is not one of the 4 GPUs") as told:
         inventory({**_smi(tmp_path, LISTED), "CUDA_VISIBLE_DEVICES": visible})
     assert told.value.where == f"CUDA_VISIBLE_DEVICES={visible}"
 

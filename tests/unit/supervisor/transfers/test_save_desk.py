@@ -359,7 +359,9 @@ def test_a_save_is_deleted_renamed_or_moved_only_while_it_is_as_the_ledger_has_i
     world.write(one(10))  # by hand
     world.save(one(20), steps=20)
     assert "step_10.pt" in world.home() and world.states() == [WHOLE, WHOLE]
-    assert world.notes == ["step_10.pt stays, though checkpoint.keep is 1: step_10.pt is not as it was saved"]
+    assert world.notes == [
+        "step_10.pt stays, though checkpoint.keep is 1: step_10.pt has changed since it was saved"
+    ]
     world.write({"step_30/model.pt": torch_save(Model())})
     world.report("step_30", steps=30, closed_by=Closing.NONE)
     world.write({"step_30/model.pt": torch_save(Model())})
