@@ -284,7 +284,7 @@ def _rest_after(rests: Sequence[Rest], attempt: AttemptHistory, next_at: float) 
 
 
 def _kept_steps(attempts: Sequence[AttemptHistory]) -> list[float]:
-    """Return for each attempt the step up to which no later one has made its steps again. A save of an unknown step repeats
+    """Return for each attempt the step up to which no later one has made its steps again. A checkpoint of an unknown step repeats
     none, as far as can be told."""
     kept, least = [], math.inf
     for attempt in reversed(attempts):

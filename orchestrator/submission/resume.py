@@ -22,14 +22,14 @@ from orchestrator.submission.submit import hosts_alone, keep_hosts_file, plan_fo
 from orchestrator.submission.supervisor_process import start_supervisor
 
 Fit = Callable[[int], object]
-"""Called with the number of ranks of a resumed job; raises UserError where its save is not for them."""
+"""Called with the number of ranks of a resumed job; raises UserError where its checkpoint is not for them."""
 
 
 @ownership.closed_to_others()
 def resume(
     job: JobDir, old: Plan, save: int, overrides: tuple[str, ...], environ: Mapping[str, str], fit: Fit
 ) -> None:
-    """Resume an ended job, with the plan `old`, in its own folder, from the save of this number or the newest for 0. Raises
+    """Resume an ended job, with the plan `old`, in its own folder, from the checkpoint of this number or the newest for 0. Raises
     OrchError, and then changes nothing."""
     if old.slurm is not None:
         _resume_in_queue(job, old, save, overrides, environ, fit)

@@ -1,8 +1,8 @@
-"""The ledger of saves, `checkpoints/ledger.jsonl`: every save that ranks wrote or a person adopted. One writer.
+"""The ledger of checkpoints, `checkpoints/ledger.jsonl`: every checkpoint that ranks wrote or a person adopted. One writer.
 
-A line is a JSON object with a `number` and what has changed of that save; lines of a number add up, the first has all.
+A line is a JSON object with a `number` and what has changed of that checkpoint; lines of a number add up, the first has all.
 Folders in the job folder are written relative to it, so that a job folder can move. A torn last line is ignored. Any
-other line that cannot be read, or makes no save of those before it, is reported and skipped: what is not in the ledger is
+other line that cannot be read, or makes no checkpoint of those before it, is reported and skipped: what is not in the ledger is
 not resumed from.
 """
 
@@ -23,13 +23,13 @@ COMPACT_BYTES = 8 << 20
 """From this size on a supervisor writes the ledger anew when it starts, if the disk takes it."""
 
 ENDED_MAX = 1_000
-"""How many saves that are torn, gone or pruned stay in a ledger that is written anew; their files are forgotten."""
+"""How many checkpoints that are torn, gone or pruned stay in a ledger that is written anew; their files are forgotten."""
 
 ENDED = (SaveState.TORN, SaveState.GONE, SaveState.PRUNED)
 
 
 def read(job_root: Path, file: Path) -> tuple[dict[int, Save], list[str]]:
-    """Return the saves by number, and a text for each line that cannot be read. Raises OSError; no file: no saves."""
+    """Return the checkpoints by number, and a text for each line that cannot be read. Raises OSError; no file: no checkpoints."""
     try:
         lines = ownership.read_regular(file).split(b"\n")
     except FileNotFoundError:
@@ -55,7 +55,7 @@ def read(job_root: Path, file: Path) -> tuple[dict[int, Save], list[str]]:
 
 
 def _folded(changes: list[codec.Json]) -> tuple[Save | None, str]:
-    """Return what changes make of a save, without those that make none, and why one of them makes none."""
+    """Return what changes make of a checkpoint, without those that make none, and why one of them makes none."""
     data: codec.Json = {}
     for change in changes:
         data |= change
@@ -93,7 +93,7 @@ class Ledger:
         return max(self.saves, default=0) + 1
 
     def put(self, save: Save) -> None:
-        """Enter a save, new or changed; `flush` writes it down."""
+        """Enter a checkpoint, new or changed; `flush` writes it down."""
         if self.saves.get(save.number) != save:
             self.saves[save.number] = save
             self._dirty[save.number] = None
@@ -162,7 +162,7 @@ class Ledger:
 
 
 def _moved(save: Save, root: Path, *, is_read: bool) -> Save:
-    """Return a save with its folders as they are in memory (absolute), or in the file."""
+    """Return a checkpoint with its folders as they are in memory (absolute), or in the file."""
 
     def moved(place: Place) -> Place:
         path = Path(place.root)

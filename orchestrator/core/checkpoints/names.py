@@ -1,14 +1,14 @@
-"""Groups of files by their names: which files below a checkpoint place are one save. Pure.
+"""Groups of files by their names: which files below a checkpoint place are one checkpoint. Pure.
 
 Rules, the first that fits:
 - A folder with a count in its name (`checkpoint-500`, `step_10`, `020000`), or with a file that only the folder of a
-  save has (`.metadata`, `trainer_state.json`, `random_states_0.pkl`), is one save with all that is below it. A folder
+  checkpoint has (`.metadata`, `trainer_state.json`, `random_states_0.pkl`), is one checkpoint with all that is below it. A folder
   that holds such folders, or files of several steps, is none.
-- Files of one folder with the same numbers in their names are one save: `model_100.pt`, `meta_100.json`,
+- Files of one folder with the same numbers in their names are one checkpoint: `model_100.pt`, `meta_100.json`,
   `optim_100_rank0.pt`. The numbers of ranks, shards and parts do not count; a decimal, such as a loss, tells files apart
-  that are each the whole of a save.
-- Files without a number are parts of one save if their names say so (`model.pt`, `optimizer.pt`, `scheduler.pt`); any
-  other name is a save of its own (`ckpt.pt`, `last.ckpt`), overwritten each time. Best ones and last ones stand alone.
+  that are each the whole of a checkpoint.
+- Files without a number are parts of one checkpoint if their names say so (`model.pt`, `optimizer.pt`, `scheduler.pt`); any
+  other name is a checkpoint of its own (`ckpt.pt`, `last.ckpt`), overwritten each time. Best ones and last ones stand alone.
 
 Folders of ranks (`rank_0/`, `mp_rank_01/`) do not separate what belongs together.
 """
@@ -28,7 +28,7 @@ LIGHTNING_LAST = "meta.pt"
 """What Lightning adds last to a folder of torch.distributed.checkpoint."""
 
 POINTERS = frozenset({"latest", "latest_checkpointed_iteration.txt", "last_checkpoint", "latest_step.txt"})
-"""Files that name the newest save beside them, of DeepSpeed, Megatron and detectron2."""
+"""Files that name the newest checkpoint beside them, of DeepSpeed, Megatron and detectron2."""
 
 
 def _endings(text: str) -> frozenset[str]:
@@ -44,7 +44,7 @@ _TEXTS = _endings(
     "json jsonl yaml yml toml ini cfg txt log csv tsv md html out err py sh diff patch xml png jpg jpeg svg gif pdf mp4"
     " wav lock pid idx gz bz2 xz db sqlite wandb tfevents"
 )
-"""Endings of files that are no save by themselves; they may be a part of one."""
+"""Endings of files that are no checkpoint by themselves; they may be a part of one."""
 
 _TEMPORARY = re.compile(
     r"^tmp|[._-](tmp|temp|incomplete|lock)([._-]|\d|$)|\.(part|partial)$|~$", re.IGNORECASE
@@ -54,7 +54,7 @@ _BESIDE = re.compile(r"(.+?)[._-](?:incomplete|unfinished|in-?_?progress|tmp[._-
 
 _PART = r"(?:mp_rank|rank|shard|part|worker|node|gpu|device|proc|process|rng_state|random_states)"
 _PLACES = re.compile(rf"\d+[-_]of[-_]\d+|{_PART}[-_=]?\d+(?:[-_]\d+)?|(?<![a-z])[ptd]p[-_=]?\d+", re.I)
-"""Numbers of ranks and other parts of one save, which do not count up."""
+"""Numbers of ranks and other parts of one checkpoint, which do not count up."""
 
 _STEP_WORD = r"(?:(?<![a-z])(?:step|iter|iteration|update|batch|ba|it)|global[-_]?step)s?[-_=. ]?"
 _STEPS = re.compile(
@@ -76,7 +76,7 @@ _MARKS = re.compile(r"\.metadata|__\d+\.metadata|trainer_state\.json|random_stat
 
 
 class Role(enum.Enum):
-    """What a file of a save is for, by its name."""
+    """What a file of a checkpoint is for, by its name."""
 
     MAIN = "main"
     MODEL = "model"
@@ -114,7 +114,7 @@ _SAVED = _words("ckpt chkpt checkpoint snapshot state step epoch iter iteration 
 
 @dataclass(slots=True)
 class Group:
-    """Files that are one save. `main`: the folder or file that stands for it; `mark`: why it is unfinished."""
+    """Files that are one checkpoint. `main`: the folder or file that stands for it; `mark`: why it is unfinished."""
 
     key: str
     series: str
@@ -138,7 +138,7 @@ def is_temporary(name: str) -> bool:
 
 
 def is_save_file(name: str) -> bool:
-    """Tell whether a file may be, by its ending and name, a save or the main part of one."""
+    """Tell whether a file may be, by its ending and name, a checkpoint or the main part of one."""
     path = PurePosixPath(name)
     if path.suffix in SUFFIXES:
         return True
@@ -152,7 +152,7 @@ def is_counted(name: str) -> bool:
 
 
 def role(name: str) -> Role:
-    """Return what a file of a save is for. Arrays of NumPy are the state of a training only where their name says so."""
+    """Return what a file of a checkpoint is for. Arrays of NumPy are the state of a training only where their name says so."""
     stem = name.rpartition("/")[2].lower().partition(".")[0]
     is_array = name.endswith((".npy", ".npz")) and not _SAVED.search(stem)
     return next(
@@ -167,7 +167,7 @@ def without_count(name: str) -> str:
 
 
 def stated_step(name: str) -> int | None:
-    """Return the step in a name, behind a word that says so; a number of another kind may be an epoch or a save."""
+    """Return the step in a name, behind a word that says so; a number of another kind may be an epoch or a checkpoint."""
     found = [match[1] or match[2] for match in _STEPS.finditer(_stem(name))]
     return int(found[-1]) if found else None
 
@@ -229,7 +229,7 @@ def _is_main_first(name: str) -> tuple[int, int, str]:
 
 
 class _Tree:
-    """The folders below a place, and which of them are saves."""
+    """The folders below a place, and which of them are checkpoints."""
 
     def __init__(self, files: list[str]) -> None:
         self.folders: dict[str, tuple[set[str], set[str]]] = {".": (set(), set())}
@@ -247,7 +247,7 @@ class _Tree:
         return self.folders[folder]
 
     def save_folder(self, name: str) -> Group | None:
-        """Return the group of the outermost folder that is a save, of a folder and those above it."""
+        """Return the group of the outermost folder that is a checkpoint, of a folder and those above it."""
         if name not in self._saves:
             above = name.rpartition("/")[0]
             found = self.save_folder(above) if above else None
@@ -298,7 +298,7 @@ def _of_file(folder: str, name: str) -> Group:
     prefix = f"{folder}{tag}{'@' if tag else ''}"
     if count:
         unit = "epoch" if re.search(r"epoch", name, re.IGNORECASE) else ""
-        # The best ones of one epoch differ in a loss; a part of a save has the loss of the others or none.
+        # The best ones of one epoch differ in a loss; a part of a checkpoint has the loss of the others or none.
         loss = "".join(f"~{number}" for number in _DECIMAL.findall(name)) if role(name) is Role.MAIN else ""
         key = f"{prefix}#{unit}{'-'.join(count)}{loss}"
         return Group(key, f"{prefix}#{unit}", "", False, count, tag)
@@ -317,7 +317,7 @@ def _series(name: str) -> str:
 
 
 def _count(name: str) -> tuple[str, ...]:
-    """Return the numbers of a folder's name, if one of them counts saves or is the whole name."""
+    """Return the numbers of a folder's name, if one of them counts checkpoints or is the whole name."""
     plain = _PLACES.sub(" ", name)
     if name.isdigit() or _WORD_COUNT.search(plain):
         return tuple(str(int(number)) for number in re.findall(r"\d+", plain))

@@ -1,4 +1,4 @@
-"""What a group of files is as a save: its format, what it must have, what is damaged, its step. Reads, changes nothing.
+"""What a group of files is as a checkpoint: its format, what it must have, what is damaged, its step. Reads, changes nothing.
 
 `fault` says why it cannot be whole; `has_last_word` tells whether its format shows by itself that nothing more was to
 be written, which counts where the ranks' next step cannot tell.
@@ -69,7 +69,7 @@ def read(
 
 
 def _proves(name: str, size_bytes: int) -> bool:
-    """Tell whether a file must be whole by its format where a save counts as proved."""
+    """Tell whether a file must be whole by its format where a checkpoint counts as proved."""
     is_cut = name.endswith(".json") and not size_bytes
     return (
         is_cut
@@ -97,7 +97,7 @@ def merged(first: GroupReading, second: GroupReading) -> GroupReading:
 
 
 def fault(reading: GroupReading, sizes: Mapping[str, int]) -> str:
-    """Return why files of these sizes are not a whole save, empty if nothing speaks against it."""
+    """Return why files of these sizes are not a complete checkpoint, empty if nothing speaks against it."""
     if reading.faults:
         return _some(reading.faults)
     missing = {need.name: need.by for need in reading.needs if need.name not in sizes}
@@ -120,7 +120,7 @@ def fault(reading: GroupReading, sizes: Mapping[str, int]) -> str:
 
 
 def outdated(reading: GroupReading, stale: Collection[str]) -> str:
-    """Return the fault of a `.metadata` that is still that of the save before, while files that it names are new."""
+    """Return the fault of a `.metadata` that is still that of the checkpoint before, while files that it names are new."""
     named = (need for need in reading.needs if need.by.endswith(names.METADATA) and need.by in stale)
     new = next((need for need in named if need.name not in stale), None)
     return f"{new.name} was rewritten after {new.by}" if new is not None else ""
@@ -147,7 +147,7 @@ def _some(texts: Collection[str]) -> str:
 
 
 def _is_nested(group: names.Group) -> bool:
-    """Tell whether the folder of a save holds folders, as those of sharded models are."""
+    """Tell whether the folder of a checkpoint holds folders, as those of sharded models are."""
     return any("/" in name.removeprefix(f"{group.main}/") for name in group.names)
 
 
@@ -277,7 +277,7 @@ def _is_said_done(
 def _step(
     format_: Format, group: names.Group, found: Mapping[str, formats.FileReading], main: formats.FileReading
 ) -> int | None:
-    """Return the step that a save states: in its state file, its main file or its name."""
+    """Return the step that a checkpoint states: in its state file, its main file or its name."""
     state = next((found[name].step for name in group.names if name.endswith(f"/{names.TRAINER_STATE}")), None)
     if format_ is Format.TRAINER and state is not None:
         return state

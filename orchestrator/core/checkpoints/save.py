@@ -1,10 +1,10 @@
-"""A save: all files that ranks write between two steps of all ranks. Pure data.
+"""A checkpoint: all files that ranks write between two steps of all ranks. Pure data.
 
 - OPEN while a rank that writes has not gone on, or while it is on its way into the job folder.
 - WHOLE once every rank has gone on, or its format's last word is there, and every file is as its format demands.
 - TORN when the attempt ended before that. GONE when a file of it was deleted or changed later. DISTRUSTED when
   attempts could not begin from it. PRUNED when `checkpoint.keep` deleted it.
-Only WHOLE saves are resumed from.
+Only WHOLE checkpoints are resumed from.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import enum
 from dataclasses import dataclass
 
 START = "./"
-"""What the key of a save begins with that lies where the ranks start; of one elsewhere it is the path of its folder."""
+"""What the key of a checkpoint begins with that lies where the ranks start; of one elsewhere it is the path of its folder."""
 
 
 class SaveState(enum.Enum):
-    """Life cycle of a save."""
+    """Life cycle of a checkpoint."""
 
     OPEN = "open"
     WHOLE = "whole"
@@ -28,7 +28,7 @@ class SaveState(enum.Enum):
 
 
 class Format(enum.Enum):
-    """What has written a save, as its files show."""
+    """What has written a checkpoint, as its files show."""
 
     TORCH = "torch.save"
     SAFETENSORS = "safetensors"
@@ -42,7 +42,7 @@ class Format(enum.Enum):
 
 
 class Content(enum.Enum):
-    """What a save holds, the best to resume from first; `PART` and `OTHER` are never resumed from."""
+    """What a checkpoint holds, the best to resume from first; `PART` and `OTHER` are never resumed from."""
 
     STATE = "state"
     WEIGHTS = "weights alone"
@@ -53,7 +53,7 @@ class Content(enum.Enum):
 
 
 class Closing(enum.Enum):
-    """How it is known that nothing more is written to a save."""
+    """How it is known that nothing more is written to a checkpoint."""
 
     STEPS = "every rank has made a step since"
     END = "every rank has ended with code 0"
@@ -65,7 +65,7 @@ class Closing(enum.Enum):
 
 
 class StepSource(enum.Enum):
-    """How the step of a save is known."""
+    """How the step of a checkpoint is known."""
 
     STATED = "stated"
     COUNTED = "counted"
@@ -74,7 +74,7 @@ class StepSource(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A file of a save: its name below the checkpoint place, size, time of its last byte, sha256 (empty until it was
+    """A file of a checkpoint: its name below the checkpoint place, size, time of its last byte, sha256 (empty until it was
     read). Also any file of a job on a host, by its name in the job's folder there."""
 
     name: str
@@ -102,7 +102,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """A file that a save must have, by its name in the place, with at least this many bytes."""
+    """A file that a checkpoint must have, by its name in the place, with at least this many bytes."""
 
     name: str
     size_bytes: int
@@ -132,10 +132,10 @@ class GroupReading:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one host has reported of a save that is open; hosts that share a disk report it once.
+    """What one host has reported of a checkpoint that is open; hosts that share a disk report it once.
 
     `steps`: optimizer steps of its ranks at the last byte; `closed_by`: how it is known that they write no more to it;
-    `stale`: files that are still those of the save before.
+    `stale`: files that are still those of the checkpoint before.
     """
 
     host: str
@@ -151,7 +151,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """One save, as the ledger has it. `number` grows from 1 and is its identity."""
+    """One checkpoint, as the ledger has it. `number` grows from 1 and is its identity."""
 
     number: int
     # What its files have in common: a folder, or a folder with the numbers in their names; see `START` for where it lies
@@ -181,7 +181,7 @@ class Save:
     written_ns: int = 0
     pieces: tuple[Piece, ...] = ()
     places: tuple[Place, ...] = ()
-    # Names of other saves that it calls best, or points to
+    # Names of other checkpoints that it calls best, or points to
     cites: tuple[str, ...] = ()
     # What was compared with the ledger last, in words
     compared: str = ""
@@ -189,7 +189,7 @@ class Save:
     is_coming: bool = False
     # None of its names was there before its attempt
     is_new: bool = False
-    # It is put out of the way of scripts: its files, or those of the saves before it, show that it is not whole; a torn one
+    # It is put out of the way of scripts: its files, or those of the checkpoints before it, show that it is not whole; a torn one
     # without that may have been written to its end
     is_damaged: bool = False
     # While it is open

@@ -1,7 +1,7 @@
-"""The job's step that a save holds, and the step that its attempt truly began at. Pure.
+"""The job's step that a checkpoint holds, and the step that its attempt truly began at. Pure.
 
-What a save states of its step counts before what was counted, unless such numbers go back while steps are made, as the
-step of an epoch does. A script that does not begin from the save it was given shows it: what it states after as many
+What a checkpoint states of its step counts before what was counted, unless such numbers go back while steps are made, as the
+step of an epoch does. A script that does not begin from the checkpoint it was given shows it: what it states after as many
 steps of its own, or a numbered name that an earlier attempt wrote, leads back to another beginning. What it states shows
 that only where one stated step is known to be one counted step: an iteration of PPO has several.
 """
@@ -21,11 +21,11 @@ FAR_STEPS = 3 * NEAR_STEPS
 """How far off a sum of three such counts may be."""
 
 CONSTANT_MIN = 3
-"""In how many saves of an attempt a number that stays shows that it is no step, but a setting."""
+"""In how many checkpoints of an attempt a number that stays shows that it is no step, but a setting."""
 
 
 def is_misstated(saves: Iterable[Save]) -> bool:
-    """Tell whether what saves state of their step goes back, or stays in all of them, while an attempt makes steps."""
+    """Tell whether what checkpoints state of their step goes back, or stays in all of them, while an attempt makes steps."""
     stating = _stating(saves)
     return any(
         (later.stated or 0) < (earlier.stated or 0) and later.steps >= earlier.steps
@@ -40,7 +40,7 @@ def is_misstated(saves: Iterable[Save]) -> bool:
 
 
 def _stating(saves: Iterable[Save]) -> dict[int, list[Save]]:
-    """Return the saves of each attempt that state a step, in their order."""
+    """Return the checkpoints of each attempt that state a step, in their order."""
     by_attempt: dict[int, list[Save]] = {}
     for save in sorted(saves, key=lambda save: save.number):
         if save.stated is not None and save.steps:
@@ -49,7 +49,7 @@ def _stating(saves: Iterable[Save]) -> dict[int, list[Save]]:
 
 
 def _are_single(saves: Collection[Save]) -> bool:
-    """Tell whether stated steps are known to be single counted steps: each attempt made as many of both from its first save
+    """Tell whether stated steps are known to be single counted steps: each attempt made as many of both from its first checkpoint
     to its last, the first attempt from 0."""
     first = min(save.attempt for save in saves)
     drifts: list[int] = []
@@ -61,7 +61,7 @@ def _are_single(saves: Collection[Save]) -> bool:
 
 
 def job_step(save: Save, base_step: int, *, misstated: bool) -> tuple[int | None, StepSource]:
-    """Return the job's step of a save of an attempt that began at `base_step`, and how it is known."""
+    """Return the job's step of a checkpoint of an attempt that began at `base_step`, and how it is known."""
     if save.stated is not None and not misstated:
         return save.stated, StepSource.STATED
     if not save.steps:
@@ -80,10 +80,10 @@ def _numbers(name: str) -> list[int]:
 def beginning(
     save: Save, base_step: int, others: Collection[Save], *, misstated: bool, read: int = 0
 ) -> int | None:
-    """Return the step that the attempt of a save truly began at, if that is another than `base_step`; else None.
+    """Return the step that the attempt of a checkpoint truly began at, if that is another than `base_step`; else None.
 
-    It is 0, or the step of an earlier save that the script has chosen by itself, or that of a file of another job that it had read,
-    `read`, if the save states as many more as its attempt had made.
+    It is 0, or the step of an earlier checkpoint that the script has chosen by itself, or that of a file of another job that it had read,
+    `read`, if the checkpoint states as many more as its attempt had made.
     """
     if read and not misstated and save.stated is not None and base_step <= NEAR_STEPS:
         return read if abs(save.stated - save.steps - read) <= NEAR_STEPS and save.steps else None

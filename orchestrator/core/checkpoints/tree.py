@@ -2,7 +2,7 @@
 
 Rules: a link below the place is never followed, except one at its top that leads out of it (an output folder on
 another disk). A look has limits on entries, depth and time, and says when it was cut. A folder below the place that holds more
-than a save can have is passed over, so that it hides no other.
+than a checkpoint can have is passed over, so that it hides no other.
 """
 
 from __future__ import annotations

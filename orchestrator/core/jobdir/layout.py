@@ -153,7 +153,7 @@ class JobDir:
     """The folder for checkpoints, as the ranks get it in ORCH_CHECKPOINT_DIR."""
 
     ledger = _Inside("checkpoints/ledger.jsonl")
-    """The ledger of saves (`core/checkpoints/ledger.py`); written by the supervisor."""
+    """The ledger of checkpoints (`core/checkpoints/ledger.py`); written by the supervisor."""
 
     logs = _Inside("logs")
     """The logs of all attempts."""

@@ -32,7 +32,7 @@ class Request:
     ask: str
     # When it was written, in seconds since the epoch, by the clock of the disk.
     written_s: float
-    # Of a resume: the number of the save to begin from, 0 for the newest.
+    # Of a resume: the number of the checkpoint to begin from, 0 for the newest.
     save: int
     # Of an allocation that has ended: Slurm's id (and restart count), and how it ended. An unknown cause is a failure.
     allocation: str
