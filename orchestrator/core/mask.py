@@ -21,7 +21,7 @@ CUT_CHARS_MIN = 200
 _LONG_LINE = re.compile(rf"\n(.{{{CUT_CHARS_MIN},}})")
 
 TOKEN_CHARS_MIN = 8
-"""From this length on the part of an address after its host is hidden wherever it stands alone."""
+"""From this length on the part of an address after its host is hidden also where it occurs alone."""
 
 LEFT_OUT = "\n... its middle is left out ...\n"
 """The hook's mark where it has cut a traceback."""

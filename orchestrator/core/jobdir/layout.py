@@ -60,7 +60,7 @@ class JobDir:
     root: Path
 
     origin = _Inside("origin")
-    """Where this folder lay when the job was submitted or last started: elsewhere it has moved, or is a copy."""
+    """Path of this folder when the job was submitted or last started; if it differs, the folder was moved or copied."""
 
     spec = _Inside("job.yaml")
     """The job file as it was submitted."""
@@ -114,10 +114,10 @@ class JobDir:
     """Held (flock) by the one command that resumes the job."""
 
     supervisor_log = _Inside("supervisor.log")
-    """The log of the supervisor process: its notes, and what it printed when it could not go on."""
+    """The log of the supervisor process: its notes, and its last output when it failed."""
 
     given_up = _Inside("given-up")
-    """Exists while the supervisor's guard has given it up (`supervisor/guard.py`), and says why; written by the guard."""
+    """Exists after the supervisor's watchdog has given up restarting it (`supervisor/guard.py`), with the reason."""
 
     endpoint = _Inside("endpoint")
     """The addresses that agents dial, one `host:port` a line; rewritten when a supervisor comes back on another port."""
@@ -159,7 +159,7 @@ class JobDir:
     """The logs of all attempts."""
 
     batch_log = _Inside("logs/slurm.log")
-    """The output of a Slurm job's batch script, and Slurm's own words in it."""
+    """The output of a Slurm job's batch script, with Slurm's own messages."""
 
     from_hosts = _Inside("from-hosts")
     """Files of checkpoints that a host had in a newer version than the job folder, after the end; by host."""

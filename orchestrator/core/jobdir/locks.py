@@ -75,7 +75,7 @@ def is_held(path: Path) -> bool:
 
 
 def sign(fd: int) -> None:
-    """Write this process's pid and host into the lock's file."""
+    """Write the pid and host of this process into the lock file."""
     who = f"{os.getpid()} {os.uname().nodename}\n".encode()
     with contextlib.suppress(OSError):  # a full disk; written over what is there, it needs no room
         os.pwrite(fd, who, 0)
@@ -151,7 +151,8 @@ def resuming(job: JobDir, limit_s: float = RESUME_S_MAX) -> AbstractContextManag
 
 @contextlib.contextmanager
 def command_lock(job: JobDir, limit_s: float = RESUME_S_MAX) -> Iterator[None]:
-    """Hold that right, as commands do whose work a resume or each other would disturb. Raises ClusterError when another command holds it for `limit_s`, OSError."""
+    """Hold the resume lock for a command that must not run beside a resume or another such command. Raises ClusterError when
+    another command holds it for `limit_s`, and OSError."""
     with resuming(job, limit_s) as is_mine:
         if not is_mine:
             what = f"another command is working on the job{by_whom(job.resume_lock)}"
@@ -161,8 +162,8 @@ def command_lock(job: JobDir, limit_s: float = RESUME_S_MAX) -> Iterator[None]:
 
 @contextlib.contextmanager
 def ended_job(job: JobDir) -> Iterator[None]:
-    """Hold that right for a job that has ended, so that it stays so. Raises ClusterError where it has not, or another command holds
-    the right; OSError."""
+    """Hold the resume lock of an ended job, so that it is not resumed meanwhile. Raises ClusterError if it has not ended, or
+    another command holds the lock, and OSError."""
     with command_lock(job, 0.0):
         if not job.ended.exists():
             raise ClusterError(

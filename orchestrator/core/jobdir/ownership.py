@@ -3,7 +3,7 @@
 Rules: a folder and its files count as they are, never as what a symbolic link leads to. The folder is the caller's; its
 contents are the caller's or root's, who could change them anyway; no other user can write to it. The two folders above
 it, `jobs` and the job home, may be shared when they are sticky and the caller's or root's: the owner of a sticky folder
-can replace what lies in it. The folders further up are the choice of the user who named the job home. Jobs of other
+can replace its content. The folders further up are the choice of the user who named the job home. Jobs of other
 users are read, and nothing else.
 """
 
@@ -33,7 +33,7 @@ LOADED = ("requests", "scripts", "secrets")
 
 
 def fault(root: Path) -> Fault | None:
-    """Return why the job folder `root`, or where it lies, is not the caller's alone; None when it is."""
+    """Return why the job folder `root`, or a folder above it, is not exclusively the caller's; None when it is."""
     for folder in (root.parent.parent, root.parent):
         if found := _of_parent(folder):
             return found
@@ -58,7 +58,7 @@ def fault_within(root: Path) -> Fault | None:
 
 
 def belongs(path: Path) -> bool:
-    """Tell whether there is such a file or folder, of the caller, and no symbolic link."""
+    """Tell whether a file or folder exists, belongs to the caller, and is not a symbolic link."""
     try:
         status = path.lstat()
     except OSError:

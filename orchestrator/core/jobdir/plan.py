@@ -16,7 +16,7 @@ from orchestrator.core.text import counted
 
 @dataclass(frozen=True, slots=True)
 class PlannedSsh:
-    """How hosts are reached and where the job lies on them. `copy_mb_s` limits bulk copies, None: not limited."""
+    """Access to hosts over SSH, and the job's folder on them. `copy_mb_s` limits bulk copies, None: not limited."""
 
     user: str | None
     port: int | None
@@ -90,12 +90,12 @@ class Plan:
     notify: PlannedNotify | None = None
     # Each rank is a new interpreter; else a fork of its node's template where that can be
     starts_fresh: bool = False
-    # Where in the job file each variable of `env` stands
+    # The place of each variable of `env` in the job file
     origins: dict[str, str] = field(default_factory=dict)
     batch: PlannedBatch | None = None
-    # Hosts that are taken only when no others are left, since they failed lately; each with the reason
+    # Hosts that are used only when no others are left, since they failed recently; each with the reason
     set_aside: dict[str, str] = field(default_factory=dict)
-    # The last word of `argv` is a script that each node runs once; the ranks are what it calls a launcher for
+    # The last item of `argv` is a script that each node runs once; its launcher calls start the ranks
     launches: bool = False
 
     @property

@@ -1,7 +1,7 @@
 """Requests to a running job: cancel, restart, resume, inspect, a lost allocation. One numbered file each in the job folder.
 
-A file is written once and never changed. It outlives every process, so the next supervisor reads it where the last one
-died. The number is the order; a file that is not a request is passed over.
+A file is written once and never changed. It outlives every process, so the next supervisor reads it if the last one
+died. The number is the order; a file that is not a request is skipped.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Request:
     ask: str
     # When it was written, in seconds since the epoch, by the clock of the disk.
     written_s: float
-    # Of a resume: the number of the checkpoint to begin from, 0 for the newest.
+    # Of a resume: the number of the checkpoint to resume from, 0 for the newest.
     save: int
     # Of an allocation that has ended: Slurm's id (and restart count), and how it ended. An unknown cause is a failure.
     allocation: str
@@ -89,7 +89,7 @@ def _ask(folder: Path, what: str, more: dict[str, str]) -> int:
 
 
 def withdraw(folder: Path, number: int) -> None:
-    """Let a request that was not met count no longer; its number stays taken, since a supervisor may have read it."""
+    """Withdraw a request that was not met; its number stays used, since a supervisor may have read it."""
     replace_text(folder / f"{number:06d}.json", "withdrawn")
 
 
@@ -119,7 +119,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _read(path: Path) -> Request | None:
-    """Return one request, or None for another file: it must not keep the job from going on."""
+    """Return one request, or None for any other file, which must not stop the job."""
     try:
         data = codec.loads_plain(ownership.read_regular(path))
         written_s = path.stat().st_mtime

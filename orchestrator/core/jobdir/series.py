@@ -92,7 +92,7 @@ class SeriesWriter:
 
 
 def pause_s(line_bytes: int, age_s: float) -> float:
-    """Return how long after a sample of so many bytes the next one is due, in a series of that age."""
+    """Return the time from a sample of this size to the next one, in a series of this age."""
     rate = FIRST_BYTES_PER_S if age_s < HOUR_S else BYTES_PER_S
     return max(SAMPLE_S, line_bytes / rate) * max(1.0, age_s / LONG_S)
 

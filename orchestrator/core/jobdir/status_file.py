@@ -38,7 +38,8 @@ class CheckpointStatus:
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
-    """One node, or one host of a pool; `role` is `placed`, `spare` or `idle`; `note`: why it is not used, and how to mend that."""
+    """One node, or one host of a pool; `role` is `placed`, `spare` or `idle`; `note`: why it is not used, `fix`: what to
+    do about that."""
 
     name: str
     host: str
@@ -96,8 +97,8 @@ class TransferStatus:
 
 @dataclass(frozen=True, slots=True)
 class QueueStatus:
-    """What Slurm says of a job; `said` is that in words, `fix` what to do about it, `silent` why Slurm does not answer,
-    `heard_s` its answer's age, `is_stuck` whether it starts only once somebody acts."""
+    """Slurm's description of a job; `said` is its text, `fix` what to do about it, `silent` why Slurm does not answer,
+    `heard_s` the age of its answer, `is_stuck` whether it waits for a person to act."""
 
     id: str
     state: str
@@ -181,7 +182,7 @@ class Status:
 
 
 PARTS: dict[str, type[Training | Usage]] = {"training": Training, "usage": Usage}
-"""Fields of a status and of its ranks whose own keys stand among the others in JSON, always and in this order."""
+"""Fields of a status and of its ranks whose keys are flattened into JSON, always and in this order."""
 
 _KEYS = {name: tuple(field.name for field in dataclasses.fields(part)) for name, part in PARTS.items()}
 
@@ -316,7 +317,7 @@ def stamped(status: Status, boot: str) -> Status:
 
 
 OTHER_VERSION = "use the version of orch that submitted the job, or submit the job again with this one"
-"""What to do about a job that another version of orch may have begun."""
+"""Fix for a job that another version of orch may have started."""
 
 
 def read(job: JobDir, wall_s: float, boot: str = "") -> Status:
@@ -342,8 +343,8 @@ def read(job: JobDir, wall_s: float, boot: str = "") -> Status:
 
 
 def refreshed(status: Status, wall_s: float, boot: str = "") -> Status:
-    """Return a status that was written a while ago with its ages as they are now; an ended job's do not grow. A wall clock
-    that was set meanwhile makes no status old: on the same boot of a machine the monotonic clock tells."""
+    """Return a status with its ages updated to now; those of an ended job do not grow. A wall clock that was set meanwhile
+    does not matter on the same boot of a machine, where the monotonic clock is used."""
     if status.state in ENDED:
         return status
     is_same_boot = status.boot == boot != ""
