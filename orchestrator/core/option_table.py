@@ -1,7 +1,7 @@
 """Options of another program, as its command line takes them. Standard library only, and pure.
 
-Rules, those of getopt_long: an option that is in no table is a mistake. A long name may be cut short where only one begins so.
-Short options without a value may stand in one word. In long names `_` and `-` are the same, as argparse and click are often asked to.
+Rules, those of getopt_long: an option that is not in the table is an error. A long name may be abbreviated while it is
+unique. Short options without a value may be combined. In long names `_` and `-` are equal, as in many argparse programs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Settings of NCCL, gloo and torch for the ranks of a node, each with its reason: facts and wishes in, settings out. Pure.
+"""Settings of NCCL, gloo and torch for the ranks of a node, each with its reason. Pure.
 
-Rules: what the user, the submitter's shell, the host or the setup lines have set stands. Equal nodes get equal settings
-in every attempt, so that numbers can be reproduced. What NCCL chooses well by itself is not set.
+Rules: what the user, the submitter's shell, the host or the setup lines have set is kept. Equal nodes get equal settings
+in every attempt, so that numbers can be reproduced. What NCCL itself chooses well is not set.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _WATCHED = frozenset(
 
 
 def is_watched(name: str) -> bool:
-    """Tell whether a variable bears on how NCCL, gloo and torch run, or on which run a tracker of experiments goes on in."""
+    """Tell whether a variable affects NCCL, gloo or torch, or the run in which an experiment tracker continues."""
     return name.startswith(_PREFIXES) or name in _WATCHED
 
 
@@ -150,7 +150,7 @@ def to_set(decided: tuple[Setting, ...], rank: int) -> dict[str, str]:
 
 
 def _as_given(setting: Setting, plan: Plan, layers: Layers) -> Setting:
-    """Return the setting as it stands where something else has set it, by this name or torch's other one."""
+    """Return the given setting if something else has set it, by this name or torch's other one; else orch's."""
     if setting.name in layers.given:
         return _given(setting.name, plan, layers)
     pairs = {**_OTHER_NAMES, **{old: new for new, old in _OTHER_NAMES.items()}}
@@ -254,9 +254,9 @@ def _nccl_log(evidence: Path, environ: Mapping[str, str]) -> list[Setting]:
 
 
 def _trackers(job: str, environ: Mapping[str, str]) -> list[Setting]:
-    """Return the settings by which trackers of experiments know a job again after a restart.
+    """Return the settings by which experiment trackers recognise a job after a restart.
 
-    A rank of its own has a run of its own in W&B: two processes in one run overwrite each other. Where the user has set
+    Each rank has a separate run in W&B: two processes in one run overwrite each other. Where the user has set
     either variable, neither is set.
     """
     named = Setting("MLFLOW_RUN_NAME", job, SetBy.ORCH, "MLflow's runs get the job's name")

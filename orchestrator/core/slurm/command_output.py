@@ -1,4 +1,4 @@
-"""Output of squeue, sacct and scontrol about a job, read as values, and what it means in words for people. Pure.
+"""Output of squeue, sacct and scontrol about a job, parsed, and described for people. Pure.
 
 Rules: only formats that are the same since Slurm 20 are read: `squeue -o`, `sacct -P`, `scontrol show -o`, never JSON.
 An unknown state is shown as it is, and never counts as the end of a job.
@@ -17,7 +17,7 @@ from orchestrator.core.shown import Cause
 from orchestrator.core.slurm import job_states
 
 SQUEUE_FORMAT = "%i|%T|%S|%D|%N|%r|%Z"
-"""Id, state, start, number of nodes, nodes, reason, folder: free text stands last."""
+"""Id, state, start, number of nodes, nodes, reason, folder: free text comes last."""
 
 _FOLDER = re.compile(r"\|((?:/.*|\(null\))?)$")
 """The folder after a reason; a reason may have `|` in it as well, but not before a `/`."""
@@ -45,8 +45,8 @@ _NEVER = {
     "partitionconfig|badconstraints|maxmemperlimit": "KEY=VALUE; sinfo -o '%P %l %D %c %m %G %f' shows what there is",
     "(assoc|qos)(max.*(perjob|pernode|wall)|min).*": "KEY=VALUE; sacctmgr show qos, and assoc, show the limits",
 }
-"""Reasons that waiting does not mend, as patterns of their first word, and what to change in the job. None of them ends
-a job, since an administrator may change the limits."""
+"""Reasons that do not go away by waiting, as patterns of their first word, and what to change in the job. None of them
+ends a job, since an administrator may change the limits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +189,7 @@ def _utc(word: str) -> str | None:
 
 
 def place(text: str, job_id: str) -> str:
-    """Return where a job stands by `squeue -o '%i|%P'` of the waiting ones in their order; empty where it is not among them."""
+    """Return a job's position in the queue, from `squeue -o '%i|%P'` of the waiting jobs in order; empty if it is not listed."""
     rows = [line.strip().partition("|") for line in text.splitlines()]
     partition = next((partition for one, _, partition in rows if one == job_id), "")
     waiting = [one for one, _, partition_of_one in rows if partition_of_one == partition]
@@ -222,7 +222,7 @@ def say(job: QueueJob, name: str) -> Fault:
 
 
 def is_stuck(job: QueueJob) -> bool:
-    """Tell whether a job waits that does not start before somebody acts."""
+    """Tell whether a waiting job needs a person to act before it can start."""
     return job.stage is job_states.Stage.WAITING and (job.is_held or bool(needed_change(job)))
 
 
@@ -295,7 +295,7 @@ def ended(job: QueueJob) -> Fault:
 
 
 def unstarted(code: str) -> str:
-    """Return why no program could be started, empty where the exit code does not tell: only slurmd's own log has more. All
+    """Return why no program could be started; empty if the exit code does not show it. Only slurmd's own log has more. All
     that orch starts prints something first."""
     if not code.isdigit() or int(code) not in _UNSTARTED:
         return ""

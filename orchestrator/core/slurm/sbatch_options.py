@@ -48,7 +48,7 @@ _OWNED = {
     "orch prints the job's id itself": "--parsable",
     "no job would be queued": "--test-only --help/-h --usage --version/-V",
 }
-"""Options that cannot stand in `slurm.extra`, by the reason."""
+"""Options that are not allowed in `slurm.extra`, by the reason."""
 
 _OF_RANKS = {
     "orch shows what each rank prints: orch logs": "--label/-l --unbuffered/-u --verbose/-v --quiet/-Q --disable-status/-X "
@@ -80,7 +80,7 @@ SRUN = OptionTable("srun", f"{_TEXT} --wait/-W=")
 """All that a step takes, and those of the job, which it takes as well."""
 
 OWNED = {name: why for why, text in _OWNED.items() for name in names(text)}
-"""By the names, without dashes, of options that cannot stand in `slurm.extra` the reason."""
+"""The reasons why options are not allowed in `slurm.extra`, by the options' names without dashes."""
 
 OF_RANKS = {name: why for why, text in _OF_RANKS.items() for name in names(text)}
 
@@ -150,8 +150,8 @@ def defaults(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
 def directive(option: str) -> str:
     """Return an option as a line of a batch script. Its text must be printable.
 
-    sbatch reads such a line itself: it splits at blanks, takes quotes and the backslashes within them away, and ends
-    at a bare `#`. The words hetjob and packjob anywhere in the line would begin another component of the job.
+    sbatch parses such a line itself: it splits at blanks, removes quotes and the backslashes in them, and ends at a
+    bare `#`. The words hetjob and packjob anywhere in the line would begin another component of the job.
     """
     assert option.isprintable(), "a line break would end the line"
     if _PLAIN.fullmatch(option) and not _HETEROGENEOUS.search(option):

@@ -1,4 +1,4 @@
-"""What an agent is started with."""
+"""Configuration that an agent is started with."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class AgentConfig:
     certificate: str
     address: str
     heartbeat_s: float
-    # How long its loop may stand still before its keeper replaces it
+    # How long its loop may stall before its keeper replaces it
     node_timeout_s: float
-    # How long it goes on without contact until a `Fence` sets another time; None: for good, on the supervisor's own machine
+    # How long it runs without contact until a `Fence` sets another time; None: forever, on the supervisor's own machine
     fence_s: float | None
     checkpoint_glob: str
     finds_checkpoints: bool
@@ -41,5 +41,5 @@ class AgentConfig:
     tag: str = ""
     # It runs in a Slurm step. Slurm signals all processes of a job when it takes the nodes: TERM is not for the agent then
     allocated: bool = False
-    # How long it goes on where its ranks have long made steps without contact; never less than `fence_s`
+    # How long it runs without contact if its ranks have made steps for long; never less than `fence_s`
     away_fence_s: float = 0.0
