@@ -1,9 +1,9 @@
-"""The journal: one line per event learned and decision made, in order, appended and never changed; and the job clock,
-which continues from it.
+"""Journal of a job: one line per event and decision, in order, appended and never changed; and the job clock, which
+continues from it.
 
 Rules: a decision is on disk before it is carried out. Heartbeats are coalesced to one a node, see
-`Brain.beats_before`, so a replay knows what a decision knew without a line per second. A torn last line is tolerated,
-nothing else.
+`Brain.beats_before`, so that a replay has the input of each decision without a line per second. A torn last line is
+tolerated, no other damage.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """A line but for its news; see `Entry`."""
+    """A line without its news; see `Entry`."""
 
     n: int
     wall: float
@@ -86,8 +86,8 @@ def read_only(path: Path, *kinds: type[News]) -> Iterator[News]:
 
 @contextlib.contextmanager
 def replayed(path: Path) -> Iterator[None]:
-    """Wrap a replay of the journal at `path`. Raises JournalError for errors of entries of the right types that cannot
-    have happened: only a damaged journal names a rank or an attempt that did not exist."""
+    """Context of a replay of the journal at `path`. Raises JournalError for valid entries that contradict each other: only a
+    damaged journal names a rank or an attempt that did not exist."""
     try:
         yield
     except (AssertionError, LookupError, AttributeError, TypeError, ValueError, ArithmeticError) as err:
