@@ -1,7 +1,7 @@
-"""A job file made of a launch line or an sbatch script, and what became of what, for `orch init --from-command`.
+"""Conversion of a launch line or an sbatch script into a job file, for `orch init --from-command`.
 
-Rules: a line stays as it is typed. Of a script for sbatch the header becomes fields, and the body, unchanged, `launch`. Of a body, and
-the shell scripts that it names, only what starts launchers is read, with its counts.
+Rules: a line stays as it is typed. The header of an sbatch script becomes fields, its body, unchanged, `launch`. In a
+body, and in the shell scripts that it names, only commands that start launchers are read, with their counts.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ _OTHER_HOSTS = (
 
 @dataclass(frozen=True, slots=True)
 class MadeFile:
-    """A job file's text, and what became of the options."""
+    """Text of a job file, with the conversions of the options."""
 
     text: str
     became: tuple[Became, ...]
-    # What a reader should still know
+    # Notes for the user
     notes: tuple[str, ...]
 
 
 def job_file(command: str, folder: Path, target: Path) -> MadeFile:
-    """Return the job file of a launch line, of `sbatch run.sh`, or of a script's path, which is meant for `folder`; `target` is
-    where the job file will lie. Raises UserError or SpecError."""
+    """Return the job file of a launch line, of `sbatch run.sh`, or of a script's path, to be run in `folder`; `target` is the
+    folder of the job file. Raises UserError or SpecError."""
     document = Document("--from-command")
     try:
         header = _fill(document, command.strip(), folder)
@@ -79,7 +79,7 @@ def job_file(command: str, folder: Path, target: Path) -> MadeFile:
 
 
 def _fill(document: Document, command: str, folder: Path) -> Header:
-    """Put what a command says into an empty document. Raises ValueError for one that cannot be taken."""
+    """Fill an empty document from a command. Raises ValueError for one that cannot be converted."""
     words = shlex.split(command.replace("\\\n", " "))
     start, header = launchers.start_of(words), Header()
     at, given = _script_of(words, folder)
@@ -114,7 +114,7 @@ def _fill(document: Document, command: str, folder: Path) -> Header:
 
 
 def _without_launcher(text: str) -> list[str]:
-    """Return what to write where a script runs Python and, as far as can be seen, no launcher."""
+    """Return a note for a script that runs Python and, as far as can be seen, no launcher."""
     starts = [(launchers.start_of(words), words) for words in launchers.commands_of(text)]
     programs = [
         line
@@ -197,7 +197,7 @@ def _ranks_of(body: str, folder: Path) -> Count | None:
 
 
 def _notes_of(body: str, requeues: bool) -> list[str]:
-    """Return what to know of a body that ran once until now, and now runs on each node."""
+    """Return notes on a body that ran once until now, and now runs on each node."""
     lines = [line.strip() for line in body.splitlines()]
     once = [line for line in lines if _ONCE.match(line)]
     notes = [
@@ -231,7 +231,7 @@ def _short(command: str) -> str:
 
 
 def _advice(data: dict[str, Value]) -> list[str]:
-    """Return what to add where the command leaves it open."""
+    """Return notes on what the command leaves open."""
     notes = []
     if str(data.get("nodes", "1")) != "1" and "backend" not in data:
         notes.append(

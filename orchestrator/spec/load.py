@@ -1,4 +1,4 @@
-"""Reader of a job file: all its faults at once, each at its place and in words of orch, or the `JobSpec` that it holds.
+"""Reader of a job file: returns its `JobSpec`, or all its faults at once, each with its place.
 
 `model` has the fields of a job file, `value_types` the kinds of their values, `yaml_document` reads the YAML.
 """

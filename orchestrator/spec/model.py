@@ -37,11 +37,11 @@ RANKS_EACH_MAX = 4096
 """Most CPU ranks of a node."""
 
 _NOT_RESUMED = ("tee", "cat", "grep", "sed", "awk", "ts", "head", "tail", "echo", "wait", "true", "exit")
-"""Commands that stand behind a training, and never are one."""
+"""Commands that may follow a training command, and never are one."""
 
 
 class JobSpec(Part):
-    """One training job, as the job file says it."""
+    """Training job as its job file describes it."""
 
     name: str = Field(description="Name of the job.", pattern=rules.NAME)
     backend: rules.Backend = about(

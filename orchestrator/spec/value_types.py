@@ -58,7 +58,7 @@ PATTERNS = {
     URL: "a URL such as https://…",
     OPTION: "an sbatch option such as --licenses=foo",
 }
-"""The words for a text of each pattern, in faults and in the reference."""
+"""Descriptions of the patterns, in faults and in the reference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ def address(url: str) -> str:
 def duration(
     low_s: float = DURATION_S_MIN, high_s: float = DURATION_S_MAX, words: Any = None
 ) -> BeforeValidator:
-    """Return the reader of a duration to seconds; a Literal of words may stand in its place, and `off` becomes None."""
+    """Return the reader of a duration to seconds; a Literal of words is accepted too, and `off` becomes None."""
     number, text = Annotated[float, Field(ge=low_s, le=high_s)], Annotated[str, Field(pattern=DURATION)]
     instead = [word for word in get_args(words) if isinstance(word, str)]
     span = f" from {duration_text(low_s)} to {duration_text(high_s)}"
@@ -349,7 +349,7 @@ Occasion: TypeAlias = Literal[
     "suspect", "hang", "notice", "withdrawn", "verdict", "restart", "failed", "succeeded", "cancelled"
 ]
 Signal: TypeAlias = Annotated[Literal["TERM", "INT", "USR1", "USR2", "HUP"], BeforeValidator(_bare_signal)]
-# YAML 1.1 reads `off` as false, and in `[train.py, --n, 3]` stands a number: the JSON Schema takes what an editor sees.
+# YAML 1.1 reads `off` as false, and in `[train.py, --n, 3]` there is a number: the JSON Schema accepts what an editor sees.
 Scalar: TypeAlias = Annotated[str, WithJsonSchema({"type": ["string", "number", "boolean"]})]
 EnvText: TypeAlias = Annotated[Scalar, AfterValidator(_well_spelled)]
 Gpus: TypeAlias = Annotated[

@@ -1,5 +1,5 @@
-"""Refusals of a submit or a resume before anything is made: for what this machine lacks, and for an override without effect;
-and warnings of what is allowed, but hardly meant."""
+"""Checks of a submit or a resume before anything is created: refusals for what this machine lacks and for overrides without
+effect, and warnings about what is allowed but hardly meant."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def warnings(plan: Plan) -> tuple[Fault, ...]:
 
 
 def not_copied(job: JobDir, plan: Plan, environ: Mapping[str, str]) -> tuple[Fault, ...]:
-    """Return the warning that ranks may import what is not in the snapshot and what people go on editing, as far as it is seen at
-    once: compiled modules that git ignores, entries of PYTHONPATH and lines of `.pth` files. Never raises."""
+    """Return the warning that ranks may import files that are not in the snapshot and may still be edited, as far as it is quickly
+    seen: compiled modules that git ignores, entries of PYTHONPATH and lines of `.pth` files. Never raises."""
     found: list[str] = []
     with contextlib.suppress(OSError, ValueError, LookupError):
         others = (codec.loads_plain(job.provenance.read_bytes())["submitted_from"], Path(__file__).parents[2])
@@ -80,8 +80,8 @@ def _is_own(place: Path, others: tuple[str | Path, ...]) -> bool:
 
 
 RANKS_PER_CORE_MAX = 8
-"""CPU ranks of backend local for each core of this machine: with more, ranks and agents leave nothing to the shell that would
-stop them."""
+"""CPU ranks of backend local for each core of this machine: with more, ranks and agents leave no time to the shell that
+would stop them."""
 
 
 def refuse_crowd(file: SpecFile, plan: Plan) -> None:
@@ -140,8 +140,8 @@ def missing_interface(named: str | None, names: Sequence[str]) -> str:
 
 
 def refuse_shared_place(plan: Plan, environ: Mapping[str, str], where: str) -> None:
-    """Raise UserError for a checkpoint place outside the job's folder that another job, which is not over, saves to: each
-    would take the other's saves for its own. Raises ClusterError when the home cannot be read."""
+    """Raise UserError for a checkpoint folder outside the job's folder that another job, which has not ended, saves to: each
+    would take the other's checkpoints for its own. Raises ClusterError when the home cannot be read."""
     if not Path(plan.checkpoint_glob).is_absolute():
         return
     wanted = _absolute_place(plan)

@@ -55,7 +55,7 @@ def render(plan: Plan, job: JobDir, python: str) -> tuple[RenderedFile, ...]:
 
 
 def host_scripts(plan: Plan, root: str, python: str) -> tuple[RenderedFile, ...]:
-    """Return for every node of a plan with a pool the script that begins a conversation there."""
+    """Return for every node of a plan with a pool the script that starts a bootstrap session there."""
     template = _template("host.sh.j2")
     values = {**_values(plan, python), "pool": plan.pool, "root": root}
     return tuple(

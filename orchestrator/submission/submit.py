@@ -4,8 +4,8 @@ Rules: every possible refusal comes before a folder exists; a private file is pr
 is in argv, scripts or the journal.
 
 A submit with a key makes one job, however often it is repeated: `keys/KEY` in the job home names the job's id before its folder
-is moved into place, and says `made` after that. So a submit that was cut off in between is repeated, and a job that was deleted
-later is not made again. The file is locked meanwhile.
+is moved into place, and says `made` after that. So a submit that was interrupted in between is repeated, and a job that was
+deleted later is not created again. The file is locked meanwhile.
 """
 
 from __future__ import annotations
@@ -116,8 +116,8 @@ def submit(
 
 
 def _begin(job: JobDir) -> None:
-    """Start a new job's supervisor. A job that could not be started must not start later by itself: the next command would
-    start its supervisor, next to the job that was submitted in its place."""
+    """Start a new job's supervisor. A job that could not be started is hidden: else the next command would start its
+    supervisor, next to the job that was submitted in its place."""
     try:
         start_supervisor(job)
     except ClusterError as err:
@@ -125,7 +125,7 @@ def _begin(job: JobDir) -> None:
         job.root.rename(kept.root)
         raise ClusterError(err.what, str(kept.supervisor_log), err.fix) from err
     except KeyboardInterrupt:
-        requests.ask(job.requests, "cancel")  # the supervisor may be at work already
+        requests.ask(job.requests, "cancel")  # the supervisor may be running already
         raise KeyboardInterrupt(f"{job.id} is cancelled") from None
 
 
