@@ -55,15 +55,15 @@ class JobSpec(Part):
     )
     procs_per_node: int | None = whole(
         None,
-        "CPU ranks of a node; with `gpus_per_node: auto`, those of a machine without GPUs (else 1).",
+        "CPU ranks per node; with `gpus_per_node: auto`, used on a machine without GPUs (else 1).",
         high=RANKS_EACH_MAX,
     )
     workdir: Line = about(".", "Folder of the code, relative to the job file; ranks run in a snapshot.")
     command: rules.RankCommand | None = about(None, "Shell command that a rank runs, in place of entrypoint.")
     launch: rules.LaunchScript | None = about(
         None,
-        "Shell line or script that each node runs once, in place of entrypoint; where it calls torchrun, accelerate, deepspeed, "
-        "fabric, srun or mpirun, the ranks start.",
+        "Shell line or script that each node runs once, in place of entrypoint; its call of torchrun, accelerate, deepspeed, "
+        "fabric, srun or mpirun starts the ranks.",
     )
     entrypoint: rules.EntryPoint | None = about(
         None,
@@ -87,17 +87,15 @@ class JobSpec(Part):
         "fail", "What happens at the time limit: the job fails, or on Slurm it is requeued and resumes."
     )
     total_steps: int | None = whole(None, "Optimizer steps of the training, to show the time left.")
-    batch: Batch = about(
-        {}, "Batch size of the script, so that orch can show the effective one and say when it changes."
-    )
-    rendezvous: Rendezvous = about({}, "Where the ranks of an attempt meet.")
+    batch: Batch = about({}, "Batch size of the script, to show the effective one and warn when it changes.")
+    rendezvous: Rendezvous = about({}, "Port and network interface of the ranks.")
     nccl: rules.Nccl = about({}, "NCCL settings without their prefix: `debug: INFO` sets NCCL_DEBUG.")
     monitor: Monitor = about({}, "When a job counts as hung or a node as lost, and what follows.")
     notify: Notify = about({}, "Notifications about the job.")
     restart: Restart = about({}, "How often and how fast a failed job is restarted.")
     checkpoint: Checkpoint = about({}, "Which files are checkpoints, and how a script resumes from one.")
     logs: Logs = about({}, "How ranks write their logs.")
-    snapshot: Snapshot = about({}, "What is copied at submit.")
+    snapshot: Snapshot = about({}, "The code snapshot, which is taken at submit.")
     ssh: Ssh = about({}, "The hosts of backend ssh.")
     slurm: Slurm = about({}, "Options for Slurm in addition to nodes, GPUs and time.")
 

@@ -28,7 +28,7 @@ def _at_least(value: float, least_s: float, least_of: str) -> float:
 
 
 class Rendezvous(Part):
-    """Where the ranks of an attempt meet."""
+    """Port and network interface of the ranks."""
 
     port: int | None = whole(
         None, "Port of rank 0's store; by default a free one for each attempt.", high=PORT_MAX
@@ -55,20 +55,22 @@ class Monitor(Part):
     )
     hang_timeout: rules.SilenceOrOff = about(
         "auto",
-        "Stall timeout: how long no rank may make a step or show activity before the attempt is ended, where no state proves a "
-        "hang: `auto`, as long as the process group lets ranks wait, or 30m where none waits; a time; or off, then ranks are not "
-        "inspected either.",
+        "Stall timeout: time without a step or activity of any rank after which the attempt is ended, if nothing proves a hang "
+        "sooner: `auto` (the limit of the process group, or 30m if no rank waits for another), a time, or off (then ranks are not "
+        "inspected either).",
     )
     node_timeout: rules.NodeSilence = about(
         "auto",
-        "Longest time without contact, then the node is lost: `auto`, which is 20s where other nodes are heard whose ranks make "
-        "no step either, else 1m; or a time, at least 5 heartbeats and 5s.",
+        "Time without contact after which a node is lost: `auto` (20s if other nodes are in contact and their ranks make no step "
+        "either, else 1m), or a time, at least 5 heartbeats and 5s.",
     )
     on_hang: rules.Hang = about("restart", "What follows a hang: a restart, a notification, or failure.")
     on_desync: rules.Desync = about(
         "fail", "What follows when ranks silently run different collectives: failure, or a notification."
     )
-    stop_grace: rules.Pause = about("15s", "Time from TERM to KILL when user or time limit stop the job.")
+    stop_grace: rules.Pause = about(
+        "15s", "Time from TERM to KILL when the user or the time limit stops the job."
+    )
 
     @pydantic.field_validator("node_timeout")
     @classmethod
@@ -138,7 +140,7 @@ class Checkpoint(Part):
     )
     keep: int | None = whole(None, "How many of the newest checkpoints to keep; by default all.")
     keep_every: int | None = whole(
-        None, "Beside keep: also keep the checkpoint of every Nth step, with this N."
+        None, "With keep: also keep the checkpoints of steps that are multiples of this number."
     )
     resume_args: rules.ResumeArgs | None = about(
         None,
@@ -163,7 +165,7 @@ class Checkpoint(Part):
 class Batch(Part):
     """How many samples one optimizer step takes, as the script has it: shown, and compared when a job is resumed."""
 
-    per_device: int | None = whole(None, "Samples that each rank takes at a time.")
+    per_device: int | None = whole(None, "Samples that each rank processes at a time.")
     accumulation: int = whole(1, "How many times each rank adds up gradients before one optimizer step.")
 
     @pydantic.field_validator("accumulation")
@@ -181,7 +183,7 @@ class Logs(Part):
 
 
 class Snapshot(Part):
-    """What is copied at submit."""
+    """The code snapshot, which is taken at submit."""
 
     limit_mb: int = whole(500, "Largest code snapshot, in MB.", high=1_000_000)
 
@@ -189,7 +191,7 @@ class Snapshot(Part):
 class Ssh(Part):
     """The hosts of backend ssh."""
 
-    hosts: rules.Hosts = about((), "Hosts: a text like gpu[01-08].lab, or a list of such.")
+    hosts: rules.Hosts = about((), "Hosts: a text like gpu[01-08].lab, or a list of such texts.")
     hosts_file: Line | None = about(
         None,
         "File with a host on each line, relative to the job file: `gpu1 gpus=8 slots=16 address=10.0.0.1 "

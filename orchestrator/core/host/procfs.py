@@ -94,7 +94,7 @@ def _stat_fields(path: Path) -> list[bytes]:
 
 
 def alive(proc: Proc) -> bool:
-    """Tell whether that very process runs; a zombie does not."""
+    """Tell whether exactly this process runs; a zombie does not."""
     now = stat(proc.pid)
     return now is not None and now.start_ticks == proc.start_ticks and now.state not in "ZX"
 
@@ -157,7 +157,7 @@ def environment(pid: int, name: str) -> str:
 
 
 def is_tracker(pid: int) -> bool:
-    """Tell whether a process removes the shared memory of its program when all others of that are gone, and ends then: a
+    """Tell whether a process is a tracker that removes its program's shared memory once all other processes have ended: a
     resource tracker of Python (`multiprocessing`, loky), or torch's manager of shared files."""
     return bool(_TRACKER.search(_read(PROC / str(pid) / "cmdline", ENVIRON_BYTES_MAX)))
 

@@ -67,7 +67,7 @@ def belongs(path: Path) -> bool:
 
 
 def is_own(path: Path) -> bool:
-    """Tell whether a file or folder is a real one, of the caller, that no other user can write to."""
+    """Tell whether a file or folder is not a link, belongs to the caller, and cannot be written by other users."""
     return belongs(path) and _of(path) is None
 
 
@@ -185,7 +185,7 @@ def _unseen(path: Path, err: OSError) -> Fault:
 
 
 def _is_trusted(uid: int) -> bool:
-    """Tell whether what this user owns is as good as the caller's: root could change everything anyway."""
+    """Tell whether this owner is trusted: the caller, or root, who could change everything anyway."""
     return uid in (ROOT_UID, os.geteuid())
 
 
