@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What is wrong, where (`job.yaml:7: nodes`, a path), and how to fix it; `line`: of a file, to sort by."""
+    """Fault with its place (`job.yaml:7: nodes`, a path) and its fix; `line`: of a file, to sort by."""
 
     where: str
     what: str
@@ -64,7 +64,7 @@ class ClusterError(OrchError):
 
 
 class HostError(Exception):
-    """What a host cannot do, and why: run a program, hold a port, list GPUs, copy a file; `tail`: the end of what was printed."""
+    """Failure on a host: to run a program, hold a port, list GPUs, copy a file; `tail`: the end of the output."""
 
     def __init__(self, reason: str, tail: str = "") -> None:
         super().__init__(reason)

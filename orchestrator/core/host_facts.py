@@ -89,7 +89,7 @@ class FolderFacts:
 
 @dataclass(frozen=True, slots=True)
 class HostFacts:
-    """What a check has found on one node."""
+    """Facts that a check has gathered on one node."""
 
     hostname: str
     kernel: str
@@ -136,7 +136,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class HardwareFacts:
-    """What a host has for ranks, and what its environment sets already."""
+    """Hardware of a host for ranks, and the settings in its environment."""
 
     # Logical CPUs that the process may run on, and the physical cores among them
     cpus: int = 1

@@ -1,4 +1,4 @@
-"""What agents observe of ranks and hosts: one set of types for the wire, the journal and the brain. Pure data."""
+"""Observations of ranks and hosts by agents: one set of types for the wire, the journal and the brain. Pure data."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class RankSeen:
 
 
 class Activity(enum.Enum):
-    """What a rank does, as its agent sees it."""
+    """Activity of a rank, as its agent sees it."""
 
     # In a collective, a barrier, the store or the rendezvous
     WAITING_FOR_RANKS = "waiting_for_ranks"
@@ -48,7 +48,7 @@ class Activity(enum.Enum):
 
 
 class Framework(enum.Enum):
-    """What is to form the process group of a script."""
+    """Framework that forms the process group of a script."""
 
     TORCH = "torch"
     LIGHTNING = "lightning"
@@ -89,7 +89,7 @@ class Collective:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveCounts:
-    """How many collectives a rank had entered when one of its optimizer steps ended."""
+    """Counts of the collectives that a rank had entered at the end of one of its optimizer steps."""
 
     # The rank's step then
     step: int

@@ -26,7 +26,7 @@ def names(options: str) -> list[str]:
 
 
 class OptionTable:
-    """The options of a program. Each is written `--tee/-t=`: all of its names, and an `=` for each word that always follows."""
+    """Options of a program. Each is written `--tee/-t=`: all of its names, and an `=` for each word that always follows."""
 
     def __init__(self, program: str, options: str, *, abbreviates: bool = True) -> None:
         self._program, self._abbreviates = program, abbreviates

@@ -18,7 +18,7 @@ VARIABLES = (
 """The variables of a rank that a command may refer to, as `$NAME` or `${NAME}`."""
 
 NAMES = ("checkpoint_dir", "job_dir", "resume_from", "resume_step", "attempt")
-"""What may be written in braces."""
+"""Names that may be written in braces."""
 
 PATH = "path"
 """The same as `resume_from`, in resume arguments alone."""

@@ -150,8 +150,8 @@ def of_record(
 
 
 class _WallClock:
-    """The time of day at each time of the job clock: as it was when the attempt began, or at the end. Where the clock was set
-    back since the attempt before, the job clock counts."""
+    """Wall-clock time at each time of the job clock: as it was when the attempt began, or at the end. If the clock was set
+    back since the previous attempt, the job clock counts."""
 
     def __init__(self, record: Record) -> None:
         assert record.latest is not None

@@ -120,7 +120,7 @@ def _parsed(text: str, path: Path, line: int | None = None) -> Entry:
 
 
 class Journal:
-    """The journal as its one writer sees it."""
+    """Writer of the journal."""
 
     def __init__(self, path: Path, machine: str, last_n: int) -> None:
         """`machine` names this boot of this machine, so that monotonic times can be compared with earlier ones."""
@@ -170,7 +170,7 @@ class Stamp:
 
 
 class JobClock:
-    """The clock that the brain judges by: seconds since submit, never running backwards, also across supervisors.
+    """Clock that the brain judges by: seconds since submit, never running backwards, also across supervisors.
 
     Within one boot of a machine it is the monotonic clock; a supervisor on another boot has only the wall clock to
     bridge the gap, and counts a gap that seems negative as none.

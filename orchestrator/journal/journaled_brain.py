@@ -26,7 +26,7 @@ FACTS_SHARE_MAX = 0.01
 
 
 class JournaledBrain:
-    """The brain of one job, as the journal has left it, and the journal."""
+    """Brain of one job, rebuilt from its journal, and the journal."""
 
     def __init__(self, job: JobDir, machine: str) -> None:
         """Learn what the journal comes to. `machine` names this boot of this machine."""

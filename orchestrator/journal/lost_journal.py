@@ -20,7 +20,7 @@ HEAD_BYTES_MAX = 1000
 
 
 class JournalError(ClusterError):
-    """The journal is damaged in a place that a crash cannot explain."""
+    """The journal is damaged in a way that a crash cannot explain."""
 
     def __init__(
         self, path: Path, what: str, line: int | None = None, first: str = "", fix: str = ""

@@ -163,7 +163,7 @@ class Checkpoint(Part):
 
 
 class Batch(Part):
-    """How many samples one optimizer step takes, as the script has it: shown, and compared when a job is resumed."""
+    """Samples of one optimizer step, as the script has them: shown, and compared when a job is resumed."""
 
     per_device: int | None = whole(None, "Samples that each rank processes at a time.")
     accumulation: int = whole(1, "How many times each rank adds up gradients before one optimizer step.")

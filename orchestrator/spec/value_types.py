@@ -63,8 +63,8 @@ PATTERNS = {
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What a rank runs: a script or module with `args`; or a command, as shell text in `target` or words in `args`. Or what
-    each node runs once, as shell text."""
+    """Program of a rank: a script or module with `args`; or a command, as shell text in `target` or words in `args`. Or the
+    shell text that each node runs once."""
 
     kind: Literal["script", "module", "command", "launch"]
     target: str

@@ -66,7 +66,7 @@ class SpecError(UserError):
 
 
 class Place(NamedTuple):
-    """Where a key was written: `job.yaml:14`, or without a line `--set nodes=17`."""
+    """Place of a key: `job.yaml:14`, or without a line `--set nodes=17`."""
 
     text: str
     line: int = 0

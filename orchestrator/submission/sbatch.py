@@ -1,7 +1,7 @@
-"""Submission to Slurm's queue: sbatch is given the rendered batch script, and answers with the id of the job.
+"""Submission to Slurm's queue: sbatch gets the rendered batch script, and returns the id of the job.
 
-Rules: sbatch has a bounded time, and is tried again only while the controller does not answer; a refusal of sbatch is the
-user's error, in sbatch's own words.
+Rules: sbatch has a time limit, and is retried only while the controller does not answer; a refusal of sbatch is the user's
+error, with sbatch's own message.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _ID = re.compile(r"(?:Submitted batch job )?([0-9]+)(?:;\S+| on cluster \S+)?")
 """The line in which sbatch has the id, with `--parsable` and without; a site's plugins and wrappers may print others."""
 
 _OWN = re.compile(r"(Batch job submission failed|allocation failure): .+")
-"""The line of sbatch that says why a job was not taken; around it are the site's own words."""
+"""The line of sbatch with the reason why a job was refused; around it is the site's own text."""
 
 _BROKEN = re.compile(
     r"authentication|credential|munge|configuration source|plugin|slurm\.conf|security violation|protocol version",

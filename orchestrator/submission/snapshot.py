@@ -37,7 +37,7 @@ _OF_THE_TARGET = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The files to copy and to link, relative to `root`."""
+    """Files to copy and to link, relative to `root`."""
 
     root: Path
     copies: tuple[Path, ...]

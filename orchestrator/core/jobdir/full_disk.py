@@ -22,7 +22,7 @@ RETRY_S = 1.0
 """How often a full disk is tried again."""
 
 WAIT_S_MAX = 30 * 86_400.0
-"""How long a caller waits for room; a job is over long before."""
+"""How long a caller waits for space; a job ends long before."""
 
 KEPT_BYTES_MAX = 64 << 10
 """How much output is kept; beyond it the newest is dropped, since the cause was printed first."""

@@ -1,4 +1,4 @@
-"""The job home `$ORCH_HOME` (default `~/.orch`): its job folders, the ids of jobs, and how a job is found.
+"""Job home `$ORCH_HOME` (default `~/.orch`): its job folders, the ids of jobs, and how a job is found.
 
 A job's id is its name, the time of its submit (UTC, to the millisecond) and two random letters, so names and ages are
 known from one listing, without opening a job.

@@ -1,4 +1,4 @@
-"""The layout of a job's folder: each path of the contract, in one place. Nothing here touches the disk.
+"""Layout of a job's folder: each path of the contract, in one place. Nothing here touches the disk.
 
 One writer per file: the submit side writes `job.yaml plan.json scripts code orch.pyz secrets requests`, the supervisor
 `journal.jsonl facts.jsonl series.jsonl state.json supervisor.* steps allocation`, an agent its `nodes/NAME/`, logs and evidence.
@@ -99,13 +99,13 @@ class JobDir:
     """The append-only journal: each event and decision, one JSON object a line."""
 
     facts = _Inside("facts.jsonl")
-    """The facts that the journal adds up to at one of its lines, so that only the lines after it need be read."""
+    """The facts at one line of the journal, so that only the lines after it need to be read."""
 
     state = _Inside("state.json")
     """The status as the supervisor last wrote it (`status_file`)."""
 
     series = _Inside("series.jsonl")
-    """What ranks measured over time (`series`)."""
+    """Measurements of the ranks over time (`series`)."""
 
     lock = _Inside("supervisor.lock")
     """Held (flock) by the one supervisor that may act."""
@@ -141,10 +141,10 @@ class JobDir:
     """The srun steps that started agents, and their output, see `backends/slurm`."""
 
     cleaned_hosts = _Inside("swept.json")
-    """The hosts that are cleaned of the ended job, a JSON list."""
+    """The hosts from which the ended job was cleaned up, a JSON list."""
 
     secrets = _Inside("secrets")
-    """The folder of what only the user may read: environment, secrets, keys, certificate."""
+    """The folder of private files: environment, secrets, keys, certificate."""
 
     webhook = _Inside("secrets/webhook")
     """The URL of the webhook that is notified, where the job has one."""

@@ -84,7 +84,7 @@ def sign(fd: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """The process that signed a lock last."""
+    """Process that signed a lock last."""
 
     pid: int
     host: str
@@ -100,14 +100,14 @@ def holder(path: Path) -> Holder | None:
 
 
 class Signature:
-    """The signature of this process in a lock that it holds, on a disk that may show locks to no other machine."""
+    """Signature of this process in a lock that it holds, for disks that do not show locks to other machines."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._who = holder(path)
 
     def require(self) -> None:
-        """Raise NotOursError where another has signed since; a signature that cannot be read is no other's."""
+        """Raise NotOursError where another has signed since; an unreadable signature counts as its own."""
         if self._who is not None and holder(self._path) not in (None, self._who):
             raise NotOursError(f"another process has taken over the job{by_whom(self._path)}")
 

@@ -21,7 +21,7 @@ _BLOCK_BYTES = 256 * _RECORD.size
 
 
 class LogIndex:
-    """The writer of an index. After a crash, open the same path again. Raises OSError when it is opened only."""
+    """Writer of an index. After a crash, open the same path again. Raises OSError when it is opened only."""
 
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)

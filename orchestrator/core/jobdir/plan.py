@@ -1,4 +1,4 @@
-"""The plan: everything decided before the first process starts. Made by `submission.planner`, pure.
+"""Plan of a job: everything decided before the first process starts. Made by `submission.planner`, pure.
 
 The supervisor works from the plan, so its types are plain data of the standard library. What differs between attempts
 (the port, the checkpoint) is added by `core.settings.rank_env` when an attempt starts.
@@ -28,7 +28,7 @@ class PlannedSsh:
 
 @dataclass(frozen=True, slots=True)
 class PlannedSlurm:
-    """How a job asks Slurm for nodes, and how its ranks are warned before they lose them.
+    """Slurm options of a job, and the warning of its ranks before they lose their nodes.
 
     `options` are those of sbatch, one argument each. `signal` (a name, without SIG) goes to the ranks before Slurm takes the
     nodes. Such a plan has no nodes: they are known in the allocation.
@@ -40,7 +40,7 @@ class PlannedSlurm:
 
 @dataclass(frozen=True, slots=True)
 class PlannedNotify:
-    """Who is notified of which events, see `supervisor.notifications`."""
+    """Notifications of a job, see `supervisor.notifications`."""
 
     # argv
     command: tuple[str, ...]
@@ -52,7 +52,7 @@ class PlannedNotify:
 
 @dataclass(frozen=True, slots=True)
 class PlannedBatch:
-    """What the user's script takes for one optimizer step: samples of each device at a time, and how often it adds up."""
+    """Batch of the user's script for one optimizer step: samples per device, and how often gradients are accumulated."""
 
     per_device: int
     accumulation: int

@@ -1,8 +1,8 @@
-"""The series of a job folder: what its ranks measured over time, for curves. `series.jsonl`, one sample a line.
+"""Time series of a job folder: measurements of its ranks, for curves. `series.jsonl`, one sample a line.
 
 Rules:
-1. The supervisor alone writes it. It is for pictures and decides nothing: a damaged or torn line is left out, and without
-   the file a job is whole. On a full disk samples are lost, and nothing else.
+1. The supervisor alone writes it. It is for charts only: a damaged or torn line is skipped, and a job is complete without
+   the file. On a full disk only samples are lost.
 2. A sample is written every 10 s, in the first hour at most 5 MB of them, then at most 6.5 MB a day. After three days the
    time between two samples grows with the age of the job.
 """
@@ -57,7 +57,7 @@ class Sample:
 
 
 class SeriesWriter:
-    """The series of a job while its supervisor writes it. No call fails."""
+    """Writer of a job's time series. No call fails."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -1,4 +1,4 @@
-"""The status file of a job folder: the status object of `orch status --json`, as its types, and how the file is read.
+"""Status file of a job folder: the types of the status object of `orch status --json`, and the reader of the file.
 
 The supervisor replaces the file twice a second. Reading it needs nothing of the brain, so that `orch status` is quick.
 Ages and durations are seconds; times of day are written as `iso` does. The order of the fields is that of the keys.
@@ -30,7 +30,7 @@ LATE_S = 15.0
 
 @dataclass(frozen=True, slots=True)
 class CheckpointStatus:
-    """The newest checkpoint that a job can resume from."""
+    """Newest checkpoint that a job can resume from."""
 
     path: str
     step: int | None

@@ -19,7 +19,7 @@ from orchestrator.core.slurm import step_env
 
 @dataclass(frozen=True, slots=True)
 class NodePlan:
-    """The plan of a job as one node of an attempt follows it."""
+    """Plan of a job for one node of an attempt."""
 
     plan: Plan
     # The job's folder as the node sees it
@@ -54,7 +54,7 @@ class NodePlan:
 
     @property
     def planned(self) -> PlannedNode:
-        """The node in the plan; of a node that the plan does not have, what every node has."""
+        """The node in the plan; a default one if the plan does not have it."""
         there = (node for node in self.plan.nodes if node.name == self.node)
         return next(there, PlannedNode(self.node, self.node, "", (), ()))
 

@@ -54,7 +54,7 @@ def is_watched(name: str) -> bool:
 
 
 class SetBy(enum.Enum):
-    """Who has set a variable."""
+    """Origin of a setting."""
 
     ORCH = "orch"
     # In the job file or on the command line
@@ -94,7 +94,7 @@ def setting_of(text: str) -> Setting | None:
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """The layers that the ranks of a node share: the host's environment, what the job adds, and all that is given in the
+    """Layers of the environment that the ranks of a node share: the host's environment, what the job adds, and all that is given in the
     end. `agent.ranks.rank_start.rank_environment` adds orch's settings, which yield to it, and a rank's own variables."""
 
     host: Mapping[str, str]

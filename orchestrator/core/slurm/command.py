@@ -31,7 +31,7 @@ NO_ANSWER = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """What a command printed, and its exit code; `silent`: why it printed nothing, such as that it was not found."""
+    """Output and exit code of a command; `silent`: why there is no output, such as that the command was not found."""
 
     out: str
     err: str

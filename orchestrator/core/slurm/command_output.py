@@ -34,7 +34,7 @@ _UNSTARTED = (errno.E2BIG, errno.EAGAIN, errno.ENOMEM, errno.EACCES)
 """The exit codes that slurmstepd (22.05) gives to a program that it could not execute: the error's number."""
 
 UNKNOWN_ID = "Invalid job id"
-"""The words of squeue and scontrol for a job that slurmctld does not have in memory."""
+"""Message of squeue and scontrol for a job that slurmctld does not have in memory."""
 
 _NEVER = {
     "partitionnodelimit": "nodes=…",
@@ -81,7 +81,7 @@ class QueueJob:
 
     @property
     def stage(self) -> job_states.Stage:
-        """How far it is."""
+        """The stage of the job."""
         if self.state == "FORGOTTEN":
             return job_states.Stage.NOT_FOUND
         if self.state == "UNKNOWN":

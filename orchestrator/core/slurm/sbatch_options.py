@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from orchestrator.core.option_table import OptionTable, names
 
 SIGNAL_MARGIN_S = 30
-"""How long before the time limit the ranks must have saved: the supervisor still stops them and asks for a requeue."""
+"""Time between the end of the ranks' grace and the time limit: the supervisor stops the ranks and asks for a requeue."""
 
 OPTION_CHARS_MAX = 4000
 """sbatch holds an option of a script in a buffer of 8192 bytes."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What an agent must lease of its host before it comes up: GPUs, or slots. All 0: nothing, as on backend local."""
+    """Resources that an agent must lease of its host before it starts: GPUs, or slots. All 0: nothing, as on backend local."""
 
     gpus: int
     slots: int
@@ -17,7 +17,7 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class AgentConfig:
-    """The configuration of an agent at its start, as JSON on its standard input: nothing of it shows in argv."""
+    """Configuration of an agent at its start, as JSON on its standard input: nothing of it shows in argv."""
 
     job: str
     # Empty where one text goes to many nodes, and each knows its own name

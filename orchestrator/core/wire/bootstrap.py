@@ -36,7 +36,7 @@ class Blob:
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """What each request has: this alone is read before the bundle is on the host."""
+    """Common fields of requests: only these are read before the bundle is on the host."""
 
     # The job's folder; may begin with `~`, which the host resolves
     root: str
@@ -221,7 +221,7 @@ class RequestFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class AgentSeen:
-    """Whether the node's agent lives; `boot_id`: of the host's kernel; `words`: the last line of its log."""
+    """State of the node's agent; `boot_id`: of the host's kernel; `words`: the last line of its log."""
 
     alive: bool
     boot_id: str

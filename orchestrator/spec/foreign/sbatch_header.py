@@ -1,4 +1,4 @@
-"""The header of an sbatch script, and options of srun: what they ask of Slurm, as fields of a job file. Pure.
+"""Header of an sbatch script, and options of srun, converted into fields of a job file. Pure.
 
 Rules, those of sbatch (Slurm 22.05 to 25.11):
 1. A line that begins with `#SBATCH` has options, quoted almost as in a shell. The first line that is neither empty nor a
