@@ -91,7 +91,7 @@ def _fill(document: Document, command: str, folder: Path) -> Header:
         header, launch = _of_script(text, given, words, at, folder, is_sbatch=start.starter is Starter.SBATCH)
         header.notes.extend(_without_launcher(text))
     elif start.starter is Starter.SBATCH:
-        raise ValueError("names no script behind sbatch's options")
+        raise ValueError("names no script after sbatch's options")
     elif start.starter is Starter.REMOTE or launchers.hosts_of(words):
         raise ValueError(_OTHER_HOSTS)
     elif start.starter in (Starter.LAUNCHER, Starter.SHELL) or launchers.is_launch(command):

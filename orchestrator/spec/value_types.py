@@ -30,7 +30,7 @@ GPUS_EACH_MAX = 1024
 GRACE_S_MAX = 12 * 3600.0  # sbatch takes a --signal at most 65535 s before the limit
 
 _NO_SCRIPTS = {
-    r"-.*": "options stand behind it, only -m before",
+    r"-.*": "options must follow the script, only -m may come first",
     r"horovodrun": "orch takes the place of {}; write what it starts, and nodes and gpus_per_node",
     r"accelerate|fabric|lightning": "only what starts a script is read, such as accelerate launch train.py",
 }
@@ -124,7 +124,7 @@ def address(url: str) -> str:
         raise ValueError("has no host, or a port that is not a number")
     if "@" in parts.netloc:
         raise ValueError(
-            "has a user or password in it, and none is sent; a command can: "
+            "contains a user or password, which orch does not send; use a command: "
             'notify.command: curl -u "$HOOK" -d @- URL, with HOOK in secrets'
         )
     return url

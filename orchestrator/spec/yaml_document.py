@@ -210,7 +210,7 @@ class _Reader:
             return items
         assert isinstance(node, yaml.ScalarNode)
         if len(node.value) > TEXT_CHARS_MAX or _UNFIT.search(node.value):
-            what = f"has more than {TEXT_CHARS_MAX} characters, or one that no process can be given"
+            what = f"has more than {TEXT_CHARS_MAX} characters, or one that cannot be passed to a process"
             self._tell(node, path, what)
         return None if node.style is None and node.value in _NULLS else str(node.value)
 

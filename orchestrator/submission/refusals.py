@@ -136,7 +136,7 @@ def missing_interface(named: str | None, names: Sequence[str]) -> str:
     words = [word.removeprefix("=") for word in (named or "").split(",") if word]
     if not words or words[0].startswith("^") or any(name.startswith(tuple(words)) for name in names):
         return ""
-    return f"there is no interface {named}; there are {', '.join(names)}"
+    return f"there is no interface {named}; available: {', '.join(names)}"
 
 
 def refuse_shared_place(plan: Plan, environ: Mapping[str, str], where: str) -> None:

@@ -59,7 +59,7 @@ def require_commands(environ: Mapping[str, str], where: str) -> None:
     """Raise ClusterError when Slurm jobs cannot be submitted from this machine."""
     missing = [name for name in ("sbatch", "scancel", "squeue", "srun") if not _path_of(name, environ)]
     if missing:
-        what = f"there is no {' and no '.join(missing)} here"
+        what = f"not found on this machine: {', '.join(missing)}"
         fix = "submit from a login node of the cluster, or load its Slurm (module load slurm)"
         raise ClusterError(what, where, fix)
 

@@ -222,7 +222,7 @@ def _git(root: Path, *words: str) -> list[str]:
         )
     except FileNotFoundError as err:
         raise UserError(
-            "this is a git repository, and there is no git here", str(root), "install git"
+            "this is a git repository, but git is not installed", str(root), "install git"
         ) from err
     except subprocess.TimeoutExpired as err:
         raise UserError(f"git did not list this folder within {GIT_S_MAX:g} s", str(root), fix) from err

@@ -50,7 +50,7 @@ def plan_for(file: SpecFile, environ: Mapping[str, str], job_id: str, wall_s: fl
     """Return the plan of a job. Raises UserError or ClusterError when it cannot be placed."""
     missing = [name for name in file.spec.secrets if name not in environ]
     if missing:
-        what = f"{', '.join(missing)} named in secrets, and not set in this environment"
+        what = f"{', '.join(missing)} listed in secrets, but not set in this environment"
         raise UserError(what, file.where("secrets"), f"export {missing[0]}=…, then submit again")
     match file.spec.backend:
         case "local":
@@ -138,7 +138,7 @@ def _enqueue(job: JobDir, environ: Mapping[str, str], where: sbatch_submission.W
             replace_text(job.slurm, json.dumps([slurm_id]))
         except OSError as err:
             queue.SlurmQueue(lambda: environ).cancel(slurm_id)
-            fix = "free some space or permissions there"
+            fix = "free some space there, or fix its permissions"
             raise ClusterError(f"cannot be written: {err.strerror}", str(job.slurm), fix) from err
     except BaseException:
         shutil.rmtree(job.root, ignore_errors=True)
@@ -183,7 +183,7 @@ def _fill(
     except OSError as err:
         shutil.rmtree(draft.root, ignore_errors=True)
         what = f"the job folder cannot be made: {err.strerror or err}"
-        fix = "free some space or permissions there, or set ORCH_HOME to another place"
+        fix = "free some space there, fix its permissions, or set ORCH_HOME to another folder"
         raise ClusterError(what, str(err.filename2 or err.filename or folder), fix) from err
     except BaseException:
         shutil.rmtree(draft.root, ignore_errors=True)

@@ -89,7 +89,7 @@ TABLE: list[tuple[str, int, str]] = [
     ("submit good.yaml --set nodes", 2, "must be key.path=value"),
     ("submit good.yaml --set nodes=0", 2, "--set nodes=0: must be a whole number"),
     ("submit good.yaml --set gpus_per_node=99 --set procs_per_node=null", 2, "99 GPUs wanted"),
-    ("submit good.yaml --set secrets=[NO_SUCH]", 2, "NO_SUCH named in secrets"),
+    ("submit good.yaml --set secrets=[NO_SUCH]", 2, "NO_SUCH listed in secrets"),
     ("status", 0, "FAILED"),
     ("status done", 0, "SUCCEEDED"),
     ("status --all", 0, "done-"),

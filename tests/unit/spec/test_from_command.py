@@ -183,7 +183,7 @@ def test_a_line_is_meant_for_the_current_folder_wherever_its_job_file_lies(
         ("torchrun 't.py", "No closing quotation"),
         ("sbatch nosuch.sh", "no file nosuch.sh in"),
         ("~nosuch", "starts neither a launcher"),
-        ("sbatch -N 2", "names no script behind"),
+        ("sbatch -N 2", "names no script after"),
         ("sbatch --array=1-2 run.py", "begins with #!/usr/bin/env python"),
         ("sbatch array.sh", "for i in $(seq 1 2); do orch submit"),
         ("bash loop.sh", "give the command that each of them runs"),

@@ -151,7 +151,7 @@ def test_an_entry_is_a_script_a_module_or_a_command(folder: Path, text: str, ent
         ("entrypoint: -m train.py", "-m takes a module's name: write -m train, or train.py without -m"),
         (
             "entrypoint: -u train.py",
-            "starts with -u, not with a Python script: options stand behind it, only -m before",
+            "starts with -u, not with a Python script: options must follow the script, only -m may come first",
         ),
         ("entrypoint: train.py | tee log", "contains |, which only a shell reads: write `command:"),
         ("entrypoint: tran.py", "job.yaml:2: entrypoint: no file tran.py in DIR; did you mean train.py?"),
@@ -268,7 +268,7 @@ def test_a_hang_timeout_left_empty_is_not_off(folder: Path) -> None:
         ("time_limit: 1:30", "must be a duration such as 90s, 10m or 1h30m, not 1:30"),
         ("env: {A: ~}", 'env.A: must be text (an empty one is ""), not empty'),
         ("env: {A: {b: c}}", 'env.A: must be text (an empty one is ""), not a map'),
-        ('env: {A: "a\\0b"}', "env.A: has more than 130000 characters, or one that no process can be given"),
+        ('env: {A: "a\\0b"}', "env.A: has more than 130000 characters, or one that cannot be passed to a process"),
         ("env: {A-B: 1}", "env.A-B: must be a name of letters, digits and underscores"),
         ("env: {RANK: 0}", "env.RANK: cannot be set: orch gives RANK its value on every rank"),
         ("env: {MASTER_PORT: 1}", "set rendezvous.port"),

@@ -104,7 +104,7 @@ def test_faults_that_leave_the_rest_readable_are_collected() -> None:
         'job.yaml:3: b: the tag "tag:yaml.org,2002:python/object:os.system" is not read; write the value plainly',
         "job.yaml:6: e: a key must be a plain word; merge keys (<<) are not read, write them out",
         "job.yaml:7: a key must be a plain word; merge keys (<<) are not read, write them out",
-        "job.yaml:9: f: has more than 130000 characters, or one that no process can be given",
+        "job.yaml:9: f: has more than 130000 characters, or one that cannot be passed to a process",
         "job.yaml:10: a key must be a plain word; merge keys (<<) are not read, write them out",
     ]
     assert document.data["a"] == "1"

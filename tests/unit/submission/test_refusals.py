@@ -56,7 +56,7 @@ def test_an_interface_in_nccls_own_syntax_is_none_of_gloos(tmp_path: Path, overr
         (("python=pithon3",), r"--set python=pithon3: there is no pithon3 on this"),
         (("python=train.py",), r"there is no train\.py on this"),  # it is no program
         (("entrypoint={command: [nosuch, -x]}",), r"--set entrypoint=.*: there is no nosuch on this"),
-        (("rendezvous.interface=eth99",), r"--set rendezvous\.interface=eth99: there is no interface eth99; there are .*lo"),
+        (("rendezvous.interface=eth99",), r"--set rendezvous\.interface=eth99: there is no interface eth99; available: .*lo"),
     ],
 )  # fmt: skip
 def test_what_this_machine_lacks_is_refused_at_submit(

@@ -94,7 +94,7 @@ def test_an_nvidia_smi_that_cannot_be_started_is_an_error(tmp_path: Path) -> Non
 
 def test_missing_secrets_are_all_named_at_once(tmp_path: Path) -> None:
     file = load(_spec(tmp_path, SPEC + "secrets: [HF_TOKEN, WANDB_API_KEY]\n"))
-    with pytest.raises(UserError, match="HF_TOKEN, WANDB_API_KEY named in secrets") as told:
+    with pytest.raises(UserError, match="HF_TOKEN, WANDB_API_KEY listed in secrets") as told:
         plan_for(file, {"PATH": ""}, jobs.ID, 0.0)
     assert told.value.where.endswith("job.yaml:5: secrets")
 
