@@ -1,4 +1,4 @@
-"""Entry of the bundle `orch.pyz`, and of `python -m orchestrator`: agent, supervisor and guard.
+"""Entry of the bundle `orch.pyz`, and of `python -m orchestrator`: agent, supervisor and its watchdog.
 
 Standard library only; the command line for people is `orchestrator.cli`.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 GC_THRESHOLD = (50_000, 10, 10)
-"""When a supervisor looks for cycles of objects: heartbeats of a large job make many objects and hardly any cycle."""
+"""Garbage collection of a supervisor: heartbeats of a large job make many objects and hardly any cycle."""
 
 
 def main(argv: list[str]) -> int:

@@ -1,1 +1,1 @@
-"""What two processes of a job share. Imports nothing above; standard library only."""
+"""Types and files that several processes of a job share. Imports nothing above; standard library only."""

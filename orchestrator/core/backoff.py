@@ -1,4 +1,4 @@
-"""Pauses between tries that fail one after another. Pure."""
+"""Pauses between retries. Pure."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ DOUBLINGS_MAX = 30
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """`first_s` after one failure, `factor` times as long after each further one, up to `max_s`."""
+    """Exponential pauses: `first_s` after one failure, `factor` times as long after each further one, up to `max_s`."""
 
     first_s: float
     factor: float
     max_s: float
 
     def pause_s(self, failures: int) -> float:
-        """Return the pause after so many failures in a row; none after none."""
+        """Return the pause after this many consecutive failures; none without a failure."""
         if failures <= 0:
             return 0.0
         return min(self.first_s * self.factor ** min(failures - 1, DOUBLINGS_MAX), self.max_s)

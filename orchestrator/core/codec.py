@@ -2,7 +2,7 @@
 
 Rules: only dataclasses of plain fields (numbers, text, booleans, None, enums, paths, tuples, lists, sets of text, dicts
 whose keys are text or whole numbers, and other dataclasses); an unknown or missing field is an error, since both ends
-run the same bundle, but one in the class's `GONE`, which earlier versions wrote, is passed over; a field that does not
+run the same bundle, but one in the class's `GONE`, which earlier versions wrote, is skipped; a field that does not
 count when two values are compared is left out; a value of a union of dataclasses carries its class name under `kind`.
 The input may come from a stranger: numbers are finite and of 64 bits (of a subclass of `float` also `nan` and `inf`, as
 texts), nothing is nested deeper than `DEPTH_MAX`, and anything else is a CodecError.
@@ -103,7 +103,7 @@ def _series(values: tuple[object, ...]) -> str:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    """Return the numbers of a series; the same object for the same text, since each rank of a group tells its ranks."""
+    """Return the numbers of a series; the same object for the same text, since each rank of a group reports the ranks."""
     if text in _series_kept:
         return _series_kept[text]
     if not _SERIES.fullmatch(text):
@@ -128,13 +128,13 @@ def _keep_series(text: str, numbers: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def pack_kind(value: object) -> dict[str, Any]:
-    """Like `pack`, with the class name under `kind`, so that `unpack_kind` can tell which class it was."""
+    """Like `pack`, with the class name under `kind`, so that `unpack_kind` knows the class."""
     return {"kind": type(value).__name__, **pack(value)}
 
 
 def pack_brief(value: object) -> dict[str, Any]:
-    """Like `pack_kind`, without plain fields that have their default, of `value` and of the dataclasses in its tuples:
-    a heartbeat says only what is to be said."""
+    """Like `pack_kind`, without plain fields that have their default, of `value` and of the dataclasses in its tuples,
+    which keeps heartbeats short."""
     return {"kind": type(value).__name__, **_brief(value)}
 
 

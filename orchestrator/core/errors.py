@@ -1,6 +1,6 @@
-"""Errors that a person can mend: the user's mistake, and a cluster that cannot do what was asked.
+"""Errors that a person can fix: the user's mistake, and a cluster that cannot do what was asked.
 
-Every other exception is a bug where it reaches the command line. The last three are for callers that know what they
+Every other exception that reaches the command line is a bug. The last three are for callers that know what they
 mean for the job.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What is wrong, where (`job.yaml:7: nodes`, a path), and how to mend it; `line`: of a file, to sort by."""
+    """Fault with its place (`job.yaml:7: nodes`, a path) and its fix; `line`: of a file, to sort by."""
 
     where: str
     what: str
@@ -27,7 +27,7 @@ INTERRUPTED = 130
 
 
 class OrchError(Exception):
-    """A failure with its place and its remedy; `exit_code` is that of the command line (1 is a failed job's)."""
+    """Failure with its place and its fix; `exit_code` is that of the command line (1 means a failed job)."""
 
     exit_code = 3
 
@@ -39,7 +39,7 @@ class OrchError(Exception):
 
     @classmethod
     def of(cls, fault: Fault) -> OrchError:
-        """Return the error that tells of a fault."""
+        """Return the error of a fault."""
         return cls(fault.what, fault.where, fault.fix)
 
     def __str__(self) -> str:
@@ -47,7 +47,7 @@ class OrchError(Exception):
         return f"{head}\n  fix: {self.fix}" if self.fix else head
 
     def _render_traceback_(self) -> list[str]:
-        """Return what a notebook shows in place of a traceback, which says nothing to a person who can mend it."""
+        """Return what a notebook shows in place of a traceback, which does not help to fix the error."""
         return str(self).splitlines()
 
 
@@ -64,7 +64,7 @@ class ClusterError(OrchError):
 
 
 class HostError(Exception):
-    """What a host cannot do, and why: run a program, hold a port, list GPUs, copy a file; `tail`: the end of what was printed."""
+    """Failure on a host: to run a program, hold a port, list GPUs, copy a file; `tail`: the end of the output."""
 
     def __init__(self, reason: str, tail: str = "") -> None:
         super().__init__(reason)
@@ -73,8 +73,8 @@ class HostError(Exception):
 
 
 class Cancelled(Exception):
-    """The work under way is no longer wanted."""
+    """The work was cancelled."""
 
 
 class NotOursError(Exception):
-    """The job does not belong to this process, or no longer does: it is in another allocation, or its lock is signed by another."""
+    """The job does not belong to this process (any more): it is in another allocation, or another process has signed its lock."""

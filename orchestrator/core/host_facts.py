@@ -1,4 +1,4 @@
-"""Facts about a host: what settings of ranks follow from, and what a check gathers besides: its resources, GPUs, and the
+"""Facts about a host: hardware that decides the settings of ranks, and what a check gathers: resources, GPUs, and the
 ranks' Python. Pure data; -1 or an empty text: not known."""
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from orchestrator.core.observations import Address
 
 UNKNOWN = -1
 UNLIMITED = 1 << 60
-"""A limit that is none."""
+"""Stands for no limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A file of the job's code; `path` is shown to people. What a module of the code needs as well as the entry point."""
+    """File of the job's code, an entry point or a module; `path` is shown to people."""
 
     path: str
     text: str
@@ -31,7 +31,7 @@ class MissingImport:
 
 @dataclass(frozen=True, slots=True)
 class ProgramFacts:
-    """What the ranks' Python says of itself, of its torch and of the job's code."""
+    """Facts about the ranks' Python, its torch, and the imports of the job's code."""
 
     # Why it could not be asked; all else is then empty
     fault: str = ""
@@ -61,7 +61,7 @@ class GpuFacts:
     memory_mib: int
     # Uncorrected ECC errors since the driver was loaded
     ecc_errors: int
-    # Why its clocks are lowered, in words
+    # Why its clocks are lowered, as text
     slowdowns: tuple[str, ...]
 
 
@@ -89,7 +89,7 @@ class FolderFacts:
 
 @dataclass(frozen=True, slots=True)
 class HostFacts:
-    """What a check has found on one node."""
+    """Facts that a check has gathered on one node."""
 
     hostname: str
     kernel: str
@@ -136,7 +136,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class HardwareFacts:
-    """What a host has for ranks, and what its environment sets already."""
+    """Hardware of a host for ranks, and the settings in its environment."""
 
     # Logical CPUs that the process may run on, and the physical cores among them
     cpus: int = 1
@@ -149,5 +149,5 @@ class HardwareFacts:
     gpus: tuple[str, ...] = ()
     # Of interfaces that are up
     interfaces: tuple[Address, ...] = ()
-    # Those variables of the host's environment that bear on training, see `rank_settings.is_watched`
+    # Variables of the host's environment that affect training, see `rank_settings.is_watched`
     environ: dict[str, str] = field(default_factory=dict)

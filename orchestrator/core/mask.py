@@ -1,4 +1,4 @@
-"""The mask that keeps secrets out of all output: their values, and the forms in which they travel, become `***`.
+"""Mask that keeps secrets out of all output: their values, and their encoded forms, become `***`.
 
 A value shorter than `SECRET_CHARS_MIN` stays: hiding every `0` would hide the text. A text is masked before it is cut.
 Where the cutting side knows no secrets (a node), a part of a secret may remain at an end of a long text: then as much as the
@@ -21,10 +21,10 @@ CUT_CHARS_MIN = 200
 _LONG_LINE = re.compile(rf"\n(.{{{CUT_CHARS_MIN},}})")
 
 TOKEN_CHARS_MIN = 8
-"""From this length on the part of an address after its host is hidden wherever it stands alone."""
+"""From this length on the part of an address after its host is hidden also where it occurs alone."""
 
 LEFT_OUT = "\n... its middle is left out ...\n"
-"""The hook's mark where it has cut a traceback."""
+"""Mark of the hook in a traceback that it has shortened."""
 
 HIDDEN = "***"
 

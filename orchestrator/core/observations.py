@@ -1,4 +1,4 @@
-"""What agents observe of ranks and hosts: one set of types for the wire, the journal and the brain. Pure data."""
+"""Observations of ranks and hosts by agents: one set of types for the wire, the journal and the brain. Pure data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NCCL_LAST_ERROR = "Last error:\n"
 
 @dataclass(frozen=True, slots=True)
 class RankSeen:
-    """A rank as its agent sees it at the moment of connecting."""
+    """Rank as its agent reports it when it connects."""
 
     rank: int
     pid: int
@@ -25,7 +25,7 @@ class RankSeen:
 
 
 class Activity(enum.Enum):
-    """What a rank does, as its agent sees it."""
+    """Activity of a rank, as its agent sees it."""
 
     # In a collective, a barrier, the store or the rendezvous
     WAITING_FOR_RANKS = "waiting_for_ranks"
@@ -46,12 +46,12 @@ class Activity(enum.Enum):
 
     @property
     def text(self) -> str:
-        """The activity in words, such as `waiting for ranks`."""
+        """The activity as text, such as `waiting for ranks`."""
         return self.value.replace("_", " ")
 
 
 class Framework(enum.Enum):
-    """What is to form the process group of a script."""
+    """Framework that forms the process group of a script."""
 
     TORCH = "torch"
     LIGHTNING = "lightning"
@@ -92,7 +92,7 @@ class Collective:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveCounts:
-    """How many collectives a rank had entered when one of its optimizer steps ended."""
+    """Counts of the collectives that a rank had entered at the end of one of its optimizer steps."""
 
     # The rank's step then
     step: int
@@ -105,9 +105,9 @@ class CollectiveCounts:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An exception of a rank: the one with which it died, that it is handling, or with whose traceback the log of a rank ends
-    that exited with code 0. Without a type: what else is known of a rank's end; of one with code 0 its last line, where it
-    made no step though its script trains."""
+    """Exception of a rank: it died of it, is handling it, or its log ends with the traceback although it exited with code 0.
+    Without a type: what else is known of a rank's end, such as the last line of a training script that exited with code 0
+    without a step."""
 
     type: str
     message: str
@@ -125,13 +125,13 @@ class Failure:
         return f"{words} at {self.where}" if self.where else words
 
     def then(self, what: str) -> str:
-        """The exception of a rank that handles it, or what else is known of it, and what the rank does meanwhile."""
+        """Return the exception, or what else is known, and what the rank is doing meanwhile."""
         return f"raised {self.text}, then {what}" if self.type else f"{self.text}: {what}"
 
 
 @dataclass(frozen=True, slots=True)
 class RankInspection:
-    """The state of one rank, as one inspection of its node has found it."""
+    """State of one rank in one inspection of its node."""
 
     GONE: ClassVar[frozenset[str]] = frozenset({"has_limit", "starved_s"})
 
@@ -140,11 +140,11 @@ class RankInspection:
     # The letter of /proc
     state: str
     activity: Activity
-    # How long it has stood still, by its host's clock and over inspections in a row; 0 at the first
+    # How long it has not moved, by its host's clock, over consecutive inspections; 0 at the first
     still_s: float
     # The user's innermost frame; without one the innermost of all
     where: Frame | None
-    # What it does there, in words
+    # What it does there, as text
     why: str
     # import, rendezvous, evaluate, save, exit or train, by its stack
     phase: str
@@ -156,7 +156,7 @@ class RankInspection:
     collective_counts: tuple[CollectiveCounts, ...]
     # What could not be read here, and why
     unavailable: tuple[str, ...]
-    # Another Python thread of it may enter collectives by itself
+    # Another of its Python threads may enter collectives
     others_act: bool = False
     # Share of time in which its GPU is busy, 0.0 to 1.0, where that is known
     gpu_use: float | None = None
@@ -180,18 +180,18 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """An address of the first node that answered, and the interface of this node that led there."""
+    """Address of the first node that answered, and the interface of this node that reaches it."""
 
     address: str
     interface: str
 
 
 class Retryable(enum.Enum):
-    """Whether a launch that failed is worth trying again."""
+    """Whether a failed launch is worth a retry."""
 
-    # No answer, a broken connection: again, a few times
+    # No answer, a broken connection: retry a few times
     TRANSIENT = "transient"
-    # A wrong key, no Python: not before a person has mended it
+    # A wrong key, no Python: not before a person has fixed it
     PERMANENT = "permanent"
-    # Other jobs use the host: again, for as long as it takes
+    # Other jobs use the host: retry for as long as it takes
     BUSY = "busy"

@@ -1,7 +1,7 @@
 """Options of another program, as its command line takes them. Standard library only, and pure.
 
-Rules, those of getopt_long: an option that is in no table is a mistake. A long name may be cut short where only one begins so.
-Short options without a value may stand in one word. In long names `_` and `-` are the same, as argparse and click are often asked to.
+Rules, those of getopt_long: an option that is not in the table is an error. A long name may be abbreviated while it is
+unique. Short options without a value may be combined. In long names `_` and `-` are equal, as in many argparse programs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def names(options: str) -> list[str]:
 
 
 class OptionTable:
-    """The options of a program. Each is written `--tee/-t=`: all of its names, and an `=` for each word that always follows."""
+    """Options of a program. Each is written `--tee/-t=`: all of its names, and an `=` for each word that always follows."""
 
     def __init__(self, program: str, options: str, *, abbreviates: bool = True) -> None:
         self._program, self._abbreviates = program, abbreviates
@@ -62,7 +62,7 @@ class OptionTable:
             full, equals, value = word[:2], "=", word[2:]
         if not full:
             near = difflib.get_close_matches(name, self._known, n=1)
-            meant = f"; did you mean {near[0]}?" if near else ", or orch does not know it"
+            meant = f"; did you mean {near[0]}?" if near else " that orch knows"
             raise ValueError(f"{self._program} has no option {name}{meant}")
         first, follow = self._known[full]
         if not follow and full == word[:2] and value[:1].isalpha():
@@ -70,7 +70,7 @@ class OptionTable:
             return [Option(first, "", full), *more], at + end - 1
         if follow and not equals:
             if at + follow > len(words):
-                raise ValueError(f"{self._program} {word} needs a value behind it")
+                raise ValueError(f"{self._program} {word} needs a value")
             behind, at = words[at : at + follow], at + follow
             value, word = "=".join(behind), " ".join([word, *behind])
         return [Option(first, value, word)], at

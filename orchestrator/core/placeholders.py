@@ -1,4 +1,4 @@
-"""Placeholders in the words of a job file: `{checkpoint_dir}` or `$ORCH_CHECKPOINT_DIR`, filled in for each attempt as its
+"""Placeholders in a job file: `{checkpoint_dir}` or `$ORCH_CHECKPOINT_DIR`, filled in for each attempt as its
 node sees the paths. Pure.
 
 Rules: only the names below are filled in, each once: nothing is filled in within a value. `${checkpoint_dir}` and
@@ -15,10 +15,10 @@ from collections.abc import Mapping, Sequence
 VARIABLES = (
     "ORCH_JOB_ID", "ORCH_JOB_NAME", "ORCH_ATTEMPT", "ORCH_CHECKPOINT_DIR", "ORCH_RESUME_FROM", "ORCH_RESUME_STEP",
 )  # fmt: skip
-"""The variables of a rank that words may name, as `$NAME` or `${NAME}`."""
+"""The variables of a rank that a command may refer to, as `$NAME` or `${NAME}`."""
 
 NAMES = ("checkpoint_dir", "job_dir", "resume_from", "resume_step", "attempt")
-"""What may be written in braces."""
+"""Names that may be written in braces."""
 
 PATH = "path"
 """The same as `resume_from`, in resume arguments alone."""
@@ -55,8 +55,8 @@ def of_environment(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def shown(words: Sequence[str]) -> str:
-    """Return a command's words for a person, quoted for a shell where need be. What orch fills in stands in braces: a variable
-    in single quotes would look as if it stayed."""
+    """Return a command for a person, quoted for a shell where needed. What orch fills in is shown in braces: a variable in
+    single quotes would look as if it were not filled in."""
     return " ".join(map(_shown, words))
 
 
@@ -77,7 +77,7 @@ def named(text: str) -> frozenset[str]:
 
 
 def misspelled(text: str, more: tuple[str, ...] = ()) -> str:
-    """Return what is wrong with a text, as the rest of a sentence: a name that is nearly one of ours; else empty.
+    """Return the fault of a text with a name that is nearly one of orch's, as the rest of a sentence; else empty.
 
     `{attempts}` is an ordinary word of other programs, so of names in braces only those with an underscore are compared.
     """
@@ -88,7 +88,7 @@ def misspelled(text: str, more: tuple[str, ...] = ()) -> str:
         near = [] if name in names else difflib.get_close_matches(name, alike, 1, NEARNESS)
         if near:
             meant = match[0].replace(name, near[0])
-            return f"holds {match[0]}, which orch does not fill in; did you mean {meant}?"
+            return f"contains {match[0]}, which orch does not fill in; did you mean {meant}?"
     return ""
 
 
@@ -103,7 +103,7 @@ def misplaced(word: str) -> str:
         if match["brace"] in NAMES:
             name = match["brace"]
             inner = f"${{ORCH_{name.upper()}}}" if name != "job_dir" else "${ORCH_CHECKPOINT_DIR%/*}"
-            return f'holds {match[0]}, which is not filled in within shell text; write "{inner}"'
+            return f'contains {match[0]}, which is not filled in within shell text; write "{inner}"'
     return misspelled(word)
 
 

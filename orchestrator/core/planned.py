@@ -31,9 +31,9 @@ class PlannedNode:
 
 @dataclass(frozen=True, slots=True)
 class QueueTerms:
-    """What a job may do whose nodes are an allocation of a queue system, and to whose queue it can go back.
+    """Terms of a job in a queue system, whose nodes are an allocation and which can be requeued.
 
-    `grace_s`: how long ranks may take to save themselves when the allocation is about to end.
+    `grace_s`: how long ranks may take to save when the allocation is about to end.
     """
 
     requeues_at_time_limit: bool
@@ -42,7 +42,7 @@ class QueueTerms:
 
 @dataclass(frozen=True, slots=True)
 class PlannedPool:
-    """What an attempt takes of the hosts: nodes, the ranks and GPUs of each, and spares. 0 GPUs: CPU ranks."""
+    """Hosts that an attempt takes: nodes, the ranks and GPUs of each, and spares. 0 GPUs: CPU ranks."""
 
     nodes: int
     ranks_each: int
@@ -52,7 +52,7 @@ class PlannedPool:
     seed: int = 0
     # The nodes are those of the present allocation of a queue system
     queue: QueueTerms | None = None
-    # Spares are made ready beside the ranks, and not only when they are needed
+    # Spares are prepared along with the ranks, and not only when they are needed
     readies_spares: bool = True
 
     def ranks_of(self, index: int) -> tuple[int, ...]:
@@ -68,11 +68,11 @@ class Limits:
 
     # From the start of an attempt until all its ranks are started.
     start_timeout_s: float
-    # How long a gang may stand still without a proof that it hangs. 0: see `brain.diagnosis.stall_timeout`.
+    # How long a gang may stall without a proof that it hangs. 0: see `brain.diagnosis.stall_timeout`.
     hang_timeout_s: float | None
     # How long a node may send nothing before it counts as lost.
     node_timeout_s: float
-    # How long an agent without contact goes on by default. None on the local machine, where a lock shows whether it lives.
+    # How long an agent runs without contact by default. None on the local machine, where a lock shows whether it lives.
     fence_s: float | None
     # From TERM to KILL: for a whole gang, and for one that is broken and has nothing to save.
     stop_grace_s: float
@@ -96,7 +96,7 @@ class Limits:
     first_step_timeout_s: float | None = None
     # How long an attempt may wait for hosts that other jobs use.
     queue_timeout_s: float | None = None
-    # How long an agent goes on that has long been without contact while its ranks made steps.
+    # How long an agent runs without contact after a long time in which its ranks have made steps.
     away_fence_s: float = 0.0
     # Each node runs a script, and its ranks start where that calls a launcher.
     launches: bool = False

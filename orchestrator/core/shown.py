@@ -1,6 +1,6 @@
-"""What commands show or ask for, and agents or the brain have found: numbers of ranks, a suspicion, the end of an allocation.
+"""Types that a status shows: training and resource numbers of ranks, a suspicion, the end of an allocation.
 
-Pure data, and as little as a status needs: `orch status` loads this file and not `observations`, whose types take a while to make.
+Pure data, and only what a status needs: `orch status` loads this file and not `observations`, whose types load slowly.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from dataclasses import dataclass, fields, replace
 
 
 class Measured(float):
-    """A number that a program has told: it may be nan or infinite, and that is worth seeing."""
+    """Number that a program has reported: it may be nan or infinite, which is worth showing."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a rank uses of its host, with its children. None: not known."""
+    """Resources of the host that a rank and its children use. None: not known."""
 
     # Of one processor, since the measurement before: 1.0 is one processor fully used
     cpu_share: float | None = None
@@ -33,7 +33,7 @@ NOT_MEASURED = Usage()
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """How far the training of a rank or a job is: as a script tells, or as it is shown, see `brain/training.py`. None: not known."""
+    """Training numbers of a rank as its script reports them, or of a job, see `brain/training.py`. None: not known."""
 
     loss: Measured | None = None
     learning_rate: Measured | None = None
@@ -44,7 +44,7 @@ class Training:
     total_steps: int | None = None
 
     def completed_by(self, other: Training) -> Training:
-        """Return this with what only the other one tells."""
+        """Return this with missing numbers taken from the other one."""
         unknown = [field.name for field in fields(self) if getattr(self, field.name) is None]
         return replace(self, **{name: getattr(other, name) for name in unknown})
 
@@ -59,7 +59,7 @@ class Frame:
     file: str
     line: int
     function: str
-    # What it runs in, where a person should know that
+    # What it runs in, if a person should know that
     within: str = ""
 
     @property
@@ -73,13 +73,13 @@ class Frame:
 
 
 class Follows(enum.Enum):
-    """What follows by itself from a suspicion, if nothing changes."""
+    """Next action of orch on a suspicion, if nothing changes."""
 
     # Not known yet: ranks are being inspected
     UNKNOWN = "unknown"
-    # A rank goes on in what it does: it is let be
+    # A rank shows activity: it is left alone
     MOVES = "moves"
-    # The user wants that nothing is done, or no limit holds
+    # The user wants no action, or no limit applies
     NOTHING = "nothing"
     # The attempt is ended
     ENDS = "ends"
@@ -89,8 +89,8 @@ class Follows(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Suspicion:
-    """What looks like a failure, in words; the ranks and the node that it is about, since how long, and what follows in how
-    many seconds. `spare`: the node that then takes over, where one is ready."""
+    """Possible failure as text; its ranks and node, how long it has lasted, and the next action with its time in seconds.
+    `spare`: the node that then takes over, if one is ready."""
 
     what: str
     ranks: list[int]  # the codec would write a long tuple as a series
@@ -99,7 +99,7 @@ class Suspicion:
     follows: Follows
     in_s: float | None = None
     spare: str = ""
-    # Where the first of the ranks stands, in words and as a frame
+    # Where the first of the ranks is stuck, as text and as a frame
     where: str = ""
     frame: Frame | None = None
 

@@ -1,4 +1,4 @@
-"""Words for people: counted things, lists of ranks, a message apart from its fix, and the parts of a stack."""
+"""Texts for people: counts, lists of ranks, a message with its fix, and the parts of a stack."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def first(texts: Sequence[str], shown: int, which: str) -> list[str]:
 
 
 def sentence(what: str, where: str = "", fix: str = "") -> str:
-    """Return a fault in one line: where it is, what it is, and how a person mends it."""
+    """Return a fault in one line: where it is, what it is, and its fix."""
     head = f"{where}: {what}" if where else what
     return f"{head}; fix: {fix}" if fix else head
 
@@ -37,20 +37,20 @@ def with_fix(text: str) -> tuple[str, str]:
 
 
 def follows(suspicion: Suspicion, at: str, job: str) -> str:
-    """Return what follows from a suspicion, `at` which time, and the command that does it now; empty where that is not
-    known yet. `job`: the name of the job in commands."""
+    """Return the next action on a suspicion, its time (`at`), and the command that does it now; empty if that is not known
+    yet. `job`: the reference to the job in commands."""
     match suspicion.follows:
         case Follows.UNKNOWN:
             return ""
         case Follows.MOVES:
-            return f"nothing is done while it goes on; to end it now: orch restart {job}"
+            return f"left alone while it keeps running; to end it now: orch restart {job}"
         case Follows.NOTHING:
-            return f"nothing is done about it; to end it now: orch restart {job}"
+            return f"no action is taken; to end it now: orch restart {job}"
         case Follows.ENDS:
-            return f"ended after {at} unless it moves; now: orch restart {job}"
+            return f"will be ended at {at} unless it moves; to do it now: orch restart {job}"
         case Follows.LOST:
             then = f"{suspicion.spare} takes over" if suspicion.spare else "the next attempt begins"
-            return f"at {at} it counts as lost, and {then}"
+            return f"will count as lost at {at}; then {then}"
 
 
 def ranks_text(ranks: Iterable[int]) -> str:

@@ -1,1 +1,1 @@
-"""The journal of a job, and what is rebuilt from it."""
+"""Journal of a job, and the record that is rebuilt from it."""

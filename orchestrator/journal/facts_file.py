@@ -1,9 +1,9 @@
-"""The facts file of a job folder: the record at one place of the journal, so that only what follows is replayed.
+"""Facts file of a job folder: the record at one position of the journal, so that only later entries are replayed.
 
-Rules: the supervisor alone writes it, whole and durably, and never of more than is on disk of the journal. It saves
-time and adds what heartbeats have reported since the journal's last line; without it the journal is replayed from the
-beginning. So a file that is damaged, of another version of orch, or does not fit its journal is ignored. A journal that
-is shorter than the file knows is lost: see `lost_journal`.
+Rules: only the supervisor writes it, as a whole and durably, and never for more than is on disk of the journal. It saves
+time, and adds what heartbeats have reported since the journal's last line; without it the journal is replayed from the
+beginning. So a file that is damaged, of another version of orch, or does not match its journal is ignored. A journal
+that is shorter than the recorded position was cut: see `lost_journal`.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ MARK_BYTES = 4096
 
 
 def read(job: JobDir) -> Record:
-    """Return all that a job's journal comes to. Raises JournalError, naming the line, when it is damaged, and when the
-    folder shows later attempts."""
+    """Return the record of a job's journal. Raises JournalError, with the line, when it is damaged, and when the folder has
+    later attempts."""
     shown = lost_journal.attempt_shown(job)  # first, since a journal grows
     record, offset = _kept(job) or (Record(), 0)
     with journal_file.replayed(job.journal):
@@ -40,13 +40,13 @@ def read(job: JobDir) -> Record:
     if known < shown:
         raise JournalError(
             job.journal,
-            f"the journal was cut: it tells of attempts up to {known}, and the folder shows {shown}",
+            f"the journal was cut: its last attempt is {known}, and the folder has attempt {shown}",
         )
     return record
 
 
 def record(job: JobDir) -> Record:
-    """Return all that a job's journal comes to. Raises JournalError when it is lost or damaged."""
+    """Return the record of a job's journal. Raises JournalError when it is incomplete or damaged."""
     lost_journal.require_journal(job)
     return read(job)
 
@@ -62,7 +62,7 @@ def write(job: JobDir, record: Record, offset: int) -> None:
 
 
 def _kept(job: JobDir) -> tuple[Record, int] | None:
-    """Return the record that was written and its place in the journal; None if there is none to rely on."""
+    """Return the saved record and its position in the journal; None if there is no valid one."""
     try:
         with os.fdopen(ownership.open_regular(job.facts), "rb") as file:
             head = codec.loads(lost_journal.Head, file.readline(lost_journal.HEAD_BYTES_MAX))

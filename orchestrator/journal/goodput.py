@@ -1,20 +1,20 @@
-"""Goodput: what each rank did with its time, from the journal alone, and what share of it made training go on.
+"""Goodput: how each rank spent its time, from the journal alone, and how much of it advanced the training.
 
-The words are those of Google's ml-goodput-measurement: goodput is the productive share, badput the rest by its kind.
-Pure, but for `read`: entries in, spans out. Rules, in the order of a job's way:
+The terms are those of Google's ml-goodput-measurement: goodput is the productive share, badput the rest by its kind.
+Pure, except `read`: entries in, spans out. Rules, in the order of a job's life:
 
-1. A job waits in a queue from its submission to its first attempt, and whenever it has no machines.
-2. Its first attempt starts up until its first new step, and so does one after a queue or a resume. Any other recovers:
-   it and all since the verdict before it.
-3. From its first new step on an attempt works, until the last progress that its verdict names. The share of its steps that
-   no later attempt made again is productive, the rest is wasted: a restart loses the last ones.
-   A job that makes no step has no goodput: nothing tells its start from its work.
-4. From the last progress to the verdict the failure is being detected.
-5. At the end of the job, and before a return to the queue, ranks are being stopped from the verdict on.
-6. The time between a job's end and its resume is no time of the job.
-7. What a failure cost is booked to its verdict: wasted and detecting, and all that follows up to the next new step.
+1. Queued: from the job's submission to its first attempt, and whenever it has no machines.
+2. Startup: the first attempt, and one after a queue or a resume, until its first new step. Recovering: any other attempt
+   until its first new step, and the time since the verdict before it.
+3. Productive or wasted: from an attempt's first new step to the last progress that its verdict names. The share of its
+   steps that no later attempt repeated is productive, the rest is wasted: a restart loses the last ones.
+   A job without a step has no goodput, since its startup cannot be separated from its work.
+4. Detecting: from the last progress to the verdict.
+5. Stopping: from the verdict on, at the end of the job and before a return to the queue.
+6. The time between a job's end and its resume is not counted.
+7. A failure is charged with what it cost: its wasted and detecting time, and all time up to the next new step.
 
-All ranks of an attempt share its time, and so their spans are the same. Spares are no ranks: their idle time is on top.
+All ranks of an attempt share its time, and so their spans are equal. Spares are not ranks: their idle time is extra.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from orchestrator.journal import facts_file, journal_file
 from orchestrator.journal.job_record import AttemptHistory, Record, Rest, RestKind
 
 CANCEL, RESUME = "cancel", "resume"
-"""Causes of steps that were made again and of no other loss: a person wanted the end, or the work was done."""
+"""Causes of repeated steps and of no other loss: a person wanted the end, or the work was done."""
 
 
 class TimeKind(str, enum.Enum):
-    """What a rank's time went to; as text its value."""
+    """Kind of a rank's time; as text its value."""
 
     __str__ = str.__str__
 
@@ -44,7 +44,7 @@ class TimeKind(str, enum.Enum):
     STARTUP = "startup"  # agents, setup, imports, rendezvous, up to the first new step
     PRODUCTIVE = "productive"  # steps that were kept
     WASTED = "wasted"  # steps that were repeated after a restart
-    CHECKPOINT = "checkpoint"  # saving, where it can be told
+    CHECKPOINT = "checkpoint"  # saving, if it can be seen
     DETECTING = "detecting"  # from the last progress to the verdict
     RECOVERING = "recovering"  # from the verdict to the first new step
     STOPPING = "stopping"
@@ -53,8 +53,8 @@ class TimeKind(str, enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What ended an attempt, to which lost time is booked: the verdict's kind and its culprit's node, which is empty where
-    it is none or several; without a verdict `cancel`, `restart` or `resume`, and no node."""
+    """End of an attempt, which lost time is charged to: the verdict's kind and its node, empty for none or several; without a
+    verdict `cancel`, `restart` or `resume`, and no node."""
 
     attempt: int
     cause: str
@@ -63,7 +63,7 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A rank's time of one kind without a break. `attempt` is 0 before the first; times are seconds since 1970. Spares are
+    """Uninterrupted time of a rank of one kind. `attempt` is 0 before the first; times are seconds since 1970. Spares are
     numbered after the ranks."""
 
     rank: int
@@ -111,14 +111,14 @@ class Goodput:
         return sums
 
     def since(self, wall_s: float) -> Goodput:
-        """Return what was after a time."""
+        """Return the goodput after a time."""
         later = (span for span in self.spans if span.end_wall_s > wall_s)
         return Goodput(tuple(replace(span, begin_wall_s=max(span.begin_wall_s, wall_s)) for span in later))
 
 
 def read(job: JobDir, submitted_wall_s: float) -> Goodput:
-    """Return what the ranks of a job did with their time, those that did the same together. A job that still runs is counted
-    until the last that its supervisor has written down. Raises JournalError when the journal is damaged."""
+    """Return how the ranks of a job spent their time, with equal ranks in one span. A running job is counted up to its
+    supervisor's last entry. Raises JournalError when the journal is damaged."""
     record = facts_file.read(job)
     with journal_file.replayed(job.journal):
         return of_record(record, None, submitted_wall_s)
@@ -127,8 +127,8 @@ def read(job: JobDir, submitted_wall_s: float) -> Goodput:
 def of_record(
     record: Record, until_wall_s: float | None = None, submitted_wall_s: float | None = None
 ) -> Goodput:
-    """Return the same of a journal that was read. A job that still runs is counted until `until_wall_s`, by default its
-    last entry."""
+    """Return the same for a journal that was read. A running job is counted up to `until_wall_s`, by default its last
+    entry."""
     if record.latest is None:
         return Goodput(())
     until_at = record.latest.at
@@ -150,8 +150,8 @@ def of_record(
 
 
 class _WallClock:
-    """The time of day at each time of the job clock: as it was when the attempt began, or at the end. Where the clock was set
-    back since the attempt before, the job clock counts."""
+    """Wall-clock time at each time of the job clock: as it was when the attempt began, or at the end. If the clock was set
+    back since the previous attempt, the job clock counts."""
 
     def __init__(self, record: Record) -> None:
         assert record.latest is not None
@@ -179,7 +179,7 @@ class _WallClock:
 
 
 class _Course:
-    """The spans of a job, laid one after another. `failure`: what the time up to the next new step is booked to."""
+    """Builder of a job's spans, one after another. `failure`: what the time up to the next new step is charged to."""
 
     def __init__(self, record: Record, submitted_wall_s: float | None) -> None:
         self.spans: list[Span] = []
@@ -192,11 +192,11 @@ class _Course:
         self._ranks = record.attempts[0].ranks if record.attempts else len(record.facts.ranks)
 
     def begin(self, attempt: AttemptHistory) -> None:
-        """Go on with an attempt."""
+        """Start an attempt."""
         self._attempt, self._ranks = attempt.begun.attempt, attempt.ranks
 
     def lay(self, kind: TimeKind, until_at: float, loss: Loss | None = None) -> None:
-        """Lay time of a kind, but for the job's rests, up to `until_at` (job clock)."""
+        """Add time of a kind up to `until_at` (job clock), except for the idle periods."""
         for rest in self.rests:
             if rest.since_at < until_at and rest.end_at > self._at:
                 self._add(kind, rest.since_at, loss)
@@ -217,8 +217,8 @@ class _Course:
 def _lay_work(
     course: _Course, attempt: AttemptHistory, next_at: float, kept_share: float | None, done_at: float | None
 ) -> None:
-    """Lay the time of an attempt up to its verdict, or its end without one. `done_at`: when its last rank has ended well; a script
-    around the ranks may go on."""
+    """Add the time of an attempt up to its verdict, or its end without one. `done_at`: when its last rank ended successfully;
+    a script around the ranks may still run."""
     over_at, verdict = _over_at(attempt, next_at), _verdict(attempt)
     over_at, late_at = (over_at if done_at is None or verdict is not None else min(over_at, done_at)), over_at
     broke_at = over_at if verdict is None else min(over_at, max(attempt.begun.at, verdict.since_s))
@@ -233,7 +233,7 @@ def _lay_work(
 
 
 def _lay_end(course: _Course, attempt: AttemptHistory, next_at: float, goes_on: bool) -> None:
-    """Lay the time from an attempt's verdict or end up to the next attempt, or the end of the job."""
+    """Add the time from an attempt's verdict or end up to the next attempt, or the end of the job."""
     loss = _loss(attempt)
     course.failure = loss if loss.cause not in (CANCEL, RESUME) else None
     rest = _rest_after(course.rests, attempt, next_at)
@@ -275,7 +275,7 @@ def _loss(attempt: AttemptHistory) -> Loss:
 
 
 def _rest_after(rests: Sequence[Rest], attempt: AttemptHistory, next_at: float) -> Rest | None:
-    """Return the rest after which the attempt that follows starts on other machines, or by a resume."""
+    """Return the idle period before the next attempt starts, on other machines or by a resume."""
     verdict = attempt.judged.verdict if attempt.judged is not None else None
     broke_at = verdict.since_s if verdict is not None else _over_at(attempt, next_at)
     since_at = max(attempt.begun.at, broke_at)
@@ -284,8 +284,8 @@ def _rest_after(rests: Sequence[Rest], attempt: AttemptHistory, next_at: float) 
 
 
 def _kept_steps(attempts: Sequence[AttemptHistory]) -> list[float]:
-    """Return for each attempt the step up to which no later one has made its steps again. A save of an unknown step repeats
-    none, as far as can be told."""
+    """Return for each attempt the step up to which no later attempt repeated its steps. A checkpoint with an unknown step is
+    assumed to repeat none."""
     kept, least = [], math.inf
     for attempt in reversed(attempts):
         kept.append(least)
@@ -296,7 +296,7 @@ def _kept_steps(attempts: Sequence[AttemptHistory]) -> list[float]:
 
 
 def _kept_share(attempt: AttemptHistory, kept_step: float) -> float | None:
-    """Return which share of an attempt's steps was kept; None where it has made none."""
+    """Return the share of an attempt's steps that was kept; None if it made none."""
     if attempt.last_step is None:
         return None
     made = max(1, attempt.last_step - attempt.base_step)

@@ -1,7 +1,6 @@
-"""The record of a job: all that its journal comes to, entry by entry. The facts, the history of each attempt, the
-reports received.
+"""Record of a job, built from its journal entry by entry: the facts, the history of each attempt, the reports received.
 
-Pure, and plain data: it can be written down at one place of the journal and taken up from there, see `facts_file`.
+Pure, and plain data: it can be saved at one position of the journal and continued from there, see `facts_file`.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class RestKind(enum.Enum):
 
 @dataclass(slots=True)
 class Rest:
-    """A time in which a job had no machines, by the job clock; `until_at` is None while it lasts."""
+    """Period in which a job had no machines, by the job clock; `until_at` is None while it lasts."""
 
     kind: RestKind
     since_at: float
@@ -50,8 +49,8 @@ class Rest:
 
 @dataclass(slots=True)
 class AttemptHistory:
-    """One attempt as the post-mortem shows it: the decisions on it, and what was seen of it. `_wall_s`: seconds since 1970;
-    `_at`: job clock; steps are the job's."""
+    """One attempt as the post-mortem shows it: decisions and observations. `_wall_s`: seconds since 1970; `_at`: job clock;
+    steps are the job's."""
 
     begun: d.BeginAttempt
     began_wall_s: float
@@ -72,7 +71,7 @@ class AttemptHistory:
     told: list[d.Notice] = field(default_factory=list)
     # The ways in which nodes have started their ranks, each with whether as forks
     starts: dict[str, bool] = field(default_factory=dict)
-    # Ranks that ended with a code other than 0 once they were told to end, each with its node
+    # Ranks that ended with a code other than 0 after they were told to stop, each with its node
     late: list[tuple[str, reports.Exited]] = field(default_factory=list)
 
     def wall_s(self, at: float) -> float:
@@ -88,7 +87,7 @@ class AttemptHistory:
 
 @dataclass(slots=True)
 class Record:
-    """What a journal comes to."""
+    """Result of reading a journal."""
 
     facts: Facts = field(default_factory=Facts)
     attempts: list[AttemptHistory] = field(default_factory=list)
@@ -152,8 +151,8 @@ class Record:
         )
 
     def _note_rests(self, news: News, before_at: float) -> None:
-        """Note whether the job has machines. `before_at`: when something was heard before; an allocation that was replaced
-        without a word was lost about then."""
+        """Record whether the job has machines. `before_at`: the previous contact; an allocation that was replaced without notice
+        was lost about then."""
         facts, at = self.facts, self.facts.heard_at
         last = self.rests[-1] if self.rests and self.rests[-1].until_at is None else None
         kind = self._rest_kind()
@@ -173,7 +172,7 @@ class Record:
         return RestKind.HOSTS if placement.is_queued(self.facts) else None
 
     def _note_spares(self) -> None:
-        """Note how many ranks the spares could run that are up."""
+        """Record how many ranks the available spares could run."""
         facts = self.facts
         there = [] if facts.end is not None else facts.spares
         up = sum(node.agent_state is AgentState.UP for node in there)
@@ -200,7 +199,7 @@ class Record:
 
 
 def _tell(attempts: list[AttemptHistory], entry: Entry) -> None:
-    """Begin the history of an attempt, or go on with the last."""
+    """Begin the history of an attempt, or extend the last one."""
     news = entry.news
     if isinstance(news, d.BeginAttempt):
         step = news.resume.step if news.resume else None
@@ -210,7 +209,7 @@ def _tell(attempts: list[AttemptHistory], entry: Entry) -> None:
 
 
 def _add(attempt: AttemptHistory, entry: Entry) -> None:
-    """Keep the decisions on an attempt, and what a person was told."""
+    """Add a decision on an attempt, or a notice to people."""
     match entry.news:
         case d.Judge() as judged:
             attempt.judged = judged

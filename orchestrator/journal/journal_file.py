@@ -1,9 +1,9 @@
-"""The journal: one line per event learned and decision made, in order, appended and never changed; and the job clock,
-which continues from it.
+"""Journal of a job: one line per event and decision, in order, appended and never changed; and the job clock, which
+continues from it.
 
 Rules: a decision is on disk before it is carried out. Heartbeats are coalesced to one a node, see
-`Brain.beats_before`, so a replay knows what a decision knew without a line per second. Reports lack what has its default,
-as on the wire. A torn last line is tolerated, nothing else.
+`Brain.beats_before`, so that a replay has the input of each decision without a line per second. Reports lack what has its default,
+as on the wire. A torn last line is tolerated, no other damage.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """A line but for its news; see `Entry`."""
+    """A line without its news; see `Entry`."""
 
     n: int
     wall: float
@@ -69,7 +69,7 @@ def read(path: Path, offset: int = 0, after_n: int = 0) -> Iterator[Entry]:
     for number, text in enumerate(read_lines(path, offset), start=after_n + 1):
         entry = _parsed(text, path, number)
         if entry.n != number:
-            what = f"this is entry {entry.n} of the journal, and not {number}"
+            what = f"this is entry {entry.n} of the journal, expected {number}"
             raise JournalError(path, what, number)
         yield entry
 
@@ -100,12 +100,12 @@ def read_only(path: Path, *kinds: type[Any]) -> Iterator[News]:
 
 @contextlib.contextmanager
 def replayed(path: Path) -> Iterator[None]:
-    """Wrap a replay of the journal at `path`. Raises JournalError for errors of entries of the right types that cannot
-    have happened: only a damaged journal names a rank or an attempt that did not exist."""
+    """Context of a replay of the journal at `path`. Raises JournalError for valid entries that contradict each other: only a
+    damaged journal names a rank or an attempt that did not exist."""
     try:
         yield
     except (AssertionError, LookupError, AttributeError, TypeError, ValueError, ArithmeticError) as err:
-        what = f"the journal is damaged: what it tells cannot have happened ({type(err).__name__}: {err})"
+        what = f"the journal is damaged: its entries contradict each other ({type(err).__name__}: {err})"
         raise JournalError(path, what) from err
 
 
@@ -125,7 +125,7 @@ def _parsed(text: str, path: Path, line: int | None = None) -> Entry:
         data = codec.loads_plain(text)
         found = data.get("format")
         if type(found) is not int or not old_formats.OLDEST <= found <= FORMAT:
-            what = f"another version of orch wrote the journal, or it is damaged: format {found}, and this one reads {FORMAT}"
+            what = f"another version of orch wrote the journal, or it is damaged: it has format {found}, this version reads {FORMAT}"
             raise JournalError(path, what, line, fix=OTHER_VERSION)
         news = codec.unpack_kind(_NEWS, old_formats.renewed(data.pop("news"), found))
         head = codec.unpack(_Head, data)
@@ -135,7 +135,7 @@ def _parsed(text: str, path: Path, line: int | None = None) -> Entry:
 
 
 class Journal:
-    """The journal as its one writer sees it."""
+    """Writer of the journal."""
 
     def __init__(self, path: Path, machine: str, last_n: int) -> None:
         """`machine` names this boot of this machine, so that monotonic times can be compared with earlier ones."""
@@ -185,7 +185,7 @@ class Stamp:
 
 
 class JobClock:
-    """The clock that the brain judges by: seconds since submit, never running backwards, also across supervisors.
+    """Clock that the brain judges by: seconds since submit, never running backwards, also across supervisors.
 
     Within one boot of a machine it is the monotonic clock; a supervisor on another boot has only the wall clock to
     bridge the gap, and counts a gap that seems negative as none.

@@ -1,9 +1,8 @@
-"""The brain of a job and the journal that it is rebuilt from: learns, decides, and writes both down before anything is
-done.
+"""Brain of a job with the journal that it is rebuilt from: events and decisions are journaled before any action.
 
-Rules: all that the brain learns is journaled, heartbeats coalesced. A reliable report that is on disk is known by its
-number. What the journal comes to is written to the facts file from time to time, so that the next supervisor need not
-read all of it. While the disk is full all waits here.
+Rules: all events are journaled, heartbeats coalesced. A reliable report that is on disk is identified by its number. The
+record of the journal is saved in the facts file from time to time, so that the next supervisor need not read all of it.
+While the disk is full, all calls wait.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ FACTS_SHARE_MAX = 0.01
 
 
 class JournaledBrain:
-    """The brain of one job, as the journal has left it, and the journal."""
+    """Brain of one job, rebuilt from its journal, and the journal."""
 
     def __init__(self, job: JobDir, machine: str) -> None:
         """Learn what the journal comes to. `machine` names this boot of this machine."""

@@ -1,7 +1,7 @@
-"""What a job's journal lacks, found without reading it: whether it is gone, empty, or cut.
+"""Integrity of a job's journal, checked without reading it: whether it is missing, empty, or cut.
 
-Rules: a supervisor never begins from nothing where something was done before, since it would append to old logs and save
-beside old checkpoints. The facts file, which outlives the journal, knows how long that was.
+Rules: a supervisor never starts from scratch in a folder with earlier work, since it would append to old logs and write
+beside old checkpoints. The facts file, which outlives the journal, has the journal's length.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ HEAD_BYTES_MAX = 1000
 
 
 class JournalError(ClusterError):
-    """The journal is damaged in a place that a crash cannot explain."""
+    """The journal is damaged in a way that a crash cannot explain."""
 
     def __init__(
         self, path: Path, what: str, line: int | None = None, first: str = "", fix: str = ""
     ) -> None:
-        """`first`: what is to be done before anything else. `fix`: in place of going on without what is damaged."""
+        """`first`: a step before the usual fix. `fix`: replaces the usual fix."""
         where = f"{path}:{line}" if line is not None else str(path)
         fix = fix or f"restore the file from a backup; or {first}{home.anew(path.parent)}"
         super().__init__(what, where, fix)
@@ -59,8 +59,8 @@ def place(job: JobDir) -> int:
 
 
 def lack(job: JobDir) -> str:
-    """Return what the journal of a job lacks; empty if it is whole, or if nothing was done yet. A torn last line, which a
-    crash leaves, is not a lack."""
+    """Return why a job's journal is incomplete; empty if it is complete, or if nothing was done yet. A torn last line, which
+    a crash leaves, is not a fault."""
     recorded_bytes = place(job)  # read first, since a journal that is written grows
     try:
         with os.fdopen(ownership.open_regular(job.journal), "rb") as file:
@@ -71,23 +71,23 @@ def lack(job: JobDir) -> str:
     if size_bytes < recorded_bytes:
         return (
             how
-            or f"the journal was cut: it has {size_bytes} bytes, and {job.facts.name} knows of {recorded_bytes}"
+            or f"the journal was cut: it has {size_bytes} bytes, and {job.facts.name} has recorded {recorded_bytes}"
         )
     is_fresh = not (attempt_shown(job) or job.ended.exists() or job.ledger.exists())
     return "" if is_fresh else how
 
 
 def require_journal(job: JobDir) -> None:
-    """Raise JournalError where `lack` finds anything."""
+    """Raise JournalError if the journal is incomplete, see `lack`."""
     if how := lack(job):
-        what = f"{how}; to begin from nothing would write over what the folder holds"
+        what = f"{how}; starting from scratch would overwrite what the folder holds"
         raise JournalError(job.journal, what, first=_end_of_agents(job))
 
 
 def _end_of_agents(job: JobDir) -> str:
-    """Return how the agents of this job on this machine are ended, and their ranks with them; empty without any."""
+    """Return how to stop the agents of this job on this machine, and their ranks with them; empty without any."""
     with contextlib.suppress(OSError):
         held = filter(locks.is_held, sorted(job.root.glob("nodes/*/agent.lock")))
         agents = [f"kill {who.pid} on {who.host}" for who in map(locks.holder, held) if who]
-        return f"end what still runs by {', '.join(agents)}; then " if agents else ""
+        return f"stop what still runs: {', '.join(agents)}; then " if agents else ""
     return ""

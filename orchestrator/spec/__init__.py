@@ -1,1 +1,1 @@
-"""The job file: its fields, their rules, and every fault at once."""
+"""Job file: its fields, their rules, and all faults at once."""

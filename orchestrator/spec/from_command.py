@@ -1,7 +1,7 @@
-"""A job file made of a launch line or an sbatch script, and what became of what, for `orch init --from-command`.
+"""Conversion of a launch line or an sbatch script into a job file, for `orch init --from-command`.
 
-Rules: a line stays as it is typed. Of a script for sbatch the header becomes fields, and the body, unchanged, `launch`. Of a body, and
-the shell scripts that it names, only what starts launchers is read, with its counts.
+Rules: a line stays as it is typed. The header of an sbatch script becomes fields, its body, unchanged, `launch`. In a
+body, and in the shell scripts that it names, only commands that start launchers are read, with their counts.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ _OTHER_HOSTS = (
 
 @dataclass(frozen=True, slots=True)
 class MadeFile:
-    """A job file's text, and what became of the options."""
+    """Text of a job file, with the conversions of the options."""
 
     text: str
     became: tuple[Became, ...]
-    # What a reader should still know
+    # Notes for the user
     notes: tuple[str, ...]
 
 
 def job_file(command: str, folder: Path, target: Path) -> MadeFile:
-    """Return the job file of a launch line, of `sbatch run.sh`, or of a script's path, which is meant for `folder`; `target` is
-    where the job file will lie. Raises UserError or SpecError."""
+    """Return the job file of a launch line, of `sbatch run.sh`, or of a script's path, to be run in `folder`; `target` is the
+    folder of the job file. Raises UserError or SpecError."""
     document = Document("--from-command")
     try:
         header = _fill(document, command.strip(), folder)
@@ -79,7 +79,7 @@ def job_file(command: str, folder: Path, target: Path) -> MadeFile:
 
 
 def _fill(document: Document, command: str, folder: Path) -> Header:
-    """Put what a command says into an empty document. Raises ValueError for one that cannot be taken."""
+    """Fill an empty document from a command. Raises ValueError for one that cannot be converted."""
     words = shlex.split(command.replace("\\\n", " "))
     start, header = launchers.start_of(words), Header()
     at, given = _script_of(words, folder)
@@ -91,7 +91,7 @@ def _fill(document: Document, command: str, folder: Path) -> Header:
         header, launch = _of_script(text, given, words, at, folder, is_sbatch=start.starter is Starter.SBATCH)
         header.notes.extend(_without_launcher(text))
     elif start.starter is Starter.SBATCH:
-        raise ValueError("names no script behind sbatch's options")
+        raise ValueError("names no script after sbatch's options")
     elif start.starter is Starter.REMOTE or launchers.hosts_of(words):
         raise ValueError(_OTHER_HOSTS)
     elif start.starter in (Starter.LAUNCHER, Starter.SHELL) or launchers.is_launch(command):
@@ -100,7 +100,7 @@ def _fill(document: Document, command: str, folder: Path) -> Header:
         name, launch, key = run_line.name_of(words), command, "entrypoint"
     else:
         raise ValueError(
-            "starts no launcher, no shell script and no python, and is no sbatch script: give what each node runs, without a "
+            "starts neither a launcher nor a shell script nor Python, and is not an sbatch script: give what each node runs, without a "
             "scheduler or a container around it; a program that itself starts a launcher is launch: in a job file"
         )
     document.put("name", launchers.as_job_name(name), "--from-command")
@@ -114,7 +114,7 @@ def _fill(document: Document, command: str, folder: Path) -> Header:
 
 
 def _without_launcher(text: str) -> list[str]:
-    """Return what to write where a script runs Python and, as far as can be seen, no launcher."""
+    """Return a note for a script that runs Python and, as far as can be seen, no launcher."""
     starts = [(launchers.start_of(words), words) for words in launchers.commands_of(text)]
     programs = [
         line
@@ -159,7 +159,7 @@ def _of_script(
     Slurm is run as it is. Raises ValueError for one that starts commands on other hosts."""
     shell = text.partition("\n")[0] if text.startswith("#!") else ""
     if shell and not re.search(r"\b(ba|da|z|k)?sh\b", shell):
-        raise ValueError(f"the script begins with {shell}, and a launch line is one for bash")
+        raise ValueError(f"the script begins with {shell}, but a launch line must be for bash")
     options, body = sbatch_header.split(text)
     if not options and not is_sbatch:
         line = launchers.runnable(launchers.joined(words))
@@ -197,7 +197,7 @@ def _ranks_of(body: str, folder: Path) -> Count | None:
 
 
 def _notes_of(body: str, requeues: bool) -> list[str]:
-    """Return what to know of a body that ran once until now, and now runs on each node."""
+    """Return notes on a body that ran once until now, and now runs on each node."""
     lines = [line.strip() for line in body.splitlines()]
     once = [line for line in lines if _ONCE.match(line)]
     notes = [
@@ -207,16 +207,16 @@ def _notes_of(body: str, requeues: bool) -> list[str]:
         more = f" and {len(once) - _LINES_SHOWN_MAX} more" if len(once) > _LINES_SHOWN_MAX else ""
         shown = "; ".join(escaped(line, 60) for line in once[:_LINES_SHOWN_MAX])
         notes.append(
-            f'these may have to run once: {shown}{more}. Write `[ "$GROUP_RANK" = 0 ] && ` before such a line'
+            f'these may need to run only once: {shown}{more}. Write `[ "$GROUP_RANK" = 0 ] && ` before such a line'
         )
-    again = ", and asks for a new turn in the queue (time_limit_action: requeue)" if requeues else ""
+    again = ", and requeues the job (time_limit_action: requeue)" if requeues else ""
     if any(line.startswith("trap ") for line in lines):
         notes.append(
-            f"no signal reaches the script's trap: orch warns the ranks itself{again}; take the trap out"
+            f"no signal reaches the script's trap: orch warns the ranks itself{again}; remove the trap"
         )
     if any(re.match(r"cd\s+\"?\$\{?SLURM_SUBMIT_DIR", line) for line in lines):
         notes.append(
-            "cd to SLURM_SUBMIT_DIR leaves the job's copy of the code, in which the lines start; take it out"
+            "cd to SLURM_SUBMIT_DIR leaves the job's copy of the code, in which the lines start; remove it"
         )
     return notes
 
@@ -231,7 +231,7 @@ def _short(command: str) -> str:
 
 
 def _advice(data: dict[str, Value]) -> list[str]:
-    """Return what to add where the command leaves it open."""
+    """Return notes on what the command leaves open."""
     notes = []
     if str(data.get("nodes", "1")) != "1" and "backend" not in data:
         notes.append(

@@ -65,13 +65,11 @@ def listed(ssh: Ssh, folder: Path, where: Callable[[str], str]) -> tuple[tuple[H
         strangers = [name for name in chosen if name not in known] if ssh.hosts_file is not None else []
         if strangers and not faults:
             hint = did_you_mean(strangers[0], known)
-            faults.append(
-                Fault(where("ssh.hosts"), f"{strangers[0]} does not stand in {ssh.hosts_file}{hint}")
-            )
+            faults.append(Fault(where("ssh.hosts"), f"{strangers[0]} is not in {ssh.hosts_file}{hint}"))
     wanted = frozenset(ssh.labels)
     fit = tuple(host for host in chosen.values() if wanted <= frozenset(host.labels))
     if len(fit) > HOSTS_MAX and not faults:
-        what = f"{len(fit)} hosts, and {HOSTS_MAX} are the most that there may be; choose some by ssh.hosts or ssh.labels"
+        what = f"{len(fit)} hosts, and a job may have {HOSTS_MAX}; select some by ssh.hosts or ssh.labels"
         faults.append(Fault(where("ssh.hosts_file"), what))
     return fit, faults
 
@@ -82,7 +80,9 @@ def _named(texts: Sequence[str], where: str, faults: list[Fault]) -> list[str]:
         try:
             names |= dict.fromkeys(expand(text))
             if len(names) > HOSTS_MAX:
-                faults.append(Fault(where, f"names more than {HOSTS_MAX} hosts, the most that there may be"))
+                faults.append(
+                    Fault(where, f"names more than {HOSTS_MAX} hosts, the most that a job may have")
+                )
                 break
         except ValueError as err:
             faults.append(Fault(where, f"{shown(text)} {err}"))
@@ -96,7 +96,7 @@ def expand(text: str) -> list[str]:
         from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
 
         if _count(text) > HOSTS_MAX:
-            raise ValueError(f"stands for more than {HOSTS_MAX} hosts")
+            raise ValueError(f"expands to more than {HOSTS_MAX} hosts")
         try:
             names = [str(name) for name in NodeSet(text, resolver=RESOLVER_NOGROUP)]
         except NodeSetException as err:
@@ -150,7 +150,7 @@ def read_file(path: Path) -> tuple[dict[str, Host], list[Fault]]:
         try:
             for host in _of_line(words, where):
                 if host.name in known:
-                    raise ValueError(f"{host.name} stands in {known[host.name].where} already")
+                    raise ValueError(f"{host.name} is already in {known[host.name].where}")
                 known[host.name] = host
         except ValueError as err:
             faults.append(Fault(where, str(err), line=number))
@@ -173,7 +173,7 @@ def _of_line(words: Sequence[str], where: str) -> Iterable[Host]:
             hint = did_you_mean(key, _KEYS) if equals else "; write gpus=8, slots=16, address=… or labels=a,b"
             raise ValueError(f"{shown(word)} is not a property of a host{hint}")
         if key in values:
-            raise ValueError(f"{key} stands there twice")
+            raise ValueError(f"{key} is given twice")
         values[key] = value
     if values.get("address") and len(names) > 1:
         raise ValueError(f"one address for {len(names)} hosts; give each a line of its own")

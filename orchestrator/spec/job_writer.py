@@ -1,7 +1,7 @@
 """Writer of a job file: settings in, YAML out that `load` reads as the same settings. Pure.
 
-Rules: only what is given is written, in the order in which it is given. A text is quoted where another reader of YAML
-would take it for something else (`off`, `1:30`); a list stands in one line.
+Rules: only given settings are written, in their order. A text is quoted if another reader of YAML would take it for
+something else (`off`, `1:30`); a list is written in one line.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def job_file(settings: Mapping[str, Setting], notes: Sequence[str] = ()) -> str:
 
 
 def _line(name: str, value: Setting) -> str:
-    """Return one setting; a text of several lines, such as a script, stands as it is, indented."""
+    """Return one setting; a text of several lines, such as a script, is written unchanged, indented."""
     if isinstance(value, str) and "\n" in value.strip("\n") and _SCRIPT.fullmatch(value):
         lines = "".join(f"  {line}\n" if line else "\n" for line in value.strip("\n").split("\n"))
         return f"{name}: |{'2' if value[:1].isspace() else ''}\n{lines}"
@@ -43,8 +43,7 @@ def _line(name: str, value: Setting) -> str:
 
 
 def entry(words: Sequence[str]) -> str | list[str]:
-    """Return the words of a command as `entrypoint` holds them: as one text where a reader sees the same words in it, else
-    as a list."""
+    """Return a command as the value of `entrypoint`: as one text if it splits into the same words, else as a list."""
     return " ".join(words) if all(word == shlex.quote(word) for word in words) else list(words)
 
 

@@ -1,10 +1,11 @@
-"""Launch lines in a job file: they become `launch`, and the counts that they give literally hold where no field gives them.
+"""Launch lines in a job file: they become `launch`, and their literal counts fill fields that are not set.
 
 Rules:
-1. What starts a launcher or a shell script in `entrypoint`, or a launcher in `command`, is `launch`, unchanged.
-2. `python train.py` is the script, with that Python; a line for the runner of an environment is a command.
-3. A field and a line that give different counts are a fault of the field, which names the line.
-4. A count that only a shell knows is asked for.
+1. A line in `entrypoint` that starts a launcher or a shell script, or one in `command` that starts a launcher, becomes
+   `launch`, unchanged.
+2. `python train.py` becomes the script, with that Python; a line for an environment runner becomes a command.
+3. If a field and a line give different counts, the fault is that of the field, and names the line.
+4. A count that only a shell knows must be given in a field.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _CONFIG_FILE = re.compile(r"--config[-_]file[= ]\s*(\S+)")
 
 @dataclass(frozen=True, slots=True)
 class Became:
-    """What became of a part of a launch line or script: a field with its value, or none with the reason."""
+    """Conversion of a part of a launch line or script: a field with its value, or no field with the reason."""
 
     option: str
     field: str
@@ -44,8 +45,8 @@ class Became:
 
 
 def take_over(document: Document, folder: Path) -> list[Became]:
-    """Put a launch line of a job file in its place, and the counts that it gives into their fields. Faults go into the
-    document. Return what became of each count, for a reader."""
+    """Move a launch line of a job file into its field, and its counts into theirs. Faults are added to the document. Return the
+    conversion of each count, for the user."""
     for key in ("entrypoint", "command"):
         if document.data.get(key):
             try:
@@ -69,7 +70,7 @@ def take_over(document: Document, folder: Path) -> list[Became]:
 
 
 def _refuse_accelerate(document: Document) -> None:
-    """Note the fault of a section that earlier versions had, with the line that does the same."""
+    """Add the fault of a section that was removed, with the line that replaces it."""
     if "accelerate" not in document.data:
         return
     place = document.fault("accelerate", "")
@@ -81,14 +82,14 @@ def _refuse_accelerate(document: Document) -> None:
     script = document.data.get("entrypoint") or "train.py"
     line = " ".join(filter(None, (*words, str(script))))
     fix = f"write launch: {line} (in place of entrypoint, too)"
-    document.faults.append(Fault(place.where, "there is no such section any more", fix, place.line))
+    document.faults.append(Fault(place.where, "this section was removed", fix, place.line))
 
 
 # The line's place
 
 
 def _sort(document: Document, key: str) -> None:
-    """Put what a rank runs, or a node, into its field. Raises ValueError for a line that has none."""
+    """Move what a rank or a node runs into its field. Raises ValueError for a line that has none."""
     value = document.data[key]
     is_inner = isinstance(value, dict) and list(value) == ["command"]
     is_command = key == "command" or is_inner
@@ -111,14 +112,14 @@ def _sort(document: Document, key: str) -> None:
     elif starts[:1] in ([Starter.SBATCH], [Starter.REMOTE]):
         line = shlex.quote(text) if "\n" not in text else "FILE"
         raise ValueError(
-            f"{starts[0].value} is what orch does; make a job file of it: orch init --from-command {line}"
+            f"is {starts[0].value}, which orch does itself; convert the line: orch init --from-command {line}"
         )
     elif starts[:1] in ([Starter.PYTHON], [Starter.RUNNER]):
         _put_python(document, key, commands[0], text, is_shell=isinstance(value, str) and _needs_shell(text))
 
 
 def _put_launch(document: Document, key: str, text: str) -> None:
-    """Make a line `launch`; its faults are found where it was written."""
+    """Move a line to `launch`; its faults keep the place where it was written."""
     place = document.places.get(key, Place(document.origin))
     where = place.text if place.has_key else f"{place.text}: {key}"
     document.places["launch"] = Place(where, place.line, has_key=True)
@@ -137,7 +138,7 @@ def _needs_shell(text: str) -> bool:
 
 
 def _put_python(document: Document, key: str, words: Sequence[str], text: str, *, is_shell: bool) -> None:
-    """Put the script of an interpreter into `entrypoint`, or a command where a shell or another program must start it."""
+    """Move the script of an interpreter into `entrypoint`, or into a command if a shell or another program must start it."""
     start = launchers.start_of(words)
     if start.starter is Starter.PYTHON and tuple(words[start.behind : start.behind + 1]) in ((), ("-",)):
         raise ValueError(f"{' '.join(words)} names no script")
@@ -159,12 +160,12 @@ def _put_python(document: Document, key: str, words: Sequence[str], text: str, *
 
 
 def _of_slurm(document: Document, words: Sequence[str]) -> list[Became]:
-    """Put what options of srun say into fields; the size alone where the job runs elsewhere. Raises ValueError for an option that
-    srun does not have, and for hosts that a line of mpirun names and the job file does not."""
+    """Move options of srun into fields; only the size if the job does not run on Slurm. Raises ValueError for an option that
+    srun does not have, and for hosts of an mpirun line that the job file does not have."""
     start = launchers.start_of(words)
     if (hosts := launchers.hosts_of(words)) and not document.data.get("backend"):
         fix = "write backend: ssh, and them as ssh.hosts (orch run: --hosts)"
-        raise ValueError(f"names the hosts {hosts}, which orch reaches itself: {fix}")
+        raise ValueError(f"names the hosts {hosts}, to which orch itself connects: {fix}")
     if start.launcher != "srun":
         return []
     options, at = SRUN.read(words, start.behind)
@@ -191,7 +192,7 @@ def _of_slurm(document: Document, words: Sequence[str]) -> list[Became]:
 
 
 def _agree(document: Document, key: str, field: str, value: Value, option: str) -> bool:
-    """Set a field to what a line says, unless it is set: then both must be the same. Tell whether it was set here."""
+    """Set a field to the value in a line, unless it is set: then both must be equal. Tell whether it was set here."""
     there = _value(document, field)
     place = document.places.get(key) or document.places.get("entrypoint") or Place(key)
     if there is None:
@@ -206,7 +207,7 @@ def _agree(document: Document, key: str, field: str, value: Value, option: str) 
 
 
 def _value(document: Document, field: str) -> Value:
-    """Return what stands at a dotted key, None for nothing."""
+    """Return the value at a dotted key, None for nothing."""
     found: Value = document.data
     for part in field.split("."):
         found = found.get(part) if isinstance(found, dict) else None
@@ -217,14 +218,14 @@ def _value(document: Document, field: str) -> Value:
 
 
 class _Sizes:
-    """The counts of one line, and the document whose fields they may fill; `key` is the field of the line."""
+    """Filler of fields from the counts of one line; `key` is the field of the line."""
 
     def __init__(self, document: Document, key: str, counts: Counts) -> None:
         self._document, self._key, self._counts = document, key, counts
         self._became: list[Became] = []
 
     def run(self) -> list[Became]:
-        """Fill the fields. Return what became of each count."""
+        """Fill the fields. Return the conversion of each count."""
         counts = self._counts
         if counts.nodes is not None:
             self._fill("nodes", counts.nodes, "nodes: 2 (orch run: --nodes 2)")
@@ -252,7 +253,7 @@ class _Sizes:
             self._became.append(Became(count.option, field, count.value))
 
     def _ask(self, count: Count, fix: str) -> None:
-        what = f"{count.option}: only the shell on the nodes knows that number, and the job must; write {fix}"
+        what = f"{count.option}: this number is only known on the nodes; write {fix}"
         if count.value == "cpu":
             what = f"{count.option}: the cores of the nodes are not known here; write procs_per_node: 8, and leave it out"
         self._document.faults.append(self._document.fault(self._key, what))
@@ -271,7 +272,7 @@ class _Sizes:
         return None
 
     def _choose(self, count: Count) -> None:
-        """Put the ranks of a node on GPUs, or on processors where the line says so or this machine, which runs them, has no GPU."""
+        """Set the ranks of a node: on GPUs, or on CPUs if the line says so or this machine, which runs them, has no GPU."""
         is_here = (self._value("backend") or "local") == "local"
         if count.value == "auto" and not self._counts.is_cpu:
             field, value = "gpus_per_node", "auto"
@@ -303,8 +304,8 @@ def _has_gpus() -> bool:
 
 
 def _with_config(words: Sequence[str], document: Document, folder: Path) -> Counts:
-    """Return the counts of a line with those of Accelerate's configuration where it gives none: the file that it names, or that
-    of this machine where the job file gives none either."""
+    """Return the counts of a line, completed from Accelerate's configuration: the file that it names, or that of this machine
+    if the job file gives no counts either."""
     counts = launchers.counts(words)
     if not any("accelerate" in word for word in words):
         return counts

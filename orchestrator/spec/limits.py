@@ -16,12 +16,12 @@ supervisor waits the whole of it, so that a new attempt never meets the old one.
 
 NODE_TIMEOUT_S = 60.0
 NODE_TIMEOUT_SEEN_S = 20.0
-"""`monitor.node_timeout: auto`: alone, and where another node shows that the gang stands still. The second is short, and yet
-longer than what a network needs to be back after 10 s: TCP tries again at 6 and 13 s."""
+"""`monitor.node_timeout: auto`: in general, and if another node shows that the gang does not move. The second is short, but
+longer than a network needs to recover after 10 s: TCP retries at 6 and 13 s."""
 
 BREAK_GRACE_S_MAX = 1.0
-"""TERM to KILL for ranks of a broken gang, which has nothing left to save: Lightning's answer to TERM, for one, waits for the end
-of a step that never comes."""
+"""TERM to KILL for ranks of a broken gang, which has nothing left to save: Lightning, for example, answers TERM by waiting
+for the end of a step that never comes."""
 
 
 def limits_of(spec: JobSpec) -> Limits:

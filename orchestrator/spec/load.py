@@ -1,4 +1,4 @@
-"""Reader of a job file: all its faults at once, each at its place and in words of orch, or the `JobSpec` that it holds.
+"""Reader of a job file: returns its `JobSpec`, or all its faults at once, each with its place.
 
 `model` has the fields of a job file, `value_types` the kinds of their values, `yaml_document` reads the YAML.
 """
@@ -72,7 +72,7 @@ def load(path: Path, *, overrides: Sequence[str] = (), backend: str | None = Non
     """Read a job file. `overrides` are `key.path=value`, values in YAML. Raises SpecError with all faults at once."""
     text = yaml_document.read(path)
     if text.startswith("#!"):
-        what = f"is a script, and not a job file; make one of it: orch init --from-command {shlex.quote(str(path))}"
+        what = f"is a script, not a job file; convert it: orch init --from-command {shlex.quote(str(path))}"
         raise SpecError([Fault(escaped(str(path)), what)])
     document = yaml_document.compose(text, escaped(str(path)))
     if system := _other_system(document.data):
@@ -116,9 +116,9 @@ def checked(path: Path, text: str, document: Document) -> SpecFile:
 
 
 GONE = {
-    "monitor.hang_patience": "write monitor.hang_timeout: {}, or monitor.on_hang: notify if nothing is to be ended",
-    "monitor.hang_ceiling": "write monitor.hang_timeout: {} to end what stands still for so long",
-    "monitor.hang_floor": "remove it: what stands still for 5 s, or for three usual steps, is inspected and named",
+    "monitor.hang_patience": "write monitor.hang_timeout: {}, or monitor.on_hang: notify to end nothing",
+    "monitor.hang_ceiling": "write monitor.hang_timeout: {} to end a job that stalls for this long",
+    "monitor.hang_floor": "remove it: a stall of 5 s, or of three usual steps, is inspected and reported",
     "slurm.mail": 'write slurm.extra: ["--mail-user={}", "--mail-type=END,FAIL"]',
     **{
         f"slurm.{name}": f'write slurm.extra: ["--{name}={{}}"]'
@@ -135,7 +135,7 @@ def _fault(error: ErrorDetails, document: Document) -> Fault:
         what = "is missing; give the job a name, such as `name: my-job`"
     elif kind == "extra_forbidden":
         instead = GONE.get(_dotted(path), "").format(escaped(str(error["input"])))
-        what = f"is no field any more; {instead}" if instead else f"is not a field{_meant(path)}"
+        what = f"was removed; {instead}" if instead else f"is not a field{_meant(path)}"
     elif kind == "value_error" and not isinstance(context["error"], WrongValue):
         what = str(context["error"])
     else:

@@ -37,11 +37,11 @@ RANKS_EACH_MAX = 4096
 """Most CPU ranks of a node."""
 
 _NOT_RESUMED = ("tee", "cat", "grep", "sed", "awk", "ts", "head", "tail", "echo", "wait", "true", "exit")
-"""Commands that stand behind a training, and never are one."""
+"""Commands that may follow a training command, and never are one."""
 
 
 class JobSpec(Part):
-    """One training job, as the job file says it."""
+    """Training job as its job file describes it."""
 
     name: str = Field(description="Name of the job.", pattern=rules.NAME)
     backend: rules.Backend = about(
@@ -109,7 +109,7 @@ class JobSpec(Part):
         {}, "Where checkpoints are, how many are kept, and how the script gets one."
     )
     logs: Logs = about({}, "How ranks write their logs.")
-    snapshot: Snapshot = about({}, "What is copied at submit.")
+    snapshot: Snapshot = about({}, "The code snapshot, which is taken at submit.")
     ssh: Ssh = about({}, "The hosts of backend ssh.")
     slurm: Slurm = about({}, "Options for Slurm besides nodes, GPUs and time.")
 
@@ -133,7 +133,7 @@ class JobSpec(Part):
     def _are_counted_for_slurm(cls, value: int | str | None, info: ValidationInfo) -> int | str | None:
         if value == "auto" and info.data.get("backend") == "slurm":
             raise ValueError(
-                "Slurm must be asked for a number: write gpus_per_node: 8, or procs_per_node: 4 for CPU ranks"
+                "Slurm needs a number: write gpus_per_node: 8, or procs_per_node: 4 for CPU ranks"
             )
         return value
 
@@ -178,7 +178,7 @@ class JobSpec(Part):
     def _not_in_env(cls, value: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
         both = [name for name in value if name in info.data.get("env", {})]
         if both:
-            raise ValueError(f"{both[0]} stands in env too, in plain text; remove it there or here")
+            raise ValueError(f"{both[0]} is also in env, in plain text; remove it there or here")
         return tuple(dict.fromkeys(value))
 
     @pydantic.field_validator("time_limit_action")
@@ -199,8 +199,8 @@ class JobSpec(Part):
             and sbatch_options.limit_s(limit_s) <= notice_s
         ):
             raise ValueError(
-                f"on_preempt.grace of {duration_text(value.on_preempt.grace)} and {sbatch_options.SIGNAL_MARGIN_S}s to end in "
-                f"order fill the time_limit of {duration_text(limit_s)}; raise that, or lower the grace"
+                f"on_preempt.grace of {duration_text(value.on_preempt.grace)} and {sbatch_options.SIGNAL_MARGIN_S}s for a "
+                f"clean stop use up the time_limit of {duration_text(limit_s)}; raise that, or lower the grace"
             )
         return value
 
@@ -215,8 +215,8 @@ class JobSpec(Part):
             if last in _NOT_RESUMED:
                 args = value.resume_args.replace("{path}", "$ORCH_RESUME_FROM")
                 raise ValueError(
-                    f"resume_args would be given to {last}, which stands last in the command; in their place, write "
-                    f"${{ORCH_RESUME_FROM:+{args}}} behind the script's own arguments"
+                    f"resume_args would go to {last}, the last program of the command; instead, write "
+                    f"${{ORCH_RESUME_FROM:+{args}}} after the script's own arguments"
                 )
         return value
 
@@ -241,5 +241,5 @@ class JobSpec(Part):
         if info.data.get("backend") == "ssh" and not value.hosts and not value.hosts_file:
             raise ValueError("backend ssh needs ssh.hosts or ssh.hosts_file")
         if value.labels and not value.hosts_file:
-            raise ValueError("labels stand in a file: ssh.labels needs ssh.hosts_file")
+            raise ValueError("ssh.labels needs ssh.hosts_file, which has the labels")
         return value

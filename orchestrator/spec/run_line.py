@@ -1,6 +1,6 @@
-"""A job without a file: what `orch run` or `orchestrator.run` say of it, as the job file that it stands for.
+"""Job without a file: the job file that a call of `orch run` or `orchestrator.run` is equal to.
 
-Rules: a field that is not said is not written. A fault names the option or argument that set the field, not a line of a
+Rules: a field that is not given is not written. A fault names the option or argument that set the field, not a line of a
 file that the user never wrote.
 """
 
@@ -28,7 +28,7 @@ SHEBANG_BYTES = 1_000
 
 @dataclass(frozen=True, slots=True)
 class RunLine:
-    """The words of a command, and what is said of the job that runs it; None or empty: not said."""
+    """Command of a job and its settings; None or empty: not given."""
 
     words: tuple[str, ...]
     nodes: int | None = None
@@ -76,8 +76,8 @@ def job_file(line: RunLine, path: Path, notes: Sequence[str], spell: Spell) -> S
 
 
 def _is_program(word: str) -> bool:
-    """Tell whether a word is an installed Python program, such as `tune` or `litgpt`: it starts its training itself, and so is run
-    once on a node, as the one rank or as what starts the ranks."""
+    """Tell whether a word is an installed Python program, such as `tune` or `litgpt`: it starts its training itself, so it runs
+    once on a node, as the only rank or as the launcher of the ranks."""
     place = shutil.which(word) if "/" not in word and not Path(word).exists() else None
     if place is None:
         return False
@@ -90,7 +90,7 @@ def _is_program(word: str) -> bool:
 
 
 def name_of(words: Sequence[str]) -> str:
-    """Return the name of a job that runs these words: its script's or module's."""
+    """Return the name of a job with this command: that of its script or module."""
     words = [part for word in words for part in word.split()]  # one may be a whole line, as behind `bash -c`
     scripts = [word for word in words if word.endswith((".py", ".sh"))]
     modules = [after.rpartition(".")[2] for word, after in itertools.pairwise(words) if word == "-m"]
@@ -100,8 +100,8 @@ def name_of(words: Sequence[str]) -> str:
 
 
 def without_python(words: Sequence[str]) -> tuple[str, tuple[str, ...]]:
-    """Return the interpreter that a command begins with, and the script or module behind it; no interpreter for a command that
-    begins otherwise, or whose module is a launcher, which the job file itself reads."""
+    """Split a command into its interpreter and the rest; no interpreter for a command that begins otherwise, or whose module is
+    a launcher, which the job file itself reads."""
     rest = list(words[1:])
     if not words or not INTERPRETER.fullmatch(words[0].rpartition("/")[2]):
         return "", tuple(words)
@@ -117,7 +117,7 @@ def without_python(words: Sequence[str]) -> tuple[str, tuple[str, ...]]:
 
 
 def _hosts(said: str | Sequence[str] | None) -> list[str]:
-    """Return the hosts that are named; none where one of them cannot be read, which the job file's reader reports."""
+    """Return the named hosts; none if one of them cannot be read, which the job file's reader reports."""
     texts = host_texts(said) if isinstance(said, str) else said or ()
     try:
         return list(dict.fromkeys(name for text in texts for name in hosts.expand(text)))

@@ -28,7 +28,7 @@ def _at_least(value: float, least_s: float, least_of: str) -> float:
 
 
 class Rendezvous(Part):
-    """Where the ranks of an attempt meet."""
+    """Port and network interface of the ranks."""
 
     port: int | None = whole(
         None, "Port of rank 0's store. Default: a free one for each attempt.", high=PORT_MAX
@@ -155,14 +155,14 @@ class Checkpoint(Part):
         path = info.data.get("path", "")
         if value is not None and path.startswith(("/", IN_CODE)):
             raise ValueError(
-                f"has no effect with checkpoint.path {shown(path)}: only in ORCH_CHECKPOINT_DIR is anything deleted; "
-                "leave keep out, or write a path relative to that"
+                f"has no effect with checkpoint.path {shown(path)}: orch deletes only in ORCH_CHECKPOINT_DIR; "
+                "remove keep, or write a path relative to that"
             )
         return value
 
 
 class Batch(Part):
-    """How many samples one optimizer step takes, as the script has it: shown, and compared when a job is resumed."""
+    """Samples of one optimizer step, as the script has them: shown, and compared when a job is resumed."""
 
     per_device: int | None = whole(None, "Samples that each rank takes at a time.")
     accumulation: int = whole(1, "Micro-batches of each rank per optimizer step.")
@@ -182,7 +182,7 @@ class Logs(Part):
 
 
 class Snapshot(Part):
-    """What is copied at submit."""
+    """The code snapshot, which is taken at submit."""
 
     limit_mb: int = whole(500, "Largest code snapshot, in MB.", high=1_000_000)
 

@@ -30,7 +30,7 @@ GPUS_EACH_MAX = 1024
 GRACE_S_MAX = 12 * 3600.0  # sbatch takes a --signal at most 65535 s before the limit
 
 _NO_SCRIPTS = {
-    r"-.*": "options stand behind it, only -m before",
+    r"-.*": "options must follow the script, only -m may come first",
     r"horovodrun": "orch takes the place of {}; write what it starts, and nodes and gpus_per_node",
     r"accelerate|fabric|lightning": "only what starts a script is read, such as accelerate launch train.py",
 }
@@ -58,13 +58,13 @@ PATTERNS = {
     URL: "a URL such as https://…",
     OPTION: "an sbatch option such as --licenses=foo",
 }
-"""The words for a text of each pattern, in faults and in the reference."""
+"""Descriptions of the patterns, in faults and in the reference."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What a rank runs: a script or module with `args`; or a command, as shell text in `target` or words in `args`. Or what
-    each node runs once, as shell text."""
+    """Program of a rank: a script or module with `args`; or a command, as shell text in `target` or words in `args`. Or the
+    shell text that each node runs once."""
 
     kind: Literal["script", "module", "command", "launch"]
     target: str
@@ -124,7 +124,7 @@ def address(url: str) -> str:
         raise ValueError("has no host, or a port that is not a number")
     if "@" in parts.netloc:
         raise ValueError(
-            "has a user or password in it, and none is sent; a command can: "
+            "contains a user or password, which orch does not send; use a command: "
             'notify.command: curl -u "$HOOK" -d @- URL, with HOOK in secrets'
         )
     return url
@@ -136,7 +136,7 @@ def address(url: str) -> str:
 def duration(
     low_s: float = DURATION_S_MIN, high_s: float = DURATION_S_MAX, words: Any = None
 ) -> BeforeValidator:
-    """Return the reader of a duration to seconds; a Literal of words may stand in its place, and `off` becomes None."""
+    """Return the reader of a duration to seconds; a Literal of words is accepted too, and `off` becomes None."""
     number, text = Annotated[float, Field(ge=low_s, le=high_s)], Annotated[str, Field(pattern=DURATION)]
     instead = [word for word in get_args(words) if isinstance(word, str)]
     span = f" from {duration_text(low_s)} to {duration_text(high_s)}"
@@ -219,7 +219,7 @@ def _below(written: str) -> str:
             "or absolute"
         )
     if ".." in glob.split("/"):
-        raise ValueError('must not hold ".."; name a place below ORCH_CHECKPOINT_DIR or an absolute path')
+        raise ValueError('must not contain ".."; name a place below ORCH_CHECKPOINT_DIR or an absolute path')
     return glob
 
 
@@ -249,7 +249,7 @@ def _shell_lines(value: object) -> object:
 def _entry(value: object) -> Entry:
     if isinstance(value, str) and (operator := launchers.first_operator(value)):
         raise ValueError(
-            f"holds {operator}, which only a shell reads: write `command: python3 {value.strip()}`, or quote it"
+            f"contains {operator}, which only a shell reads: write `command: python3 {value.strip()}`, or quote it"
         )
     if not isinstance(value, Mapping):
         return _program(
@@ -350,7 +350,7 @@ Occasion: TypeAlias = Literal[
     "suspect", "hang", "notice", "withdrawn", "verdict", "restart", "failed", "succeeded", "cancelled"
 ]
 Signal: TypeAlias = Annotated[Literal["TERM", "INT", "USR1", "USR2", "HUP"], BeforeValidator(_bare_signal)]
-# YAML 1.1 reads `off` as false, and in `[train.py, --n, 3]` stands a number: the JSON Schema takes what an editor sees.
+# YAML 1.1 reads `off` as false, and in `[train.py, --n, 3]` there is a number: the JSON Schema accepts what an editor sees.
 Scalar: TypeAlias = Annotated[str, WithJsonSchema({"type": ["string", "number", "boolean"]})]
 EnvText: TypeAlias = Annotated[Scalar, AfterValidator(_well_spelled)]
 Gpus: TypeAlias = Annotated[

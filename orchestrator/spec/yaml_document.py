@@ -66,7 +66,7 @@ class SpecError(UserError):
 
 
 class Place(NamedTuple):
-    """Where a key was written: `job.yaml:14`, or without a line `--set nodes=17`."""
+    """Place of a key: `job.yaml:14`, or without a line `--set nodes=17`."""
 
     text: str
     line: int = 0
@@ -180,7 +180,7 @@ class _Reader:
             loader = yaml.BaseLoader(text)
         except yaml.reader.ReaderError as err:
             line = text.count("\n", 0, err.position)
-            raise self._stop(line, f"holds the unprintable character {chr(err.character)!a}") from err
+            raise self._stop(line, f"contains the unprintable character {chr(err.character)!a}") from err
         try:
             return loader.get_single_node()
         except yaml.MarkedYAMLError as err:
@@ -190,13 +190,13 @@ class _Reader:
             what = f"is not YAML: {escaped(', '.join(words))}; check quotes, colons and brackets, and that no tab indents"
             raise self._stop(mark.line if mark else 0, what) from err
         except (ValueError, OverflowError, RecursionError) as err:  # \U99999999, or thousands of brackets
-            raise self._stop(loader.line, "holds an escape or a nesting beyond what can be read") from err
+            raise self._stop(loader.line, "contains an escape or a nesting beyond what can be read") from err
 
     def _value(self, node: yaml.Node, path: str, depth: int) -> Value:
         """Return a node as data. The values of an alias count each time, so that a bomb meets the limit here."""
         self._values += 1
         if self._values > VALUES_MAX or depth > DEPTH_MAX:
-            what = f"holds more than {VALUES_MAX} values, or is nested deeper than {DEPTH_MAX} levels"
+            what = f"contains more than {VALUES_MAX} values, or is nested deeper than {DEPTH_MAX} levels"
             raise self._stop(node.start_mark.line, what)
         if node.tag not in _TAGS:
             self._tell(node, path, f"the tag {shown(node.tag)} is not read; write the value plainly")
@@ -210,7 +210,7 @@ class _Reader:
             return items
         assert isinstance(node, yaml.ScalarNode)
         if len(node.value) > TEXT_CHARS_MAX or _UNFIT.search(node.value):
-            what = f"has more than {TEXT_CHARS_MAX} characters, or one that no process can be given"
+            what = f"has more than {TEXT_CHARS_MAX} characters, or one that cannot be passed to a process"
             self._tell(node, path, what)
         return None if node.style is None and node.value in _NULLS else str(node.value)
 
@@ -293,6 +293,6 @@ def missing_file(path: Path) -> str:
         if path.exists():
             return f"{escaped(str(path))} is {'a folder' if path.is_dir() else 'not a regular file'}"
         if path.is_symlink():
-            return f"{escaped(str(path))} is a link that leads nowhere"
+            return f"{escaped(str(path))} is a broken link"
         names = sorted(entry.name for entry in itertools.islice(path.parent.iterdir(), FOLDER_NAMES_MAX))
     return f"no file {escaped(path.name)} in {escaped(str(path.parent.absolute()))}{did_you_mean(path.name, names)}"

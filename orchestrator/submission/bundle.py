@@ -1,4 +1,4 @@
-"""The bundle that travels to the nodes: one zip of whole rooms of this package, the same bytes every time."""
+"""Bundle that is copied to the nodes: one zip of packages of orch, with the same bytes every time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from orchestrator.core.jobdir.durable import replace_bytes
 PACKAGE = Path(__file__).parents[1]
 
 TRAVELS = ("core", "agent", "backends", "brain", "journal", "supervisor")
-"""The rooms that run on nodes or as supervisor. They go in whole, and use the standard library only, except paramiko and
+"""The packages that run on nodes or as supervisor. They are bundled as a whole, and use the standard library only, except paramiko and
 cryptography in `backends/ssh`."""
 
 _MAIN = "import sys\nfrom orchestrator.__main__ import main\nsys.exit(main(sys.argv[1:]))\n"

@@ -1,4 +1,4 @@
-"""Inventory of what a job may use: this machine's GPUs, or what its hosts report."""
+"""Inventory of the resources for a job: this machine's GPUs, or what its hosts report."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from orchestrator.submission.planner import Inventory
 GPU_LIST_S_MAX = 20.0
 
 NO_GPUS = 6
-"""What nvidia-smi ends with where it runs well and finds no GPU."""
+"""Exit code of nvidia-smi when it works and finds no GPU."""
 
 
 def inventory(environ: Mapping[str, str], asks_gpus: bool = True) -> Inventory:
-    """Return what this machine has for jobs; its GPUs are not looked at for a job that wants none. Raises ClusterError when
+    """Return what this machine has for jobs; its GPUs are not listed for a job without GPUs. Raises ClusterError when
     they cannot be listed."""
     return Inventory(socket.gethostname(), _gpus(environ) if asks_gpus else (), sys.executable)
 
@@ -70,7 +70,7 @@ def _visible(variable: str, indices: Mapping[str, int]) -> tuple[int, ...]:
             if word == str(gpu) or (word[:4] == "GPU-" and uuid.startswith(word))
         ]
         if len(named) != 1:
-            what = f"{word} is none of the {len(indices)} GPUs that nvidia-smi lists"
+            what = f"{word} is not one of the {len(indices)} GPUs that nvidia-smi lists"
             raise ClusterError(what, f"CUDA_VISIBLE_DEVICES={variable}", "name whole GPUs there, or unset it")
         chosen += named
     return tuple(dict.fromkeys(chosen))

@@ -1,4 +1,4 @@
-"""Planner of a job: the job file and the inventory in, a `Plan` out. Pure.
+"""Planner of a job: makes its `Plan` from the job file and the inventory. Pure.
 
 On backend local every node gets its ranks and GPUs here. Over SSH the plan is a pool: hosts in the user's order, and what
 an attempt takes of them; the brain chooses the hosts for each attempt. On Slurm the hosts of the pool are unknown until
@@ -36,7 +36,7 @@ RANKS_MAX = 65_536
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """The machines that a job can be placed on."""
+    """Machines that a job can be placed on."""
 
     host: str
     # Backend local: the GPUs of this machine, by index
@@ -203,7 +203,7 @@ def _place_ssh(
         few = len(file.hosts) - len(fit)
         small = f", {few} more have too few GPUs or slots" if few else ""
         labels = f" with the labels {', '.join(spec.ssh.labels)}" if spec.ssh.labels else ""
-        what = f"{counted(wanted, 'host')} wanted ({asked}), {len(fit)} there{labels}{small}"
+        what = f"{counted(wanted, 'host')} wanted ({asked}), {len(fit)} available{labels}{small}"
         fix = "add hosts to ssh.hosts or ssh.hosts_file, or lower nodes or spares"
         raise UserError(what, file.where("ssh.hosts"), fix)
     nodes = {

@@ -1,5 +1,5 @@
-"""Refusals of a submit or a resume before anything is made: for what this machine lacks, and for an override without effect;
-and warnings of what is allowed, but hardly meant."""
+"""Checks of a submit or a resume before anything is created: refusals for what this machine lacks and for overrides without
+effect, and warnings about what is allowed but hardly meant."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def warnings(plan: Plan) -> tuple[Fault, ...]:
 
 
 def not_copied(job: JobDir, plan: Plan, environ: Mapping[str, str]) -> tuple[Fault, ...]:
-    """Return the warning that ranks may import what is not in the snapshot and what people go on editing, as far as it is seen at
-    once: compiled modules that git ignores, entries of PYTHONPATH and lines of `.pth` files. Never raises."""
+    """Return the warning that ranks may import files that are not in the snapshot and may still be edited, as far as it is quickly
+    seen: compiled modules that git ignores, entries of PYTHONPATH and lines of `.pth` files. Never raises."""
     found: list[str] = []
     with contextlib.suppress(OSError, ValueError, LookupError):
         others = (codec.loads_plain(job.provenance.read_bytes())["submitted_from"], Path(__file__).parents[2])
@@ -62,8 +62,10 @@ def not_copied(job: JobDir, plan: Plan, environ: Mapping[str, str]) -> tuple[Fau
         found += (place for place in places if _is_own(Path(place), others))
     if plan.ssh is not None or not found:
         return ()
-    what = f"ranks import what is not copied: {', '.join(sorted(set(found)))}"
-    return (Fault("", what, "change nothing there until the job has ended: its next attempt would run it"),)
+    what = f"ranks import files that are not copied: {', '.join(sorted(set(found)))}"
+    return (
+        Fault("", what, "do not change it until the job has ended: the next attempt would run the changes"),
+    )
 
 
 def _is_own(place: Path, others: tuple[str | Path, ...]) -> bool:
@@ -78,8 +80,8 @@ def _is_own(place: Path, others: tuple[str | Path, ...]) -> bool:
 
 
 RANKS_PER_CORE_MAX = 8
-"""CPU ranks of backend local for each core of this machine: with more, ranks and agents leave nothing to the shell that would
-stop them."""
+"""CPU ranks of backend local for each core of this machine: with more, ranks and agents leave no time to the shell that
+would stop them."""
 
 
 def refuse_crowd(file: SpecFile, plan: Plan) -> None:
@@ -88,8 +90,8 @@ def refuse_crowd(file: SpecFile, plan: Plan) -> None:
     cores = len(os.sched_getaffinity(0))
     if ranks <= cores * RANKS_PER_CORE_MAX:
         return
-    what = f"{ranks} ranks in {counted(len(plan.nodes), 'agent')} on the {counted(cores, 'core')} of this machine: over {RANKS_PER_CORE_MAX} a core"
-    fix = "lower nodes or procs_per_node, or choose backend ssh or slurm; orch submit --oversubscribe takes it all the same"
+    what = f"{ranks} ranks in {counted(len(plan.nodes), 'agent')} on the {counted(cores, 'core')} of this machine: more than {RANKS_PER_CORE_MAX} per core"
+    fix = "lower nodes or procs_per_node, or choose backend ssh or slurm; orch submit --oversubscribe accepts it"
     raise UserError(what, file.where("nodes" if len(plan.nodes) > 1 else "procs_per_node"), fix)
 
 
@@ -123,7 +125,9 @@ def refuse_foreign_syntax(file: SpecFile, plan: Plan, environ: Mapping[str, str]
         return
     where = plan.origins.get(name, name)
     fix = f"name the interface itself, such as eth0; NCCL's own setting is nccl: {{socket_ifname: {value!r}}}"
-    raise UserError(f"gloo knows no {value!r}: it takes whole names, and {value[0]} is NCCL's", where, fix)
+    raise UserError(
+        f"gloo does not know {value!r}: it takes whole names, and {value[0]} is NCCL syntax", where, fix
+    )
 
 
 def missing_interface(named: str | None, names: Sequence[str]) -> str:
@@ -132,12 +136,12 @@ def missing_interface(named: str | None, names: Sequence[str]) -> str:
     words = [word.removeprefix("=") for word in (named or "").split(",") if word]
     if not words or words[0].startswith("^") or any(name.startswith(tuple(words)) for name in names):
         return ""
-    return f"there is no interface {named}; there are {', '.join(names)}"
+    return f"there is no interface {named}; available: {', '.join(names)}"
 
 
 def refuse_shared_place(plan: Plan, environ: Mapping[str, str], where: str) -> None:
-    """Raise UserError for a checkpoint place outside the job's folder that another job, which is not over, saves to: each
-    would take the other's saves for its own. Raises ClusterError when the home cannot be read."""
+    """Raise UserError for a checkpoint folder outside the job's folder that another job, which has not ended, saves to: each
+    would take the other's checkpoints for its own. Raises ClusterError when the home cannot be read."""
     if not Path(plan.checkpoint_glob).is_absolute():
         return
     wanted = _absolute_place(plan)
@@ -149,7 +153,7 @@ def refuse_shared_place(plan: Plan, environ: Mapping[str, str], where: str) -> N
         except (OSError, codec.CodecError):
             continue  # damaged, which its own commands report
         if _absolute_place(other) == wanted and _machines(plan) & _machines(other):
-            what = f"{folder.id} is not over, and it saves its checkpoints to {plan.checkpoint_glob} too"
+            what = f"{folder.id} has not ended and saves its checkpoints to {plan.checkpoint_glob}, too"
             fix = f"give each job a folder of its own, or end that one: orch cancel {folder.id}"
             raise UserError(what, where, fix)
 
@@ -169,7 +173,7 @@ def refuse_vain(overrides: Sequence[str]) -> None:
     for override in overrides:
         key = override.partition("=")[0].strip()
         if key in VAIN or key.startswith(tuple(f"{name}." for name in VAIN)):
-            what = "has no effect on a resume: the job goes on with the code that its submit has copied"
+            what = "has no effect on a resume: the job keeps the code that was copied at submit"
             raise UserError(
                 what, f"--set {escaped(override, ECHO_CHARS_MAX)}", "leave it out, or submit a new job"
             )

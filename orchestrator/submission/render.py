@@ -55,7 +55,7 @@ def render(plan: Plan, job: JobDir, python: str) -> tuple[RenderedFile, ...]:
 
 
 def host_scripts(plan: Plan, root: str, python: str) -> tuple[RenderedFile, ...]:
-    """Return for every node of a plan with a pool the script that begins a conversation there."""
+    """Return for every node of a plan with a pool the script that starts a bootstrap session there."""
     template = _template("host.sh.j2")
     values = {**_values(plan, python), "pool": plan.pool, "root": root}
     return tuple(
@@ -91,9 +91,9 @@ def _unfit_for_slurm(root: str) -> str:
     if not root.isprintable():
         return "a character that sbatch cannot take"
     if "\\" in root:
-        return "a backslash, which Slurm takes away,"
+        return "a backslash, which Slurm removes,"
     pattern = _PATTERN.search(root)
-    return f"{pattern.group()}, for which Slurm puts something else," if pattern else ""
+    return f"{pattern.group()}, which Slurm replaces," if pattern else ""
 
 
 def _template(name: str) -> jinja2.Template:

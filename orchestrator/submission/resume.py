@@ -22,19 +22,19 @@ from orchestrator.submission.submit import hosts_alone, keep_hosts_file, plan_fo
 from orchestrator.submission.supervisor_process import start_supervisor
 
 Fit = Callable[[int], object]
-"""Called with the number of ranks of a resumed job; raises UserError where its save is not for them."""
+"""Called with the number of ranks of a resumed job; raises UserError if its checkpoint does not fit that number."""
 
 
 @ownership.closed_to_others()
 def resume(
     job: JobDir, old: Plan, save: int, overrides: tuple[str, ...], environ: Mapping[str, str], fit: Fit
 ) -> None:
-    """Resume an ended job, with the plan `old`, in its own folder, from the save of this number or the newest for 0. Raises
-    OrchError, and then changes nothing."""
+    """Resume an ended job, with the plan `old`, in its own folder, from the checkpoint with this number, or the newest for 0.
+    Raises OrchError, and then changes nothing."""
     if old.slurm is not None:
         _resume_in_queue(job, old, save, overrides, environ, fit)
         return
-    with _put_back_on(job, (OrchError, OSError)):  # on Ctrl-C the supervisor is perhaps at work
+    with _put_back_on(job, (OrchError, OSError)):  # on Ctrl-C the supervisor may be running
         new = replan(job, old, overrides, environ) if overrides or _is_elsewhere(old) else old
         fit(new.world_size)
         refusals.refuse_shared_place(new, environ, job.id)
@@ -44,14 +44,14 @@ def resume(
             job.cleaned_hosts.unlink(missing_ok=True)  # it will be on hosts again
             start_supervisor(job)
         except (OrchError, OSError):
-            requests.withdraw(job.requests, number)  # it must not be resumed later by itself
+            requests.withdraw(job.requests, number)  # or it would be resumed later without a command
             job.ended.touch()
             raise
 
 
 @contextlib.contextmanager
 def _put_back_on(job: JobDir, faults: tuple[type[BaseException], ...]) -> Iterator[None]:
-    """Put back what planning a job again changes, when what stands inside fails so."""
+    """Restore the files that planning a job again changes, if the block fails with one of these."""
     files = (job.plan, job.overrides, job.webhook, job.cleaned_hosts, *job.scripts.glob("*"))
     kept = {file: (file.read_bytes(), file.stat().st_mode & 0o777) for file in files if file.exists()}
     written = {*job.root.glob("plan.*.json"), *job.scripts.glob("*")}
@@ -113,7 +113,7 @@ def replan(job: JobDir, old: Plan, overrides: tuple[str, ...], environ: Mapping[
     replace_text(job.root / f"plan.{number}.json", codec.dumps(old))
     replace_text(job.plan, codec.dumps(new))
     replace_text(job.overrides, json.dumps(hosts_alone(all_overrides, webhook)))
-    if webhook and webhook != host_alone(kept_webhook):  # as it stands in the overrides of before
+    if webhook and webhook != host_alone(kept_webhook):  # as it is kept in the earlier overrides
         replace_text(job.webhook, webhook, mode=credentials.PRIVATE)
     if file.spec.ssh.hosts_file not in (None, str(job.hosts_file)) and new.ssh is not None:
         keep_hosts_file(job, file)

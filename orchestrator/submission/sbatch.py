@@ -1,7 +1,7 @@
-"""Submission to Slurm's queue: sbatch is given the rendered batch script, and answers with the id of the job.
+"""Submission to Slurm's queue: sbatch gets the rendered batch script, and returns the id of the job.
 
-Rules: sbatch has a bounded time, and is tried again only while the controller does not answer; a refusal of sbatch is the
-user's error, in sbatch's own words.
+Rules: sbatch has a time limit, and is retried only while the controller does not answer; a refusal of sbatch is the user's
+error, with sbatch's own message.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ WORDS_CHARS_MAX = 600
 
 _FIXES = {
     NOT_FOUND: "do it on a login node of the cluster, or load its Slurm (module load slurm)",
-    TIMED_OUT: "see with scontrol ping whether Slurm answers, then try again",
-    NOT_STARTED: "see to that program",
+    TIMED_OUT: "check with scontrol ping whether Slurm answers, then try again",
+    NOT_STARTED: "check that program",
 }
 """What to do when a command could not be run, or has not ended in time."""
 
@@ -45,7 +45,7 @@ _ID = re.compile(r"(?:Submitted batch job )?([0-9]+)(?:;\S+| on cluster \S+)?")
 """The line in which sbatch has the id, with `--parsable` and without; a site's plugins and wrappers may print others."""
 
 _OWN = re.compile(r"(Batch job submission failed|allocation failure): .+")
-"""The line of sbatch that says why a job was not taken; around it are the site's own words."""
+"""The line of sbatch with the reason why a job was refused; around it is the site's own text."""
 
 _BROKEN = re.compile(
     r"authentication|credential|munge|configuration source|plugin|slurm\.conf|security violation|protocol version",
@@ -59,7 +59,7 @@ def require_commands(environ: Mapping[str, str], where: str) -> None:
     """Raise ClusterError when Slurm jobs cannot be submitted from this machine."""
     missing = [name for name in ("sbatch", "scancel", "squeue", "srun") if not _path_of(name, environ)]
     if missing:
-        what = f"there is no {' and no '.join(missing)} here"
+        what = f"not found on this machine: {', '.join(missing)}"
         fix = "submit from a login node of the cluster, or load its Slurm (module load slurm)"
         raise ClusterError(what, where, fix)
 
@@ -72,8 +72,8 @@ def submit(job: JobDir, environ: Mapping[str, str], where: Where) -> str:
         raise _refused(done, where)
     ids = [found[1] for line in done.out.splitlines() if (found := _ID.fullmatch(line.strip()))]
     if not ids:
-        what = f"it has told no id of a job: {_words(done)}"
-        raise ClusterError(what, "sbatch", "see with squeue whether the job is there")
+        what = f"sbatch printed no job id: {_words(done)}"
+        raise ClusterError(what, "sbatch", "check with squeue whether the job was queued")
     return ids[-1]
 
 
@@ -132,6 +132,6 @@ def _refused(done: CommandResult, where: Where) -> OrchError:
     """Return the error for a script that sbatch did not take."""
     words = _words(done)
     if _BROKEN.search(_reason(done)):
-        fix = "this is between this machine and its Slurm; ask who looks after it"
+        fix = "the fault lies between this machine and Slurm; ask the administrator of the cluster"
         return ClusterError(f"sbatch cannot reach Slurm: {words}", "", fix)
     return UserError(f"sbatch refuses the job: {words}", where("slurm"), _FIX)

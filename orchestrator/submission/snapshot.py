@@ -37,7 +37,7 @@ _OF_THE_TARGET = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The files to copy and to link, relative to `root`."""
+    """Files to copy and to link, relative to `root`."""
 
     root: Path
     copies: tuple[Path, ...]
@@ -95,7 +95,7 @@ def with_sync(snapshot: Snapshot, paths: Sequence[str], limit_mb: int, leave_out
         if name.is_absolute() or name.parts[:1] == ("..",):
             raise UserError(f"{text} lies outside workdir", where, "name paths below workdir, or link there")
         if not (root / name).exists():
-            raise UserError(f"there is no {text} in workdir", where, f"name what {root} has")
+            raise UserError(f"there is no {text} in workdir", where, f"name a path below {root}")
         names = _everything_under(root, name) if (root / name).is_dir() else [name]
         inside = [inner for inner in names if inner not in copied and not _is_within(root / inner, leave_out)]
         sizes |= {inner: size for inner in inside if (size := _size_bytes(_source(root, inner))) is not None}
@@ -144,7 +144,7 @@ def pack(snapshot: Snapshot, code: Path, to: Path) -> None:
                     raise
                 what = f"cannot be packed: {err.strerror or err}"
                 raise UserError(
-                    what, str(sources[name]), "make it readable, and leave it alone meanwhile"
+                    what, str(sources[name]), "make it readable, and do not change it during the submit"
                 ) from err
 
 
@@ -222,14 +222,14 @@ def _git(root: Path, *words: str) -> list[str]:
         )
     except FileNotFoundError as err:
         raise UserError(
-            "this is a git repository, and there is no git here", str(root), "install git"
+            "this is a git repository, but git is not installed", str(root), "install git"
         ) from err
     except subprocess.TimeoutExpired as err:
         raise UserError(f"git did not list this folder within {GIT_S_MAX:g} s", str(root), fix) from err
     if done.returncode != 0:
         lines = done.stderr.decode(errors="replace").strip().splitlines()
         raise UserError(
-            f"git cannot list this folder: {lines[0] if lines else 'no word why'}", str(root), fix
+            f"git cannot list this folder: {lines[0] if lines else 'no reason given'}", str(root), fix
         )
     return [os.fsdecode(name) for name in done.stdout.split(b"\0") if name]
 

@@ -4,8 +4,8 @@ Rules: every possible refusal comes before a folder exists; a private file is pr
 is in argv, scripts or the journal.
 
 A submit with a key makes one job, however often it is repeated: `keys/KEY` in the job home names the job's id before its folder
-is moved into place, and says `made` after that. So a submit that was cut off in between is repeated, and a job that was deleted
-later is not made again. The file is locked meanwhile.
+is moved into place, and says `made` after that. So a submit that was interrupted in between is repeated, and a job that was
+deleted later is not created again. The file is locked meanwhile.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def plan_for(file: SpecFile, environ: Mapping[str, str], job_id: str, wall_s: fl
     """Return the plan of a job. Raises UserError or ClusterError when it cannot be placed."""
     missing = [name for name in file.spec.secrets if name not in environ]
     if missing:
-        what = f"{', '.join(missing)} named in secrets, and not set in this environment"
+        what = f"{', '.join(missing)} listed in secrets, but not set in this environment"
         raise UserError(what, file.where("secrets"), f"export {missing[0]}=…, then submit again")
     match file.spec.backend:
         case "local":
@@ -116,8 +116,8 @@ def submit(
 
 
 def _begin(job: JobDir) -> None:
-    """Start a new job's supervisor. A job that could not be started must not start later by itself: the next command would
-    start its supervisor, next to the job that was submitted in its place."""
+    """Start a new job's supervisor. A job that could not be started is hidden: else the next command would start its
+    supervisor, next to the job that was submitted in its place."""
     try:
         start_supervisor(job)
     except ClusterError as err:
@@ -125,7 +125,7 @@ def _begin(job: JobDir) -> None:
         job.root.rename(kept.root)
         raise ClusterError(err.what, str(kept.supervisor_log), err.fix) from err
     except KeyboardInterrupt:
-        requests.ask(job.requests, "cancel")  # the supervisor may be at work already
+        requests.ask(job.requests, "cancel")  # the supervisor may be running already
         raise KeyboardInterrupt(f"{job.id} is cancelled") from None
 
 
@@ -138,7 +138,7 @@ def _enqueue(job: JobDir, environ: Mapping[str, str], where: sbatch_submission.W
             replace_text(job.slurm, json.dumps([slurm_id]))
         except OSError as err:
             queue.SlurmQueue(lambda: environ).cancel(slurm_id)
-            fix = "free some space or permissions there"
+            fix = "free some space there, or fix its permissions"
             raise ClusterError(f"cannot be written: {err.strerror}", str(job.slurm), fix) from err
     except BaseException:
         shutil.rmtree(job.root, ignore_errors=True)
@@ -183,7 +183,7 @@ def _fill(
     except OSError as err:
         shutil.rmtree(draft.root, ignore_errors=True)
         what = f"the job folder cannot be made: {err.strerror or err}"
-        fix = "free some space or permissions there, or set ORCH_HOME to another place"
+        fix = "free some space there, fix its permissions, or set ORCH_HOME to another folder"
         raise ClusterError(what, str(err.filename2 or err.filename or folder), fix) from err
     except BaseException:
         shutil.rmtree(draft.root, ignore_errors=True)
@@ -241,17 +241,17 @@ def held_key(folder: Path, key: str) -> Iterator[SubmitKey]:
     """Hold a key of a job home. Raises UserError for one that is no name of a file, and ClusterError when another submit
     holds it for too long."""
     if not re.fullmatch(rf"[A-Za-z0-9_][A-Za-z0-9._-]{{0,{KEY_CHARS_MAX - 1}}}", key):
-        fix = f"take 1 to {KEY_CHARS_MAX} letters, digits, dots, dashes and underscores, no dash or dot first"
-        raise UserError(f"{key[:KEY_CHARS_MAX]!r} is no key", "--key", fix)
+        fix = f"use 1 to {KEY_CHARS_MAX} letters, digits, dots, dashes and underscores, no dash or dot first"
+        raise UserError(f"{key[:KEY_CHARS_MAX]!r} is not a valid key", "--key", fix)
     path = folder / "keys" / key
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         fd = locks.open_file(path)
     except OSError as err:
-        raise ClusterError(f"cannot be written: {err.strerror}", str(path), "mend that folder") from err
+        raise ClusterError(f"cannot be written: {err.strerror}", str(path), "fix that folder") from err
     try:
         if not locks.acquire(fd, OTHER_S_MAX):
-            what = f"another submit with this key is at work for {OTHER_S_MAX:.0f} s"
+            what = f"another submit with this key has been running for {OTHER_S_MAX:.0f} s"
             raise ClusterError(what, str(path), "orch status --all shows whether its job is there")
         yield SubmitKey(key, folder, fd)
     finally:

@@ -1,6 +1,6 @@
-"""Supervisor process of a job, as commands see it: started with its job, and started again when it died.
+"""Supervisor process of a job: started with the job, and restarted by commands after it died.
 
-Rules: a command does so for all jobs of its user, and for no other user's; in Slurm's allocation the batch script does it.
+Rules: a command restarts those of all jobs of its user, and of no other user; in a Slurm allocation the batch script does it.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ BEGIN_S_MAX = 30.0
 
 
 def revive(job: JobDir) -> str:
-    """Start the supervisor of an unended job that has none; return what was done in words, empty for nothing. In Slurm's
+    """Start the supervisor of an unended job that has none; return what was done as text, empty for nothing. In a Slurm
     allocation the batch script does so.
 
-    Raises ClusterError when it does not come up.
+    Raises ClusterError when it does not start.
     """
     if job.ended.exists() or not home.is_ours(job) or home.is_slurm(job):
         return ""
@@ -43,7 +43,7 @@ def _is_supervised(job: JobDir) -> bool:
     """Tell whether the job has a supervisor, by its lock. One of another machine is not replaced: the agents and ranks of a
     local job are there."""
     if not job.lock.exists():
-        return file_age.age_s(job.plan) < BEGIN_S_MAX  # its submit is at work
+        return file_age.age_s(job.plan) < BEGIN_S_MAX  # its submit is running
     if locks.is_held(job.lock):
         return True
     who = locks.holder(job.lock)
@@ -63,7 +63,7 @@ START_S_MAX = 30.0
 @ownership.closed_to_others()
 def start_supervisor(job: JobDir) -> None:
     """Start the job's supervisor under its guard, detached, and wait until it listens. Raises ClusterError when it does
-    not come up, and UserError for a job that is not this user's alone."""
+    not start, and UserError for a job that is not this user's alone."""
     import subprocess
 
     from orchestrator.journal import lost_journal
@@ -101,9 +101,9 @@ def start_supervisor(job: JobDir) -> None:
     with job.supervisor_log.open("rb") as log:
         log.seek(log_start)
         lines = log.read().decode(errors="replace").strip().splitlines()
-    why, fix = with_fix(lines[-1] if lines else "no word from it")
+    why, fix = with_fix(lines[-1] if lines else "no output")
     raise ClusterError(
-        f"the supervisor did not come up: {why}", str(job.supervisor_log), fix or "read that file"
+        f"the supervisor did not start: {why}", str(job.supervisor_log), fix or "see that file"
     )
 
 

@@ -135,4 +135,4 @@ def test_a_full_disk_costs_nothing_but_time(small_desk: Desk, small_disk: Path, 
     assert sorted(one.rank for one in job.news(reports.Exited)) == [0, 1, 2, 3]
     said = (job.root / "supervisor.log").read_text()
     assert said.count("the disk is full") >= 1
-    assert "there is room on the disk again" in said
+    assert "the disk has free space again" in said

@@ -94,7 +94,7 @@ def test_a_supervisor_without_its_journal_does_not_begin_from_nothing_beside_ran
     wait_until(lambda: not procfs.alive(supervisor), "the supervisor's end")
     assert app.run(["status", job.job.id]) == 0
     said = capsys.readouterr().err
-    assert "the journal is gone" in said and "end what still runs by kill" in said
+    assert "the journal is gone" in said and "stop what still runs: kill" in said
     assert not job.job.folder.journal.exists() and all(procfs.alive(rank) for rank in ranks.values())
     for pid in re.findall(r"kill (\d+) on", said):
         os.kill(int(pid), signal.SIGTERM)

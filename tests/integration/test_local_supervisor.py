@@ -180,7 +180,7 @@ def test_a_supervisor_that_wakes_after_its_job_was_taken_over_leaves_without_a_w
     time.sleep(SLEPT_S + 1.0)  # a shorter pause is none: the lock is then looked at with the next chores
     os.kill(old.pid, signal.SIGCONT)
     wait_until(lambda: not procfs.alive(old), "the end of the supervisor")
-    assert "has taken the job over (pid 1 on another-machine)" in job.job.folder.supervisor_log.read_text()
+    assert "has taken over the job (pid 1 on another-machine)" in job.job.folder.supervisor_log.read_text()
     assert job.job.folder.journal.read_bytes() == written
     assert job.rank_procs() == ranks
     lock.write_bytes(mine)

@@ -99,7 +99,7 @@ def test_a_job_that_slurm_forgot_is_ended_from_its_folder(slurm: SlurmBox, desk:
     slurm.queue.scancel(job.slurm_id())
     job.folder.slurm.write_text(json.dumps(["999999"]))
     status = job.status()
-    assert (status["state"], "knows no job 999999" in str(status["reason"])) == ("FAILED", True)
+    assert (status["state"], "no longer knows job 999999" in str(status["reason"])) == ("FAILED", True)
 
 
 def test_what_has_the_id_of_a_lost_job_by_now_is_left_alone(slurm: SlurmBox, desk: Desk) -> None:

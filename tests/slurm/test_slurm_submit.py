@@ -205,7 +205,7 @@ def test_a_job_folder_that_no_node_sees_is_said_at_once(desk: Desk) -> None:
 
         wait_for(failed, "the end of the job", FIRST_S_MAX)
         said = desk.orch("status", env=unseen).stdout
-        assert "could not begin: its first node" in said and "the job's folder; fix" in said
+        assert "could not start: its first node" in said and "the job's folder; fix" in said
         assert "fix: submit it again with ORCH_HOME set to a folder that all nodes see" in said
     finally:
         desk.box.login.run(["rm", "-rf", "/tmp/orch"])

@@ -324,7 +324,7 @@ def test_no_host_is_visited_while_another_command_is_at_work_on_the_job(desk: De
         accounts = [remote_files.collect(job), clean_hosts([job])[job.id]]
     for account in accounts:
         (line,) = account.lines()
-        assert line.startswith("its hosts: folder: another command is at work on the job (pid ")
+        assert line.startswith("its hosts: folder: another command is working on the job (pid ")
         assert not account.is_whole
     job.folder.ended.unlink()
     assert "was resumed" in remote_files.collect(job).lines()[0]

@@ -1,1 +1,1 @@
-"""Saves: what ranks write together, its formats, its proof, and the ledger that knows them all."""
+"""Checkpoints: which files form one, their formats, how completeness is proved, and the ledger of all of them."""

@@ -1,15 +1,15 @@
-"""The save that an attempt begins from, and why newer ones were passed over. Pure.
+"""Choice of the checkpoint that an attempt resumes from, with the reasons why newer ones were skipped. Pure.
 
-- Only whole saves count, and of those the kind of content that comes first in `Content` of all that the job has written:
-  weights alone are not resumed from where there are saves with the whole state.
-- Those where `checkpoint.path` says count before those that a script has saved elsewhere.
-- The newest counts: the last of the latest attempt. If the last of an earlier attempt got further, as one did before a
-  script began again, that counts.
-- Where a person has named one, that counts until an attempt after it has written another; what earlier attempts wrote
-  does not count any more then. If the named one cannot be used, nothing takes its place, not even the beginning: see
-  `Choice.save`.
-- A save whose files belong to ranks fits that number of ranks only.
-- One of a format that proves nothing, and far smaller than all before it in its series, comes after all others.
+- Only complete checkpoints are chosen. Of these only the kind of content that comes first in `Content`: a job that has
+  checkpoints with the full state never resumes from weights alone.
+- Checkpoints at `checkpoint.path` come before those that a script has saved elsewhere.
+- The newest is chosen: the last of the latest attempt. If the last of an earlier attempt has more steps, because the
+  script has started from scratch since, that one is chosen.
+- If a person has named one, that one is chosen until a later attempt has written another; checkpoints of earlier
+  attempts are not chosen any more. If the named one cannot be used, nothing replaces it, not even a start from
+  scratch: see `Choice.save`.
+- A checkpoint with files of each rank fits only the same number of ranks.
+- A checkpoint whose format proves nothing, and that is far smaller than all earlier ones of its series, comes last.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from dataclasses import dataclass
 from orchestrator.core.checkpoints.save import Content, Format, Save, SaveState
 
 NAMED = (SaveState.WHOLE, SaveState.DISTRUSTED)
-"""The states of a save that a person may name."""
+"""The states of a checkpoint that a person may name."""
 
 SMALL_SHARE = 0.75
 SMALL_THAN_MIN = 2
-"""A save is far smaller with less than this part of the bytes of each save before it, of at least so many."""
+"""A checkpoint is far smaller if it has less than this share of the bytes of each earlier one, of which there are at
+least this many."""
 
 PASSED_MAX = 20
-"""How many passed saves are named."""
+"""How many skipped checkpoints are listed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """A newer save that was not chosen, and why."""
+    """Newer checkpoint that was not chosen, and why."""
 
     save: int
     main: str
@@ -52,24 +53,24 @@ class Passed:
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """A save that a person has named, and the last attempt before that."""
+    """Checkpoint that a person has chosen for the resume, and the last attempt before that."""
 
     save: int
     attempt: int
 
     def allows(self, save: Save) -> bool:
-        """Tell whether a save is the named one, or written after that was named."""
+        """Tell whether a checkpoint is the named one, or was written after it was named."""
         return save.number == self.save or save.attempt > self.attempt
 
     def is_passed_by(self, save: Save | None) -> bool:
-        """Tell whether a later attempt has written the save: what was written before the pin is left behind."""
+        """Tell whether a later attempt has written the checkpoint, so that the override no longer holds."""
         return save is not None and save.attempt > self.attempt
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The save to begin from; None for the beginning, or where a person has named one that cannot be used. `misfit`: the
-    newest whole one, if it is for another number of ranks: then nothing else is chosen in its place."""
+    """Checkpoint to resume from; None for a start from scratch, or if the named one cannot be used. `misfit`: the newest
+    complete one, if it is for another number of ranks: then nothing else is chosen."""
 
     save: Save | None = None
     misfit: Save | None = None
@@ -77,7 +78,7 @@ class Choice:
 
 
 def choose(saves: Iterable[Save], world_size: int, pin: Pin | None = None) -> Choice:
-    """Return the save that ranks of this number begin from."""
+    """Return the checkpoint that this number of ranks resumes from."""
     in_order = sorted(saves, key=lambda save: (save.attempt, save.number), reverse=True)
     known = _first_place([save for save in in_order if pin is None or pin.allows(save)], pin)
     usual = min(
@@ -87,7 +88,7 @@ def choose(saves: Iterable[Save], world_size: int, pin: Pin | None = None) -> Ch
     if not any(save.number not in small and not _unfit(save, usual) for save in known):
         small = {}
     best: Save | None = None
-    lasts: set[int] = set()  # attempts whose last fit save was seen
+    lasts: set[int] = set()  # attempts whose last usable checkpoint was seen
     passed: list[Passed] = []
     for save in known:
         is_named = pin is not None and save.number == pin.save
@@ -101,7 +102,7 @@ def choose(saves: Iterable[Save], world_size: int, pin: Pin | None = None) -> Ch
         if best is None:
             best = save
         elif is_last and not is_named and _got_further(save, best):
-            passed.append(_passed(best, f"an earlier attempt has saved step {save.step:,}"))
+            passed.append(_passed(best, f"an earlier attempt saved step {save.step:,}"))
             best = save
     if best is not None and not fits(best, world_size):
         return Choice(misfit=best, passed=tuple(passed[:PASSED_MAX]))
@@ -109,8 +110,8 @@ def choose(saves: Iterable[Save], world_size: int, pin: Pin | None = None) -> Ch
 
 
 def _first_place(saves: list[Save], pin: Pin | None) -> list[Save]:
-    """Return the saves where `checkpoint.path` says, if one of them could be begun from, and the one that a person has named; else
-    all."""
+    """Return the checkpoints at `checkpoint.path`, if one of them can be resumed from, and the one that a person has
+    named; else all."""
     named = [save for save in saves if save.is_named or (pin is not None and save.number == pin.save)]
     is_usable = any(
         save.state in NAMED and save.is_candidate and (pin is None or save.number != pin.save)
@@ -120,10 +121,10 @@ def _first_place(saves: list[Save], pin: Pin | None) -> list[Save]:
 
 
 def expendable(saves: Iterable[Save], keep: int, every: int | None, newest: Save | None) -> list[Save]:
-    """Return the whole saves that `checkpoint.keep` does not keep: older than the newest `keep` of their series.
+    """Return the complete checkpoints that `checkpoint.keep` does not keep: older than the newest `keep` of their series.
 
-    Those stay that the newest save calls best or a pointer names, those of every `every` steps, names that are written
-    again and again, the best ones, and the newest.
+    Always kept are: those that the newest checkpoint calls best or a pointer file names, those of every `every` steps,
+    names that are overwritten, the best ones, and the newest.
     """
     by_series: dict[str, list[Save]] = {}
     for save in sorted(saves, key=lambda save: save.number, reverse=True):
@@ -148,19 +149,19 @@ def _is_one_step(save: Save, newest: Save) -> bool:
 
 
 def fits(save: Save, world_size: int) -> bool:
-    """Tell whether ranks of this number can load a save."""
+    """Tell whether ranks of this number can load a checkpoint."""
     return save.fits_any_size or save.world_size in (0, world_size)
 
 
 def _unfit(save: Save, usual: Content) -> str:
-    """Return why a save is not resumed from, empty if it is fit."""
+    """Return why a checkpoint cannot be resumed from; empty if it can."""
     if save.state is not SaveState.WHOLE:
         return f"{save.state.value}: {save.why}" if save.why else save.state.value
     return "" if save.content is usual else save.content.value
 
 
 def _far_smaller(saves: list[Save]) -> dict[int, str]:
-    """Return, by number, why whole saves may be cut off that no format proves to be whole."""
+    """Return, by number, why checkpoints that no format proves to be complete may be truncated."""
     by_series: dict[str, list[Save]] = {}
     for save in sorted(saves, key=lambda save: save.number):
         if save.state is SaveState.WHOLE and save.format is Format.UNKNOWN:
@@ -170,14 +171,14 @@ def _far_smaller(saves: list[Save]) -> dict[int, str]:
         least = float("inf")
         for count, save in enumerate(series):
             if count >= SMALL_THAN_MIN and save.size_bytes < SMALL_SHARE * least:
-                found[save.number] = f"has {save.size_bytes:,} bytes, those before it at least {least:,}"
+                found[save.number] = f"has {save.size_bytes:,} bytes, earlier ones at least {least:,}"
             else:
                 least = min(least, save.size_bytes)
     return found
 
 
 def _got_further(older: Save, newer: Save) -> bool:
-    """Tell whether an earlier attempt's save has more steps; one that a person has adopted is of no attempt."""
+    """Tell whether an earlier attempt's checkpoint has more steps; an adopted one belongs to no attempt."""
     known = older.step is not None and newer.step is not None
     return known and 0 < older.attempt < newer.attempt and (older.step or 0) > (newer.step or 0)
 

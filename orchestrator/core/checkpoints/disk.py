@@ -1,6 +1,6 @@
-"""Files of saves on a disk: compared with the ledger, hashed, kept, put back, set aside, deleted.
+"""Operations on the files of checkpoints: compare with the ledger, hash, keep a copy, restore, quarantine, delete.
 
-Rules: a file is renamed or deleted only while its size and time are those of the ledger. Nothing is ever written over.
+Rules: a file is renamed or deleted only while its size and time are those of the ledger. Nothing is ever overwritten.
 Copies have the times of their sources, since scripts sort by them.
 """
 
@@ -25,10 +25,11 @@ from orchestrator.core.jobdir.durable import sync_folder
 BLOCK_BYTES = 4 << 20
 _GONE = frozenset((errno.ENOENT, errno.ENOTDIR, errno.ELOOP))
 KEPT = ".kept"
-"""The folder, in that of the checkpoints, of what scripts would write over or delete before their next save is whole."""
+"""Folder, in that of the checkpoints, with copies of what scripts would overwrite or delete before their next checkpoint is
+complete."""
 
 FREE_SHARE, PASSING_SHARE = 0.5, 0.9
-"""How much of the free space a copy may take, and how much until an older one has given way to it."""
+"""Share of the free space that a copy may take, and the share while the older one that it replaces still exists."""
 
 Pace = Callable[[int], None]
 """Called with the number of bytes that were read; it may wait, or raise to give up."""
@@ -36,8 +37,8 @@ Pace = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """How a save compares with the ledger. `fault`: the first difference, empty for none; `pieces`: as they are now;
-    `by`: what was compared, in words; `is_unsure`: the disk does not give a file now, which proves nothing."""
+    """Comparison of a checkpoint with the ledger. `fault`: the first difference, empty for none; `pieces`: the files as they
+    are now; `by`: what was compared, as text; `is_unsure`: a file could not be read, which proves nothing."""
 
     fault: str
     pieces: tuple[Piece, ...]
@@ -46,7 +47,7 @@ class Comparison:
 
 
 def no_pace(_: int) -> None:
-    """Read as fast as it goes."""
+    """Read without a limit on speed."""
 
 
 def sha256(path: Path, pace: Pace = no_pace) -> str:
@@ -60,7 +61,7 @@ def sha256(path: Path, pace: Pace = no_pace) -> str:
 
 
 def hashed(root: Path, pieces: tuple[Piece, ...], pace: Pace = no_pace) -> tuple[Piece, ...] | None:
-    """Return pieces with their sha256, None if one is not, or does not stay, as it was. Raises OSError."""
+    """Return files with their sha256; None if one has changed, or changes meanwhile. Raises OSError."""
     done = []
     for piece in pieces:
         digest = piece.sha256 or sha256(root / piece.name, pace)
@@ -71,7 +72,7 @@ def hashed(root: Path, pieces: tuple[Piece, ...], pace: Pace = no_pace) -> tuple
 
 
 def is_as_recorded(root: Path, piece: Piece) -> bool:
-    """Tell whether a file has its recorded size and time."""
+    """Tell whether a file has the recorded size and time."""
     try:
         about = (root / piece.name).stat()
     except OSError:
@@ -80,14 +81,14 @@ def is_as_recorded(root: Path, piece: Piece) -> bool:
 
 
 def is_same_time(mtime_ns: int, recorded_ns: int) -> bool:
-    """Tell whether two times of a file are one; the first may have lost its fraction of a second on its way (SFTP)."""
+    """Tell whether two times of a file are equal; the first may have lost its fraction of a second (SFTP)."""
     return mtime_ns in (recorded_ns, recorded_ns // 10**9 * 10**9)
 
 
 def compare(save: Save, *, deep: bool, pace: Pace = no_pace) -> Comparison:
-    """Compare the files of a save with the ledger: sizes and times, and where these differ or all is `deep`, the bytes.
+    """Compare the files of a checkpoint with the ledger: sizes and times; the bytes too if these differ, or if `deep`.
 
-    Bytes without a sha256 are compared with the check sums of their format. A file with another time and the same bytes
+    Bytes without a sha256 are compared with the checksums of their format. A file with another time and the same bytes
     was only touched or copied.
     """
     root = Path(save.places[0].root)
@@ -124,12 +125,12 @@ def compare(save: Save, *, deep: bool, pace: Pace = no_pace) -> Comparison:
 
 
 def _bytes_differ(root: Path, piece: Piece, is_touched: bool, pace: Pace) -> tuple[str, str]:
-    """Return how the bytes of a file differ from those that were saved, and what was compared. Raises OSError."""
+    """Return how the bytes of a file differ from the saved ones, and what was compared. Raises OSError."""
     if piece.sha256:
         same = sha256(root / piece.name, pace) == piece.sha256
-        return ("" if same else "has other bytes than when it was saved (sha256)"), "sha256"
+        return ("" if same else "differs from what was saved (sha256)"), "sha256"
     if is_touched:
-        return "was written again, and its bytes when it was saved are not known", ""
+        return "was rewritten, and its original checksum is unknown", ""
     fault, by = formats.checked(root, piece.name, piece.size_bytes)
     return fault, by or "size and time, its format has no check sum"
 
@@ -138,9 +139,10 @@ def _bytes_differ(root: Path, piece: Piece, is_touched: bool, pace: Pace) -> tup
 
 
 def set_aside(root: Path, save: Save) -> list[tuple[str, str]]:
-    """Rename what a torn save has left, out of the sight of scripts: to `.NAME.torn-attempt-N` at the top of the place.
+    """Quarantine the files of a torn checkpoint, so that scripts do not find them: rename them to `.NAME.torn-attempt-N` at
+    the top of the checkpoint folder.
 
-    Return the renames. Files that are not as they were recorded stay.
+    Return the renames. Files that differ from their record stay.
     """
     is_folder = save.main != "." and (root / save.main).is_dir()
     names = [save.main] if is_folder else [piece.name for piece in save.pieces]
@@ -150,7 +152,8 @@ def set_aside(root: Path, save: Save) -> list[tuple[str, str]]:
 
 
 def set_aside_begun(root: Path, save: Save, attempt: int) -> list[tuple[str, str]]:
-    """Rename folders like that of a save that have greater numbers and no file of one: ranks were killed before the first.
+    """Quarantine folders named like that of a checkpoint, with greater numbers and no checkpoint file: ranks were killed
+    before they wrote one.
 
     Return the renames.
     """
@@ -191,9 +194,9 @@ def _set_aside(root: Path, names: Iterable[str], attempt: int) -> list[tuple[str
 
 
 def keep(save: Save, kept: Path, *, copies: bool, older: Iterable[Path] = ()) -> bool:
-    """Keep a save in the folder `kept` whatever its script does: by hard links, or where its files are written over in
-    place by copies, which share blocks where the disk can. Tell whether it is kept. `older`: the folders that give way to
-    it once it is. Raises OSError, also where copies would take too much of the disk."""
+    """Keep a checkpoint in the folder `kept` whatever its script does: by hard links, or by copies (which share blocks if the
+    disk can) if its files are overwritten in place. Tell whether it is kept. `older`: the folders that it replaces. Raises
+    OSError, also if copies would take too much of the disk."""
     root = Path(save.places[0].root)
     kept.parent.mkdir(exist_ok=True)
     copies = copies or kept.parent.stat().st_dev != (root / save.pieces[0].name).stat().st_dev
@@ -213,8 +216,8 @@ def keep(save: Save, kept: Path, *, copies: bool, older: Iterable[Path] = ()) ->
             else:
                 os.link(root / piece.name, target)
             if not is_as_recorded(root, piece) or not is_as_recorded(part, piece):
-                return False  # written again meanwhile
-        shutil.rmtree(kept, ignore_errors=True)  # of an earlier writing of the same save
+                return False  # rewritten meanwhile
+        shutil.rmtree(kept, ignore_errors=True)  # an earlier version of the same checkpoint
         part.rename(kept)
         return True
     finally:
@@ -222,13 +225,14 @@ def keep(save: Save, kept: Path, *, copies: bool, older: Iterable[Path] = ()) ->
 
 
 def _own_bytes(folder: Path) -> int:
-    """Return how many bytes a folder has in files that have no other name."""
+    """Return the bytes of a folder's files that have no other hard link."""
     found = (path.lstat() for path in folder.rglob("*"))
     return sum(about.st_size for about in found if stat.S_ISREG(about.st_mode) and about.st_nlink == 1)
 
 
 def put_back(save: Save, kept: Path, root: Path) -> bool:
-    """Copy a kept save to its own place, where no file of these names is. Tell whether it is there. Raises OSError."""
+    """Copy a kept checkpoint back to its original folder, if no file has these names. Tell whether it is complete there.
+    Raises OSError."""
     targets = [root / piece.name for piece in save.pieces]
     if any(map(os.path.lexists, targets)):
         return all(is_as_recorded(root, piece) for piece in save.pieces)
@@ -261,8 +265,8 @@ def _copy_block(read: int, write: int, done: int) -> int:
 
 
 def delete(save: Save, root: Path) -> str:
-    """Delete the files of a save, and nothing else; return why it stays, empty if it is gone. All of it is renamed first:
-    what cannot be deleted must not look like a save, and what a call that was killed has left is known by the next."""
+    """Delete the files of a checkpoint, and nothing else; return why it stays, empty once it is deleted. All of it is renamed
+    first: what cannot be deleted must not look like a checkpoint, and a repeated call finds what a killed one has left."""
     folder = root / save.main
     paths = [folder, *(root / piece.name for piece in save.pieces)]
     hidden = [path.with_name(f".{path.name}.deleted") for path in paths if path != root]
@@ -270,9 +274,9 @@ def delete(save: Save, root: Path) -> str:
     there = [piece for piece in save.pieces if not is_begun or os.path.lexists(root / piece.name)]
     changed = next((piece.name for piece in there if not is_as_recorded(root, piece)), "")
     if changed or not save.pieces:
-        return f"{changed or save.main} is not as it was saved"
+        return f"{changed or save.main} has changed since it was saved"
     if folder.is_symlink():
-        return f"{save.main} is a link"
+        return f"{save.main} is a symbolic link"
     is_folder = folder != root and folder.is_dir() and len(there) == len(save.pieces)
     is_whole_folder = is_folder and _files_below(folder) == len(there)
     for path in [folder] if is_whole_folder else [root / piece.name for piece in there]:
@@ -295,5 +299,5 @@ def _files_below(folder: Path) -> int:
 
 
 def remove(path: Path) -> None:
-    """Delete a folder of ours, as far as that is possible."""
+    """Delete a folder of orch, as far as that is possible."""
     shutil.rmtree(path, ignore_errors=True)

@@ -1,12 +1,12 @@
-"""What files say of themselves by their formats: whether one is cut off, what else its save must have, its step.
+"""Formats of checkpoint files: whether a file is cut off, which other files its checkpoint needs, and its step.
 
 Each reader is chosen by content, reads little, and executes nothing:
 - A zip (what torch.save writes, also .npz) ends with a directory of what is in it. `deep` reads all and compares the
   CRC-32 of each record.
-- safetensors: as long as its header says, to the byte.
+- safetensors: its header states its length, to the byte.
 - `.metadata` of torch.distributed.checkpoint (or `__R.metadata`, one a rank): a pickle, written last, that names the
-  pieces with offsets and lengths.
-- `….index.json` names the pieces of weights in several files; `…-00001-of-00002…` says how many there are.
+  files with offsets and lengths.
+- `….index.json` names the files of sharded weights; `…-00001-of-00002…` says how many there are.
 - `trainer_state.json` of the HF Trainer, which it writes last, has the step, and which checkpoint is best. Any other
   `.json` is whole JSON, or lines of it.
 A file of another format, or one that is too large to be read, proves nothing.
@@ -72,11 +72,11 @@ _CHECKPOINT_NAME = re.compile(r"\.(ckpt|pt|pth|bin|safetensors|tar|zip)$|checkpo
 
 @dataclass(frozen=True, slots=True)
 class FileReading:
-    """What a file says. `fault`: why it is damaged, empty if no damage is seen; `is_proved`: its format shows that it
-    is whole; `has_optimizer`: the state of an optimizer is in it; `is_weights`: it is the `state_dict` of a model."""
+    """Content of a file by its format. `fault`: why it is damaged, empty if no damage is found; `is_proved`: its format proves
+    that it is complete; `has_optimizer`: it has the state of an optimizer; `is_weights`: it is the `state_dict` of a model."""
 
     fault: str = ""
-    # The disk did not give it, which proves nothing
+    # It could not be read, which proves nothing
     is_unsure: bool = False
     is_proved: bool = False
     needs: tuple[Need, ...] = ()
@@ -92,7 +92,7 @@ NOTHING = FileReading()
 
 
 def read(root: Path, name: str, size_bytes: int) -> FileReading:
-    """Return what the file `name` below `root` says of itself."""
+    """Read the file `name` below `root`."""
     try:
         return _of(root, name, size_bytes)
     except OSError as err:
@@ -108,7 +108,7 @@ def _of(root: Path, name: str, size_bytes: int) -> FileReading:
 
 
 def damage(root: Path, name: str, size_bytes: int) -> tuple[str, str]:
-    """Read all of a file that no digest is known of; return its fault, and what was compared, either empty."""
+    """Read all of a file without a recorded sha256; return its fault, and what was compared, either empty."""
     try:
         return checked(root, name, size_bytes)
     except OSError as err:
@@ -116,7 +116,7 @@ def damage(root: Path, name: str, size_bytes: int) -> tuple[str, str]:
 
 
 def checked(root: Path, name: str, size_bytes: int) -> tuple[str, str]:
-    """The same, but raises OSError where the disk does not give the file."""
+    """The same, but raises OSError if the file cannot be read."""
     reading = _of(root, name, size_bytes)
     if reading.fault:
         return reading.fault, ""
@@ -140,18 +140,18 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def _raise_if_of_the_disk(err: Exception) -> None:
-    """Raise an error of the disk; a place in a file that cannot be is an OSError, too."""
+    """Raise an error of the disk; an offset outside of the file is an OSError, too."""
     if isinstance(err, OSError) and err.errno not in (None, errno.EINVAL):
         raise err
 
 
 def _records(archive: zipfile.ZipFile) -> tuple[str, str]:
-    """Compare the CRC of each record. torch can be told to write none: then all are 0."""
+    """Compare the CRC of each record. torch can be set to write none: then all are 0."""
     records = archive.infolist()
     if not any(record.CRC for record in records):
         return "", ""
     bad = archive.testzip()
-    return (f"its record {bad} has another CRC-32 than when it was written" if bad else ""), "CRC-32"
+    return (f"its record {bad} has a wrong CRC-32" if bad else ""), "CRC-32"
 
 
 def _read(file: BinaryIO, name: str, size_bytes: int) -> FileReading:
@@ -169,7 +169,7 @@ def _read(file: BinaryIO, name: str, size_bytes: int) -> FileReading:
 
 
 def parts_named(name: str) -> tuple[Need, ...]:
-    """Return all parts that a name such as `model-00001-of-00002.safetensors` says there are."""
+    """Return all files of a set, by the name of one, such as `model-00001-of-00002.safetensors`."""
     match = _OF.search(name)
     if match is None or not 0 < int(match[3]) <= 10_000:
         return ()
@@ -186,7 +186,7 @@ def parts_named(name: str) -> tuple[Need, ...]:
 
 
 def _dcp(data: bytes, path: PurePosixPath) -> FileReading:
-    """Read the pieces that a `.metadata` names: `relative_path`, `offset` and `length` of each stored value."""
+    """Read the files that a `.metadata` names: `relative_path`, `offset` and `length` of each stored value."""
     ends: dict[str, int] = {}
     piece, offset, key = "", 0, ""
     try:
@@ -207,7 +207,7 @@ def _dcp(data: bytes, path: PurePosixPath) -> FileReading:
 
 
 def _zip(file: BinaryIO, *, has_others: bool) -> FileReading:
-    """Read a zip, behind others in a piece of torch.distributed.checkpoint. Of a zip that is cut off, one in it may be
+    """Read a zip; a file of torch.distributed.checkpoint has several in a row. In a zip that is cut off, an inner one may be
     found: so a zip proves something only if it is the whole file."""
     try:
         with zipfile.ZipFile(file) as archive:
@@ -231,20 +231,20 @@ def _zip(file: BinaryIO, *, has_others: bool) -> FileReading:
 
 
 def _stored(file: BinaryIO, record: zipfile.ZipInfo) -> bytes:
-    """Return the beginning of a record as torch stores it. `zipfile` would refuse one without a check sum, and unpack few
-    bytes to any number. Raises struct.error, OSError, BadZipFile."""
+    """Return the beginning of a record as torch stores it. `zipfile` would refuse one without a checksum, and could
+    unpack few bytes to very many. Raises struct.error, OSError, BadZipFile."""
     if record.compress_type != zipfile.ZIP_STORED:
         return b""
     file.seek(record.header_offset + 26)
     file.seek(sum(struct.unpack("<HH", file.read(4))), os.SEEK_CUR)
     data = file.read(min(record.file_size, STATE_PICKLE_BYTES_MAX))
     if record.CRC and len(data) == record.file_size and zlib.crc32(data) != record.CRC:
-        raise zipfile.BadZipFile(f"{record.filename} has another CRC-32 than when it was written")
+        raise zipfile.BadZipFile(f"{record.filename} has a wrong CRC-32")
     return data
 
 
 def _state(data: bytes, *, is_whole: bool) -> FileReading:
-    """Read the pickle of a torch.save: the step, whether an optimizer is in it, and what it calls best."""
+    """Read the pickle of a torch.save: its step, whether it has an optimizer, and which checkpoint it calls best."""
     steps: dict[str, tuple[int, int]] = {}  # by key: how deep it lies, the number
     texts: set[str] = set()
     cites: dict[str, None] = {}
@@ -269,7 +269,7 @@ def _state(data: bytes, *, is_whole: bool) -> FileReading:
 
 
 def _pairs(data: bytes) -> Iterator[tuple[Token, Token]]:
-    """Yield each text or number with the one before it; those of a pickle that is cut off, as far as it goes."""
+    """Yield each text or number with the previous one, up to where the pickle may be cut off."""
     before: Token = (0, "")
     try:
         for token in tokens(data):

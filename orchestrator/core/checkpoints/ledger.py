@@ -1,9 +1,8 @@
-"""The ledger of saves, `checkpoints/ledger.jsonl`: every save that ranks wrote or a person adopted. One writer.
+"""Ledger of checkpoints, `checkpoints/ledger.jsonl`: every checkpoint that ranks wrote or a person adopted. One writer.
 
-A line is a JSON object with a `number` and what has changed of that save; lines of a number add up, the first has all.
-Folders in the job folder are written relative to it, so that a job folder can move. A torn last line is ignored. Any
-other line that cannot be read, or makes no save of those before it, is reported and skipped: what is not in the ledger is
-not resumed from.
+A line is a JSON object with a `number` and the changed fields of that checkpoint; the first line of a number has all
+fields. Folders in the job folder are written relative to it, so that a job folder can move. A torn last line is ignored.
+Any other line that cannot be read or applied is reported and skipped: only checkpoints in the ledger are resumed from.
 """
 
 from __future__ import annotations
@@ -20,16 +19,16 @@ from orchestrator.core.jobdir import full_disk, ownership
 from orchestrator.core.jobdir.durable import replace_text, sync_folder
 
 COMPACT_BYTES = 8 << 20
-"""From this size on a supervisor writes the ledger anew when it starts, if the disk takes it."""
+"""From this size on a supervisor compacts the ledger when it starts, if the disk has space for it."""
 
 ENDED_MAX = 1_000
-"""How many saves that are torn, gone or pruned stay in a ledger that is written anew; their files are forgotten."""
+"""How many torn, gone or pruned checkpoints stay in a compacted ledger; their files are no longer listed."""
 
 ENDED = (SaveState.TORN, SaveState.GONE, SaveState.PRUNED)
 
 
 def read(job_root: Path, file: Path) -> tuple[dict[int, Save], list[str]]:
-    """Return the saves by number, and a text for each line that cannot be read. Raises OSError; no file: no saves."""
+    """Return the checkpoints by number, none without a file, and a message for each line that cannot be read. Raises OSError."""
     try:
         lines = ownership.read_regular(file).split(b"\n")
     except FileNotFoundError:
@@ -49,13 +48,13 @@ def read(job_root: Path, file: Path) -> tuple[dict[int, Save], list[str]]:
             saves[number] = _moved(save, job_root, is_read=True)
         if fault:
             faults.append(
-                f"{file}: save {number} cannot be read{' in part' if save is not None else ''}: {fault}"
+                f"{file}: checkpoint {number} cannot be read{' in part' if save is not None else ''}: {fault}"
             )
     return saves, faults
 
 
 def _folded(changes: list[codec.Json]) -> tuple[Save | None, str]:
-    """Return what changes make of a save, without those that make none, and why one of them makes none."""
+    """Apply changes to a checkpoint, without those that are invalid; return it, and why the first invalid one is."""
     data: codec.Json = {}
     for change in changes:
         data |= change
@@ -72,10 +71,10 @@ def _folded(changes: list[codec.Json]) -> tuple[Save | None, str]:
 
 
 class Ledger:
-    """The ledger as its one writer has it. Roots of places are absolute here."""
+    """The ledger as its one writer holds it, with absolute folders."""
 
     def __init__(self, job_root: Path, file: Path) -> None:
-        """Take up what is there. Raises OSError."""
+        """Read the existing file. Raises OSError."""
         self._root = job_root
         self._file = file
         self.saves, self.faults = read(job_root, file)
@@ -93,13 +92,13 @@ class Ledger:
         return max(self.saves, default=0) + 1
 
     def put(self, save: Save) -> None:
-        """Enter a save, new or changed; `flush` writes it down."""
+        """Enter a checkpoint, new or changed; `flush` writes it."""
         if self.saves.get(save.number) != save:
             self.saves[save.number] = save
             self._dirty[save.number] = None
 
     def flush(self) -> None:
-        """Write down what has changed, durably. Raises OSError; then it is tried again by the next call."""
+        """Write the changes, durably. Raises OSError; the next call tries again."""
         if not self._dirty:
             return
         changes = []
@@ -114,15 +113,15 @@ class Ledger:
         self._dirty.clear()
 
     def keep_up(self) -> list[str]:
-        """Write down what has changed, at a later call where the file refuses it now; return why, once. Raises OSError where the
-        disk is full."""
+        """Write the changes, or leave them to a later call if the file cannot be written; return why, once. Raises OSError if
+        the disk is full."""
         try:
             self.flush()
             self._told, before = "", ""
         except OSError as err:
             if full_disk.is_full(err):
                 raise
-            what = "no checkpoint from now on is resumed from until it can be"
+            what = "new checkpoints are not used for a restart until it can"
             self._told, before = f"{self._file} cannot be written: {err.strerror}; {what}", self._told
         return [self._told] if self._told != before else []
 
@@ -133,7 +132,7 @@ class Ledger:
         try:
             size = os.fstat(fd).st_size
             if size and os.pread(fd, 1, size - 1) != b"\n":
-                data = b" cut off\n" + data  # whatever of that line is there, it is none
+                data = b" cut off\n" + data  # marks the rest of a torn line as invalid
             try:
                 written = os.write(fd, data)
                 if written < len(data):
@@ -162,7 +161,7 @@ class Ledger:
 
 
 def _moved(save: Save, root: Path, *, is_read: bool) -> Save:
-    """Return a save with its folders as they are in memory (absolute), or in the file."""
+    """Return a checkpoint with its folders as in memory (absolute), or as in the file (relative)."""
 
     def moved(place: Place) -> Place:
         path = Path(place.root)

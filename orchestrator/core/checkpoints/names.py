@@ -1,16 +1,16 @@
-"""Groups of files by their names: which files below a checkpoint place are one save. Pure.
+"""Grouping of files by their names: which files below a checkpoint folder form one checkpoint. Pure.
 
 Rules, the first that fits:
 - A folder with a count in its name (`checkpoint-500`, `step_10`, `020000`), or with a file that only the folder of a
-  save has (`.metadata`, `trainer_state.json`, `random_states_0.pkl`), is one save with all that is below it. A folder
-  that holds such folders, or files of several steps, is none.
-- Files of one folder with the same numbers in their names are one save: `model_100.pt`, `meta_100.json`,
-  `optim_100_rank0.pt`. The numbers of ranks, shards and parts do not count; a decimal, such as a loss, tells files apart
-  that are each the whole of a save.
-- Files without a number are parts of one save if their names say so (`model.pt`, `optimizer.pt`, `scheduler.pt`); any
-  other name is a save of its own (`ckpt.pt`, `last.ckpt`), overwritten each time. Best ones and last ones stand alone.
+  checkpoint has (`.metadata`, `trainer_state.json`, `random_states_0.pkl`), is one checkpoint with all that is below
+  it. A folder with such folders, or with files of several steps, is not one.
+- Files of one folder with the same numbers in their names are one checkpoint: `model_100.pt`, `meta_100.json`,
+  `optim_100_rank0.pt`. The numbers of ranks, shards and parts do not count; a decimal, such as a loss, separates
+  files that are a complete checkpoint each.
+- Files without a number are parts of one checkpoint if their names say so (`model.pt`, `optimizer.pt`, `scheduler.pt`);
+  any other name is a separate checkpoint (`ckpt.pt`, `last.ckpt`), overwritten each time. So are best and last ones.
 
-Folders of ranks (`rank_0/`, `mp_rank_01/`) do not separate what belongs together.
+Folders of ranks (`rank_0/`, `mp_rank_01/`) do not separate the files of a checkpoint.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ METADATA = ".metadata"
 TRAINER_STATE = "trainer_state.json"
 TRAINING_ARGS = "training_args.bin"
 LIGHTNING_LAST = "meta.pt"
-"""What Lightning adds last to a folder of torch.distributed.checkpoint."""
+"""The file that Lightning adds last to a folder of torch.distributed.checkpoint."""
 
 POINTERS = frozenset({"latest", "latest_checkpointed_iteration.txt", "last_checkpoint", "latest_step.txt"})
-"""Files that name the newest save beside them, of DeepSpeed, Megatron and detectron2."""
+"""Files that name the newest checkpoint beside them (DeepSpeed, Megatron, detectron2)."""
 
 
 def _endings(text: str) -> frozenset[str]:
@@ -38,13 +38,13 @@ def _endings(text: str) -> frozenset[str]:
 SUFFIXES = _endings(
     "pt pth ckpt bin safetensors pkl npz tar distcp model zip h5 hdf5 npy msgpack eqx keras joblib state params weights"
 )
-"""Endings of files that may hold the state of a training."""
+"""Suffixes of files that may hold training state."""
 
 _TEXTS = _endings(
     "json jsonl yaml yml toml ini cfg txt log csv tsv md html out err py sh diff patch xml png jpg jpeg svg gif pdf mp4"
     " wav lock pid idx gz bz2 xz db sqlite wandb tfevents"
 )
-"""Endings of files that are no save by themselves; they may be a part of one."""
+"""Suffixes of files that are not a checkpoint by themselves; they may be part of one."""
 
 _TEMPORARY = re.compile(
     r"^tmp|[._-](tmp|temp|incomplete|lock)([._-]|\d|$)|\.(part|partial)$|~$", re.IGNORECASE
@@ -54,7 +54,7 @@ _BESIDE = re.compile(r"(.+?)[._-](?:incomplete|unfinished|in-?_?progress|tmp[._-
 
 _PART = r"(?:mp_rank|rank|shard|part|worker|node|gpu|device|proc|process|rng_state|random_states)"
 _PLACES = re.compile(rf"\d+[-_]of[-_]\d+|{_PART}[-_=]?\d+(?:[-_]\d+)?|(?<![a-z])[ptd]p[-_=]?\d+", re.I)
-"""Numbers of ranks and other parts of one save, which do not count up."""
+"""Numbers of ranks and other parts of one checkpoint, which are not steps."""
 
 _STEP_WORD = r"(?:(?<![a-z])(?:step|iter|iteration|update|batch|ba|it)|global[-_]?step)s?[-_=. ]?"
 _STEPS = re.compile(
@@ -67,7 +67,7 @@ _WORD_COUNT = re.compile(
     re.IGNORECASE,
 )
 _NUMBER = re.compile(r"(?<![A-Za-z0-9])(?<!\d\.)\d+(?![A-Za-z0-9]|\.\d)|-v\d+(?=\.\w+$|$)")
-"""A number that stands by itself, and the version that Lightning appends to a name that exists."""
+"""A separate number, and the version that Lightning appends to a name that exists."""
 _DECIMAL = re.compile(r"\d+\.\d+(?:e[-+]?\d+)?(?!\d*\.\d)", re.IGNORECASE)
 _TAG = re.compile(r"(?<![a-z])(best|last|latest|final)(?![a-z])|\d+(best)(?![a-z])", re.IGNORECASE)
 _INNER = re.compile(r"custom_checkpoint_\d+|step_count", re.IGNORECASE)
@@ -76,7 +76,7 @@ _MARKS = re.compile(r"\.metadata|__\d+\.metadata|trainer_state\.json|random_stat
 
 
 class Role(enum.Enum):
-    """What a file of a save is for, by its name."""
+    """Role of a file in its checkpoint, by its name."""
 
     MAIN = "main"
     MODEL = "model"
@@ -114,7 +114,7 @@ _SAVED = _words("ckpt chkpt checkpoint snapshot state step epoch iter iteration 
 
 @dataclass(slots=True)
 class Group:
-    """Files that are one save. `main`: the folder or file that stands for it; `mark`: why it is unfinished."""
+    """Files that form one checkpoint. `main`: the folder or file that represents it; `mark`: why it is unfinished."""
 
     key: str
     series: str
@@ -128,7 +128,7 @@ class Group:
 
     @property
     def is_slot(self) -> bool:
-        """Tell whether the same names are written again and again."""
+        """Tell whether its files are overwritten by the next one."""
         return not self.count
 
 
@@ -138,7 +138,7 @@ def is_temporary(name: str) -> bool:
 
 
 def is_save_file(name: str) -> bool:
-    """Tell whether a file may be, by its ending and name, a save or the main part of one."""
+    """Tell whether a file may be a checkpoint or the main part of one, by its suffix and name."""
     path = PurePosixPath(name)
     if path.suffix in SUFFIXES:
         return True
@@ -147,12 +147,12 @@ def is_save_file(name: str) -> bool:
 
 
 def is_counted(name: str) -> bool:
-    """Tell whether the name of a folder is that of one checkpoint of many, by a word and a number in it."""
+    """Tell whether a folder's name has a word and a number, as that of one checkpoint of many."""
     return _WORD_COUNT.search(_PLACES.sub(" ", name)) is not None
 
 
 def role(name: str) -> Role:
-    """Return what a file of a save is for. Arrays of NumPy are the state of a training only where their name says so."""
+    """Return the role of a file in its checkpoint. NumPy arrays are training state only if their name says so."""
     stem = name.rpartition("/")[2].lower().partition(".")[0]
     is_array = name.endswith((".npy", ".npz")) and not _SAVED.search(stem)
     return next(
@@ -161,26 +161,25 @@ def role(name: str) -> Role:
 
 
 def without_count(name: str) -> str:
-    """Return a name with `#` for the numbers in it, but for those of ranks and other parts."""
+    """Return a name with `#` for its numbers, except for those of ranks and other parts."""
     kept = [match.span() for match in _PLACES.finditer(name)]
     return re.sub(r"\d+", lambda m: m[0] if any(a <= m.start() < b for a, b in kept) else "#", name)
 
 
 def stated_step(name: str) -> int | None:
-    """Return the step in a name, behind a word that says so; a number of another kind may be an epoch or a save."""
+    """Return the step in a name, after a word for it; any other number may be an epoch or a counter."""
     found = [match[1] or match[2] for match in _STEPS.finditer(_stem(name))]
     return int(found[-1]) if found else None
 
 
 def _stem(name: str) -> str:
-    """Return the last part of a name, without its ending if that is one of letters."""
+    """Return the last part of a name, without a suffix of letters."""
     path = PurePosixPath(name)
     return path.stem if path.suffix[1:].isalpha() else path.name
 
 
 def ranks_in(names: Iterable[str]) -> dict[str, set[int]]:
-    """Return the numbers of ranks and shards in names, by the rest of the name, other such numbers left out:
-    `optim_100_rank#.pt` → {0, 1}."""
+    """Return the numbers of ranks and shards in names, by the rest of the name: `optim_100_rank#.pt` → {0, 1}."""
     found: dict[str, set[int]] = {}
     pattern = re.compile(r"(rank[-_=]?|shard[-_=]?|random_states_|rng_state_)(\d+)")
     for name in names:
@@ -192,7 +191,7 @@ def ranks_in(names: Iterable[str]) -> dict[str, set[int]]:
 
 
 def group(names: Iterable[str]) -> dict[str, Group]:
-    """Return the groups of the files with these names, relative to the checkpoint place, by their keys."""
+    """Return the groups of files with these names, which are relative to the checkpoint folder, by their keys."""
     files = sorted(names)
     tree = _Tree(files)
     groups: dict[str, Group] = {}
@@ -203,7 +202,7 @@ def group(names: Iterable[str]) -> dict[str, Group]:
         if folder is not None:
             found = groups.setdefault(folder.key, folder)
             if is_temporary(last) or _UNFINISHED.search(last):
-                found.mark = found.mark or f"{name} says that it is unfinished"
+                found.mark = found.mark or f"{name} marks it as unfinished"
         elif is_temporary(last) or last in POINTERS or _BESIDE.fullmatch(last):
             continue
         else:
@@ -215,9 +214,9 @@ def group(names: Iterable[str]) -> dict[str, Group]:
         if found.main in beside.values():
             markers.append(found.main)
         if markers:
-            found.mark = found.mark or f"{markers[0]} says that it is unfinished"
+            found.mark = found.mark or f"{markers[0]} marks it as unfinished"
         if is_temporary(PurePosixPath(found.main).name) and found.is_folder:
-            found.mark = found.mark or "its name says that it is unfinished"
+            found.mark = found.mark or "its name marks it as unfinished"
         if not found.is_folder:
             found.main = min(found.names, key=_is_main_first)
     return groups
@@ -229,7 +228,7 @@ def _is_main_first(name: str) -> tuple[int, int, str]:
 
 
 class _Tree:
-    """The folders below a place, and which of them are saves."""
+    """The folders below a checkpoint folder, and which of them are checkpoints."""
 
     def __init__(self, files: list[str]) -> None:
         self.folders: dict[str, tuple[set[str], set[str]]] = {".": (set(), set())}
@@ -247,7 +246,7 @@ class _Tree:
         return self.folders[folder]
 
     def save_folder(self, name: str) -> Group | None:
-        """Return the group of the outermost folder that is a save, of a folder and those above it."""
+        """Return the group of the outermost folder that is a checkpoint, among a folder and its parents."""
         if name not in self._saves:
             above = name.rpartition("/")[0]
             found = self.save_folder(above) if above else None
@@ -257,7 +256,7 @@ class _Tree:
         return self._saves[name]
 
     def plain(self, name: str) -> str:
-        """Return the beginning of the keys of files in a folder: its name without folders of ranks."""
+        """Return the common start of the keys of files in a folder: its name without folders of ranks."""
         if name not in self._plain:
             parts = [part for part in PurePosixPath(name).parts if not _PLACES.fullmatch(part)]
             self._plain[name] = "".join(f"{part}/" for part in parts)
@@ -298,7 +297,7 @@ def _of_file(folder: str, name: str) -> Group:
     prefix = f"{folder}{tag}{'@' if tag else ''}"
     if count:
         unit = "epoch" if re.search(r"epoch", name, re.IGNORECASE) else ""
-        # The best ones of one epoch differ in a loss; a part of a save has the loss of the others or none.
+        # The best ones of one epoch differ in a loss; a part of a checkpoint has the loss of the others or none.
         loss = "".join(f"~{number}" for number in _DECIMAL.findall(name)) if role(name) is Role.MAIN else ""
         key = f"{prefix}#{unit}{'-'.join(count)}{loss}"
         return Group(key, f"{prefix}#{unit}", "", False, count, tag)
@@ -317,7 +316,7 @@ def _series(name: str) -> str:
 
 
 def _count(name: str) -> tuple[str, ...]:
-    """Return the numbers of a folder's name, if one of them counts saves or is the whole name."""
+    """Return the numbers in a folder's name, if one of them counts checkpoints or is the full name."""
     plain = _PLACES.sub(" ", name)
     if name.isdigit() or _WORD_COUNT.search(plain):
         return tuple(str(int(number)) for number in re.findall(r"\d+", plain))

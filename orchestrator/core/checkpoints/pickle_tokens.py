@@ -1,8 +1,8 @@
 """Texts and whole numbers of a pickle, in order, without executing it.
 
-A pickle is a program that can run anything. Here its opcodes are read and none is carried out: only texts, whole
-numbers, the memo that names earlier texts again, and how many marks are open. That is enough to find `step` with the
-number behind it, or which files a `.metadata` of torch.distributed.checkpoint names, with their lengths.
+A pickle is a program that can run anything. Its opcodes are read here, and none is executed: only texts, whole numbers,
+the memo that refers to earlier texts, and the number of open marks. That is enough to find `step` with the number after
+it, or the files that a `.metadata` of torch.distributed.checkpoint names, with their lengths.
 
 Source: the standard library's `pickletools`, which reads opcodes of all protocols.
 """
@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from typing import Any
 
 Token = tuple[int, "str | int"]
-"""How many marks were open (the depth of a value in containers), and a text or a number."""
+"""The number of open marks (the depth of a value in containers), and a text or a number."""
 
 NUMBER_BITS_MAX = 63
-"""A longer number is no step and no length, and does not fit into a message."""
+"""A longer number is neither a step nor a length, and does not fit into a message."""
 
 _TEXTS = frozenset(("SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8"))
 _NUMBERS = frozenset(("BININT1", "BININT2", "BININT", "LONG1"))

@@ -1,7 +1,7 @@
-"""What a group of files is as a save: its format, what it must have, what is damaged, its step. Reads, changes nothing.
+"""Validation of a checkpoint's files: its format, the files that it needs, damage, and its step. Reads, changes nothing.
 
-`fault` says why it cannot be whole; `has_last_word` tells whether its format shows by itself that nothing more was to
-be written, which counts where the ranks' next step cannot tell.
+`fault` returns why it cannot be complete. `has_last_word` tells whether its format alone shows that it is complete, for
+when no later step of the ranks can show that.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from orchestrator.core.checkpoints.save import Content, Format, GroupReading, Ne
 from orchestrator.core.text import counted
 
 CLOCK_TICK_NS = 20_000_000
-"""Two files' times that differ by less may be out of order: they come from the kernel's coarse clock."""
+"""Times of two files that differ by less may be out of order: they come from the kernel's coarse clock."""
 
 SHOWN_MAX = 3
 
@@ -26,9 +26,9 @@ _ZERO = re.compile(r"zero_pp_rank_(\d+)_mp_rank_(\d+)|mp_rank_(\d+)_model_states
 _OPTIMIZER = re.compile(r"(optimizer|optim|scheduler)[\w-]*\.(pt|bin|pth)")
 _RANDOM = re.compile(r"(random_states_|rng_state_)\d+\.")
 _EVERY_RANK = re.compile(r"(random_states_|rng_state_|zero_pp_rank_)#")
-"""Files, as `ranks_in` names them, that every rank writes; of others the first rank may have the only one."""
+"""Files, as `ranks_in` names them, that every rank writes; others may be written by the first rank alone."""
 _ANY_NUMBER = re.compile(r"(?<![mp]p_)rank[-_=]?#")
-"""Files, as `ranks_in` names them, whose number may be no rank's where it is the only one: `lora_rank16.pt`."""
+"""Files, as `ranks_in` names them, whose only number may not be a rank: `lora_rank16.pt`."""
 
 
 def read(
@@ -39,8 +39,8 @@ def read(
     *,
     trusts_times: bool = False,
 ) -> GroupReading:
-    """Read a group whose files have these sizes and times. `pointed`: names in the place that pointer files and links have;
-    `trusts_times`: whether the times tell in which order its files were written, for what nobody has seen written."""
+    """Read a group whose files have these sizes and times. `pointed`: names that pointer files and links refer to;
+    `trusts_times`: whether times show the order of writing, for files that no agent has watched."""
     found = {name: formats.read(root, name, files[name].size_bytes) for name in group.names}
     faults = [f"{name} {reading.fault}" for name, reading in found.items() if reading.fault]
     faults += [group.mark] if group.mark else []
@@ -69,7 +69,7 @@ def read(
 
 
 def _proves(name: str, size_bytes: int) -> bool:
-    """Tell whether a file must be whole by its format where a save counts as proved."""
+    """Tell whether the format of a file must prove it complete before its checkpoint counts as proved."""
     is_cut = name.endswith(".json") and not size_bytes
     return (
         is_cut
@@ -97,14 +97,14 @@ def merged(first: GroupReading, second: GroupReading) -> GroupReading:
 
 
 def fault(reading: GroupReading, sizes: Mapping[str, int]) -> str:
-    """Return why files of these sizes are not a whole save, empty if nothing speaks against it."""
+    """Return why files of these sizes are not a complete checkpoint; empty if no fault is found."""
     if reading.faults:
         return _some(reading.faults)
     missing = {need.name: need.by for need in reading.needs if need.name not in sizes}
     if missing:
         by = next(iter(missing.values()))
         text = f"{_some(missing)} {'is' if len(missing) == 1 else 'are'} missing"
-        return f"{text}, which {by} names" if by else text
+        return f"{text}, but listed in {by}" if by else text
     short = [need for need in reading.needs if sizes[need.name] < need.size_bytes]
     if short:
         size, need = sizes[short[0].name], short[0]
@@ -120,15 +120,15 @@ def fault(reading: GroupReading, sizes: Mapping[str, int]) -> str:
 
 
 def outdated(reading: GroupReading, stale: Collection[str]) -> str:
-    """Return the fault of a `.metadata` that is still that of the save before, while files that it names are new."""
+    """Return the fault of a `.metadata` that is still that of the previous checkpoint, while files in it are new."""
     named = (need for need in reading.needs if need.by.endswith(names.METADATA) and need.by in stale)
     new = next((need for need in named if need.name not in stale), None)
-    return f"{new.name} was written again after {new.by}" if new is not None else ""
+    return f"{new.name} was rewritten after {new.by}" if new is not None else ""
 
 
 def has_last_word(reading: GroupReading, sizes: Collection[str], world_size: int) -> bool:
-    """Tell whether the format shows that nothing more was to be written: what it writes last is there, and the files of
-    every rank. Only for a group without a fault."""
+    """Tell whether the format shows that all is written: the file that it writes last is there, and the files of every
+    rank. Only for a group without a fault."""
     ranks = names.ranks_in(sizes)
     return (
         reading.is_said_done
@@ -147,7 +147,7 @@ def _some(texts: Collection[str]) -> str:
 
 
 def _is_nested(group: names.Group) -> bool:
-    """Tell whether the folder of a save holds folders, as those of sharded models are."""
+    """Tell whether the folder of a checkpoint has subfolders, as that of a sharded model."""
     return any("/" in name.removeprefix(f"{group.main}/") for name in group.names)
 
 
@@ -197,14 +197,14 @@ def _needs_of(format_: Format, group: names.Group) -> set[Need]:
 def _late_pieces(
     group: names.Group, files: Mapping[str, Piece], found: Mapping[str, formats.FileReading]
 ) -> list[str]:
-    """Return faults of pieces that were written after the `.metadata` that is written last."""
+    """Return faults of files that were written after the `.metadata`, which is written last."""
     late = []
     for name, reading in found.items():
         if not name.endswith(names.METADATA):
             continue
         written_ns = files[name].mtime_ns + CLOCK_TICK_NS
         late += [
-            f"{need.name} was written again after {name}"
+            f"{need.name} was rewritten after {name}"
             for need in reading.needs
             if need.name in files and files[need.name].mtime_ns > written_ns
         ]
@@ -232,8 +232,7 @@ def _content(format_: Format, group: names.Group, found: Mapping[str, formats.Fi
 
 
 def _fits_any_size(format_: Format, group_names: Collection[str]) -> bool:
-    """Tell whether another number of ranks can load it: not if ranks have files of their own, other than their random
-    numbers."""
+    """Tell whether another number of ranks can load it: not if ranks have separate files, other than random states."""
     if any("zero_pp_rank_" in name for name in group_names):
         return any("universal" in name for name in group_names)
     own = [name for name in group_names if not _RANDOM.search(name)]
@@ -258,7 +257,7 @@ def _is_said_done(
         case Format.ACCELERATE:
             return any(name.startswith(("model", "pytorch_model")) for name in base)
         case Format.DCP:
-            # Where it lies deeper, more is written to the folder around it.
+            # If it lies deeper, more is written to the folder around it.
             top = PurePosixPath(group.main)
             return any(
                 name.endswith(names.METADATA) and PurePosixPath(name).parent == top for name in group.names
@@ -277,7 +276,7 @@ def _is_said_done(
 def _step(
     format_: Format, group: names.Group, found: Mapping[str, formats.FileReading], main: formats.FileReading
 ) -> int | None:
-    """Return the step that a save states: in its state file, its main file or its name."""
+    """Return the step from its state file, its main file or its name."""
     state = next((found[name].step for name in group.names if name.endswith(f"/{names.TRAINER_STATE}")), None)
     if format_ is Format.TRAINER and state is not None:
         return state

@@ -1,10 +1,13 @@
-"""A save: all files that ranks write between two steps of all ranks. Pure data.
+"""Record of a checkpoint: all files that ranks write between two steps of all ranks. Pure data.
 
-- OPEN while a rank that writes has not gone on, or while it is on its way into the job folder.
-- WHOLE once every rank has gone on, or its format's last word is there, and every file is as its format demands.
-- TORN when the attempt ended before that. GONE when a file of it was deleted or changed later. DISTRUSTED when
-  attempts could not begin from it. PRUNED when `checkpoint.keep` deleted it.
-Only WHOLE saves are resumed from.
+- OPEN while a rank may still write to it, or while it is being copied into the job folder.
+- WHOLE (complete) once every rank has made a later step, or the file that its format writes last is there, and every
+  file is valid in its format.
+- TORN when the attempt ended before that.
+- GONE when a file of it was deleted or changed later.
+- DISTRUSTED when attempts could not resume from it.
+- PRUNED when `checkpoint.keep` deleted it.
+Only WHOLE checkpoints are resumed from.
 """
 
 from __future__ import annotations
@@ -13,11 +16,11 @@ import enum
 from dataclasses import dataclass
 
 START = "./"
-"""What the key of a save begins with that lies where the ranks start; of one elsewhere it is the path of its folder."""
+"""Prefix of the key of a checkpoint in the working folder of the ranks; elsewhere the prefix is the path of its folder."""
 
 
 class SaveState(enum.Enum):
-    """Life cycle of a save."""
+    """Life cycle of a checkpoint."""
 
     OPEN = "open"
     WHOLE = "whole"
@@ -28,7 +31,7 @@ class SaveState(enum.Enum):
 
 
 class Format(enum.Enum):
-    """What has written a save, as its files show."""
+    """Library that has written a checkpoint, by its files."""
 
     TORCH = "torch.save"
     SAFETENSORS = "safetensors"
@@ -42,7 +45,7 @@ class Format(enum.Enum):
 
 
 class Content(enum.Enum):
-    """What a save holds, the best to resume from first; `PART` and `OTHER` are never resumed from."""
+    """Content of a checkpoint, the best to resume from first; `PART` and `OTHER` are never resumed from."""
 
     STATE = "state"
     WEIGHTS = "weights alone"
@@ -53,7 +56,7 @@ class Content(enum.Enum):
 
 
 class Closing(enum.Enum):
-    """How it is known that nothing more is written to a save."""
+    """Reason why a checkpoint counts as fully written."""
 
     STEPS = "every rank has made a step since"
     END = "every rank has ended with code 0"
@@ -65,7 +68,7 @@ class Closing(enum.Enum):
 
 
 class StepSource(enum.Enum):
-    """How the step of a save is known."""
+    """Source of the step of a checkpoint."""
 
     STATED = "stated"
     COUNTED = "counted"
@@ -74,8 +77,8 @@ class StepSource(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A file of a save: its name below the checkpoint place, size, time of its last byte, sha256 (empty until it was
-    read). Also any file of a job on a host, by its name in the job's folder there."""
+    """File of a checkpoint: name below the checkpoint folder, size, time of its last byte, sha256 (empty until it was read).
+    Also any file of a job on a host, by its name in the job's folder there."""
 
     name: str
     size_bytes: int
@@ -84,15 +87,15 @@ class Piece:
 
     @property
     def stamp(self) -> tuple[str, int, int]:
-        """What tells this file from all that were written under its name."""
+        """Identity of this version of the file."""
         return self.name, self.size_bytes, self.mtime_ns
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where pieces lie: a folder that their names are relative to, on a host, or where the job folder is (no host).
+    """Location of files: the folder that their names are relative to, on a host, or on the supervisor's disk (no host).
 
-    `names`: the pieces that are there; empty for all.
+    `names`: the files that are there; empty for all.
     """
 
     host: str
@@ -102,7 +105,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """A file that a save must have, by its name in the place, with at least this many bytes."""
+    """File that a checkpoint must have: its name, its least size, and the file that lists it."""
 
     name: str
     size_bytes: int
@@ -111,17 +114,17 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class GroupReading:
-    """What the files of a group say; of hosts that share no disk each reads its own, and `merged` joins them.
+    """Result of reading a group's files; hosts that share no disk read their own files, and `merged` joins the results.
 
-    `faults`: what is damaged, or marks the group as unfinished. `is_proved`: the formats of all files that have one show
-    that they are whole. `is_said_done`: what the format writes last is there, as far as one host can see.
+    `faults`: what is damaged, or marks the group as unfinished. `is_proved`: the formats of all files that have one prove
+    them complete. `is_said_done`: the file that the format writes last is there, as far as one host can see.
     """
 
     format: Format
     content: Content
     fits_any_size: bool
     faults: tuple[str, ...] = ()
-    # The disk did not give a file, which proves nothing
+    # A file could not be read, which proves nothing
     is_unsure: bool = False
     needs: tuple[Need, ...] = ()
     is_proved: bool = False
@@ -132,10 +135,10 @@ class GroupReading:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one host has reported of a save that is open; hosts that share a disk report it once.
+    """Part of an open checkpoint that one host has reported; hosts that share a disk report it once.
 
-    `steps`: optimizer steps of its ranks at the last byte; `closed_by`: how it is known that they write no more to it;
-    `stale`: files that are still those of the save before.
+    `steps`: optimizer steps of its ranks at the last byte; `closed_by`: why it counts as fully written; `stale`: files
+    that are still those of the previous checkpoint.
     """
 
     host: str
@@ -145,16 +148,16 @@ class Part:
     reading: GroupReading
     closed_by: Closing
     stale: tuple[str, ...] = ()
-    # None of its names was there before its attempt, as a hook has seen
+    # None of its names existed before its attempt, as a hook has seen
     is_new: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """One save, as the ledger has it. `number` grows from 1 and is its identity."""
+    """One checkpoint, as the ledger has it. `number` counts from 1 and identifies it."""
 
     number: int
-    # What its files have in common: a folder, or a folder with the numbers in their names; see `START` for where it lies
+    # Common part of its files: a folder, or a folder with the numbers in their names; `START` marks where it lies
     key: str
     # The key without its numbers
     series: str
@@ -162,53 +165,53 @@ class Save:
     main: str
     attempt: int
     world_size: int
-    # Optimizer steps that its attempt had made by then; 0: none
+    # Optimizer steps that its attempt had made by then
     steps: int
     format: Format
     content: Content
-    # It can be loaded by another number of ranks
+    # Another number of ranks can load it
     fits_any_size: bool
     state: SaveState
-    # The state in words, where it is neither open nor whole; for an open one what it still lacks
+    # Why it is in a state other than open or whole; for an open one what is still missing
     why: str = ""
     closed_by: Closing = Closing.NONE
-    # The job's step, and how it is known
+    # The job's step, and its source
     step: int | None = None
     step_source: StepSource = StepSource.UNKNOWN
-    # What it states of its step
+    # The step that its files or name state
     stated: int | None = None
     # Time of its last byte
     written_ns: int = 0
     pieces: tuple[Piece, ...] = ()
     places: tuple[Place, ...] = ()
-    # Names of other saves that it calls best, or points to
+    # Names of other checkpoints that it calls best, or points to
     cites: tuple[str, ...] = ()
-    # What was compared with the ledger last, in words
+    # What was last compared with the ledger, as text
     compared: str = ""
-    # It is on its way into the job folder
+    # It is being copied into the job folder
     is_coming: bool = False
-    # None of its names was there before its attempt
+    # None of its names existed before its attempt
     is_new: bool = False
-    # It is put out of the way of scripts: its files, or those of the saves before it, show that it is not whole; a torn one
-    # without that may have been written to its end
+    # Quarantine it: its files, or those of earlier checkpoints, show that it is incomplete; a torn one without this flag may
+    # have been written to its end
     is_damaged: bool = False
     # While it is open
     parts: tuple[Part, ...] = ()
 
     @property
     def path(self) -> str:
-        """Where it is resumed from: its main file or folder in the first of its places."""
+        """Path to resume from: its main file or folder in the first of its locations."""
         root = self.places[0].root if self.places else ""
         return root if self.main == "." else f"{root}/{self.main}"
 
     @property
     def host(self) -> str:
-        """The host whose disk its path is on, if only that may have it."""
+        """The host with its path, if the path may be on that host's disk alone."""
         return next((one.host for one in self.places if one.host and one.root == self.places[0].root), "")
 
     @property
     def stamps(self) -> frozenset[tuple[str, int, int]]:
-        """What tells its files from all that were written under their names."""
+        """Identity of these versions of its files."""
         return frozenset(piece.stamp for piece in self.pieces)
 
     @property
@@ -217,7 +220,7 @@ class Save:
 
     @property
     def area(self) -> str:
-        """The folder that its names are relative to: empty where `checkpoint.path` says, `START` where ranks start, else its path."""
+        """Folder that its names are relative to: empty for `checkpoint.path`, `START` for where ranks start, else its path."""
         if self.is_named or self.key.startswith(START):
             return "" if self.is_named else START
         roots = [place.root for place in self.places] or [part.root for part in self.parts]
@@ -225,20 +228,20 @@ class Save:
 
     @property
     def is_named(self) -> bool:
-        """Tell whether it lies where `checkpoint.path` says, or a person has adopted it."""
+        """Tell whether it lies at `checkpoint.path`, or a person has adopted it."""
         return not self.key.startswith((START, "/"))
 
     @property
     def is_slot(self) -> bool:
-        """Tell whether its names are written again and again."""
+        """Tell whether its files are overwritten by the next one."""
         return self.key == self.series
 
     @property
     def is_hashed(self) -> bool:
-        """Tell whether all of its bytes can be compared."""
+        """Tell whether all of its files have a sha256."""
         return bool(self.pieces) and all(piece.sha256 for piece in self.pieces)
 
     @property
     def is_candidate(self) -> bool:
-        """Tell whether a training could be resumed from what it holds."""
+        """Tell whether training could resume from its content."""
         return self.content not in (Content.PART, Content.OTHER)

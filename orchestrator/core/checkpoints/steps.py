@@ -1,9 +1,10 @@
-"""The job's step that a save holds, and the step that its attempt truly began at. Pure.
+"""The job's step of a checkpoint, and the step at which its attempt really started. Pure.
 
-What a save states of its step counts before what was counted, unless such numbers go back while steps are made, as the
-step of an epoch does. A script that does not begin from the save it was given shows it: what it states after as many
-steps of its own, or a numbered name that an earlier attempt wrote, leads back to another beginning. What it states shows
-that only where one stated step is known to be one counted step: an iteration of PPO has several.
+- The step that a checkpoint states is preferred to the counted one, unless stated steps go back while steps are made, as
+  the step of an epoch does.
+- A script that did not resume from its given checkpoint is found by its own checkpoints: the step that one states, less
+  the steps of its attempt, is another start; so is a numbered name that an earlier attempt has written.
+- Stated steps show that only if one stated step is one counted step: an iteration of PPO has several.
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ from itertools import pairwise
 from orchestrator.core.checkpoints.save import Save, StepSource
 
 NEAR_STEPS = 2
-"""How far off a count may be that was taken from file times: their clocks tick every 4 to 10 ms, a step may take 1."""
+"""Error of a count that is taken from file times: their clock ticks every 4 to 10 ms, a step may take 1."""
 
 FAR_STEPS = 3 * NEAR_STEPS
-"""How far off a sum of three such counts may be."""
+"""Error of a sum of three such counts."""
 
 CONSTANT_MIN = 3
-"""In how many saves of an attempt a number that stays shows that it is no step, but a setting."""
+"""A number that is equal in this many checkpoints of an attempt is a setting, not a step."""
 
 
 def is_misstated(saves: Iterable[Save]) -> bool:
-    """Tell whether what saves state of their step goes back, or stays in all of them, while an attempt makes steps."""
+    """Tell whether stated steps go back, or stay equal, while an attempt makes steps."""
     stating = _stating(saves)
     return any(
         (later.stated or 0) < (earlier.stated or 0) and later.steps >= earlier.steps
@@ -40,7 +41,7 @@ def is_misstated(saves: Iterable[Save]) -> bool:
 
 
 def _stating(saves: Iterable[Save]) -> dict[int, list[Save]]:
-    """Return the saves of each attempt that state a step, in their order."""
+    """Return the checkpoints that state a step, by attempt, in their order."""
     by_attempt: dict[int, list[Save]] = {}
     for save in sorted(saves, key=lambda save: save.number):
         if save.stated is not None and save.steps:
@@ -49,8 +50,8 @@ def _stating(saves: Iterable[Save]) -> dict[int, list[Save]]:
 
 
 def _are_single(saves: Collection[Save]) -> bool:
-    """Tell whether stated steps are known to be single counted steps: each attempt made as many of both from its first save
-    to its last, the first attempt from 0."""
+    """Tell whether one stated step is one counted step: each attempt made as many of both from its first checkpoint to its
+    last, the first attempt from 0."""
     first = min(save.attempt for save in saves)
     drifts: list[int] = []
     for attempt, own in _stating(saves).items():
@@ -61,7 +62,7 @@ def _are_single(saves: Collection[Save]) -> bool:
 
 
 def job_step(save: Save, base_step: int, *, misstated: bool) -> tuple[int | None, StepSource]:
-    """Return the job's step of a save of an attempt that began at `base_step`, and how it is known."""
+    """Return the job's step of a checkpoint whose attempt began at `base_step`, and its source."""
     if save.stated is not None and not misstated:
         return save.stated, StepSource.STATED
     if not save.steps:
@@ -80,10 +81,10 @@ def _numbers(name: str) -> list[int]:
 def beginning(
     save: Save, base_step: int, others: Collection[Save], *, misstated: bool, read: int = 0
 ) -> int | None:
-    """Return the step that the attempt of a save truly began at, if that is another than `base_step`; else None.
+    """Return the step at which the attempt of a checkpoint really began, if that differs from `base_step`; else None.
 
-    It is 0, or the step of an earlier save that the script has chosen by itself, or that of a file of another job that it had read,
-    `read`, if the save states as many more as its attempt had made.
+    It is 0, the step of an earlier checkpoint that the script has chosen itself, or `read`, the step of a file of another
+    job that it had read, if the checkpoint states as many more as its attempt had made.
     """
     if read and not misstated and save.stated is not None and base_step <= NEAR_STEPS:
         return read if abs(save.stated - save.steps - read) <= NEAR_STEPS and save.steps else None

@@ -1,8 +1,8 @@
-"""The files below a checkpoint place, as a look finds them: sizes and times, links, what pointer files name.
+"""Scan of the files below a checkpoint folder: sizes and times, links, and what pointer files name.
 
-Rules: a link below the place is never followed, except one at its top that leads out of it (an output folder on
-another disk). A look has limits on entries, depth and time, and says when it was cut. A folder below the place that holds more
-than a save can have is passed over, so that it hides no other.
+Rules: a link below the folder is never followed, except one at its top that leads out of it (an output folder on
+another disk). A scan has limits on entries, depth and time, and reports when it was cut off. A subfolder with more
+entries than a checkpoint can have is skipped, so that it hides no other.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ DEPTH_MAX = 16
 LOOK_S_MAX = 60.0
 POINTER_BYTES_MAX = 4_096
 OWN = frozenset(("ledger.jsonl", ".kept", ".coming"))
-"""What orch itself has among the checkpoints of a job."""
+"""Files of orch itself in a job's checkpoint folder."""
 
 
 @dataclass(slots=True)
 class Tree:
-    """What a look has found. `pointed`: names that pointer files and links within the place call the newest; `cut`: why not
-    all was seen; `unreadable`: folders that could not be read now."""
+    """Result of a scan. `pointed`: names that pointer files and links call the newest; `cut`: why the scan is incomplete;
+    `unreadable`: folders that could not be read."""
 
     root: Path
     files: dict[str, Piece] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class Tree:
 
 
 def place_of(folder: Path, glob: str) -> tuple[Path, str]:
-    """Return the folder that names of pieces are relative to, and the glob below it, for a `checkpoint.path`."""
+    """Return the folder that file names are relative to, and the glob below it, for a `checkpoint.path`."""
     whole = Path(glob) if os.path.isabs(glob) else folder / glob  # noqa: PTH117
     if not os.path.isabs(glob):  # noqa: PTH117
         return folder, glob
@@ -51,7 +51,7 @@ def place_of(folder: Path, glob: str) -> tuple[Path, str]:
 
 
 def look(root: Path, glob: str = "*") -> Tree:
-    """Return what is below `root` and fits `glob`, see `fits`."""
+    """Return what is below `root` and matches `glob`, see `fits`."""
     tree, wanted = Tree(root), _parts(glob)
     todo = [("", 0, _open(frozenset({0}), wanted))]
     count, due_s = 0, time.monotonic() + LOOK_S_MAX
@@ -91,7 +91,7 @@ def look(root: Path, glob: str = "*") -> Tree:
 
 
 def fits(name: str, glob: str) -> bool:
-    """Tell whether a file, or a folder that it is in, fits a glob: a part of it for each part of the name, `**` for any number."""
+    """Tell whether a file, or a folder that it is in, matches a glob: one part for each part of the name, `**` for any number."""
     wanted = _parts(glob)
     places = _open(frozenset({0}), wanted)
     for part in name.split("/"):
@@ -104,14 +104,14 @@ def _parts(glob: str) -> list[str]:
 
 
 def _open(places: frozenset[int], wanted: list[str]) -> frozenset[int]:
-    """Return places in a glob with those behind each `**`, which may stand for nothing."""
+    """Return positions in a glob with those after each `**`, which may match nothing."""
     while more := {at + 1 for at in places if at < len(wanted) and wanted[at] == "**"} - places:
         places |= more
     return places
 
 
 def _after(part: str, places: frozenset[int], wanted: list[str]) -> frozenset[int]:
-    """Return the places in a glob that follow a part of a name; its end stays, since all below what fits belongs to it."""
+    """Return the positions in a glob after a part of a name; its end stays, since all below a match belongs to it."""
     is_hidden = part.startswith(".") and part != names.METADATA
     if len(wanted) in places:
         return frozenset() if is_hidden else frozenset({len(wanted)})
@@ -124,7 +124,7 @@ def _after(part: str, places: frozenset[int], wanted: list[str]) -> frozenset[in
 
 
 def add(tree: Tree, path: str, name: str, *, is_top: bool) -> bool:
-    """Add what lies at a path to the tree; tell whether it is a folder to go into. `is_top`: links out of the place are
+    """Add the entry at a path to the tree; tell whether it is a folder to enter. `is_top`: links out of the folder are
     followed there. Raises OSError."""
     about = os.stat(path, follow_symlinks=False)  # noqa: PTH116 -- a Path for each of 100,000 files takes twice as long
     if stat.S_ISLNK(about.st_mode):

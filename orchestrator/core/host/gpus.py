@@ -1,4 +1,4 @@
-"""The GPUs of this host, by nvidia-smi: those that `nvidia-smi -L` lists; a GPU that MIG partitions counts as its parts."""
+"""GPUs of this host, by nvidia-smi: those that `nvidia-smi -L` lists; a GPU that MIG partitions counts as its parts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Memory of hosts in the job home, `nodes/HOST.json`: how a host's last check came out, or which job has lost it since.
+"""Health of hosts in the job home, `nodes/HOST.json`: the result of a host's last check, or the job that has lost it since.
 
-Rules: the file is replaced whole, by `orch check` and by the supervisor that judges a host lost; the last one counts. What
-cannot be read is passed over: a memory must not keep a job from starting.
+Rules: the file is replaced as a whole, by `orch check` and by the supervisor that judges a host lost; the last one counts.
+A file that cannot be read is skipped: it must not keep a job from starting.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ FAILURE_S_MAX = 24 * 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What is known of a host since a wall-clock time. `fault`: empty for a check that it passed; `job`: which has lost
-    it, empty for a check; `gpus`: how many the check has seen."""
+    """Health of a host at a wall-clock time. `fault`: empty for a passed check; `job`: the job that has lost it, empty for a
+    check; `gpus`: how many the check has found."""
 
     host: str
     at: float
@@ -38,14 +38,14 @@ class Note:
 
 
 def write(home: Path, note: Note) -> None:
-    """Replace what is known of a host. Raises OSError."""
+    """Replace the health of a host. Raises OSError."""
     path = _path(home, note.host)
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_text(path, codec.dumps(note) + "\n")
 
 
 def notes(home: Path) -> dict[str, Note]:
-    """Return what is known of each host."""
+    """Return the health of each known host."""
     found = {}
     for path in sorted((home / "nodes").glob("*.json")):
         with contextlib.suppress(OSError, codec.CodecError):

@@ -70,7 +70,7 @@ def _rank(address: Address) -> int:
 
 
 def holder(port: int) -> str:
-    """Return which process listens on a TCP port of this host, in words; empty when /proc does not show it."""
+    """Return the process that listens on a TCP port of this host, as text; empty when /proc does not show it."""
     inodes = _listening(port)
     if not inodes:
         return ""

@@ -1,8 +1,8 @@
 """Tags of a job's processes: an environment variable by which they are known, even when their parents are gone.
 
-A tag names job, node and the job's folder by device and inode: a copy of the folder is another one, and a folder that was
-renamed or mounted elsewhere is the same. What a supervisor starts without a tag of its own has the supervisor's, which
-names no node. By it a job that a rank has submitted is known for a job of its own.
+A tag has the job, the node, and the job's folder by device and inode: a copy of the folder is another folder, one that was
+renamed or mounted elsewhere is the same. What a supervisor starts without a separate tag has the supervisor's, which
+has no node. Tags separate a job from the jobs that its ranks submit.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(frozen=True, slots=True)
 class Proc:
-    """One process, told apart from a later one with its pid. `start_ticks`: clock ticks since boot."""
+    """One process, distinct from a later one with its pid. `start_ticks`: clock ticks since boot."""
 
     pid: int
     start_ticks: int
@@ -94,7 +94,7 @@ def _stat_fields(path: Path) -> list[bytes]:
 
 
 def alive(proc: Proc) -> bool:
-    """Tell whether that very process runs; a zombie does not."""
+    """Tell whether exactly this process runs; a zombie does not."""
     now = stat(proc.pid)
     return now is not None and now.start_ticks == proc.start_ticks and now.state not in "ZX"
 
@@ -105,8 +105,8 @@ def has_thread(pid: int, tid: int) -> bool:
 
 
 def state_of_threads(pid: int) -> str:
-    """Return the state of a process whose main thread has ended: that of another thread, which may well work. Z where each
-    other one is in the kernel (D), and so ends with the process."""
+    """Return the state of a process whose main thread has ended: that of another thread, which may still work. Z if all
+    others are in the kernel (D), and so end with the process."""
     paths = sorted((PROC / str(pid) / "task").glob("*/stat"))
     states = [fields[0].decode() for path in paths if (fields := _stat_fields(path))]
     return next((state for state in states if state not in "DZX"), "Z")
@@ -157,7 +157,7 @@ def environment(pid: int, name: str) -> str:
 
 
 def is_tracker(pid: int) -> bool:
-    """Tell whether a process removes the shared memory of its program when all others of that are gone, and ends then: a
+    """Tell whether a process is a tracker that removes its program's shared memory once all other processes have ended: a
     resource tracker of Python (`multiprocessing`, loky), or torch's manager of shared files."""
     return bool(_TRACKER.search(_read(PROC / str(pid) / "cmdline", ENVIRON_BYTES_MAX)))
 
@@ -189,7 +189,7 @@ def has_pending(pid: int, signum: int) -> bool:
 
 
 def text(path: Path) -> str:
-    """Return a file of /proc as it stands; empty when the process is gone or not ours to read."""
+    """Return the content of a file of /proc; empty when the process is gone or belongs to another user."""
     try:
         return path.read_text(errors="replace")
     except OSError:

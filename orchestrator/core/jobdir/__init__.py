@@ -1,1 +1,1 @@
-"""The job folder: its layout, plan, locks, requests, status and durable files."""
+"""Job folder: its layout, plan, locks, requests, status and durable files."""

@@ -21,8 +21,8 @@ PART_CHARS_MAX = 40
 
 @contextlib.contextmanager
 def installed(path: Path, *, durable: bool = True) -> Iterator[Path]:
-    """Yield where to write a file that comes to `path` at the end of the block, atomically; what is there is removed when
-    the block fails. `durable=False` skips the fsyncs, for files that can be written again."""
+    """Yield a temporary path that atomically replaces `path` at the end of the block, and is removed if the block fails.
+    `durable=False` skips the fsyncs, for files that can be written again."""
     part = path.with_name(f".{path.name[:PART_CHARS_MAX]}.{os.urandom(6).hex()}.part")
     try:
         yield part
@@ -50,7 +50,7 @@ def replace_text(path: Path, text: str, *, mode: int = 0o644, durable: bool = Tr
 
 
 def make_inside(root: Path, folder: Path) -> None:
-    """Make a folder of a job, and those between it and `root`, the job's own: never that one, which may be deleted by now.
+    """Make a folder below `root`, the job's folder, and its parents; never `root` itself, which may be deleted by now.
     Raises OSError."""
     if folder != root:
         make_inside(root, folder.parent)

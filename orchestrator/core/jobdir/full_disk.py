@@ -1,6 +1,6 @@
-"""Full disks and exhausted descriptors: what cannot be done waits and is tried again, and costs nothing but time.
+"""Full disks and exhausted descriptors: work waits and is retried, so that it costs only time.
 
-Printing never fails for a full disk: what does not fit into a log is kept, within a limit, and comes before the next line.
+Printing never fails on a full disk: output that does not fit is kept, up to a limit, and written before the next line.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ RETRY_S = 1.0
 """How often a full disk is tried again."""
 
 WAIT_S_MAX = 30 * 86_400.0
-"""How long a caller waits for room; a job is over long before."""
+"""How long a caller waits for space; a job ends long before."""
 
 KEPT_BYTES_MAX = 64 << 10
-"""How much of what is printed is kept; past it the newest goes, since the cause was printed first."""
+"""How much output is kept; beyond it the newest is dropped, since the cause was printed first."""
 
 LEFT_BYTES_MIN = 64 << 10
 """A disk that has less than this is full: the next file does not fit."""
@@ -41,8 +41,8 @@ def is_full(err: OSError) -> bool:
 
 
 def is_withheld(err: OSError) -> bool:
-    """Tell whether a disk takes nothing at the moment: it is full, or it was mounted to be read only, or its server has
-    lost it. What could be written before the error can be written again when it is back."""
+    """Tell whether a disk cannot be written at the moment: it is full, mounted read-only, or lost by its server. A failed
+    write can be repeated later."""
     return is_full(err) or err.errno in _WITHHELD
 
 
@@ -62,8 +62,7 @@ def is_used_up(folder: Path) -> bool:
 
 
 def wait_for(action: Callable[[], T]) -> T:
-    """Call `action` again and again while its disk is full, and return its result. Blocks, for up to `WAIT_S_MAX`, and says
-    so once."""
+    """Repeat `action` while its disk is full, and return its result. Blocks for up to `WAIT_S_MAX`, and reports that once."""
     began_s, waits = time.monotonic(), False
     while True:
         try:
@@ -73,12 +72,12 @@ def wait_for(action: Callable[[], T]) -> T:
             if not is_full(err) or waited_s > WAIT_S_MAX:
                 raise
             if not waits:
-                _say("the disk is full: all waits until there is room")
+                _say("the disk is full: waiting for free space")
             waits = True
             sleep(RETRY_S)
             continue
         if waits:
-            _say(f"there is room on the disk again after {time.monotonic() - began_s:.0f} s")
+            _say(f"the disk has free space again after {time.monotonic() - began_s:.0f} s")
         return done
 
 
@@ -87,7 +86,7 @@ def _say(text: str) -> None:
 
 
 class Patience:
-    """Suppresses errors for want of a descriptor or of memory in its block, which the caller runs again. Prints one line."""
+    """Context that suppresses errors for lack of descriptors or memory; the caller repeats the block. Prints one line."""
 
     def __init__(self) -> None:
         self._is_waiting = False
@@ -102,13 +101,13 @@ class Patience:
         if not isinstance(err, OSError) or not is_exhausted(err):
             return False
         if not self._is_waiting:
-            print(f"some work waits, see `ulimit -n`: {err.strerror}", flush=True)
+            print(f"some work waits until it can be tried again, see `ulimit -n`: {err.strerror}", flush=True)
         self._is_waiting = True
         return True
 
 
 class PatientLog(io.RawIOBase):
-    """An open log that accepts all writes. What the disk has no room for is kept, and written before the next."""
+    """Open log that accepts all writes; output that the disk has no space for is kept, and written before the next."""
 
     name = "log"
 
@@ -155,7 +154,7 @@ class PatientLog(io.RawIOBase):
 
 
 def print_patiently() -> None:
-    """Let what this process and its forks print wait for room on the disk of their log."""
+    """Make the output of this process and its forks wait for space on the disk of their log."""
     sys.stdout, sys.stderr = _patient(sys.stdout), _patient(sys.stderr)
 
 

@@ -1,4 +1,4 @@
-"""The job home `$ORCH_HOME` (default `~/.orch`): its job folders, the ids of jobs, and how a job is found.
+"""Job home `$ORCH_HOME` (default `~/.orch`): its job folders, the ids of jobs, and how a job is found.
 
 A job's id is its name, the time of its submit (UTC, to the millisecond) and two random letters, so names and ages are
 known from one listing, without opening a job.
@@ -34,7 +34,7 @@ def home(environ: Mapping[str, str]) -> Path:
 
 
 def new_id(name: str, wall_s: float) -> str:
-    """Return an id for a job of this name that is submitted at `wall_s`, seconds since the epoch."""
+    """Return an id for a job with this name, submitted at `wall_s`, seconds since the epoch."""
     import random
 
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(wall_s))
@@ -88,22 +88,22 @@ def unended(folder: Path) -> list[JobDir]:
 
 
 def is_ours(job: JobDir) -> bool:
-    """Tell whether there is such a job, and it is this user's, and no copy. `require_ours` decides whether the user may act
-    on it: not in a folder that others can write to."""
+    """Tell whether the job exists, belongs to this user, and is not a copy. `require_ours` also checks that no other user
+    can write to it."""
     return ownership.belongs(job.root) and ownership.belongs(job.plan) and original_of(job) is None
 
 
 def require_ours(job: JobDir) -> None:
-    """Raise UserError unless a job's folder, and all that would be executed, loaded or written in it, is this user's alone,
-    and the folder is no copy. Call it right before that is done."""
+    """Raise UserError unless a job's folder, and all in it that is executed, loaded or written, belongs to this user alone,
+    and the folder is not a copy. Call it right before such an action."""
     if fault := ownership.fault_within(job.root):
         raise UserError.of(fault)
     require_original(job)
 
 
 def original_of(job: JobDir) -> Path | None:
-    """Return the folder of which a job's folder is a copy: it lies elsewhere, where this one says that it lay. A folder that
-    has moved has left nothing there, or a link to itself."""
+    """Return the original of a copied job folder: a job still exists at the recorded path. A folder that was moved has left
+    nothing there, or a link to itself."""
     try:
         before = _origin(job)
         is_there = before.is_absolute() and JobDir(before).plan.exists()
@@ -115,12 +115,12 @@ def original_of(job: JobDir) -> Path | None:
 def require_original(job: JobDir) -> None:
     """Raise UserError for a copy of a job's folder."""
     if (original := original_of(job)) is not None:
-        fix = f"ORCH_HOME={original.parent.parent} for the job itself; for a job of its own {anew(job.root)}"
-        raise UserError(f"it is a copy of {original}, of which it changes nothing", str(job.root), fix)
+        fix = f"use the job itself (ORCH_HOME={original.parent.parent}); for a new job, {anew(job.root)}"
+        raise UserError(f"it is a copy of {original}, and copies are read only", str(job.root), fix)
 
 
 def note_origin(job: JobDir, place: Path) -> None:
-    """Write down where a job's folder lies, or is about to lie, unless that is written there. Raises OSError."""
+    """Record the path of a job's folder, now or after its move, unless it is recorded already. Raises OSError."""
     with contextlib.suppress(OSError):
         if _origin(job) == place:
             return
@@ -132,8 +132,8 @@ def _origin(job: JobDir) -> Path:
 
 
 def anew(root: Path) -> str:
-    """Return how the work of a job that cannot go on in its own folder goes on in another one."""
-    return f"submit {root / 'job.yaml'}, orch cancel that new job, and orch resume it --from a checkpoint in {root / 'checkpoints'}"
+    """Return how to continue a job in a new folder, if it cannot run in its own."""
+    return f"submit {root / 'job.yaml'}, cancel the new job (orch cancel), then orch resume it --from a checkpoint in {root / 'checkpoints'}"
 
 
 def is_slurm(job: JobDir) -> bool:
@@ -165,7 +165,8 @@ def _age(job_id: str) -> tuple[str, str]:
 def find(folder: Path, wanted: str | None, *, running: bool = False) -> JobDir:
     """Return the job with this id, or the latest with this name, or the latest of all when `wanted` is None.
 
-    `running`: of the jobs with this name, the latest that is not over counts, where there is one. So is a part of an id, see `_is_part`. Raises UserError when there is no such job, with the nearest names.
+    A part of an id is enough, see `_is_part`. `running`: the latest job with this name that has not ended is preferred.
+    Raises UserError, with the nearest names, when there is no such job.
     """
     newest = latest(folder)
     if newest is None:
@@ -188,13 +189,13 @@ def _chosen(job_ids: list[str], wanted: str, folder: Path) -> str:
     if partly:
         fix = f"name one of them: {', '.join(partly[-NEAR_MAX:])}"
         raise UserError(f"{len(partly)} job ids begin or end with {wanted!r}", str(folder), fix)
-    fix = f"there are: {', '.join(_near(job_ids, wanted))}; `orch status --all` lists all"
+    fix = f"closest: {', '.join(_near(job_ids, wanted))}; `orch status --all` lists all"
     raise UserError(f"no job has the id or name {wanted!r}", str(folder), fix)
 
 
 def _is_part(wanted: str, job_id: str) -> bool:
-    """Tell whether this means an id: its beginning from the whole name on, or an end that lies behind the name. A part of
-    a name means nothing: exp1 is not exp10."""
+    """Tell whether this is part of an id: a prefix that includes the full name, or a suffix after the name. A part of a
+    name is not enough: exp1 is not exp10."""
     name = len(name_of(job_id))
     return (len(wanted) > name and job_id.startswith(wanted)) or (
         0 < len(wanted) <= len(job_id) - name - 1 and job_id.endswith(wanted)
@@ -202,7 +203,7 @@ def _is_part(wanted: str, job_id: str) -> bool:
 
 
 def called(job: JobDir) -> str:
-    """Return how commands may call a job: by its name where no other job of its home has that, else by its id."""
+    """Return the shortest reference to a job for commands: its name if no other job of its home has it, else its id."""
     name = name_of(job.id)
     try:
         others = [other for other in _names(job.root.parent.parent) if name_of(other) == name]

@@ -1,4 +1,4 @@
-"""The layout of a job's folder: each path of the contract, in one place. Nothing here touches the disk.
+"""Layout of a job's folder: each path of the contract, in one place. Nothing here touches the disk.
 
 One writer per file: the submit side writes `job.yaml plan.json scripts code orch.pyz secrets requests`, the supervisor
 `journal.jsonl facts.jsonl series.jsonl state.json supervisor.* steps allocation`, an agent its `nodes/NAME/`, logs and evidence.
@@ -60,7 +60,7 @@ class JobDir:
     root: Path
 
     origin = _Inside("origin")
-    """Where this folder lay when the job was submitted or last started: elsewhere it has moved, or is a copy."""
+    """Path of this folder when the job was submitted or last started; if it differs, the folder was moved or copied."""
 
     spec = _Inside("job.yaml")
     """The job file as it was submitted."""
@@ -99,13 +99,13 @@ class JobDir:
     """The append-only journal: each event and decision, one JSON object a line."""
 
     facts = _Inside("facts.jsonl")
-    """The facts that the journal adds up to at one of its lines, so that only the lines after it need be read."""
+    """The facts at one line of the journal, so that only the lines after it need to be read."""
 
     state = _Inside("state.json")
     """The status as the supervisor last wrote it (`status_file`)."""
 
     series = _Inside("series.jsonl")
-    """What ranks measured over time (`series`)."""
+    """Measurements of the ranks over time (`series`)."""
 
     lock = _Inside("supervisor.lock")
     """Held (flock) by the one supervisor that may act."""
@@ -114,10 +114,10 @@ class JobDir:
     """Held (flock) by the one command that resumes the job."""
 
     supervisor_log = _Inside("supervisor.log")
-    """The log of the supervisor process: its notes, and what it printed when it could not go on."""
+    """The log of the supervisor process: its notes, and its last output when it failed."""
 
     given_up = _Inside("given-up")
-    """Exists while the supervisor's guard has given it up (`supervisor/guard.py`), and says why; written by the guard."""
+    """Exists after the supervisor's watchdog has given up restarting it (`supervisor/guard.py`), with the reason."""
 
     endpoint = _Inside("endpoint")
     """The addresses that agents dial, one `host:port` a line; rewritten when a supervisor comes back on another port."""
@@ -141,10 +141,10 @@ class JobDir:
     """The srun steps that started agents, and their output, see `backends/slurm`."""
 
     cleaned_hosts = _Inside("swept.json")
-    """The hosts that are cleaned of the ended job, a JSON list."""
+    """The hosts from which the ended job was cleaned up, a JSON list."""
 
     secrets = _Inside("secrets")
-    """The folder of what only the user may read: environment, secrets, keys, certificate."""
+    """The folder of private files: environment, secrets, keys, certificate."""
 
     webhook = _Inside("secrets/webhook")
     """The URL of the webhook that is notified, where the job has one."""
@@ -153,13 +153,13 @@ class JobDir:
     """The folder for checkpoints, as the ranks get it in ORCH_CHECKPOINT_DIR."""
 
     ledger = _Inside("checkpoints/ledger.jsonl")
-    """The ledger of saves (`core/checkpoints/ledger.py`); written by the supervisor."""
+    """The ledger of checkpoints (`core/checkpoints/ledger.py`); written by the supervisor."""
 
     logs = _Inside("logs")
     """The logs of all attempts."""
 
     batch_log = _Inside("logs/slurm.log")
-    """The output of a Slurm job's batch script, and Slurm's own words in it."""
+    """The output of a Slurm job's batch script, with Slurm's own messages."""
 
     from_hosts = _Inside("from-hosts")
     """Files of checkpoints that a host had in a newer version than the job folder, after the end; by host."""

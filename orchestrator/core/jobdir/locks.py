@@ -75,7 +75,7 @@ def is_held(path: Path) -> bool:
 
 
 def sign(fd: int) -> None:
-    """Write this process's pid and host into the lock's file."""
+    """Write the pid and host of this process into the lock file."""
     who = f"{os.getpid()} {os.uname().nodename}\n".encode()
     with contextlib.suppress(OSError):  # a full disk; written over what is there, it needs no room
         os.pwrite(fd, who, 0)
@@ -84,7 +84,7 @@ def sign(fd: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """The process that signed a lock last."""
+    """Process that signed a lock last."""
 
     pid: int
     host: str
@@ -100,16 +100,16 @@ def holder(path: Path) -> Holder | None:
 
 
 class Signature:
-    """The signature of this process in a lock that it holds, on a disk that may show locks to no other machine."""
+    """Signature of this process in a lock that it holds, for disks that do not show locks to other machines."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._who = holder(path)
 
     def require(self) -> None:
-        """Raise NotOursError where another has signed since; a signature that cannot be read is no other's."""
+        """Raise NotOursError where another has signed since; an unreadable signature counts as its own."""
         if self._who is not None and holder(self._path) not in (None, self._who):
-            raise NotOursError(f"another process has taken the job over{by_whom(self._path)}")
+            raise NotOursError(f"another process has taken over the job{by_whom(self._path)}")
 
 
 def by_whom(path: Path) -> str:
@@ -127,7 +127,7 @@ def _flock(fd: int, kind: int) -> bool:
         if err.errno not in _WITHOUT_LOCKS:
             raise
         name = str(Path(f"/proc/self/fd/{fd}").readlink())
-        why = f"this disk does not lock files ({err.strerror}), and orch cannot do without that"
+        why = f"this file system does not support file locks ({err.strerror}), which orch needs"
         raise OSError(errno.ENOLCK, why, name) from err
     return True
 
@@ -151,21 +151,22 @@ def resuming(job: JobDir, limit_s: float = RESUME_S_MAX) -> AbstractContextManag
 
 @contextlib.contextmanager
 def command_lock(job: JobDir, limit_s: float = RESUME_S_MAX) -> Iterator[None]:
-    """Hold that right, as commands do whose work a resume or each other would disturb. Raises ClusterError when another command holds it for `limit_s`, OSError."""
+    """Hold the resume lock for a command that must not run beside a resume or another such command. Raises ClusterError when
+    another command holds it for `limit_s`, and OSError."""
     with resuming(job, limit_s) as is_mine:
         if not is_mine:
-            what = f"another command is at work on the job{by_whom(job.resume_lock)}"
-            raise ClusterError(what, job.id, "wait until that is done, then try again")
+            what = f"another command is working on the job{by_whom(job.resume_lock)}"
+            raise ClusterError(what, job.id, "wait until it has finished, then try again")
         yield
 
 
 @contextlib.contextmanager
 def ended_job(job: JobDir) -> Iterator[None]:
-    """Hold that right for a job that has ended, so that it stays so. Raises ClusterError where it has not, or another command holds
-    the right; OSError."""
+    """Hold the resume lock of an ended job, so that it is not resumed meanwhile. Raises ClusterError if it has not ended, or
+    another command holds the lock, and OSError."""
     with command_lock(job, 0.0):
         if not job.ended.exists():
             raise ClusterError(
-                "was resumed, so it is not over", job.id, f"orch status {job.id} shows how it is"
+                "the job was resumed, so it has not ended", job.id, f"see orch status {job.id}"
             )
         yield

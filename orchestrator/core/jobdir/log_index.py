@@ -21,7 +21,7 @@ _BLOCK_BYTES = 256 * _RECORD.size
 
 
 class LogIndex:
-    """The writer of an index. After a crash, open the same path again. Raises OSError when it is opened only."""
+    """Writer of an index. After a crash, open the same path again. Raises OSError when it is opened only."""
 
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -54,7 +54,7 @@ class LogIndex:
         os.close(self._fd)
 
     def _keep(self, count: int) -> None:
-        """Cut the file to its first `count` records and go on from the last of them."""
+        """Cut the file to its first `count` records and continue from the last of them."""
         if os.fstat(self._fd).st_size != count * _RECORD.size:
             os.ftruncate(self._fd, count * _RECORD.size)
         self._time_ns, self._size_bytes = _record(self._fd, count - 1) if count else (0, 0)
@@ -78,7 +78,7 @@ class IndexCursor:
     __slots__ = ("_at", "_block", "_ended", "_path", "_record_next", "_until", "time_ns")
 
     def __init__(self, path: Path | None) -> None:
-        """`path` None stands for a log without an index."""
+        """`path` is None for a log without an index."""
         self._path = path
         self._block = b""
         self._at = 0

@@ -3,7 +3,7 @@
 Rules: a folder and its files count as they are, never as what a symbolic link leads to. The folder is the caller's; its
 contents are the caller's or root's, who could change them anyway; no other user can write to it. The two folders above
 it, `jobs` and the job home, may be shared when they are sticky and the caller's or root's: the owner of a sticky folder
-can replace what lies in it. The folders further up are the choice of the user who named the job home. Jobs of other
+can replace its content. The folders further up are the choice of the user who named the job home. Jobs of other
 users are read, and nothing else.
 """
 
@@ -33,12 +33,12 @@ LOADED = ("requests", "scripts", "secrets")
 
 
 def fault(root: Path) -> Fault | None:
-    """Return why the job folder `root`, or where it lies, is not the caller's alone; None when it is."""
+    """Return why the job folder `root`, or a folder above it, is not exclusively the caller's; None when it is."""
     for folder in (root.parent.parent, root.parent):
         if found := _of_parent(folder):
             return found
     if owner := _owner(root):
-        return Fault(str(root), f"it is the job of {owner}, and not yours to change", f"ask {owner}")
+        return Fault(str(root), f"this job belongs to {owner}", f"ask {owner}")
     return _of(root)
 
 
@@ -58,7 +58,7 @@ def fault_within(root: Path) -> Fault | None:
 
 
 def belongs(path: Path) -> bool:
-    """Tell whether there is such a file or folder, of the caller, and no symbolic link."""
+    """Tell whether a file or folder exists, belongs to the caller, and is not a symbolic link."""
     try:
         status = path.lstat()
     except OSError:
@@ -67,7 +67,7 @@ def belongs(path: Path) -> bool:
 
 
 def is_own(path: Path) -> bool:
-    """Tell whether a file or folder is a real one, of the caller, that no other user can write to."""
+    """Tell whether a file or folder is not a link, belongs to the caller, and cannot be written by other users."""
     return belongs(path) and _of(path) is None
 
 
@@ -147,13 +147,13 @@ def _of_parent(folder: Path) -> Fault | None:
         what = f"it is a symbolic link of {user_name(link.st_uid)}, who can lead it elsewhere"
         return Fault(str(folder), what, fix)
     if not _is_trusted(status.st_uid):
-        what = f"it belongs to {user_name(status.st_uid)}, who can replace what lies in it"
+        what = f"it belongs to {user_name(status.st_uid)}, who can replace its content"
         return Fault(str(folder), what, fix)
     if status.st_mode & stat.S_ISVTX:
         return None
     if status.st_mode & WRITABLE:
-        what = f"other users can write to it (mode {stat.S_IMODE(status.st_mode):o}), and replace what lies in it"
-        fix = f"chmod go-w {folder}, or chmod +t where it is meant to be shared; or {fix}"
+        what = f"other users can write to it (mode {stat.S_IMODE(status.st_mode):o}), and replace its content"
+        fix = f"chmod go-w {folder}, or chmod +t if it is meant to be shared; or {fix}"
         return Fault(str(folder), what, fix)
     return None
 
@@ -165,15 +165,15 @@ def _of(path: Path) -> Fault | None:
         return None  # gone in the meantime
     except OSError as err:
         return _unseen(path, err)
-    caution = "once you know that it holds nothing but yours"
+    caution = "after checking that everything in it is yours"
     if not _is_trusted(status.st_uid):
         what = f"it belongs to {user_name(status.st_uid)}, in a job folder of yours"
-        return Fault(str(path), what, f"make it yours, {caution}")
+        return Fault(str(path), what, f"make yourself its owner, {caution}")
     if stat.S_ISLNK(status.st_mode):
         what = "it is a symbolic link, which orch does not follow there"
-        return Fault(str(path), what, "put the real one there")
+        return Fault(str(path), what, "replace it with a real file or folder")
     if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
-        return Fault(str(path), "it is neither a file nor a folder", "put the real one there")
+        return Fault(str(path), "it is neither a file nor a folder", "replace it with a real file or folder")
     if status.st_mode & WRITABLE:
         what = f"other users can write to it (mode {stat.S_IMODE(status.st_mode):o})"
         return Fault(str(path), what, f"chmod go-w {path}, {caution}")
@@ -181,11 +181,11 @@ def _of(path: Path) -> Fault | None:
 
 
 def _unseen(path: Path, err: OSError) -> Fault:
-    return Fault(str(path), f"it cannot be looked at: {err.strerror}", "see to that folder")
+    return Fault(str(path), f"it cannot be inspected: {err.strerror}", "check its permissions")
 
 
 def _is_trusted(uid: int) -> bool:
-    """Tell whether what this user owns is as good as the caller's: root could change everything anyway."""
+    """Tell whether this owner is trusted: the caller, or root, who could change everything anyway."""
     return uid in (ROOT_UID, os.geteuid())
 
 

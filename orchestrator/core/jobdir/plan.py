@@ -1,4 +1,4 @@
-"""The plan: everything decided before the first process starts. Made by `submission.planner`, pure.
+"""Plan of a job: everything decided before the first process starts. Made by `submission.planner`, pure.
 
 The supervisor works from the plan, so its types are plain data of the standard library. What differs between attempts
 (the port, the checkpoint) is added by `core.settings.rank_env` when an attempt starts.
@@ -16,7 +16,7 @@ from orchestrator.core.text import counted
 
 @dataclass(frozen=True, slots=True)
 class PlannedSsh:
-    """How hosts are reached and where the job lies on them. `copy_mb_s` limits bulk copies, None: not limited."""
+    """Access to hosts over SSH, and the job's folder on them. `copy_mb_s` limits bulk copies, None: not limited."""
 
     user: str | None
     port: int | None
@@ -28,7 +28,7 @@ class PlannedSsh:
 
 @dataclass(frozen=True, slots=True)
 class PlannedSlurm:
-    """How a job asks Slurm for nodes, and how its ranks are warned before they lose them.
+    """Slurm options of a job, and the warning of its ranks before they lose their nodes.
 
     `options` are those of sbatch, one argument each. `signal` (a name, without SIG) goes to the ranks before Slurm takes the
     nodes. Such a plan has no nodes: they are known in the allocation.
@@ -40,7 +40,7 @@ class PlannedSlurm:
 
 @dataclass(frozen=True, slots=True)
 class PlannedNotify:
-    """Who is notified of which events, see `supervisor.notifications`."""
+    """Notifications of a job, see `supervisor.notifications`."""
 
     # argv
     command: tuple[str, ...]
@@ -52,7 +52,7 @@ class PlannedNotify:
 
 @dataclass(frozen=True, slots=True)
 class PlannedBatch:
-    """What the user's script takes for one optimizer step: samples of each device at a time, and how often it adds up."""
+    """Batch of the user's script for one optimizer step: samples per device, and how often gradients are accumulated."""
 
     per_device: int
     accumulation: int
@@ -90,12 +90,12 @@ class Plan:
     notify: PlannedNotify | None = None
     # Each rank is a new interpreter; else a fork of its node's template where that can be
     starts_fresh: bool = False
-    # Where in the job file each variable of `env` stands
+    # The place of each variable of `env` in the job file
     origins: dict[str, str] = field(default_factory=dict)
     batch: PlannedBatch | None = None
-    # Hosts that are taken only when no others are left, since they failed lately; each with the reason
+    # Hosts that are used only when no others are left, since they failed recently; each with the reason
     set_aside: dict[str, str] = field(default_factory=dict)
-    # The last word of `argv` is a script that each node runs once; the ranks are what it calls a launcher for
+    # The last item of `argv` is a script that each node runs once; its launcher calls start the ranks
     launches: bool = False
 
     @property
@@ -142,12 +142,12 @@ class Plan:
 
     @property
     def size(self) -> str:
-        """What the job runs on, for people: `4 ranks on 2 nodes, on CPUs`."""
+        """Size of the job as text: `4 ranks on 2 nodes, on CPUs`."""
         gpus, nodes, chosen = sum(len(node.gpus) for node in self.nodes), len(self.nodes), ""
         if self.pool is not None:
             gpus, nodes = self.pool.nodes * self.pool.gpus_each, self.pool.nodes
-            spares = f" and {self.pool.spares} to spare" if self.pool.spares else ""
-            hosts = f" of {counted(len(self.nodes), 'host')}"
+            spares = f", {counted(self.pool.spares, 'spare')}" if self.pool.spares else ""
+            hosts = f", out of {counted(len(self.nodes), 'host')}"
             chosen = f"{spares}{'' if self.slurm else hosts}"
         ranks, on_nodes = counted(self.world_size, "rank"), counted(nodes, "node")
-        return f"{ranks} on {on_nodes}{chosen}, on {f'{gpus} GPUs' if gpus else 'CPUs'}"
+        return f"{ranks} on {on_nodes}{chosen}, on {counted(gpus, 'GPU') if gpus else 'CPUs'}"

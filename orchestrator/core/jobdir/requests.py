@@ -1,7 +1,7 @@
 """Requests to a running job: cancel, restart, resume, inspect, a lost allocation. One numbered file each in the job folder.
 
-A file is written once and never changed. It outlives every process, so the next supervisor reads it where the last one
-died. The number is the order; a file that is not a request is passed over.
+A file is written once and never changed. It outlives every process, so the next supervisor reads it if the last one
+died. The number is the order; a file that is not a request is skipped.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Request:
     ask: str
     # When it was written, in seconds since the epoch, by the clock of the disk.
     written_s: float
-    # Of a resume: the number of the save to begin from, 0 for the newest.
+    # Of a resume: the number of the checkpoint to resume from, 0 for the newest.
     save: int
     # Of an allocation that has ended: Slurm's id (and restart count), and how it ended. An unknown cause is a failure.
     allocation: str
@@ -58,7 +58,7 @@ def refused(err: OSError, root: Path) -> OrchError:
     fault = ownership.fault(root)
     if isinstance(err, PermissionError) and fault:
         return UserError.of(fault)
-    fix = "see to that file or folder, then try again"
+    fix = "fix that file or folder, then try again"
     fix = f"make room in {root}, then try again" if full_disk.is_full(err) else fix
     return ClusterError(f"cannot be written: {err.strerror}", str(err.filename or root), fix)
 
@@ -69,7 +69,7 @@ def _ask(folder: Path, what: str, more: dict[str, str]) -> int:
     home.require_original(JobDir(folder.parent))
     folder.mkdir(mode=0o755, exist_ok=True)
     if not ownership.is_own(folder):
-        raise PermissionError(errno.EACCES, "it is not yours alone", str(folder))
+        raise PermissionError(errno.EACCES, "other users can write to it", str(folder))
     part = folder / f".{os.urandom(6).hex()}.part"
     replace_text(part, codec.dumps_plain({"ask": what, **more}))
     try:
@@ -85,13 +85,11 @@ def _ask(folder: Path, what: str, more: dict[str, str]) -> int:
     finally:
         part.unlink(missing_ok=True)
     what = f"no number is left for a request: the last is {NUMBER_MAX - 1}"
-    raise ClusterError(
-        what, str(folder), "delete there the files with the highest numbers that orch did not write"
-    )
+    raise ClusterError(what, str(folder), "delete the highest-numbered files there that orch did not write")
 
 
 def withdraw(folder: Path, number: int) -> None:
-    """Let a request that was not met count no longer; its number stays taken, since a supervisor may have read it."""
+    """Withdraw a request that was not met; its number stays used, since a supervisor may have read it."""
     replace_text(folder / f"{number:06d}.json", "withdrawn")
 
 
@@ -121,7 +119,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _read(path: Path) -> Request | None:
-    """Return one request, or None for another file: it must not keep the job from going on."""
+    """Return one request, or None for any other file, which must not stop the job."""
     try:
         data = codec.loads_plain(ownership.read_regular(path))
         written_s = path.stat().st_mtime

@@ -1,8 +1,8 @@
-"""The series of a job folder: what its ranks measured over time, for curves. `series.jsonl`, one sample a line.
+"""Time series of a job folder: measurements of its ranks, for curves. `series.jsonl`, one sample a line.
 
 Rules:
-1. The supervisor alone writes it. It is for pictures and decides nothing: a damaged or torn line is left out, and without
-   the file a job is whole. On a full disk samples are lost, and nothing else.
+1. The supervisor alone writes it. It is for charts only: a damaged or torn line is skipped, and a job is complete without
+   the file. On a full disk only samples are lost.
 2. A sample is written every 10 s, in the first hour at most 5 MB of them, then at most 6.5 MB a day. After three days the
    time between two samples grows with the age of the job.
 """
@@ -57,7 +57,7 @@ class Sample:
 
 
 class SeriesWriter:
-    """The series of a job while its supervisor writes it. No call fails."""
+    """Writer of a job's time series. No call fails."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -92,7 +92,7 @@ class SeriesWriter:
 
 
 def pause_s(line_bytes: int, age_s: float) -> float:
-    """Return how long after a sample of so many bytes the next one is due, in a series of that age."""
+    """Return the time from a sample of this size to the next one, in a series of this age."""
     rate = FIRST_BYTES_PER_S if age_s < HOUR_S else BYTES_PER_S
     return max(SAMPLE_S, line_bytes / rate) * max(1.0, age_s / LONG_S)
 

@@ -1,7 +1,7 @@
-"""The folder where the ranks of a job start: what the snapshot of the code brought there, what was written there since, and which
-of its folders are links that other jobs share.
+"""Working folder of the ranks: the files of the code snapshot, files that were written since, and folders that are links
+shared with other jobs.
 
-The list of what was brought (`snapshot.json`) has the size and time of each file: a file that has another is a rank's.
+The list of the snapshot's files (`snapshot.json`) has the size and time of each: a file that differs was written by a rank.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from orchestrator.core.jobdir import ownership
 from orchestrator.core.jobdir.layout import JobDir
 
 FILES_MAX = 200_000
-"""How many files are looked at."""
+"""How many files are inspected."""
 
 CACHE = "__pycache__"
 
@@ -43,7 +43,7 @@ OUTPUT_FOLDERS = frozenset(
         "models",
     ]
 )
-"""Names of folders in which scripts usually save; a link of such a name is told of at submit."""
+"""Usual names of output folders; a link with such a name is reported at submit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class WrittenFile:
 
 
 def note_brought(job: JobDir, names: Iterable[Path]) -> None:
-    """Write down the files of the snapshot, which lies in the job's folder. Raises OSError."""
+    """Record the files of the snapshot in the job's folder. Raises OSError."""
     brought = {}
     for name in names:
         about = (job.code / name).lstat()
@@ -64,8 +64,8 @@ def note_brought(job: JobDir, names: Iterable[Path]) -> None:
 
 
 def written(job: JobDir) -> list[WrittenFile]:
-    """Return what was written where ranks start since the snapshot, by name; links are not followed, nor are caches looked at.
-    Empty where it is not known what the snapshot brought. Raises OSError."""
+    """Return the files that were written in the working folder since the snapshot, by name; links are not followed, and
+    caches are skipped. Empty if the files of the snapshot are not known. Raises OSError."""
     try:
         brought = codec.loads(dict[str, tuple[int, int]], ownership.read_regular(job.brought))
     except (FileNotFoundError, codec.CodecError):
@@ -85,8 +85,8 @@ def written(job: JobDir) -> list[WrittenFile]:
 
 
 def links(job: JobDir) -> dict[str, str]:
-    """Return the folders and compiled modules where ranks start that are links out of the job's folder, and where they lead.
-    Raises OSError."""
+    """Return the folders and compiled modules of the working folder that are links out of the job's folder, with their
+    targets. Raises OSError."""
     found = {}
     for folder, folders, files in os.walk(job.code):
         for name in sorted([*folders, *(name for name in files if name.endswith(".so"))]):
@@ -97,5 +97,5 @@ def links(job: JobDir) -> dict[str, str]:
 
 
 def output_links(job: JobDir) -> dict[str, str]:
-    """Return those links whose names are usual for what scripts write."""
+    """Return those links that have the usual name of an output folder."""
     return {name: to for name, to in links(job).items() if name.rpartition("/")[2].lower() in OUTPUT_FOLDERS}

@@ -1,4 +1,4 @@
-"""The status file of a job folder: the status object of `orch status --json`, as its types, and how the file is read.
+"""Status file of a job folder: the types of the status object of `orch status --json`, and the reader of the file.
 
 The supervisor replaces the file twice a second. Reading it needs nothing of the brain, so that `orch status` is quick.
 Ages and durations are seconds; times of day are written as `iso` does. The order of the fields is that of the keys.
@@ -30,7 +30,7 @@ LATE_S = 15.0
 
 @dataclass(frozen=True, slots=True)
 class CheckpointStatus:
-    """The newest checkpoint that a job can resume from."""
+    """Newest checkpoint that a job can resume from."""
 
     path: str
     step: int | None
@@ -38,7 +38,8 @@ class CheckpointStatus:
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
-    """One node, or one host of a pool; `role` is `placed`, `spare` or `idle`; `note`: why it is not used, and how to mend that."""
+    """One node, or one host of a pool; `role` is `placed`, `spare` or `idle`; `note`: why it is not used, `fix`: what to
+    do about that."""
 
     name: str
     host: str
@@ -96,8 +97,8 @@ class TransferStatus:
 
 @dataclass(frozen=True, slots=True)
 class QueueStatus:
-    """What Slurm says of a job; `said` is that in words, `fix` what to do about it, `silent` why Slurm does not answer,
-    `heard_s` its answer's age, `is_stuck` whether it starts only once somebody acts."""
+    """Slurm's description of a job; `said` is its text, `fix` what to do about it, `silent` why Slurm does not answer,
+    `heard_s` the age of its answer, `is_stuck` whether it waits for a person to act."""
 
     id: str
     state: str
@@ -181,7 +182,7 @@ class Status:
 
 
 PARTS: dict[str, type[Training | Usage]] = {"training": Training, "usage": Usage}
-"""Fields of a status and of its ranks whose own keys stand among the others in JSON, always and in this order."""
+"""Fields of a status and of its ranks whose keys are flattened into JSON, always and in this order."""
 
 _KEYS = {name: tuple(field.name for field in dataclasses.fields(part)) for name, part in PARTS.items()}
 
@@ -315,10 +316,8 @@ def stamped(status: Status, boot: str) -> Status:
     return dataclasses.replace(status, boot=boot, boot_s=time.monotonic())
 
 
-OTHER_VERSION = (
-    "look at the job with the version that it was submitted with, or submit it again with this one"
-)
-"""What to do about a job that another version of orch may have begun."""
+OTHER_VERSION = "use the version of orch that submitted the job, or submit the job again with this one"
+"""Fix for a job that another version of orch may have started."""
 
 
 def read(job: JobDir, wall_s: float, boot: str = "") -> Status:
@@ -344,8 +343,8 @@ def read(job: JobDir, wall_s: float, boot: str = "") -> Status:
 
 
 def refreshed(status: Status, wall_s: float, boot: str = "") -> Status:
-    """Return a status that was written a while ago with its ages as they are now; an ended job's do not grow. A wall clock
-    that was set meanwhile makes no status old: on the same boot of a machine the monotonic clock tells."""
+    """Return a status with its ages updated to now; those of an ended job do not grow. A wall clock that was set meanwhile
+    does not matter on the same boot of a machine, where the monotonic clock is used."""
     if status.state in ENDED:
         return status
     is_same_boot = status.boot == boot != ""

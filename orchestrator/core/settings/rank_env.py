@@ -19,7 +19,7 @@ from orchestrator.core.slurm import step_env
 
 @dataclass(frozen=True, slots=True)
 class NodePlan:
-    """The plan of a job as one node of an attempt follows it."""
+    """Plan of a job for one node of an attempt."""
 
     plan: Plan
     # The job's folder as the node sees it
@@ -54,7 +54,7 @@ class NodePlan:
 
     @property
     def planned(self) -> PlannedNode:
-        """The node in the plan; of a node that the plan does not have, what every node has."""
+        """The node in the plan; a default one if the plan does not have it."""
         there = (node for node in self.plan.nodes if node.name == self.node)
         return next(there, PlannedNode(self.node, self.node, "", (), ()))
 
@@ -64,7 +64,7 @@ class NodePlan:
         return self.plan.pool.gpus_each if self.plan.pool is not None else len(self.planned.gpus)
 
     def values(self) -> dict[str, str]:
-        """Return what placeholders stand for in this attempt."""
+        """Return the values of placeholders in this attempt."""
         number, step = str(self.attempt), "" if self.resume_step is None else str(self.resume_step)
         return {
             **_values(self.plan, self.job),
@@ -193,8 +193,8 @@ def rank_env(at: NodePlan, rank: int, meet: tuple[str, int]) -> dict[str, str]:
 
 
 def script_env(at: NodePlan) -> dict[str, str]:
-    """Return the variables that are those of a node's script: the user's that name the attempt, orch's, and what people
-    write into launcher lines. Where the ranks meet is not known yet; orch decides it, whatever such a line says."""
+    """Return the variables of a node's script: the user's that depend on the attempt, orch's, and those that people use in
+    launcher lines. The rendezvous address is not known yet; orch decides it, whatever such a line says."""
     plan, values = at.plan, at.values()
     return {
         "MASTER_ADDR": at.nodes[0] if plan.backend != "local" else "127.0.0.1",

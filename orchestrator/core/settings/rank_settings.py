@@ -1,7 +1,7 @@
-"""Settings of NCCL, gloo and torch for the ranks of a node, each with its reason: facts and wishes in, settings out. Pure.
+"""Settings of NCCL, gloo and torch for the ranks of a node, each with its reason. Pure.
 
-Rules: what the user, the submitter's shell, the host or the setup lines have set stands. Equal nodes get equal settings
-in every attempt, so that numbers can be reproduced. What NCCL chooses well by itself is not set.
+Rules: what the user, the submitter's shell, the host or the setup lines have set is kept. Equal nodes get equal settings
+in every attempt, so that numbers can be reproduced. What NCCL itself chooses well is not set.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ _WATCHED = frozenset(
 
 
 def is_watched(name: str) -> bool:
-    """Tell whether a variable bears on how NCCL, gloo and torch run, or on which run a tracker of experiments goes on in."""
+    """Tell whether a variable affects NCCL, gloo or torch, or the run in which an experiment tracker continues."""
     return name.startswith(_PREFIXES) or name in _WATCHED
 
 
 class SetBy(enum.Enum):
-    """Who has set a variable."""
+    """Origin of a setting."""
 
     ORCH = "orch"
     # In the job file or on the command line
@@ -94,7 +94,7 @@ def setting_of(text: str) -> Setting | None:
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """The layers that the ranks of a node share: the host's environment, what the job adds, and all that is given in the
+    """Layers of the environment that the ranks of a node share: the host's environment, what the job adds, and all that is given in the
     end. `agent.ranks.rank_start.rank_environment` adds orch's settings, which yield to it, and a rank's own variables."""
 
     host: Mapping[str, str]
@@ -113,7 +113,7 @@ class Layers:
             return (
                 (SetBy.YOU, chosen[name])
                 if name in chosen
-                else (SetBy.SHELL, "it was set where you submitted")
+                else (SetBy.SHELL, "set in the shell that submitted the job")
             )
         if self.host.get(name) == value:
             return SetBy.HOST, "it is set in the host's environment"
@@ -150,7 +150,7 @@ def to_set(decided: tuple[Setting, ...], rank: int) -> dict[str, str]:
 
 
 def _as_given(setting: Setting, plan: Plan, layers: Layers) -> Setting:
-    """Return the setting as it stands where something else has set it, by this name or torch's other one."""
+    """Return the given setting if something else has set it, by this name or torch's other one; else orch's."""
     if setting.name in layers.given:
         return _given(setting.name, plan, layers)
     pairs = {**_OTHER_NAMES, **{old: new for new, old in _OTHER_NAMES.items()}}
@@ -191,7 +191,7 @@ def _threads(facts: HardwareFacts | None, at: NodePlan) -> Setting:
     if plan.ssh is not None and not at.gpus:
         sharers = slots or facts.cpus
         words = (
-            f"{counted(sharers, 'slot')} of the host, {'as hosts_file says' if slots else 'one for each CPU'}"
+            f"{counted(sharers, 'slot')} of the host, {'from hosts_file' if slots else 'one for each CPU'}"
         )
     elif plan.slurm is None and at.gpus and len(facts.gpus) >= ranks:
         sharers, words = len(facts.gpus), f"{counted(len(facts.gpus), 'GPU')} of the host"
@@ -208,24 +208,22 @@ def _interfaces(name: str | None) -> list[Setting]:
     """
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
     if name is None:
-        reason = "the interface over which every node reaches the first one, which they try out before the ranks start"
+        reason = "the interface over which every node reaches the first one, probed before the ranks start"
         return [Setting(one, None, SetBy.LATER, reason) for one in names]
     if not name:
         return []
     is_loopback = name == "lo"
-    reason = "all ranks are on this machine" if is_loopback else "over it this node reaches the other nodes"
+    reason = "all ranks are on this machine" if is_loopback else "this node reaches the other nodes over it"
     values = (name, name if is_loopback else f"={name}")
     return [Setting(one, value, SetBy.ORCH, reason) for one, value in zip(names, values, strict=True)]
 
 
 def _flight_recorder(evidence: Path) -> list[Setting]:
     both = "; under its new name and its earlier one"
-    on = f"torch records its last collectives, from which orch tells which rank a hang waits for{both}"
-    dump = f"where torch leaves that record when it gives up by itself; it adds the rank{both}"
+    on = f"torch records its last collectives, so that orch can name the rank that a hang waits for{both}"
+    dump = f"the file of that record when torch itself gives up; torch appends the rank{both}"
     values = (RECORDED, on), (f"{evidence}/torch-trace-of-rank-", dump)
-    stacks = (
-        "a stack for each record is taken under Python's lock, and a dump could wait for that without end"
-    )
+    stacks = "recording a stack takes Python's lock, and a dump could wait for it forever"
     recorder = [
         Setting(name, value, SetBy.ORCH, reason)
         for names, (value, reason) in zip(_OTHER_NAMES.items(), values, strict=True)
@@ -250,22 +248,22 @@ def _nccl_log(evidence: Path, environ: Mapping[str, str]) -> list[Setting]:
         return []
     file = f"{evidence}/rank-{RANK_MARK}-nccl.log"
     return [
-        Setting("NCCL_DEBUG", "WARN", SetBy.ORCH, "NCCL says why it fails, and nothing else"),
-        Setting("NCCL_DEBUG_FILE", file, SetBy.ORCH, "apart from the output of your script"),
+        Setting("NCCL_DEBUG", "WARN", SetBy.ORCH, "NCCL logs why it fails, and nothing else"),
+        Setting("NCCL_DEBUG_FILE", file, SetBy.ORCH, "kept out of your script's output"),
     ]
 
 
 def _trackers(job: str, environ: Mapping[str, str]) -> list[Setting]:
-    """Return the settings by which trackers of experiments know a job again after a restart.
+    """Return the settings by which experiment trackers recognise a job after a restart.
 
-    A rank of its own has a run of its own in W&B: two processes in one run overwrite each other. Where the user has set
+    Each rank has a separate run in W&B: two processes in one run overwrite each other. Where the user has set
     either variable, neither is set.
     """
-    named = Setting("MLFLOW_RUN_NAME", job, SetBy.ORCH, "MLflow's runs bear the job's name")
+    named = Setting("MLFLOW_RUN_NAME", job, SetBy.ORCH, "MLflow's runs get the job's name")
     pair = {"WANDB_RUN_ID": f"{job}-{RANK_MARK}", "WANDB_RESUME": "allow"}
     if not pair.keys().isdisjoint(environ):
         return [named]
-    reason = "W&B goes on in the same run after a restart, in one for each rank that calls it"
+    reason = "W&B continues the same run after a restart; one run for each rank that calls it"
     return [*(Setting(name, value, SetBy.ORCH, reason) for name, value in pair.items()), named]
 
 

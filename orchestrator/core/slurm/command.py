@@ -1,4 +1,4 @@
-"""Slurm's commands: one runner, a bounded time for each call, and the words by which a controller that does not answer is known."""
+"""Slurm's commands: one runner, a bounded time for each call, and the messages of a controller that does not answer."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ ENVIRONMENT = (
     *("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "TMPDIR"),
     *("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "SSL_CERT_FILE"),
 )
-"""What sbatch, and by it the batch script, get of the environment. No other SLURM_*: within a job those describe that
-job, and sbatch and srun take them for options. The SBATCH_* that count stand in `sbatch_options`."""
+"""Variables that are passed to sbatch, and so to the batch script. No other SLURM_*: inside a job those describe that job,
+and sbatch and srun take them for options. `sbatch_options` has the SBATCH_* that are honoured."""
 
 ASK_S_MAX = 6.0
 """How long Slurm may take to answer a question; with slurmctld down its commands give up after 9 to 12 s."""
@@ -31,7 +31,7 @@ NO_ANSWER = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """What a command printed, and its exit code; `silent`: why it printed nothing, such as that it was not found."""
+    """Output and exit code of a command; `silent`: why there is no output, such as that the command was not found."""
 
     out: str
     err: str

@@ -1,4 +1,4 @@
-"""Output of squeue, sacct and scontrol about a job, read as values, and what it means in words for people. Pure.
+"""Output of squeue, sacct and scontrol about a job, parsed, and described for people. Pure.
 
 Rules: only formats that are the same since Slurm 20 are read: `squeue -o`, `sacct -P`, `scontrol show -o`, never JSON.
 An unknown state is shown as it is, and never counts as the end of a job.
@@ -17,7 +17,7 @@ from orchestrator.core.shown import Cause
 from orchestrator.core.slurm import job_states
 
 SQUEUE_FORMAT = "%i|%T|%S|%D|%N|%r|%Z"
-"""Id, state, start, number of nodes, nodes, reason, folder: free text stands last."""
+"""Id, state, start, number of nodes, nodes, reason, folder: free text comes last."""
 
 _FOLDER = re.compile(r"\|((?:/.*|\(null\))?)$")
 """The folder after a reason; a reason may have `|` in it as well, but not before a `/`."""
@@ -34,7 +34,7 @@ _UNSTARTED = (errno.E2BIG, errno.EAGAIN, errno.ENOMEM, errno.EACCES)
 """The exit codes that slurmstepd (22.05) gives to a program that it could not execute: the error's number."""
 
 UNKNOWN_ID = "Invalid job id"
-"""The words of squeue and scontrol for a job that slurmctld does not have in memory."""
+"""Message of squeue and scontrol for a job that slurmctld does not have in memory."""
 
 _NEVER = {
     "partitionnodelimit": "nodes=…",
@@ -45,8 +45,8 @@ _NEVER = {
     "partitionconfig|badconstraints|maxmemperlimit": "KEY=VALUE; sinfo -o '%P %l %D %c %m %G %f' shows what there is",
     "(assoc|qos)(max.*(perjob|pernode|wall)|min).*": "KEY=VALUE; sacctmgr show qos, and assoc, show the limits",
 }
-"""Reasons that waiting does not mend, as patterns of their first word, and what to change in the job. None of them ends
-a job, since an administrator may change the limits."""
+"""Reasons that do not go away by waiting, as patterns of their first word, and what to change in the job. None of them
+ends a job, since an administrator may change the limits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class QueueJob:
 
     @property
     def stage(self) -> job_states.Stage:
-        """How far it is."""
+        """The stage of the job."""
         if self.state == "FORGOTTEN":
             return job_states.Stage.NOT_FOUND
         if self.state == "UNKNOWN":
@@ -189,7 +189,7 @@ def _utc(word: str) -> str | None:
 
 
 def place(text: str, job_id: str) -> str:
-    """Return where a job stands by `squeue -o '%i|%P'` of the waiting ones in their order; empty where it is not among them."""
+    """Return a job's position in the queue, from `squeue -o '%i|%P'` of the waiting jobs in order; empty if it is not listed."""
     rows = [line.strip().partition("|") for line in text.splitlines()]
     partition = next((partition for one, _, partition in rows if one == job_id), "")
     waiting = [one for one, _, partition_of_one in rows if partition_of_one == partition]
@@ -212,19 +212,17 @@ def say(job: QueueJob, name: str) -> Fault:
             return _waits(job, name)
         case job_states.Stage.RUNNING if job.state == "SUSPENDED":
             where = f" on {job.nodes}" if job.nodes else ""
-            return Fault(
-                "", f"Slurm has suspended its job {job.id}{where}", f"scontrol resume {job.id} lets it go on"
-            )
+            return Fault("", f"Slurm has suspended its job {job.id}{where}", f"scontrol resume {job.id}")
         case job_states.Stage.RUNNING | job_states.Stage.LEAVING | job_states.Stage.UNKNOWN:
             return Fault("", f"Slurm job {job.id} is {job.state}{f' on {job.nodes}' if job.nodes else ''}")
         case job_states.Stage.OVER | job_states.Stage.NOT_FOUND:
             return ended(job)
         case job_states.Stage.NO_ANSWER:
-            return Fault("", f"Slurm has told nothing of its job {job.id} yet")
+            return Fault("", f"Slurm has not reported job {job.id} yet")
 
 
 def is_stuck(job: QueueJob) -> bool:
-    """Tell whether a job waits that does not start before somebody acts."""
+    """Tell whether a waiting job needs a person to act before it can start."""
     return job.stage is job_states.Stage.WAITING and (job.is_held or bool(needed_change(job)))
 
 
@@ -238,7 +236,7 @@ def _waits(job: QueueJob, name: str) -> Fault:
     why = f": {job.reason}" if job.reason else ""
     if job.is_held:
         is_admins = "admin" in job.reason.lower()
-        fix = "ask who looks after the cluster" if is_admins else f"scontrol release {job.id}"
+        fix = "ask the administrator of the cluster" if is_admins else f"scontrol release {job.id}"
         by = " by an administrator" if is_admins else ""
         return Fault("", f"Slurm job {job.id} is held{by}{why}", fix)
     if change := needed_change(job):
@@ -254,9 +252,9 @@ def ended(job: QueueJob) -> Fault:
     first = f"its first node ({job.batch_host})" if job.batch_host else "its first node"
     if job.state == "FAILED" and job.exit in (NO_LOG_EXIT, NO_BUNDLE_EXIT):
         fix = "submit it again with ORCH_HOME set to a folder that all nodes see and this user can write to"
-        what = f"{name} could not begin: {first} could not open the log in the job's folder"
+        what = f"{name} could not start: {first} could not open the log in the job's folder"
         if job.exit == NO_BUNDLE_EXIT:
-            what = f"{name} could not begin: {first} could not read the job's folder"
+            what = f"{name} could not start: {first} could not read the job's folder"
         return Fault("", what, fix)
     why = unstarted(code) if job.state == "FAILED" and number in ("", "0") else ""
     if why:
@@ -278,17 +276,15 @@ def ended(job: QueueJob) -> Fault:
         case "PREEMPTED":
             return Fault("", f"{name} was preempted, and Slurm has not put it back into the queue")
         case "NODE_FAIL":
-            return Fault(
-                "", f"{name} lost a node that it could not do without{f' ({job.nodes})' if job.nodes else ''}"
-            )
+            return Fault("", f"{name} lost a node that it needs{f' ({job.nodes})' if job.nodes else ''}")
         case "BOOT_FAIL":
             return Fault("", f"{name} was given nodes that did not boot")
         case "OUT_OF_MEMORY":
-            return Fault("", f"{name} used more memory than it had asked for", "raise slurm.mem")
+            return Fault("", f"{name} used more memory than it requested", "raise slurm.mem")
         case "FORGOTTEN" if job.reason:
-            return Fault("", f"Slurm has lost its job {job.id}: {job.reason}", job.fix)
+            return Fault("", f"Slurm lost job {job.id}: {job.reason}", job.fix)
         case "FORGOTTEN":
-            return Fault("", f"Slurm knows no job {job.id} any more")
+            return Fault("", f"Slurm no longer knows job {job.id}")
         case "COMPLETED":
             return Fault("", f"{name} has ended before the job did")
         case _:
@@ -299,7 +295,7 @@ def ended(job: QueueJob) -> Fault:
 
 
 def unstarted(code: str) -> str:
-    """Return why no program could be started, empty where the exit code does not tell: only slurmd's own log has more. All
+    """Return why no program could be started; empty if the exit code does not show it. Only slurmd's own log has more. All
     that orch starts prints something first."""
     if not code.isdigit() or int(code) not in _UNSTARTED:
         return ""

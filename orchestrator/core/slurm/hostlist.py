@@ -24,7 +24,7 @@ def expand(text: str) -> tuple[str, ...]:
 
 
 def holds(text: str, node: str) -> bool:
-    """Tell whether a host list may have a node; an empty or unreadable list may have any."""
+    """Tell whether a host list may contain a node; an empty or unreadable list may contain any."""
     try:
         return not text or node in expand(text)
     except ValueError:
@@ -32,7 +32,7 @@ def holds(text: str, node: str) -> bool:
 
 
 def _words(text: str) -> list[str]:
-    """Cut at the commas that stand outside of brackets."""
+    """Split at the commas outside of brackets."""
     words, depth = [""], 0
     for char in text:
         depth += {"[": 1, "]": -1}.get(char, 0)
@@ -48,7 +48,7 @@ def _words(text: str) -> list[str]:
 
 
 def _expand_one(word: str) -> list[str]:
-    """Return all names that a word with brackets stands for; the last bracket counts fastest."""
+    """Return all names that a word with brackets expands to; the last bracket counts fastest."""
     parts = _BRACKET.split(word)  # literal, range, literal, range, literal …
     choices = [_numbers(part, word) if index % 2 else [part] for index, part in enumerate(parts)]
     size = 1

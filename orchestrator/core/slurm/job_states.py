@@ -1,4 +1,4 @@
-"""Slurm's states of a job: how far a job in each is, and why it is over. The only table of them. Pure.
+"""Slurm's job states: the stage and the reason for the end in each. The only table of them. Pure.
 
 The names are those of Slurm 20 to 25 (`man squeue`, JOB STATE CODES; slurm.schedmd.com/job_state_codes.html). squeue
 and scontrol show a flag in place of the state under it. Flags that do not say how far the job is (LAUNCH_FAILED,
@@ -14,7 +14,7 @@ from orchestrator.core.shown import Cause
 
 
 class Stage(enum.Enum):
-    """How far a job is."""
+    """Stage of a job."""
 
     WAITING = "waiting"  # in the queue; it may come back into it
     RUNNING = "running"  # it has nodes
@@ -35,21 +35,21 @@ _STAGES = {name: stage for stage, names in _NAMES.items() for name in names.spli
 
 _ENDS = {
     "CANCELLED": (Cause.CANCELLED, "it was cancelled with scancel"),
-    "TIMEOUT": (Cause.TIME_LIMIT, "its time limit is over"),
-    "DEADLINE": (Cause.TIME_LIMIT, "its deadline is over"),
+    "TIMEOUT": (Cause.TIME_LIMIT, "it reached its time limit"),
+    "DEADLINE": (Cause.TIME_LIMIT, "it reached its deadline"),
     "PREEMPTED": (Cause.PREEMPTED, "a job of higher priority takes its nodes"),
     "REQUEUED": (Cause.REQUEUED, "it was put back into the queue"),
     "NODE_FAIL": (Cause.NODE_LOST, "a node failed"),
     "BOOT_FAIL": (Cause.NODE_LOST, "a node did not boot"),
 }
-"""Why a job in a state loses its nodes, as a cause and in words; in any other state it has failed."""
+"""Why a job in a state loses its nodes, as a cause and as text; in any other state it has failed."""
 
 
 def stage_of(state: str) -> Stage:
-    """Return how far a job in this state is."""
+    """Return the stage of a job in this state."""
     return _STAGES.get(state, Stage.UNKNOWN)
 
 
 def end_of(state: str) -> tuple[Cause, str]:
-    """Return why a job in this state loses its nodes, and that in words."""
-    return _ENDS.get(state, (Cause.FAILED, f"it is over: {state}"))
+    """Return why a job in this state loses its nodes, as a cause and as text."""
+    return _ENDS.get(state, (Cause.FAILED, f"it has ended: {state}"))

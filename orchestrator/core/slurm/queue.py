@@ -1,7 +1,7 @@
-"""Slurm's queue as this process sees it: one squeue for all jobs, whose answer serves for two seconds.
+"""Client of Slurm's queue: one squeue for all jobs, whose answer is cached for two seconds.
 
-Rules: a Slurm that does not answer changes nothing: its last answer stands, with its age and why there is no newer one.
-That squeue no longer lists a job does not prove that it is lost, see `SlurmQueue.confirmed`.
+Rules: if Slurm does not answer, its last answer is kept, with its age and the reason. A job that squeue no longer lists
+is not lost for sure, see `SlurmQueue.confirmed`.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class SlurmQueue:
             return {job_id: self._told(job_id) for job_id in wanted}
 
     def confirmed(self, job: command_output.QueueJob) -> command_output.QueueJob:
-        """Return a job that is over by squeue, or that it does not list, as scontrol shows it, with who ended it and how where
-        sacct knows. It is `unanswered` where squeue does not list it and scontrol does not deny it either."""
+        """Check a job that has ended by squeue, or that squeue does not list, with scontrol and then sacct, which may know who
+        ended it and how. `unanswered` is set if neither squeue nor scontrol knows the job's state."""
         shown = self._command("scontrol", "show", "job", "-o", job.id)
         current = command_output.scontrol_job(shown.out)
         if current is None and job.stage is Stage.NOT_FOUND and command_output.UNKNOWN_ID not in shown.err:
@@ -73,14 +73,14 @@ class SlurmQueue:
         return replace(kept, restarts=current.restarts, folder=current.folder, batch_host=current.batch_host)
 
     def place(self, job_id: str) -> str:
-        """Return where a waiting job stands among those of its partition that squeue lists, in words."""
+        """Return the position of a waiting job in its partition, as text."""
         listed = self._command("squeue", "-h", "--states=PENDING", "--sort=-p,i", "-o", "%i|%P")
         return command_output.place(listed.out, job_id)
 
     def cancel(self, job_id: str, *, again: bool = False) -> str:
-        """Take a job out of the queue or off its nodes; return Slurm's words when it refuses, else nothing.
+        """Cancel a job; return Slurm's message if it refuses, else an empty text.
 
-        `again`: it may have been done just now, and is not done twice within `CANCEL_APART_S`.
+        `again`: the job may have been cancelled just now, and is not cancelled twice within `CANCEL_APART_S`.
         """
         with self._lock:
             now_s = self._clock_s()
@@ -92,7 +92,7 @@ class SlurmQueue:
         return "" if not result.code else _refusal(result, "scancel")
 
     def expect_news(self) -> None:
-        """Ask Slurm at the next query, since something was changed."""
+        """Drop the cached answer, since something was changed."""
         with self._lock:
             self._asked_at = float("-inf")
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from orchestrator.core.option_table import OptionTable, names
 
 SIGNAL_MARGIN_S = 30
-"""How long before the time limit the ranks must have saved: the supervisor still stops them and asks for a requeue."""
+"""Time between the end of the ranks' grace and the time limit: the supervisor stops the ranks and asks for a requeue."""
 
 OPTION_CHARS_MAX = 4000
 """sbatch holds an option of a script in a buffer of 8192 bytes."""
@@ -37,18 +37,18 @@ _OWNED = {
     "write `slurm.mem`": "--mem=",
     "write `slurm.exclusive`": "--exclusive",
     "write its nodes as --nodelist": "--nodefile/-F=",
-    "write its text as `launch`, which orch's own batch script has run": "--wrap=",
+    "write its text as `launch`, which each node runs": "--wrap=",
     "write `orch submit --follow`": "--wait/-W",
     "logs are orch's own: orch logs": "--output/-o= --error/-e= --input/-i= --open-mode=",
-    "orch's own batch script needs it as it is": "--chdir/--workdir/-D= --requeue --signal=",
-    "orch's own batch script may come back into the queue when nodes are lost": "--no-requeue",
-    "orch's own batch script stays, and all ranks start again, when one fails": "--no-kill/-k",
-    "a job is one job; submit it several times": "--array/-a=",
+    "orch's own batch script sets it": "--chdir/--workdir/-D= --requeue --signal=",
+    "orch's own batch script may be requeued when nodes are lost": "--no-requeue",
+    "orch's own batch script keeps running, and restarts all ranks, when a node fails": "--no-kill/-k",
+    "job arrays are not supported; submit the job several times": "--array/-a=",
     "orch asks the one cluster of this machine": "--clusters/-M=",
     "orch prints the job's id itself": "--parsable",
-    "then no job is queued": "--test-only --help/-h --usage --version/-V",
+    "no job would be queued": "--test-only --help/-h --usage --version/-V",
 }
-"""Options that cannot stand in `slurm.extra`, by the reason."""
+"""Options that are not allowed in `slurm.extra`, by the reason."""
 
 _OF_RANKS = {
     "orch shows what each rank prints: orch logs": "--label/-l --unbuffered/-u --verbose/-v --quiet/-Q --disable-status/-X "
@@ -80,7 +80,7 @@ SRUN = OptionTable("srun", f"{_TEXT} --wait/-W=")
 """All that a step takes, and those of the job, which it takes as well."""
 
 OWNED = {name: why for why, text in _OWNED.items() for name in names(text)}
-"""By the names, without dashes, of options that cannot stand in `slurm.extra` the reason."""
+"""The reasons why options are not allowed in `slurm.extra`, by the options' names without dashes."""
 
 OF_RANKS = {name: why for why, text in _OF_RANKS.items() for name in names(text)}
 
@@ -113,10 +113,10 @@ def fault_of(option: str) -> str:
         return ""
     if option.startswith("--"):
         owned = [one for one in OWNED if len(one) > 1 and one.startswith(name)]  # sbatch takes beginnings
-        return f"cannot stand here: {OWNED[owned[0]]}" if owned else ""
+        return f"is not allowed here: {OWNED[owned[0]]}" if owned else ""
     letters = re.match(f"[{_FLAGS}]*[A-Za-z]?", name)
     owned = [letter for letter in (letters.group() if letters else "") if letter in OWNED]
-    return f"-{owned[0]} cannot stand here: {OWNED[owned[0]]}" if owned else ""
+    return f"-{owned[0]} is not allowed here: {OWNED[owned[0]]}" if owned else ""
 
 
 def gres_of(extra: Sequence[str]) -> str:
@@ -150,8 +150,8 @@ def defaults(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
 def directive(option: str) -> str:
     """Return an option as a line of a batch script. Its text must be printable.
 
-    sbatch reads such a line itself: it splits at blanks, takes quotes and the backslashes within them away, and ends
-    at a bare `#`. The words hetjob and packjob anywhere in the line would begin another component of the job.
+    sbatch parses such a line itself: it splits at blanks, removes quotes and the backslashes in them, and ends at a
+    bare `#`. The words hetjob and packjob anywhere in the line would begin another component of the job.
     """
     assert option.isprintable(), "a line break would end the line"
     if _PLAIN.fullmatch(option) and not _HETEROGENEOUS.search(option):

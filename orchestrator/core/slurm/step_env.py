@@ -16,7 +16,7 @@ LAUNCHER_ADDRESS = "SLURM_LAUNCH_NODE_IPADDR"
 """The variable with the address of srun's host, which is the supervisor's, as slurmd has it."""
 
 UP = ("orch", "agent", "on")
-"""The words that a keeper prints when it is up, before the name of its node."""
+"""The text that a keeper prints when it is up, before the name of its node."""
 
 _CPUS = "SLURM_CPUS_PER_TASK"
 _CPUS_KEPT = "ORCH_CPUS_PER_TASK"

@@ -38,7 +38,7 @@ class Acceptor:
         self._go_on()
 
     def close(self) -> None:
-        """Give up the port, at once, and all peers that are not known."""
+        """Close the port at once, and all connections whose peer is not known."""
         if self._listener.fileno() >= 0:
             self._loop.remove_reader(self._listener)
             self._listener.close()
@@ -84,7 +84,7 @@ class Acceptor:
 
 
 def _cut_off(sock: socket.socket) -> None:
-    """Let whoever reads from a connection see its end; a task that is cancelled in TLS could leave a transport on a
+    """Shut down a connection, so that its reader sees the end; a task that is cancelled in TLS could leave a transport on a
     descriptor that the next connection gets."""
     with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)

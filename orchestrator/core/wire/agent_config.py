@@ -1,4 +1,4 @@
-"""What an agent is started with."""
+"""Configuration that an agent is started with."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What an agent must lease of its host before it comes up: GPUs, or slots. All 0: nothing, as on backend local."""
+    """Resources that an agent must lease of its host before it starts: GPUs, or slots. All 0: nothing, as on backend local."""
 
     gpus: int
     slots: int
@@ -17,7 +17,7 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class AgentConfig:
-    """The configuration of an agent at its start, as JSON on its standard input: nothing of it shows in argv."""
+    """Configuration of an agent at its start, as JSON on its standard input: nothing of it shows in argv."""
 
     job: str
     # Empty where one text goes to many nodes, and each knows its own name
@@ -27,9 +27,9 @@ class AgentConfig:
     certificate: str
     address: str
     heartbeat_s: float
-    # How long its loop may stand still before its keeper replaces it
+    # How long its loop may stall before its keeper replaces it
     node_timeout_s: float
-    # How long it goes on without contact until a `Fence` sets another time; None: for good, on the supervisor's own machine
+    # How long it runs without contact until a `Fence` sets another time; None: forever, on the supervisor's own machine
     fence_s: float | None
     checkpoint_glob: str
     finds_checkpoints: bool
@@ -41,5 +41,5 @@ class AgentConfig:
     tag: str = ""
     # It runs in a Slurm step. Slurm signals all processes of a job when it takes the nodes: TERM is not for the agent then
     allocated: bool = False
-    # How long it goes on where its ranks have long made steps without contact; never less than `fence_s`
+    # How long it runs without contact if its ranks have made steps for long; never less than `fence_s`
     away_fence_s: float = 0.0

@@ -36,7 +36,7 @@ class Blob:
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """What each request has: this alone is read before the bundle is on the host."""
+    """Common fields of requests: only these are read before the bundle is on the host."""
 
     # The job's folder; may begin with `~`, which the host resolves
     root: str
@@ -63,14 +63,14 @@ class Reach(_Request):
 
 @dataclass(frozen=True, slots=True)
 class CleanUp(_Request):
-    """End what an ended job has left running on this host, and remove its folder, unless it is the submitter's own."""
+    """Stop leftover processes of an ended job on this host, and remove its folder, unless that is the submitter's own."""
 
     job: str
 
 
 @dataclass(frozen=True, slots=True)
 class SurveyHost(_Request):
-    """Report what the host has for a job, and leave nothing. `programs`: the first that is there runs the ranks.
+    """Report the host's resources for a job, and leave nothing. `programs`: the first that exists runs the ranks.
 
     Steps of a check may follow, a line each, until the input ends.
     """
@@ -137,12 +137,12 @@ Step: TypeAlias = GatherFacts | OpenPorts | MeasurePeer | ReduceAll
 
 @dataclass(frozen=True, slots=True)
 class InShell:
-    """The login shell has let us through."""
+    """The login shell runs the script."""
 
 
 @dataclass(frozen=True, slots=True)
 class PythonFound:
-    """A Python that will do. `clock_s`: the host's time, in seconds since 1970."""
+    """A suitable Python. `clock_s`: the host's time, in seconds since 1970."""
 
     path: str
     version: str
@@ -196,7 +196,7 @@ class AlreadyUp:
 
 @dataclass(frozen=True, slots=True)
 class KeeperUp:
-    """The keeper has got its `GO`, and goes on without the launcher."""
+    """The keeper has received its `GO`, and runs without the launcher."""
 
     pid: int
 
@@ -221,7 +221,7 @@ class RequestFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class AgentSeen:
-    """Whether the node's agent lives; `boot_id`: of the host's kernel; `words`: the last line of its log."""
+    """State of the node's agent; `boot_id`: of the host's kernel; `words`: the last line of its log."""
 
     alive: bool
     boot_id: str
@@ -250,7 +250,7 @@ class HeldLeases:
 
 @dataclass(frozen=True, slots=True)
 class HostSurveyed:
-    """What a host has for a job."""
+    """Resources of a host for a job."""
 
     root: str
     # Why the job's folder cannot be made, empty where it can; and what to do

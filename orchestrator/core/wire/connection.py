@@ -19,7 +19,7 @@ from orchestrator.core import codec
 from orchestrator.core.jobdir.durable import LINE_BYTES_MAX
 
 SEND_BYTES_MAX = 8 << 20
-"""How much may wait to be sent to one peer before the connection is given up."""
+"""How much may be queued for one peer before the connection is closed."""
 
 SEQUENCE_KEY = "#"
 """The key for the number of a reliable report, next to the message's own fields."""
@@ -36,7 +36,7 @@ NEXT_S = 0.3
 
 
 class LineError(ConnectionError):
-    """The peer broke the rules of the connection, or went away."""
+    """The peer violated the protocol, or closed the connection."""
 
 
 @dataclass(slots=True)

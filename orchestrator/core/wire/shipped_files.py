@@ -1,4 +1,4 @@
-"""The files of a node that an agent sends to the supervisor: those that are only ever appended to, and no others.
+"""Files of a node that an agent sends to the supervisor: only those that are append-only.
 
 Both ends go by this list: an agent sends the files named here, and the supervisor accepts no others. The ranks of a node
 are known from the folders that the agent makes for them, `nodes/NODE/attempt-NNN/rank-NNNNN`; the supervisor makes the

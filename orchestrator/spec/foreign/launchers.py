@@ -1,7 +1,7 @@
 """Launchers by name: what a line starts, and the counts that a plain line gives. Pure.
 
 Rules:
-1. A launch line is run by a shell on each node, and not read: only the words that start it are looked at here.
+1. A launch line is run by a shell on each node, and not parsed: only the words that start it are inspected here.
 2. Counts are literal numbers between a launcher and its script, in one plain line. Anything else is not a count.
 """
 
@@ -74,20 +74,20 @@ _ALL = ("num-processes", "np")
 
 
 class Starter(enum.Enum):
-    """What a command's words start."""
+    """Kind of program that a command starts."""
 
     LAUNCHER = "a launcher"
     SHELL = "a shell script, or a shell"
     PYTHON = "a Python program"
     RUNNER = "a Python program, by the runner of an environment"
-    SBATCH = "a submit to Slurm"
+    SBATCH = "a Slurm submission"
     REMOTE = "a command on other hosts"
     OTHER = "another program"
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What words start: the position of the program that decides it, that behind its name, and a launcher's name."""
+    """Program that a command starts: its kind, its position, the position after its name, and a launcher's name."""
 
     starter: Starter
     at: int
@@ -121,7 +121,7 @@ class Counts:
 
 
 def start_of(words: Sequence[str]) -> Start:
-    """Return what words start, behind variables that are set for them."""
+    """Return the program that a command starts, after the variables set for it."""
     at = 1 if len(words) > 1 and words[0] == "env" else 0
     while at < len(words) and ASSIGNMENT.fullmatch(words[at]):
         at += 1
@@ -159,7 +159,7 @@ def _python(words: Sequence[str], at: int) -> Start:
 
 
 def _run(words: Sequence[str], at: int, verbs: Sequence[str]) -> Start:
-    """Return what the first program behind a runner is."""
+    """Return the first program that a runner starts."""
     has_verb = not verbs
     for here in range(at + 1, len(words)):
         has_verb |= words[here] in verbs
@@ -181,8 +181,8 @@ def is_launch(text: str) -> bool:
 
 
 def commands_of(text: str) -> list[list[str]]:
-    """Return the words of the commands in shell text, as far as they can be seen without a shell; none for text that
-    cannot, and none behind a here-document. What `bash -c` is given as text stands behind its own command."""
+    """Return the words of the commands in shell text, as far as they can be parsed without a shell; none for other text, and
+    none after a here-document. The commands in the text of `bash -c` follow the command itself."""
     head = _QUOTED_OR_COMMENT.sub(lambda match: match[1] or "", text.replace("\\\n", " ").partition("<<")[0])
     lexer = shlex.shlex(head, posix=True, punctuation_chars=";&|()<>\n")
     lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
@@ -203,15 +203,14 @@ def commands_of(text: str) -> list[list[str]]:
 
 
 def given_to_shell(words: Sequence[str]) -> list[list[str]]:
-    """Return the commands in the text that words give to a shell."""
+    """Return the commands in the text that a command passes to a shell."""
     start = start_of(words)
     texts = words[start.at + 1 : start.at + 3] if start.starter is Starter.SHELL else []
     return commands_of(texts[1]) if len(texts) == 2 and re.fullmatch("-[a-z]*c", texts[0]) else []
 
 
 def first_operator(text: str) -> str:
-    """Return the first word of a text that is nothing but an operator to a shell, or a redirection; empty where there is
-    none."""
+    """Return the first word of a text that is a shell operator or a redirection; empty without one."""
     try:
         words = shlex.split(text.replace("\\\n", " "), posix=False)
     except ValueError:
@@ -228,7 +227,7 @@ def words_with_placeholders(text: str) -> list[str]:
 
 
 def joined(words: Sequence[str]) -> str:
-    """Return words as a shell reads them again; of variables that stand before a command only the values are quoted."""
+    """Return words quoted for a shell; of variables before the command only the values are quoted."""
     variables = []
     for word in words:
         if (match := ASSIGNMENT.fullmatch(word)) is None:
@@ -238,12 +237,12 @@ def joined(words: Sequence[str]) -> str:
 
 
 def runnable(text: str) -> str:
-    """Return a line as a shell finds its script: one that is named without a folder is not looked for in PATH."""
+    """Return a line that a shell can run: a script without a folder in its name is started by bash, not searched in PATH."""
     return f"bash {text}" if re.match(r"[\w.-]+\.(sh|bash)(\s|$)", text) else text
 
 
 def launched_by(text: str) -> list[str]:
-    """Return the words of the launcher's command in one plain line; none for a text of several lines or launchers."""
+    """Return the launcher's command in one plain line; none for a text of several lines or launchers."""
     lines = [words for words in commands_of(text) if start_of(words).starter is Starter.LAUNCHER]
     return lines[0] if len(lines) == 1 and "\n" not in text.replace("\\\n", " ").strip() else []
 
@@ -318,7 +317,7 @@ def _number(value: str) -> str:
 
 
 def _is_program(word: str) -> bool:
-    """Tell whether a word is that of a script, or a sign that it follows."""
+    """Tell whether a word is a script, or an option before one."""
     return word.endswith(".py") or word in ("-m", "--module", "-c", "--", "--no-python", "--no_python")
 
 

@@ -1,8 +1,9 @@
-"""The header of an sbatch script, and options of srun: what they ask of Slurm, as fields of a job file. Pure.
+"""Header of an sbatch script, and options of srun, converted into fields of a job file. Pure.
 
 Rules, those of sbatch (Slurm 22.05 to 25.11):
-1. A line that begins with `#SBATCH` holds options, in words that are not quite a shell's. The first line that is neither empty nor a comment ends the header.
-2. A long name may be cut short while it is the only one that begins so. The last of two equal options counts.
+1. A line that begins with `#SBATCH` has options, quoted almost as in a shell. The first line that is neither empty nor a
+   comment ends the header.
+2. A long name may be abbreviated while it is unique. The last of two equal options counts.
 3. Options of the command line come after those of the script.
 """
 
@@ -41,7 +42,7 @@ _TIME = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What an option says of a field of the job file, or with an empty field why it is not needed."""
+    """Value that an option gives to a field of the job file, or with an empty field why the option is dropped."""
 
     field: str
     value: str | list[str]
@@ -55,7 +56,7 @@ class Setting:
 
 @dataclass(slots=True)
 class Header:
-    """What options say: settings of fields, and what a reader should still know."""
+    """Result of reading options: settings of fields, and notes for the user."""
 
     settings: list[Setting] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -71,7 +72,7 @@ def split(text: str) -> tuple[list[Option], str]:
                 words = _words(line.removeprefix("#SBATCH"))
                 options, end = SBATCH.read(words, 0)
                 if end < len(words):
-                    raise ValueError(f"{words[end]} is no option of sbatch")
+                    raise ValueError(f"{words[end]} is not an option of sbatch")
             except ValueError as err:
                 raise ValueError(f"line {number + 1}: {err}") from err
             given += options
@@ -105,7 +106,8 @@ def _words(line: str) -> list[str]:
 
 
 def header(given: Sequence[Option], ranks: Count | None = None) -> Header:
-    """Return what options say of a job, whose lines count the `ranks` of a node. Raises ValueError for what a job cannot have."""
+    """Return the settings that options give to a job, whose lines count the `ranks` of a node. Raises ValueError for what a job
+    cannot have."""
     made, last = Header(), {option.name: option for option in given}
     for name, option in last.items():
         if name in _REFUSED:
@@ -122,7 +124,7 @@ def header(given: Sequence[Option], ranks: Count | None = None) -> Header:
         made.settings.append(
             Setting("time_limit", text, limit.text)
             if text
-            else Setting("", "to Slurm it is no limit", limit.text)
+            else Setting("", "Slurm takes it for no limit", limit.text)
         )
     if (alone := last.get("exclusive")) is not None:
         made.settings.append(Setting("slurm.exclusive", "true", alone.text))
@@ -139,20 +141,20 @@ def header(given: Sequence[Option], ranks: Count | None = None) -> Header:
 
 
 def _of_array(option: Option) -> str:
-    """Return what to do in place of an array."""
+    """Return the advice for a job array."""
     numbers = []
     for part in option.value.partition("%")[0].split(","):
         match = re.fullmatch(r"(\d+)-(\d+)(?::(\d+))?", part)
         numbers.append(f"$(seq {match[1]} {match[3] + ' ' if match[3] else ''}{match[2]})" if match else part)
     return (
-        f"{option.text}: a job is one job. Leave the line out; then this starts one for each number, which the script finds "
-        f"as before: for i in {' '.join(numbers)}; do orch submit job.yaml --set name=job-$i "
+        f"{option.text}: job arrays are not supported. Remove the line; this submits one job for each number, and the script "
+        f"finds its number as before: for i in {' '.join(numbers)}; do orch submit job.yaml --set name=job-$i "
         "--set env.SLURM_ARRAY_TASK_ID=$i; done"
     )
 
 
 def _add_signal(last: Mapping[str, Option], made: Header) -> None:
-    """Add the warning before the time limit, which orch gives to the ranks themselves."""
+    """Add the warning before the time limit, which orch sends to the ranks themselves."""
     option = last.get("signal")
     if option is None:
         return
@@ -199,7 +201,7 @@ def _add_size(last: Mapping[str, Option], made: Header, ranks: Count | None) -> 
         )
     elif "ntasks" in given and tasks > 1:
         made.notes.append(
-            f"{given['ntasks'].text} without --nodes lets Slurm choose the nodes, and a job has a number of them: nodes: 1"
+            f"{given['ntasks'].text} without --nodes lets Slurm choose the number of nodes, which a job file must name: nodes: 1"
         )
     sizes = " ".join(given[name].text for name in _SIZES[1:] if name in given and name != "cpus-per-task")
     count, option = gpus or tasks, sizes

@@ -39,7 +39,7 @@ def make_root(suite: str, folder: Path, limit_s: float) -> str:
         return f"a Slurm of Debian {suite} needs its packages, and they did not come within {limit_s:.0f} s"
     why = [line for line in f"{done.stdout}\n{done.stderr}".splitlines() if line.startswith("E: ")]
     return (
-        f"a Slurm of Debian {suite} needs its packages: {why[-1] if why else 'no word why'}"
+        f"a Slurm of Debian {suite} needs its packages: {why[-1] if why else 'no reason given'}"
         if done.returncode
         else ""
     )

@@ -89,7 +89,7 @@ TABLE: list[tuple[str, int, str]] = [
     ("submit good.yaml --set nodes", 2, "must be key.path=value"),
     ("submit good.yaml --set nodes=0", 2, "--set nodes=0: must be a whole number"),
     ("submit good.yaml --set gpus_per_node=99 --set procs_per_node=null", 2, "99 GPUs wanted"),
-    ("submit good.yaml --set secrets=[NO_SUCH]", 2, "NO_SUCH named in secrets"),
+    ("submit good.yaml --set secrets=[NO_SUCH]", 2, "NO_SUCH listed in secrets"),
     ("status", 0, "FAILED"),
     ("status done", 0, "SUCCEEDED"),
     ("status --all", 0, "done-"),
@@ -134,7 +134,7 @@ TABLE: list[tuple[str, int, str]] = [
     ("init nosuch/job.yaml", 2, "create it: mkdir -p "),
     ("init - --from-command train.py", 0, "entrypoint: train.py"),
     ("init ../up.yaml --from-command train.py", 0, "wrote ../up.yaml"),
-    ("init line.yaml --from-command ls", 2, "starts no launcher"),
+    ("init line.yaml --from-command ls", 2, "starts neither a launcher"),
     ("schema", 0, '"entrypoint"'),
     ("clean", 0, "nothing to clean up"),
     ("clean --older-than 1000d", 0, "no job ended that long ago"),
@@ -380,7 +380,7 @@ def test_a_link_that_leads_nowhere_is_not_offered_in_its_own_place(orch: Type) -
     Path("dangling.yaml").symlink_to("nosuch.yaml")
     for name in ("circle.yaml", "dangling.yaml"):
         said = orch("submit", name)
-        assert said.code == 2 and f"{name} is a link that leads nowhere" in said.err
+        assert said.code == 2 and f"{name} is a broken link" in said.err
 
 
 STREAMS = [

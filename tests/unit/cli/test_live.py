@@ -73,7 +73,8 @@ def test_a_suspicion_is_told_once_and_so_is_its_end(
     said = [line.rpartition("  ")[2] for line in lines]
     assert len(lines) == 4
     assert (
-        said[1].startswith("rank 2 is stopped for 1 s; ended after ") and "; now: orch restart gpt" in said[1]
+        said[1].startswith("rank 2 is stopped for 1 s; will be ended at ")
+        and "; to do it now: orch restart gpt" in said[1]
     )
     assert said[2] == "running again"
     assert "SUCCEEDED" in lines[3]

@@ -100,7 +100,10 @@ def test_a_job_that_could_be_deleted_only_in_part_can_be_deleted_later(tmp_path:
 
 @pytest.mark.parametrize(
     ("when", "why"),
-    [("before", "was resumed, so it is not over"), ("meanwhile", "another command is at work on the job")],
+    [
+        ("before", "the job was resumed, so it has not ended"),
+        ("meanwhile", "another command is working on the job"),
+    ],
 )
 def test_a_job_that_is_resumed_while_clean_asks_is_not_deleted(tmp_path: Path, when: str, why: str) -> None:
     job = folders.failed(tmp_path)

@@ -219,7 +219,7 @@ def test_with_verify_a_flipped_bit_is_found_and_the_save_before_it_counts(shelf:
         "step-20.pt": ("gone", False, False),
     }
     last = saves.listed(shelf.job, shelf.plan, verify=True)[-1]
-    assert last["why"] == "step-20.pt has other bytes than when it was saved (sha256)" and last["exists"]
+    assert last["why"] == "step-20.pt differs from what was saved (sha256)" and last["exists"]
 
 
 def test_a_file_that_was_only_touched_is_as_whole_as_before(shelf: Shelf) -> None:

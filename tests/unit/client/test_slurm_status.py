@@ -198,7 +198,7 @@ def test_a_job_that_slurm_forgot_is_closed_unless_its_folder_moves(slurm: FakeSl
         over.set()
         supervisor.join()
     Job(alive).source.settle()
-    assert [one["why"] for one in asked(alive)] == ["Slurm knows no job 7 any more"]
+    assert [one["why"] for one in asked(alive)] == ["Slurm no longer knows job 7"]
     assert [one["allocation"] for one in asked(alive)] == ["7"], (
         "how often it was requeued nobody knows any more"
     )

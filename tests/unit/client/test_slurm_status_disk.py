@@ -42,7 +42,7 @@ def test_what_is_not_known_to_be_the_job_is_not_ended_by_slurm(
         slurm.queue(f"{RUNNING}|/home/ada/other")
     else:
         slurm.down()
-    words = "Slurm has lost its job 7" if said == "lost" else "Unable to contact slurm controller"
+    words = "Slurm lost job 7" if said == "lost" else "Unable to contact slurm controller"
     with pytest.raises(ClusterError, match=words):
         slurm_status.SlurmSource(refusing(tmp_path)).cancel()
     assert not slurm.calls("scancel")

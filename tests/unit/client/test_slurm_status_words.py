@@ -35,7 +35,7 @@ def test_a_command_that_slurm_has_never_answered_shows_what_the_supervisor_wrote
     folder = job(tmp_path, "7")
     slurm.down()
     status = Job(folder).status()
-    assert (status["state"], status["reason"]) == ("QUEUED", "Slurm has told nothing of its job 7 yet")
+    assert (status["state"], status["reason"]) == ("QUEUED", "Slurm has not reported job 7 yet")
     assert status["queue"]["state"] == "UNKNOWN" and status["queue"]["silent"]
     tell(folder, "RUNNING", step=12)
     assert Job(folder).status()["state"] == "RUNNING"
@@ -71,7 +71,7 @@ def test_a_suspended_job_is_not_said_to_be_started_again(slurm: FakeSlurm, tmp_p
     assert status_view.outdated(known).endswith("; Slurm has suspended it")
     assert cells.plain(status_view.queue(known)).splitlines() == [
         "queue       Slurm has suspended its job 7 on node[1-2]",
-        "            fix: scontrol resume 7 lets it go on",
+        "            fix: scontrol resume 7",
     ]
 
 

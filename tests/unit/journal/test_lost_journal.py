@@ -59,7 +59,7 @@ def test_agents_that_are_still_at_work_are_named_with_the_command_that_ends_them
     with locks.held(lock, 1.0), pytest.raises(JournalError) as told:
         lost_journal.require_journal(job)
     who = locks.holder(lock)
-    assert who is not None and f"end what still runs by kill {who.pid} on {who.host}" in told.value.fix
+    assert who is not None and f"stop what still runs: kill {who.pid} on {who.host}" in told.value.fix
 
 
 @pytest.mark.parametrize("cut", [slice(1, None), slice(0, 3)], ids=["its first line", "lines in its middle"])
@@ -98,7 +98,7 @@ def test_a_journal_that_ends_before_an_attempt_that_the_folder_shows_is_cut(tmp_
     job.facts.unlink(missing_ok=True)
     assert facts_file.read(job).attempts
     job.attempt_logs(3).mkdir(parents=True)
-    with pytest.raises(JournalError, match="the journal was cut: it tells of attempts up to 1"):
+    with pytest.raises(JournalError, match="the journal was cut: its last attempt is 1"):
         facts_file.read(job)
 
 

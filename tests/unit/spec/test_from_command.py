@@ -87,7 +87,7 @@ def test_an_sbatch_script_is_its_header_as_fields_and_its_body_as_it_is(tmp_path
     assert spec.entry.kind == "launch"
     assert spec.entry.target == f"{arguments}_path=$PATH; . /etc/profile; PATH=$_path:$PATH\n{body}".strip()
     assert "launch: |\n" in text
-    for word in ("mkdir -p out", "GROUP_RANK", "take the trap out", "login shell"):
+    for word in ("mkdir -p out", "GROUP_RANK", "remove the trap", "login shell"):
         assert word in notes
 
 
@@ -154,7 +154,7 @@ def test_requeues_become_a_field_and_no_note_names_another(tmp_path: Path) -> No
     script.write_text("#SBATCH --mail-type=NONE --requeue\ntrap 'touch x' USR1\nsrun x\n")
     spec, _, notes = made(tmp_path, "sbatch run.sh")
     assert (spec.slurm.extra, spec.time_limit_action) == (("--mail-type=NONE",), "requeue")
-    assert "asks for a new turn in the queue (time_limit_action: requeue)" in notes
+    assert "requeues the job (time_limit_action: requeue)" in notes
 
 
 LOOP = """for h in gpu1 gpu2; do
@@ -178,12 +178,12 @@ def test_a_line_is_meant_for_the_current_folder_wherever_its_job_file_lies(
 @pytest.mark.parametrize(
     ("command", "fault"),
     [
-        ("ls -l", "starts no launcher"),
-        ("", "starts no launcher"),
+        ("ls -l", "starts neither a launcher"),
+        ("", "starts neither a launcher"),
         ("torchrun 't.py", "No closing quotation"),
         ("sbatch nosuch.sh", "no file nosuch.sh in"),
-        ("~nosuch", "starts no launcher"),
-        ("sbatch -N 2", "names no script behind"),
+        ("~nosuch", "starts neither a launcher"),
+        ("sbatch -N 2", "names no script after"),
         ("sbatch --array=1-2 run.py", "begins with #!/usr/bin/env python"),
         ("sbatch array.sh", "for i in $(seq 1 2); do orch submit"),
         ("bash loop.sh", "give the command that each of them runs"),

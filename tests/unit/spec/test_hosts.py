@@ -102,7 +102,7 @@ def test_beside_a_file_hosts_choose_and_order(tmp_path: Path) -> None:
         ("gpu1", None, 8),
     ]
     with pytest.raises(
-        SpecError, match=r"job\.yaml:4: ssh\.hosts: gpu9 does not stand in hosts\.txt; did you mean gpu"
+        SpecError, match=r"job\.yaml:4: ssh\.hosts: gpu9 is not in hosts\.txt; did you mean gpu"
     ):
         _load(tmp_path, "{hosts: gpu9, hosts_file: hosts.txt}", FILE)
 
@@ -114,12 +114,12 @@ def test_every_wrong_line_is_named_with_its_place(tmp_path: Path) -> None:
         "c1 8": "write gpus=8, slots=16",
         "d1 gpus=eight": "gpus=eight must be a whole number from 0",
         "e1 slots=0": "slots=0 must be a whole number from 1",
-        "f1 gpus=8 gpus=8": "gpus stands there twice",
+        "f1 gpus=8 gpus=8": "gpus is given twice",
         "g[1-2] address=10.0.0.1": "one address for 2 hosts",
         "h1 address=/etc": "address=/etc is not an address",
         "i1 labels=a,,b": "labels=a,,b are not words",
         "j[3-1]": "is not a range of hosts",
-        "k1\nk[1-2]": "stands in",
+        "k1\nk[1-2]": "is already in",
     }
     path = tmp_path / "hosts.txt"
     path.write_text("\n".join(lines))

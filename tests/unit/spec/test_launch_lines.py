@@ -124,16 +124,16 @@ def test_options_of_srun_stand_before_those_of_the_job_file(tmp_path: Path) -> N
         ("nodes: 3\nentrypoint: accelerate launch --num_processes 8 train.py",
          "job.yaml:2: nodes: is 3, and --num_processes 8 counts the ranks of all nodes: they cannot be divided equally"),
         ("entrypoint: torchrun --nnodes=$N train.py",
-         "job.yaml:2: entrypoint: --nnodes=$N: only the shell on the nodes knows that number, and the job must; write nodes: 2"),
+         "job.yaml:2: entrypoint: --nnodes=$N: this number is only known on the nodes; write nodes: 2"),
         ("entrypoint: torchrun --nproc_per_node $(nvidia-smi -L | wc -l) train.py",
-         "job.yaml:2: entrypoint: --nproc_per_node $: only the shell on the nodes knows that number, and the job must; write gpus_per"),
+         "job.yaml:2: entrypoint: --nproc_per_node $: this number is only known on the nodes; write gpus_per"),
         ("entrypoint: torchrun --nproc-per-node cpu train.py", "job.yaml:2: entrypoint: --nproc-per-node cpu: the cores of"),
         ("entrypoint: torchrun --nproc-per-node gpu train.py\nbackend: slurm",
-         "job.yaml:2: entrypoint: gpus_per_node: Slurm must be asked for a number"),
+         "job.yaml:2: entrypoint: gpus_per_node: Slurm needs a number"),
         ("entrypoint: srun --nodess 2 python t.py", "job.yaml:2: entrypoint: srun has no option --nodess"),
-        ("entrypoint: mpirun -np 2 -H a,b python t.py", "job.yaml:2: entrypoint: names the hosts a,b, which orch reaches"),
+        ("entrypoint: mpirun -np 2 -H a,b python t.py", "job.yaml:2: entrypoint: names the hosts a,b, to which orch itself"),
         ("entrypoint: mpirun -np 3 python t.py -H a\nnodes: 2", "job.yaml:3: nodes: is 2, and -np 3 counts"),
-        ("entrypoint: sbatch run.sh", "job.yaml:2: entrypoint: a submit to Slurm is what orch does; make a job file of it"),
+        ("entrypoint: sbatch run.sh", "job.yaml:2: entrypoint: is a Slurm submission, which orch does itself; convert the line"),
         ("entrypoint: python", "job.yaml:2: entrypoint: python names no script"),
         ("entrypoint: torchrun t.py\nlaunch: torchrun u.py", "job.yaml:2: entrypoint: excludes launch"),
     ],
@@ -214,5 +214,5 @@ def test_braces_and_variables_of_the_text_itself_are_its_own(tmp_path: Path, tex
 
 def test_a_script_is_no_job_file(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text("#!/bin/bash\ntorchrun train.py\n")
-    with pytest.raises(SpecError, match="make one of it: orch init --from-command"):
+    with pytest.raises(SpecError, match="convert it: orch init --from-command"):
         load(tmp_path / "run.sh")

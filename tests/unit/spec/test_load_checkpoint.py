@@ -16,11 +16,11 @@ MEANT = "which orch does not fill in; did you mean"
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("checkpoint: {resume_args: '--resume {paths}'}", f"checkpoint.resume_args: holds {{paths}}, {MEANT} {{path}}?"),
-        ("env: {OUT: '{checkpoints_dir}/x'}", f"env.OUT: holds {{checkpoints_dir}}, {MEANT} {{checkpoint_dir}}?"),
+        ("checkpoint: {resume_args: '--resume {paths}'}", f"checkpoint.resume_args: contains {{paths}}, {MEANT} {{path}}?"),
+        ("env: {OUT: '{checkpoints_dir}/x'}", f"env.OUT: contains {{checkpoints_dir}}, {MEANT} {{checkpoint_dir}}?"),
         ("checkpoint: {keep: 3, path: '{job_dir}/code/x'}", "checkpoint.keep: has no effect with"),
         ("checkpoint: {path: '{job_dir}/x'}", "checkpoint.path: must begin with {job_dir}/code/ for files where the ranks start"),
-        ("checkpoint: {path: '{job_dirs}/code/x'}", f"checkpoint.path: holds {{job_dirs}}, {MEANT}"),
+        ("checkpoint: {path: '{job_dirs}/code/x'}", f"checkpoint.path: contains {{job_dirs}}, {MEANT}"),
     ],
 )  # fmt: skip
 def test_a_misspelled_placeholder_is_a_fault(folder: Path, text: str, said: str) -> None:
@@ -31,9 +31,9 @@ def test_a_misspelled_placeholder_is_a_fault(folder: Path, text: str, said: str)
 @pytest.mark.parametrize(
     ("entry", "said"),
     [
-        ("entrypoint: train.py --o={checkpoint_dirs}", f"entrypoint: holds {{checkpoint_dirs}}, {MEANT} {{checkpoint_dir}}?"),
-        ("command: [./run, $ORCH_CHECKPOINT]", f"command: holds $ORCH_CHECKPOINT, {MEANT} $ORCH_CHECKPOINT_DIR?"),
-        ("command: ./run {resume_from}", 'command: holds {resume_from}, which is not filled in within shell text; write "${ORCH_RESUME_FROM}"'),
+        ("entrypoint: train.py --o={checkpoint_dirs}", f"entrypoint: contains {{checkpoint_dirs}}, {MEANT} {{checkpoint_dir}}?"),
+        ("command: [./run, $ORCH_CHECKPOINT]", f"command: contains $ORCH_CHECKPOINT, {MEANT} $ORCH_CHECKPOINT_DIR?"),
+        ("command: ./run {resume_from}", 'command: contains {resume_from}, which is not filled in within shell text; write "${ORCH_RESUME_FROM}"'),
     ],
 )  # fmt: skip
 def test_so_it_is_in_what_a_rank_runs(folder: Path, entry: str, said: str) -> None:
@@ -58,6 +58,6 @@ def test_resume_args_reach_the_script_and_not_what_stands_behind_it(folder: Path
     head = "\n".join(line for line in HEAD.splitlines() if not line.startswith("entrypoint"))
     checkpoint = 'checkpoint: {resume_args: "--resume {path}"}\n'
     (fault,) = faults(folder, f"{head}\ncommand: python train.py 2>&1 | tee log\n{checkpoint}")
-    assert "would be given to tee" in fault and "${ORCH_RESUME_FROM:+--resume $ORCH_RESUME_FROM}" in fault
+    assert "would go to tee" in fault and "${ORCH_RESUME_FROM:+--resume $ORCH_RESUME_FROM}" in fault
     for command in ("cat log; python train.py", "python train.py >log 2>&1", "[tee, train.py]"):
         loaded(folder, f"{head}\ncommand: {command}\n{checkpoint}")

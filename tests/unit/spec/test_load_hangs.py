@@ -23,9 +23,9 @@ def test_hang_timeout_is_auto_or_the_users_time_and_the_plan_knows_which(folder:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("hang_patience: 60s", "hang_patience: is no field any more; write monitor.hang_timeout: 60s, or"),
-        ("hang_ceiling: 20m", "hang_ceiling: is no field any more; write monitor.hang_timeout: 20m"),
-        ("hang_floor: 10s", "hang_floor: is no field any more; remove it"),
+        ("hang_patience: 60s", "hang_patience: was removed; write monitor.hang_timeout: 60s, or"),
+        ("hang_ceiling: 20m", "hang_ceiling: was removed; write monitor.hang_timeout: 20m"),
+        ("hang_floor: 10s", "hang_floor: was removed; remove it"),
     ],
 )
 def test_a_field_that_is_gone_says_what_to_write(folder: Path, text: str, said: str) -> None:
@@ -36,7 +36,7 @@ def test_a_field_that_is_gone_says_what_to_write(folder: Path, text: str, said: 
     ("text", "said"),
     [
         ("{url: hooks.example.com}", "notify.url: must be a URL such as https://…, not hooks.example.com"),
-        ("{url: 'https://me:hunter2@hooks.example.com/x'}", "notify.url: has a user or password in it, and none is sent; a command can: notify.command: curl -u \"$HOOK\" -d @- URL, with HOOK in secrets"),
+        ("{url: 'https://me:hunter2@hooks.example.com/x'}", "notify.url: contains a user or password, which orch does not send; use a command: notify.command: curl -u \"$HOOK\" -d @- URL, with HOOK in secrets"),
         ("{url: 'https://hooks.example.com:port/x'}", "notify.url: has no host, or a port that is not a number"),
         ("{url: 'https://[::1/x'}", "notify.url: has no host, or a port that is not a number"),
         ("{on: [hangs]}", "notify.on[0]: must be suspect, hang, notice, withdrawn, verdict, restart, failed, succeeded or cancelled, not hangs; did you mean hang?"),

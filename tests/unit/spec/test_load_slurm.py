@@ -16,13 +16,13 @@ __all__ = ["folder"]
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("", "gpus_per_node: Slurm must be asked for a number: write gpus_per_node: 8, or procs_per_node: 4"),
-        ("procs_per_node: 2\ngpus_per_node: auto", "gpus_per_node: Slurm must be asked for a number"),
-        ("procs_per_node: 2\nslurm:\n  extra: [--nodes=3]", 'slurm.extra: "--nodes=3" cannot stand here: write `nodes`'),
+        ("", "gpus_per_node: Slurm needs a number: write gpus_per_node: 8, or procs_per_node: 4"),
+        ("procs_per_node: 2\ngpus_per_node: auto", "gpus_per_node: Slurm needs a number"),
+        ("procs_per_node: 2\nslurm:\n  extra: [--nodes=3]", 'slurm.extra: "--nodes=3" is not allowed here: write `nodes`'),
         ("gpus_per_node: 2\nslurm: {extra: [--gres=gpu:4]}", "slurm: --gres=gpu:4 names 4 GPUs in place of gpus_per_node, 2"),
         ("gpus_per_node: 2\nslurm: {extra: [--gres=shard:2]}", "slurm: --gres=shard:2 names no GPUs"),
         (f"procs_per_node: 2\nslurm: {{mem: {'x' * 4001}}}", "slurm.mem: must be printable, and at most 4000 characters"),
-        ("procs_per_node: 2\ntime_limit: 1m", "checkpoint: on_preempt.grace of 1m and 30s to end in order fill"),
+        ("procs_per_node: 2\ntime_limit: 1m", "checkpoint: on_preempt.grace of 1m and 30s for a clean stop use up"),
         ("procs_per_node: 2\ncheckpoint: {on_preempt: {signal: KILL}}", "checkpoint.on_preempt.signal: must be TERM"),
     ],
 )  # fmt: skip
@@ -44,7 +44,7 @@ def test_what_slurm_cannot_be_asked_for_is_refused(folder: Path, text: str, faul
 def test_a_slurm_field_that_is_gone_says_what_to_write(folder: Path, field: str, options: list[str]) -> None:
     head = f"{HEAD}backend: slurm\ngpus_per_node: 8\n"
     (found,) = faults(folder, f"{head}slurm:\n  {field}\n")
-    assert f"job.yaml:6: slurm.{field.partition(':')[0]}: is no field any more; write slurm.extra: [" in found
+    assert f"job.yaml:6: slurm.{field.partition(':')[0]}: was removed; write slurm.extra: [" in found
     (folder / "job.yaml").write_text(f"{head}slurm:\n  {found.partition('write slurm.')[2]}\n")
     assert list(load(folder / "job.yaml").spec.slurm.extra) == options
 

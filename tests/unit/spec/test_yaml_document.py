@@ -76,8 +76,8 @@ def test_aliases_are_read() -> None:
         ("just words\n", 'job.yaml:1: must be a map of keys such as `name: my-job`, not "just words"'),
         ("a: 1\n---\nb: 2\n", "job.yaml:2: is not YAML: expected a single document"),
         ("a: *b\n", "job.yaml:1: is not YAML: found undefined alias 'b'"),
-        ("a: &a [*a]\n", f"job.yaml:1: holds more than 10000 values, or is nested deeper than {yaml_document.DEPTH_MAX}"),
-        ("a: 1\nb: \x07\n", "job.yaml:2: holds the unprintable character '\\x07'"),
+        ("a: &a [*a]\n", f"job.yaml:1: contains more than 10000 values, or is nested deeper than {yaml_document.DEPTH_MAX}"),
+        ("a: 1\nb: \x07\n", "job.yaml:2: contains the unprintable character '\\x07'"),
         ("a:\n\tb: 1\n", "job.yaml:2: is not YAML: while scanning for the next token, found character '\\t'"),
         ("a: b: c\n", "job.yaml:1: is not YAML: mapping values are not allowed here (line 1); check quotes, colons"),
         ("a: 1\nb: 'x\n\nc: 1\n", "while scanning a quoted scalar (line 2), found unexpected end of stream (line 5)"),
@@ -85,8 +85,8 @@ def test_aliases_are_read() -> None:
         ("a: @x\n", "job.yaml:1: is not YAML: while scanning for the next token, found character '@'"),
         ("a: {b: 1\n", "is not YAML"),
         ("a: 1\nb: '\n\n\t\x85", "is not YAML"),
-        ('a: 1\nb: "\\UFFFFFFFF"\n', "job.yaml:2: holds an escape or a nesting beyond what can be read"),
-        (f"%YAML {'9' * 5000}.1\n---\na: 1\n", "job.yaml:1: holds an escape"),
+        ('a: 1\nb: "\\UFFFFFFFF"\n', "job.yaml:2: contains an escape or a nesting beyond what can be read"),
+        (f"%YAML {'9' * 5000}.1\n---\na: 1\n", "job.yaml:1: contains an escape"),
         ("a: !%ff b\n", "job.yaml:1: is not YAML"),
     ],
 )  # fmt: skip
@@ -104,7 +104,7 @@ def test_faults_that_leave_the_rest_readable_are_collected() -> None:
         'job.yaml:3: b: the tag "tag:yaml.org,2002:python/object:os.system" is not read; write the value plainly',
         "job.yaml:6: e: a key must be a plain word; merge keys (<<) are not read, write them out",
         "job.yaml:7: a key must be a plain word; merge keys (<<) are not read, write them out",
-        "job.yaml:9: f: has more than 130000 characters, or one that no process can be given",
+        "job.yaml:9: f: has more than 130000 characters, or one that cannot be passed to a process",
         "job.yaml:10: a key must be a plain word; merge keys (<<) are not read, write them out",
     ]
     assert document.data["a"] == "1"

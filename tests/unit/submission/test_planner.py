@@ -44,14 +44,14 @@ def test_hosts_come_in_the_users_order_without_ranks_or_gpus() -> None:
         PlannedNode("gpu3", "gpu3", "", (), (), 0), PlannedNode("cpu1", "cpu1", "", (), (), 16),
     )  # fmt: skip
     assert plan.pool == PlannedPool(nodes=2, ranks_each=2, gpus_each=0, spares=0, seed=SEED)
-    assert (plan.world_size, plan.size) == (4, "4 ranks on 2 nodes of 4 hosts, on CPUs")
+    assert (plan.world_size, plan.size) == (4, "4 ranks on 2 nodes, out of 4 hosts, on CPUs")
 
 
 def test_hosts_that_are_known_to_be_too_small_are_left_out() -> None:
     plan = _plan(procs_per_node=None, gpus_per_node=8, spares=1)
     assert [node.name for node in plan.nodes] == ["gpu1", "gpu2", "cpu1"]
     assert plan.pool == PlannedPool(nodes=2, ranks_each=8, gpus_each=8, spares=1, seed=SEED)
-    assert plan.size == "16 ranks on 2 nodes and 1 to spare of 3 hosts, on 16 GPUs"
+    assert plan.size == "16 ranks on 2 nodes, 1 spare, out of 3 hosts, on 16 GPUs"
     assert [node.name for node in _plan(procs_per_node=17).nodes] == ["gpu1", "gpu2", "gpu3"]
 
 
@@ -67,13 +67,13 @@ def test_hosts_that_failed_lately_come_last_where_there_are_enough_others() -> N
 def test_too_few_hosts_are_told_with_their_numbers() -> None:
     with pytest.raises(UserError) as told:
         _plan(nodes=4, spares=1)
-    assert told.value.what == "5 hosts wanted (4 nodes and 1 spare), 4 there"
+    assert told.value.what == "5 hosts wanted (4 nodes and 1 spare), 4 available"
     assert "ssh.hosts" in told.value.where and "lower nodes or spares" in told.value.fix
     with pytest.raises(
-        UserError, match=r"3 hosts wanted \(3 nodes\), 2 there, 2 more have too few GPUs or slots"
+        UserError, match=r"3 hosts wanted \(3 nodes\), 2 available, 2 more have too few GPUs or slots"
     ):
         _plan(LAB[0], LAB[1], LAB[2], LAB[2], procs_per_node=None, gpus_per_node=8, nodes=3)
-    with pytest.raises(UserError, match="2 there with the labels a100, ib"):
+    with pytest.raises(UserError, match="2 available with the labels a100, ib"):
         _plan(*LAB[:2], nodes=3, ssh={"hosts_file": "x", "labels": ["a100", "ib"]})
 
 
@@ -152,7 +152,7 @@ def test_a_job_for_slurm_is_a_pool_without_hosts() -> None:
     assert plan.nodes == () and plan.pool == PlannedPool(
         nodes=2, ranks_each=4, gpus_each=4, spares=1, seed=SEED, queue=QueueTerms(False, 60.0)
     )
-    assert (plan.world_size, plan.size) == (8, "8 ranks on 2 nodes and 1 to spare, on 8 GPUs")
+    assert (plan.world_size, plan.size) == (8, "8 ranks on 2 nodes, 1 spare, on 8 GPUs")
     assert plan.limits.time_limit_s is None, "Slurm keeps that limit"
     assert codec.loads(Plan, codec.dumps(plan)) == plan
     assert jobs.plan(backend="slurm").size == "4 ranks on 2 nodes, on CPUs"

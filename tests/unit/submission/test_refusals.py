@@ -44,7 +44,7 @@ def test_more_ranks_than_this_machine_can_start_need_a_word(tmp_path: Path) -> N
     ["rendezvous.interface=^docker0", "env.GLOO_SOCKET_IFNAME=^docker0,lo", "rendezvous.interface==eth0"],
 )
 def test_an_interface_in_nccls_own_syntax_is_none_of_gloos(tmp_path: Path, override: str) -> None:
-    with pytest.raises(UserError, match="gloo knows no") as told:
+    with pytest.raises(UserError, match="gloo does not know") as told:
         _submit(tmp_path, override)
     assert told.value.where == f"--set {override}" and told.value.fix
 
@@ -56,7 +56,7 @@ def test_an_interface_in_nccls_own_syntax_is_none_of_gloos(tmp_path: Path, overr
         (("python=pithon3",), r"--set python=pithon3: there is no pithon3 on this"),
         (("python=train.py",), r"there is no train\.py on this"),  # it is no program
         (("entrypoint={command: [nosuch, -x]}",), r"--set entrypoint=.*: there is no nosuch on this"),
-        (("rendezvous.interface=eth99",), r"--set rendezvous\.interface=eth99: there is no interface eth99; there are .*lo"),
+        (("rendezvous.interface=eth99",), r"--set rendezvous\.interface=eth99: there is no interface eth99; available: .*lo"),
     ],
 )  # fmt: skip
 def test_what_this_machine_lacks_is_refused_at_submit(
@@ -130,7 +130,7 @@ def test_what_ranks_import_from_where_people_edit_is_warned_of(tmp_path: Path) -
     environ["PYTHONPATH"] += f":{tmp_path}/named"
     (said,) = refusals.not_copied(folder, plan, environ)
     found = [f"{tmp_path}/{name}" for name in ("beside", "named", "work/src/_fast.so")]
-    assert said.what == f"ranks import what is not copied: {', '.join(found)}"
+    assert said.what == f"ranks import files that are not copied: {', '.join(found)}"
     on_hosts = PlannedSsh(None, None, "strict", "~/.orch", (), None)
     assert refusals.not_copied(folder, replace(plan, ssh=on_hosts), environ) == ()
     folder.provenance.write_text("")
@@ -155,7 +155,7 @@ def test_a_checkpoint_place_is_refused_while_another_job_saves_to_it(tmp_path: P
 
     first = folders.make(tmp_path, [])
     first.plan.write_text(codec.dumps(jobs.plan(checkpoint={"path": f"{tmp_path}/shared/*"})))
-    with pytest.raises(UserError, match=rf"{first.id} is not over, .*/link/\* too") as told:
+    with pytest.raises(UserError, match=rf"{first.id} has not ended and .*/link/\*, too") as told:
         refusals.refuse_shared_place(wanted(f"{tmp_path}/link/*"), environ, "job.yaml:3")
     assert first.id in told.value.fix
     refusals.refuse_shared_place(wanted(f"{tmp_path}/elsewhere/*"), environ, "")

@@ -81,10 +81,10 @@ def test_a_resume_whose_supervisor_does_not_come_up_changes_nothing(
     before = {path: path.read_bytes() for path in folder.root.rglob("*") if path.is_file()}
 
     def refuse(_: JobDir) -> None:
-        raise ClusterError("the supervisor did not come up", "here", "see there")
+        raise ClusterError("the supervisor did not start", "here", "see there")
 
     monkeypatch.setattr(resume_module, "start_supervisor", refuse)
-    with pytest.raises(ClusterError, match="did not come up"):
+    with pytest.raises(ClusterError, match="did not start"):
         resume_module.resume(folder, Job(folder).plan(), 0, (), {}, print)
     assert list(requests.after(folder.requests, 0)) == []
     after = {path: path.read_bytes() for path in folder.root.rglob("*") if path.is_file()}

@@ -144,7 +144,7 @@ def test_an_sbatch_without_an_id_is_the_clusters_error(tmp_path: Path, slurm: Fa
 
 def test_without_slurm_there_is_nothing_to_submit_to(tmp_path: Path, slurm: FakeSbatch) -> None:
     (slurm.folder / "sbatch").unlink()
-    with pytest.raises(ClusterError, match="there is no sbatch here") as told:
+    with pytest.raises(ClusterError, match="not found on this machine: sbatch") as told:
         _submit(tmp_path, slurm, PATH=str(slurm.folder))
     assert told.value.where.endswith("job.yaml:2: backend") and not (tmp_path / "home").exists()
 

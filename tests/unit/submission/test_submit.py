@@ -65,7 +65,7 @@ def test_the_gpus_are_those_that_cuda_may_see(
 @pytest.mark.slow
 @pytest.mark.parametrize("visible", ["4", "GPU-zz", "GPU-aa", "MIG-1234"])
 def test_a_gpu_that_is_not_there_is_an_error_and_not_a_cpu_job(tmp_path: Path, visible: str) -> None:
-    with pytest.raises(ClusterError, match="is none of the 4 GPUs") as told:
+    with pytest.raises(ClusterError, match="is not one of the 4 GPUs") as told:
         inventory({**_smi(tmp_path, LISTED), "CUDA_VISIBLE_DEVICES": visible})
     assert told.value.where == f"CUDA_VISIBLE_DEVICES={visible}"
 
@@ -94,7 +94,7 @@ def test_an_nvidia_smi_that_cannot_be_started_is_an_error(tmp_path: Path) -> Non
 
 def test_missing_secrets_are_all_named_at_once(tmp_path: Path) -> None:
     file = load(_spec(tmp_path, SPEC + "secrets: [HF_TOKEN, WANDB_API_KEY]\n"))
-    with pytest.raises(UserError, match="HF_TOKEN, WANDB_API_KEY named in secrets") as told:
+    with pytest.raises(UserError, match="HF_TOKEN, WANDB_API_KEY listed in secrets") as told:
         plan_for(file, {"PATH": ""}, jobs.ID, 0.0)
     assert told.value.where.endswith("job.yaml:5: secrets")
 
@@ -281,7 +281,7 @@ def test_a_job_whose_supervisor_does_not_come_up_is_none_and_that_one_got_no_mor
     job = folders.make(tmp_path, jobs.submitted())
     job.bundle.write_text("import os, sys; sys.exit(' '.join(sorted(os.environ)))")
     monkeypatch.setenv("HF_TOKEN", "hf_0123456789abcdef")
-    with pytest.raises(ClusterError, match="the supervisor did not come up: ") as told:
+    with pytest.raises(ClusterError, match="the supervisor did not start: ") as told:
         submission._begin(job)
     assert set(told.value.what.split()[6:]) <= {*supervisor_process.SUPERVISOR_ENV, "ORCH_TAG", "LC_CTYPE"}
     assert not job.root.exists() and Path(told.value.where).exists()

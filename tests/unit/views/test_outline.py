@@ -31,7 +31,7 @@ def _outline() -> Outline:
         "gpu3", "gpu3", (), "", "connect: no answer within 15 s", "look at the host, or try again"
     )
     return Outline(
-        "gpt", "ssh", "16 ranks on 2 nodes of 3 hosts, on 16 GPUs", "python3 train.py --lr 0.1", 16, 256,
+        "gpt", "ssh", "16 ranks on 2 nodes, out of 3 hosts, on 16 GPUs", "python3 train.py --lr 0.1", 16, 256,
         "256 = 16 per device × 1 accumulated × 16 ranks",
         (_node("gpu1", 0, at, given), _node("gpu2", 8, at, other), fault),
         (Setting("FOO", "bar", SetBy.YOU, "job.yaml:13: env.FOO"), Setting("TOKEN", "(secret)", SetBy.YOU, "job.yaml:14: secrets")),

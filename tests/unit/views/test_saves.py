@@ -43,7 +43,7 @@ TABLES: dict[str, list[Json]] = {
         _save(3, content="weights alone", step=None),
         _save(4, resume=True, files=12, main="step-40", why="step-40/a.pt is empty, but orch kept a copy in .kept/4"),
         _save(5, **DELETED, why="step-50.pt is gone"),
-        _save(6, state="gone", why="step-60.pt has other bytes than when it was saved (sha256)"),
+        _save(6, state="gone", why="step-60.pt differs from what was saved (sha256)"),
         _save(7, state="torn", why="is cut off: its zip has no end; moved step-70.pt to .step-70.pt.torn-attempt-1"),
         _save(8, state="distrusted", why="rank 0 could not load it in attempt 2: RuntimeError"),
         _save(9, state="open", why="not every rank has made a step since"),
@@ -53,7 +53,7 @@ TABLES: dict[str, list[Json]] = {
     "on a host": [_save(1, resume=True), _save(2, state="torn", why="step-20.pt is empty", places=[{"host": "gpu3", "path": "/"}])],
     "compared": [
         _save(1, whole=True, compared="sha256"),
-        _save(2, whole=False, state="gone", why="step-20.pt has other bytes than when it was saved (sha256)"),
+        _save(2, whole=False, state="gone", why="step-20.pt differs from what was saved (sha256)"),
         _save(3, whole=True, compared="sha256", resume=True),
         _save(4, whole=True, compared="size and time, its format has no check sum", main="a.pkl"),
     ],

@@ -222,7 +222,7 @@ def test_a_suspicion_has_a_line_of_its_own_in_place_of_the_reason() -> None:
         "reason": "rank 2 is stopped or a zombie (state T or Z)",
     }
     text = cells.plain(status_view.job(_status(RUNNING, 6.0, **more), called="gpt"))
-    then = "ended after 11:06:48 UTC unless it moves; now: orch restart gpt"
+    then = "will be ended at 11:06:48 UTC unless it moves; to do it now: orch restart gpt"
     assert f"\nsuspicion   {said}\n            {then}\n" in text
     assert "stands still" not in text
     assert [line.split()[3:5] for line in text.splitlines() if line.startswith("2 ")] == [["stuck", "3.0s"]]
@@ -388,7 +388,7 @@ def test_the_post_mortem_of_a_running_job_says_what_its_status_says() -> None:
     text = cells.plain(post_mortem.post_mortem(told, "gpt"))
     assert "running, steps 1 to 33" in text and "at step 20 (step-20.pt) and repeat 13 steps" in text
     assert (
-        "suspicion   rank 2 stands\n            ended after 11:06:48 UTC" in text
+        "suspicion   rank 2 stands\n            will be ended at 11:06:48 UTC" in text
         and "orch restart gpt\n" in text
     )
     bring_up_to_date(told, _status(RUNNING, 6.0, written_s=61.0, full_disk="/jobs/g"))

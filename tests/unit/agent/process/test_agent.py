@@ -356,7 +356,7 @@ def test_a_save_that_is_not_as_it_was_on_this_host_is_not_started_from(tmp_path:
     found = _prepared(tmp_path, order)
     if deep:
         assert isinstance(found, reports.PrepareFailed)
-        assert "not whole on this host: a.pt has other bytes than when it was saved (sha256)" in found.reason
+        assert "not whole on this host: a.pt differs from what was saved (sha256)" in found.reason
         assert not path.exists(), "it is a copy, to be brought here again"
     else:
         assert found == reports.Prepared(2, "", 0, ())

@@ -64,7 +64,7 @@ def test_one_far_smaller_than_all_before_it_comes_last_where_no_format_proves_it
 
     sizes = [of(1, 700_000), of(2, 690_000), of(3, 507_904)]
     assert chosen(sizes) == 2
-    assert reasons(choose(sizes, 2)) == [(3, "has 507,904 bytes, those before it at least 690,000")]
+    assert reasons(choose(sizes, 2)) == [(3, "has 507,904 bytes, earlier ones at least 690,000")]
     assert chosen([*sizes[:2], of(3, 10), of(4, 10)]) == 2
     assert chosen([*sizes[:2], of(3, 520_000)]) == 3, "an epoch with a smaller buffer"
     assert chosen([*sizes[:2], of(3, 507_904, format=Format.TORCH)]) == 3
@@ -86,7 +86,7 @@ def test_an_earlier_attempt_that_got_further_counts() -> None:
     saves = [saved(1, attempt=1, step=500), saved(2, attempt=2, step=40), saved(3, attempt=2, step=60)]
     choice = choose(saves, 2)
     assert choice.save == saves[0]
-    assert reasons(choice) == [(3, "an earlier attempt has saved step 500")]
+    assert reasons(choice) == [(3, "an earlier attempt saved step 500")]
     assert chosen([*saves, saved(4, attempt=3, step=510)]) == 4
     assert chosen([saved(1, step=500), saved(2, step=40)]) == 2, "of one attempt the newest"
     assert chosen([saved(1, step=500), saved(2, attempt=2, step=None)]) == 2

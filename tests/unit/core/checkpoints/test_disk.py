@@ -95,8 +95,8 @@ def as_pipe(path: Path) -> None:
 
 
 OTHER, AGAIN = (
-    "has other bytes than when it was saved (sha256)",
-    "was written again, and its bytes when it was saved are not known",
+    "differs from what was saved (sha256)",
+    "was rewritten, and its original checksum is unknown",
 )
 CASES = {
     "nothing": Case(lambda path: None, "", "", "", ""),
@@ -106,7 +106,7 @@ CASES = {
     "sftp": Case(lambda path: os.utime(path, ns=(SAVED_NS, SAVED_NS)), "", "", "", ""),
     "cp -p of another step": Case(lambda path: of_another_step(path, SAVED_NS + 9 * S), OTHER, OTHER, AGAIN, AGAIN),
     "of another step in disguise": Case(lambda path: of_another_step(path, SAVED_NS + 123_456_789), "", OTHER, "", ""),
-    "flipped bit": Case(flip, "", OTHER, "", "has another CRC-32 than when it was written"),
+    "flipped bit": Case(flip, "", OTHER, "", "has a wrong CRC-32"),
     "emptied": Case(lambda path: path.write_bytes(b""), *["is empty"] * 4),
     "cut off": Case(lambda path: os.truncate(path, 100), *["has 100 bytes instead of "] * 4),
     "deleted": Case(lambda path: path.unlink(), *["is gone"] * 4),
@@ -363,8 +363,8 @@ def test_a_save_whose_files_have_changed_stays_and_the_reason_is_told(root: Path
     save = save_of(root, "run/step_5", *FILES)
     os.utime(root / "run/step_5/optim.pt")
     before = listing(root)
-    assert disk.delete(save, root) == "run/step_5/optim.pt is not as it was saved"
-    assert disk.delete(dataclasses.replace(save, pieces=()), root) == "run/step_5 is not as it was saved"
+    assert disk.delete(save, root) == "run/step_5/optim.pt has changed since it was saved"
+    assert disk.delete(dataclasses.replace(save, pieces=()), root).startswith("run/step_5 has changed since")
     assert listing(root) == before
 
 
@@ -373,7 +373,7 @@ def test_a_link_in_the_place_of_a_save_stays_with_what_it_leads_to(root: Path) -
     (root / "run/step_5").rename(root / "elsewhere/step_5")
     (root / "run/step_5").symlink_to(root / "elsewhere/step_5")
     before = listing(root)
-    assert disk.delete(save_of(root, "run/step_5", *FILES), root) == "run/step_5 is a link"
+    assert disk.delete(save_of(root, "run/step_5", *FILES), root) == "run/step_5 is a symbolic link"
     assert listing(root) == before
 
 

@@ -355,7 +355,7 @@ def test_a_flipped_bit_is_found_by_the_check_sum_of_its_record_where_torch_has_w
     flipped = data[:at] + b"W" + data[at + 1 :]
     assert not put(tmp_path, "a.pt", flipped).fault
     fault, by = formats.damage(tmp_path, "a.pt", len(data))
-    assert "data/0 has another CRC-32" in fault and by == "CRC-32"
+    assert "data/0 has a wrong CRC-32" in fault and by == "CRC-32"
 
 
 def test_where_torch_has_written_no_check_sums_nothing_is_said_of_the_bytes(tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ def test_a_line_that_is_not_whole_costs_its_own_change(tmp_path: Path) -> None:
     assert saves == {1: saved(1, why="x"), 2: saved(2)} and faults == [f"{file}:3 cannot be read"]
     file.write_bytes(b"\n".join([*lines[:2], lines[2].replace(b"distrusted", b"odd"), lines[3], b""]))
     saves, faults = ledger.read(tmp_path, file)
-    assert saves == {1: saved(1, why="x"), 2: saved(2)} and "save 1 cannot be read in part" in faults[0]
+    assert saves == {1: saved(1, why="x"), 2: saved(2)} and "checkpoint 1 cannot be read in part" in faults[0]
 
 
 @pytest.mark.parametrize(

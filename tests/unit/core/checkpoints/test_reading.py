@@ -166,7 +166,7 @@ def test_what_the_metadata_names_must_be_there_and_long_enough(tmp_path: Path) -
     size = (tmp_path / "step-5/__1_0.distcp").stat().st_size
     (tmp_path / "step-5/__1_0.distcp").unlink()
     seen = sight(tmp_path)
-    assert seen.fault("step-5") == "step-5/__1_0.distcp is missing, which step-5/.metadata names"
+    assert seen.fault("step-5") == "step-5/__1_0.distcp is missing, but listed in step-5/.metadata"
     write(tmp_path / "step-5/__1_0.distcp", distributed("x", 1, 1)["x/__0_0.distcp"])
     assert f"; step-5/.metadata says {size:,}" in sight(tmp_path).fault("step-5")
     (tmp_path / "step-5/.metadata").unlink()
@@ -181,7 +181,7 @@ def test_a_piece_that_was_written_after_the_metadata_is_of_another_save(tmp_path
         files["latest/__0_0.distcp"],
         SAVED_NS + reading.CLOCK_TICK_NS + 3 * MS,
     )
-    assert sight(tmp_path).fault("latest") == "latest/__0_0.distcp was written again after latest/.metadata"
+    assert sight(tmp_path).fault("latest") == "latest/__0_0.distcp was rewritten after latest/.metadata"
     write(tmp_path / "latest/__0_0.distcp", files["latest/__0_0.distcp"], SAVED_NS + reading.CLOCK_TICK_NS)
     assert sight(tmp_path).fault("latest") == ""
 
@@ -257,7 +257,7 @@ def test_a_save_with_a_marker_is_unfinished_however_whole_its_files_are(tmp_path
     write_all(tmp_path, distributed("step_20"))
     write(tmp_path / "step_20-unfinished", b"")
     seen = sight(tmp_path)
-    assert seen.fault("step_20") == "step_20-unfinished says that it is unfinished"
+    assert seen.fault("step_20") == "step_20-unfinished marks it as unfinished"
     assert not seen.has_last_word("step_20", 2)
 
 

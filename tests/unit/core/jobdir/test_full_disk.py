@@ -83,7 +83,7 @@ def test_a_deed_is_tried_until_there_is_room_which_is_said_once_and_other_errors
 
     assert full_disk.wait_for(deed) == full_disk.wait_for(deed) == "done"
     said = capsys.readouterr().err
-    assert said.count("the disk is full") == said.count("there is room on the disk again") == 1
+    assert said.count("the disk is full") == said.count("the disk has free space again") == 1
     refusals.append(errno.EACCES)
     with pytest.raises(OSError, match="no room"):
         full_disk.wait_for(deed)
@@ -108,7 +108,10 @@ def test_work_without_a_descriptor_waits_which_is_told_once(capsys: pytest.Captu
     for number in (errno.EMFILE, errno.ENFILE):
         with patience:
             raise OSError(number, os.strerror(number))
-    assert capsys.readouterr().out == f"some work waits, see `ulimit -n`: {os.strerror(errno.EMFILE)}\n"
+    assert (
+        capsys.readouterr().out
+        == f"some work waits until it can be tried again, see `ulimit -n`: {os.strerror(errno.EMFILE)}\n"
+    )
     with patience:
         pass
     with pytest.raises(OSError, match="Input/output"), patience:

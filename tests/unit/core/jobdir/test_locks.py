@@ -93,7 +93,7 @@ def test_a_disk_without_locks_answers_no_question_about_them(
     }
     told = {}
     for name, ask in askers.items():
-        with pytest.raises(Exception, match="this disk does not lock files") as caught:
+        with pytest.raises(Exception, match="this file system does not support file locks") as caught:
             ask()
         told[name] = str(caught.value)
     assert all(str(job.root) in text for text in told.values()), told

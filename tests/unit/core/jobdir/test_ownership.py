@@ -100,7 +100,7 @@ def test_no_verb_runs_or_writes_anything_in_the_job_of_another(
     assert _state(theirs.root) == before
     assert code == (2 if verb in ACTS else 0), said
     if verb in ACTS and not (ended and verb in ("cancel", "restart", "stacks")):
-        assert f"it is the job of user {MALLORY}, and not yours to change" in said.err
+        assert f"this job belongs to user {MALLORY}" in said.err
 
 
 @root_only
@@ -108,7 +108,7 @@ def test_slurms_word_on_the_job_of_another_is_neither_heeded_nor_kept(theirs: Jo
     theirs.slurm.write_text('["7"]')
     before = _state(theirs.root)
     slurm_status.SlurmSource(theirs).settle()
-    with pytest.raises(UserError, match="not yours to change"):
+    with pytest.raises(UserError, match="this job belongs to user"):
         slurm_status.SlurmSource(theirs).cancel()
     assert _state(theirs.root) == before
 
@@ -148,11 +148,11 @@ def _home_link_of_another(job: JobDir) -> None:
 UNSAFE: dict[str, tuple[Callable[[JobDir], object], str]] = {
     "the folder is a link": (_linked_root, "is a symbolic link"),
     "the folder is open to a group": (_unsafe_root, "other users can write to it (mode 775)"),
-    "the folder is another's": (lambda job: _give(job.root), f"the job of user {MALLORY}"),
+    "the folder is another's": (lambda job: _give(job.root), f"this job belongs to user {MALLORY}"),
     "jobs is open to all": (lambda job: job.root.parent.chmod(0o777), "chmod +t"),
     "the home is open to all": (lambda job: job.root.parent.parent.chmod(0o777), "chmod +t"),
-    "jobs is another's": (lambda job: os.chown(job.root.parent, MALLORY, -1), "who can replace what lies in it"),
-    "jobs is another's, though sticky": (lambda job: _give_sticky(job.root.parent), "who can replace what lies in it"),
+    "jobs is another's": (lambda job: os.chown(job.root.parent, MALLORY, -1), "who can replace its content"),
+    "jobs is another's, though sticky": (lambda job: _give_sticky(job.root.parent), "who can replace its content"),
     "the home is another's, though sticky": (lambda job: _give_sticky(job.root.parent.parent), "who can replace"),
     "the home is another's link": (_home_link_of_another, "who can lead it elsewhere"),
     "the bundle is a link": (lambda job: _link(job.bundle, job.plan), "orch.pyz: it is a symbolic link"),

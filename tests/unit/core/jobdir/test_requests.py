@@ -126,7 +126,7 @@ def test_who_may_not_write_is_told_whose_job_it_is(tmp_path: Path) -> None:
     assert isinstance(refused(err, tmp_path), ClusterError), "our own"
     os.chown(tmp_path, 12345, 12345)
     told = refused(err, tmp_path)
-    assert isinstance(told, UserError) and told.what == "it is the job of user 12345, and not yours to change"
+    assert isinstance(told, UserError) and told.what == "this job belongs to user 12345"
 
 
 def test_a_disk_that_refuses_a_request_is_named_with_what_to_do(tmp_path: Path) -> None:

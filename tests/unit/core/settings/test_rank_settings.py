@@ -102,7 +102,7 @@ def test_a_laptop_gets_its_loopback_and_no_word_about_gpus() -> None:
         (dataclasses.replace(LAPTOP, quota_cpus=64.0), {"ranks": 1}, "4", "4 cores shared by 1 rank of the job here"),
         # Over SSH a rank on a CPU leases one slot, and others may lease the rest
         (LAPTOP, {"backend": "ssh", "ranks": 2}, "1", "4 cores shared by 8 slots of the host, one for each CPU"),
-        (LAPTOP, {"backend": "ssh", "ranks": 2, "slots": 2}, "2", "4 cores shared by 2 slots of the host, as hosts_file says"),
+        (LAPTOP, {"backend": "ssh", "ranks": 2, "slots": 2}, "2", "4 cores shared by 2 slots of the host, from hosts_file"),
         # Others may lease the GPUs that this job leaves
         (DGX, {"backend": "ssh", "ranks": 2, "gpus": 2}, "12", "96 cores shared by 8 GPUs of the host"),
         (DGX, {"backend": "local", "ranks": 4, "gpus": 4}, "12", "96 cores shared by 8 GPUs of the host"),
@@ -143,7 +143,7 @@ def test_what_is_set_already_stands_and_is_named_with_who_set_it() -> None:
     )} == {
         "NCCL_DEBUG": ("INFO", SetBy.YOU, "job.yaml:12: env.NCCL_DEBUG"),
         "NCCL_IB_HCA": ("mlx5_0", SetBy.YOU, "job.yaml:3: nccl.ib_hca"),
-        "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": ("9", SetBy.SHELL, "it was set where you submitted"),
+        "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": ("9", SetBy.SHELL, "set in the shell that submitted the job"),
         "OMP_NUM_THREADS": ("6", SetBy.HOST, "it is set in the host's environment"),
         "NCCL_IB_TIMEOUT": ("22", SetBy.HOST, "it is set in the host's environment"),
         "GLOO_SOCKET_IFNAME": ("ib0", SetBy.SETUP, "the setup lines of the job file set it"),

@@ -137,7 +137,7 @@ def test_a_held_job_is_told_with_what_lets_it_go() -> None:
 
 def test_a_suspended_job_is_told_with_what_lets_it_go_on() -> None:
     said = command_output.say(QueueJob("7", "SUSPENDED", nodes="node1"), "t-1")
-    assert said == Fault("", "Slurm has suspended its job 7 on node1", "scontrol resume 7 lets it go on")
+    assert said == Fault("", "Slurm has suspended its job 7 on node1", "scontrol resume 7")
 
 
 @pytest.mark.parametrize(

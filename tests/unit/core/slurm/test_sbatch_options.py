@@ -104,11 +104,11 @@ def test_what_a_user_sets_for_all_jobs_counts_where_the_spec_says_nothing() -> N
     [
         ("--licenses=foo", ""), ("-Lfoo", ""), ("--mem-per-cpu=3G", ""), ("--wait-all-nodes=1", ""), ("-H", ""),
         ("--dependency=afterok:3", ""), ("--gres-flags=enforce-binding", ""), ("--reboot", ""),
-        ("--nodes=3", "write `nodes` and `spares`"), ("--node=3", "write `nodes` and `spares`"), ("-N3", "-N cannot"),
-        ("-Ht5", "-t cannot stand here: write `time_limit`"), ("--output=x", "logs are orch's own"),
-        ("--no-requeue", "batch script"), ("--requeue", "batch script"), ("--requeue=expedite", ""), ("--array=1-3", "one job"), ("--wrap=ls", "batch script"),
+        ("--nodes=3", "write `nodes` and `spares`"), ("--node=3", "write `nodes` and `spares`"), ("-N3", "-N is not allowed"),
+        ("-Ht5", "-t is not allowed here: write `time_limit`"), ("--output=x", "logs are orch's own"),
+        ("--no-requeue", "batch script"), ("--requeue", "batch script"), ("--requeue=expedite", ""), ("--array=1-3", "job arrays"), ("--wrap=ls", "write its text"),
         ("--comment=try --lr 3", ""), ("--exclude=x", "slurm.exclude"), ("-L foo", "must be one option"), ("--a=b --nice=3", "must be one option"),
-        ("--", "names no option"), ("--test-only", "no job is queued"), ("--export=NONE", "write `env`"),
+        ("--", "names no option"), ("--test-only", "no job would be queued"), ("--export=NONE", "write `env`"),
     ],
 )  # fmt: skip
 def test_an_extra_option_that_is_orchs_own_is_refused_with_the_field(option: str, fault: str) -> None:

@@ -83,7 +83,7 @@ def test_other_options_become_fields_or_are_not_needed(line: str, found: dict[st
     [
         ("--nodess=2", "line 2: sbatch has no option --nodess; did you mean --nodes?"),
         ("--n=2", "sbatch has no option --n"),
-        ("-N 2 train.py", "train.py is no option of sbatch"),
+        ("-N 2 train.py", "train.py is not an option of sbatch"),
         ("-N", "sbatch -N needs a value"),
         ("-N two", "-N two: must be a whole number"),
         ("-N 3 -n 8", "-n 8 cannot be divided by the 3 nodes"),

@@ -293,7 +293,7 @@ def test_what_a_file_on_one_host_names_may_lie_on_another() -> None:
     first = part("n0", "s/.metadata", "s/__0_0.distcp", state=_needs("s/__0_0.distcp", "s/__1_0.distcp"))
     second = part("n1", "s/__1_0.distcp")
     alone = judge(first, by=watch(*NODES), of=gang())
-    assert (alone.state, alone.why) == (OPEN, "s/__1_0.distcp is missing, which s/.metadata names")
+    assert (alone.state, alone.why) == (OPEN, "s/__1_0.distcp is missing, but listed in s/.metadata")
     assert judge(first).state is TORN
     assert judge(first, second).closed_by is Closing.LAST_WORD
     assert (
@@ -324,7 +324,7 @@ def test_a_new_file_that_names_one_of_the_save_before_waits_for_it() -> None:
     )
     assert judge(half, by=watch(*NODES)).state is TORN
     old = dataclasses.replace(parts, stale=("s/.metadata", "s/__1_0.distcp"))
-    assert judge(old, by=watch(*NODES), of=gang()).why == "s/__0_0.distcp was written again after s/.metadata"
+    assert judge(old, by=watch(*NODES), of=gang()).why == "s/__0_0.distcp was rewritten after s/.metadata"
 
 
 def test_a_rank_between_others_without_a_file_is_missed() -> None:
