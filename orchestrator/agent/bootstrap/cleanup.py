@@ -48,9 +48,9 @@ def clean_up(request: w.CleanUp) -> w.CleanedUp:
         return w.CleanedUp("")  # it is gone, or the one that the job was submitted from
     living = [node for node in nodes if locks.is_held(job.node(node) / "agent.lock")]
     if living:
-        return w.CleanedUp(f"an agent still lives in it, on another host: {', '.join(living)}")
+        return w.CleanedUp(f"an agent on another host still uses it: {', '.join(living)}")
     if surviving:
-        return w.CleanedUp(f"processes that cannot be ended: {', '.join(map(str, surviving))}")
+        return w.CleanedUp(f"processes that cannot be killed: {', '.join(map(str, surviving))}")
     try:
         _delete(job.root)
     except OSError as err:

@@ -115,8 +115,8 @@ def _bring_up(job: JobDir, config: AgentConfig, bundle_fd: int, replies: Replies
             keeper.send(w.GO.decode())
             replies.send(_next_reply(keeper, UP_S_MAX, while_connected=False))
     except EOFError as err:
-        output = _log_tail(log, begin_bytes) or "it printed nothing"
-        reason = f"the agent's keeper ended with code {keeper.wait(UP_S_MAX)}: {output}"
+        output = _log_tail(log, begin_bytes) or "no output"
+        reason = f"the agent's monitor ended with code {keeper.wait(UP_S_MAX)}: {output}"
         raise w.RequestFailed("agent", reason, f"its log is {log} there", "transient") from err
     finally:
         keeper.detach()
@@ -132,7 +132,7 @@ def _next_reply(keeper: fork.Keeper, wait_s: float, *, while_connected: bool) ->
     ready = select.select([replies_fd, 0] if while_connected else [replies_fd], [], [], wait_s)[0]
     if not ready:
         keeper.kill()
-        return w.Failed("agent", f"the agent's keeper has said nothing for {wait_s:.0f} s", "", "transient")
+        return w.Failed("agent", f"the agent's monitor sent no reply for {wait_s:.0f} s", "", "transient")
     if replies_fd not in ready:
         raise BrokenPipeError("the launcher has gone")
     reply: w.Word = codec.loads_kind(_REPLIES, keeper.receive())

@@ -77,7 +77,7 @@ def check_space(job: JobDir, request: w.Launch) -> None:
             "folder", reason, "free some space there, or set ssh.remote_dir to a larger disk"
         )
     if disk.f_files and not disk.f_favail:
-        reason = f"no more files can be made in {job.root}: its disk is out of inodes"
+        reason = f"no more files can be created in {job.root}: its disk is out of inodes"
         raise w.RequestFailed("folder", reason, "remove files there, or set ssh.remote_dir to another disk")
 
 
@@ -197,7 +197,7 @@ def _receive_code(code: w.Blob, part: Path, replies: Replies) -> None:
     replies.send(w.SendBlob("code"))
     with part.open("wb") as file:
         if replies.receive(code.size_bytes, file) != code.sha256:
-            raise w.RequestFailed("copy", "the code archive did not arrive as it was sent", "", "transient")
+            raise w.RequestFailed("copy", "the code archive arrived damaged", "", "transient")
 
 
 def _link_sibling(job: JobDir, code: w.Blob, part: Path) -> bool:

@@ -117,9 +117,9 @@ def _classify(
         why = "stopped (state T)" if sample.state == "T" else "held by a debugger (state t)"
         return Classification(observations.Activity.STOPPED, why)
     if sample.state in "ZX":
-        return Classification(observations.Activity.BLOCKED, f"ended (state {sample.state}), and not gone")
+        return Classification(observations.Activity.BLOCKED, f"ended (state {sample.state}), and not reaped")
     if context.is_exiting:
-        words = f"has finished its script, and is still there, {describe.in_words(sample)}"
+        words = f"has finished its script and has not exited, {describe.in_words(sample)}"
         return Classification(observations.Activity.EXITING, words)
     if previous is None:
         return Classification(observations.Activity.UNKNOWN, describe.in_words(sample))
@@ -136,14 +136,14 @@ def _movement(sample: RankSample, context: SampleContext, previous: PreviousSamp
     then = previous.sample
     if sample.pid != then.pid or sample.state in "TtZX" or then.state in "TtZX":
         is_same = (sample.pid, sample.state) == (then.pid, then.state)
-        return "" if is_same and not woke(sample, previous.sample, sample.tid) else "it goes on"
+        return "" if is_same and not woke(sample, previous.sample, sample.tid) else "it runs again"
     if sample.tid != then.tid:
         return "another thread of it trains"
     if sample.main is not None and then.main is not None:
         if (sample.main.chain, sample.main.callers) != (then.main.chain, then.main.callers):
             return "its stack moves"
     elif (sample.wait.call, sample.wait.target) != (then.wait.call, then.wait.target):
-        return "it goes from one system call to another"
+        return "it moves from one system call to another"
     io_bytes = sample.before.io_bytes - then.after.io_bytes
     serves_others = _awaited(sample) == stack_frames.STORE or stack_frames.phase(sample.stack) == "rendezvous"
     if io_bytes > IO_BYTES and not serves_others:  # the first rank's process is the store of all
@@ -184,7 +184,7 @@ def _movement_of_children(sample: RankSample, previous: PreviousSample) -> str:
         if computes and (goes_on or not child.frames):
             return f"its child {child.pid} computes"
         if goes_on and stack_dump.users_frame(child.frames) is not None:
-            return f"its child {child.pid} goes on"
+            return f"its child {child.pid} makes progress"
         idle = stack_frames.awaits_task(child.frames)
         if not idle and _trickles(sample, previous, child.pid, child.wait, then.wait):
             return f"its child {child.pid} moves data little by little"
@@ -239,7 +239,7 @@ def _still(sample: RankSample, context: SampleContext, previous: PreviousSample)
 
 def _idle(sample: RankSample, previous: PreviousSample) -> Classification:
     """Classify a rank that neither computes nor waits for other ranks."""
-    again = ", again and again" if woke(sample, previous.sample, sample.tid) else ""
+    again = ", in a loop" if woke(sample, previous.sample, sample.tid) else ""
     activity = observations.Activity.SLEEPING if sample.wait.asleep else observations.Activity.BLOCKED
     return Classification(activity, describe.in_words(sample) + again)
 

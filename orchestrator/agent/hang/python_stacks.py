@@ -249,7 +249,7 @@ def _why_none(pid: int, state: str, dump: _Dump | None, signum: int) -> str:
     elif tid != pid:
         reason = f"a thread other than the main one runs, which torch's worker server alone may show (state {state})"
     else:
-        reason = f"no Python stack to be had (state {state})"
+        reason = f"no Python stack available (state {state})"
     return f"{reason}\n{procfs.kernel_stack(pid)}".rstrip() + "\n"
 
 

@@ -17,7 +17,7 @@ COMMAND_CHARS_MAX = 100
 _BASICS = ("index", "uuid", "name", "driver_version", "memory.total", "ecc.errors.uncorrected.volatile.total")
 _SLOWDOWNS = {
     "clocks_throttle_reasons.hw_thermal_slowdown": "it is too hot",
-    "clocks_throttle_reasons.hw_power_brake_slowdown": "its power supply brakes it",
+    "clocks_throttle_reasons.hw_power_brake_slowdown": "its power supply slows it down",
     "clocks_throttle_reasons.sw_thermal_slowdown": "the driver keeps it from getting too hot",
 }
 """Reasons for lower clocks that are faults; being idle or at the power limit are none."""

@@ -145,7 +145,7 @@ class Preparation:
         self._order, self._call = order, 0
         self._away = None
         if not self._job.root.exists():
-            self._note(f"{self._job.root} is away: waits for it, up to {AWAY_S_MAX:g} s")
+            self._note(f"{self._job.root} does not exist: waiting for it, up to {AWAY_S_MAX:g} s")
             self._away = order, time.monotonic() + AWAY_S_MAX
             return
         if self._setup is not None:
@@ -192,7 +192,7 @@ class Preparation:
                 self.begin(order)
             elif time.monotonic() > due_s:
                 self._away = None
-                what = f"{self._job.root} does not exist any more"
+                what = f"{self._job.root} no longer exists"
                 self._report(reports.PrepareFailed(order.attempt, what, ""))
         if self._held is not None and not self.starter.is_importing:
             (order, held), self._held = self._held, None
@@ -225,7 +225,7 @@ class Preparation:
         path = setup_script.path_with(plan.pythons, layers.given, self._job.code)
         if path and "PATH" in plan.env:
             self._note(
-                f"PATH is that of env in the job file: {path.partition(os.pathsep)[0]} is not put first"
+                f"PATH is set by env in the job file: {path.partition(os.pathsep)[0]} is not put first"
             )
         elif path:
             layers = Layers.of(host, job, {**node, "PATH": path})
@@ -269,7 +269,7 @@ class Preparation:
             return
         self._verifying = None
         if fault:
-            reason = f"the checkpoint to start from is not whole on this host: {fault}"
+            reason = f"the checkpoint to resume from is not complete on this host: {fault}"
             is_copy = order.resume is not None and order.resume.places[0].host
             number = order.resume.number if order.resume is not None and not is_copy else 0
             self._report(reports.PrepareFailed(order.attempt, reason, "", number))
@@ -301,7 +301,7 @@ class Preparation:
             if found.fault and not found.is_unsure and path.exists():
                 with contextlib.suppress(OSError):
                     path.unlink()
-                    self._note(f"deleted, to be brought here again: {found.fault}")
+                    self._note(f"deleted, to be copied again: {found.fault}")
 
     def _make_ready(self, order: orders.Prepare) -> None:
         """Find the program, begin its template, and hold the port."""

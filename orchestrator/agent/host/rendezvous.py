@@ -155,7 +155,7 @@ def _own_address(sock: socket.socket, own: dict[str, str]) -> str:
 def _why(err: Exception, connected: bool) -> str:
     if isinstance(err, (asyncio.TimeoutError, TimeoutError)):
         return (
-            f"took the connection and said nothing for {PROBE_S_MAX:g} s (another machine?)"
+            f"accepted the connection and sent nothing for {PROBE_S_MAX:g} s (another machine?)"
             if connected
             else f"timed out after {PROBE_S_MAX:g} s (firewall?)"
         )

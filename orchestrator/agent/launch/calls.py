@@ -40,9 +40,9 @@ class Request:
             env = {str(name): str(value) for name, value in data["env"].items()}
             words = tuple(str(word) for word in data["words"])
         except (KeyError, TypeError, AttributeError) as err:
-            raise ValueError(f"no call of a launcher: {err}") from err
+            raise ValueError(f"not a call of a launcher: {err}") from err
         if texts[0] not in files.STAND_INS:
-            raise ValueError(f"no stand-in: {texts[0]}")
+            raise ValueError(f"no launcher shim: {texts[0]}")
         return cls(texts[0], words, texts[1], env, texts[2], texts[3])
 
     @property

@@ -43,7 +43,7 @@ if [ "$1 $2" = "show hostnames" ] || [ "$1 $2" = "show hostname" ]; then
     printf '%s\\n' "${3:-$SLURM_JOB_NODELIST}" | tr , '\\n'
     exit 0
 fi
-echo "orch: there is no Slurm here: scontrol $*: the nodes are in SLURM_JOB_NODELIST, divided by commas" >&2
+echo "orch: there is no Slurm here: scontrol $*: the nodes are in SLURM_JOB_NODELIST, separated by commas" >&2
 exit 1
 """
 _COMMAND = """\

@@ -69,6 +69,6 @@ def of_script(folder: Path) -> tuple[str, str] | None:
         field = "entrypoint" if ".py" in program or program.startswith("-m ") else "command"
         return f"{program} {how}: write {field}: {program}", (
             "orch then starts each rank; for a program that starts its processes itself (torch.multiprocessing.spawn) write "
-            "procs_per_node: 1, too; what has to train before a launcher is called belongs into setup:"
+            "procs_per_node: 1, too; what has to train before a launcher is called belongs in setup:"
         )
     return None

@@ -142,8 +142,8 @@ def agree(call: Call, nodes: int, ranks_here: int, ranks: int) -> None:
 
 def _differs(asked: Count, what: str, there: int, fields: str, number: str) -> str:
     return (
-        f"{asked.option} asks for {_counted(asked.number, what)}, and the job has {there}; write {fields} in the job file, "
-        f"or the flag of orch run for it, or {number.rpartition('=')[2]} in the line"
+        f"{asked.option} asks for {_counted(asked.number, what)}, but the job has {there}; either set {fields} in the job file "
+        f"(or the flag of orch run for it), or write {number.rpartition('=')[2]} in the line"
     )
 
 
@@ -164,7 +164,7 @@ class _Given:
         self.runs = self.values.keys().isdisjoint(_NO_RUN)
         if self.runs and not self.rest:
             name = launcher.usage.partition(" [")[0]
-            raise UserError(f"{name} names no program behind its options", fix=launcher.usage)
+            raise UserError(f"{name} names no program after its options", fix=launcher.usage)
 
     def add(self, read: _Read, words: Sequence[str], at: int) -> int:
         """Add the options at a position, and return the position behind them. Raises UserError."""
@@ -209,7 +209,7 @@ class _Given:
 def _program(given: _Given) -> tuple[tuple[str, ...], bool]:
     is_module, is_command = "module" in given.values, "no-python" in given.values
     if is_module and is_command:
-        raise UserError("--module and --no-python cannot stand together")
+        raise UserError("--module and --no-python cannot be used together")
     return (("-m", *given.rest) if is_module else given.rest), not is_command
 
 

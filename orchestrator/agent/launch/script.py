@@ -121,7 +121,7 @@ class LaunchScript:
         self._note(f"the script ended with {f'code {code}' if code >= 0 else f'signal {-code}'}")
         if not (self._calls or code) and (left := self._left_behind()):
             fix = "no &, nohup, setsid, tmux or screen: orch runs the script without your shell, and waits for its launcher"
-            self._fail(f"the script ended, and left in the background: {left}", self._tail(), fix)
+            self._fail(f"the script ended but left in the background: {left}", self._tail(), fix)
         elif self._ranks.want is RanksGoal.RUN:
             self._report(reports.LaunchEnded(self._ranks.attempt, self._calls, code, self._tail()))
         return True
@@ -170,7 +170,7 @@ class LaunchScript:
             if _peer(writer)[1] == os.getuid():
                 await self._serve_call(reader, writer)
         except (OSError, ValueError, asyncio.TimeoutError, asyncio.IncompleteReadError) as err:
-            self._note(f"a launcher's stand-in was not understood: {err}")
+            self._note(f"a launcher shim's call cannot be read: {err}")
         finally:
             if self._waiting is not writer:
                 writer.close()
@@ -189,7 +189,7 @@ class LaunchScript:
         elif isinstance(answer, options.Once):
             _send(writer, {"exec": answer.words, "is_real": False})
         elif request.real and not (request.name == "srun" and self._stands_in_slurm):
-            self._note(f"{request.name} {' '.join(request.words[:3])} is left to {request.real}")
+            self._note(f"{request.name} {' '.join(request.words[:3])} is passed to {request.real}")
             _send(writer, {"exec": [request.real, *request.words], "is_real": True})
         elif answer.words:
             _send(writer, {"exec": answer.words, "is_real": False})
@@ -276,7 +276,7 @@ class LaunchScript:
             hands_over = procfs.environment(pid, FOLDER_ENV) and not tree.get(pid)
             if not hands_over or now_s - seen_at > HAND_OVER_S_MAX:
                 self._fail(
-                    f"a launcher runs past orch: {_line(pid)}",
+                    f"a launcher runs without orch: {_line(pid)}",
                     self._tail(),
                     "its ranks would not meet those of other nodes: start it with the script's environment, without env -i or "
                     "python -I, and keep what is in PYTHONPATH: export PYTHONPATH=.:$PYTHONPATH; for ranks in a container write command:",

@@ -95,7 +95,7 @@ def _connected(name: str) -> socket.socket:
     line.connect("\0" + name)
     _, uid, _ = struct.unpack("3i", line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     if uid != os.getuid():
-        raise OSError("its socket is another user's")
+        raise OSError("its socket belongs to another user")
     return line
 
 

@@ -50,7 +50,7 @@ class GpuUse:
     def share(self, pid: int) -> tuple[float | None, str]:
         """Return how busy the GPU of a process was, or None and the reason why that is not known."""
         if not self.text:
-            return None, "nvidia-smi is not there, so the use of GPUs is not known"
+            return None, "nvidia-smi is not installed, so GPU use is not known"
         share, _ = self.of([pid], "")
         return share, "nvidia-smi does not say which GPU the process uses" if share is None else ""
 

@@ -206,13 +206,13 @@ class LogShipper:
         if file.path not in self._starts or file.path.endswith(".idx"):
             self._drop(file, what)
             return
-        self._note(f"{file.path} {what}: it was cut off, and goes on from its new beginning")
+        self._note(f"{file.path} {what}: it was truncated, and shipping continues from its new beginning")
         self._starts[file.path] = file.sent_bytes
         file.size_bytes = file.sent_bytes + size_bytes
 
     def _drop(self, file: _File, what: str) -> None:
         """Stop sending a file that did not only grow: the bytes in the job folder would not be its bytes."""
-        self._note(f"{file.path} {what}: no more of it is sent")
+        self._note(f"{file.path} {what}: shipping it stops")
         self._dropped.add(file.path)
         self._files.pop(file.path, None)
 

@@ -82,7 +82,7 @@ def shared(job: JobDir) -> tuple[str, ...]:
         others = [other for other in home.unended(job.root.parents[1]) if other.id != job.id]
         found = {other.id: min(own & _written_outside(other), default="") for other in others}
     return tuple(
-        f"{name} runs, too, and writes the same file, {file}; fix: give each job a folder of its own"
+        f"{name} is running, too, and writes the same file, {file}; fix: give each job a folder of its own"
         for name, file in found.items()
         if file
     )

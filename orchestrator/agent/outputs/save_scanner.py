@@ -270,9 +270,7 @@ class SaveScanner:
         seen = reports.SaveSeen(watch.attempt, key, series, group.main, part)
         if len(change.pieces) * SHA256_BYTES > LINE_BYTES_MAX or _bytes(seen) > LINE_BYTES_MAX:
             count = len(change.pieces)
-            self._note(
-                f"{group.main} has {count:,} files, too many to report: it is no checkpoint to begin from"
-            )
+            self._note(f"{group.main} has {count:,} files, too many to report: no restart can resume from it")
             return
         self._report(seen)
         self._hashing.append((seen, self._hasher.run(lambda pace: disk.hashed(root, change.pieces, pace))))

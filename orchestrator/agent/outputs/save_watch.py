@@ -179,9 +179,7 @@ class SaveWatch:
         self.is_unfinished, self._stepped = unfinished, any(after.values())
         counted = _newest(done)
         if left_out := len(done) - len(counted):
-            self.cut = (
-                f"{left_out:,} of {len(done):,} saves that were written at once are left out, the oldest"
-            )
+            self.cut = f"{left_out:,} of {len(done):,} checkpoints written at once are left out, the oldest"
         return [self._change(one, found) for one in counted]
 
     def _is_rewritten(

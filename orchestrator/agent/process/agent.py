@@ -142,7 +142,7 @@ class Agent:
 
     def _forward_term(self) -> None:
         """Report the TERM that Slurm sends to all processes of the job: the supervisor stops the ranks in order."""
-        self._note("Slurm has told this node's processes to end")
+        self._note("Slurm has signalled this node's processes to end")
         self._link.report_signal()
 
     def _leave(self, grace_s: float = EXIT_GRACE_S) -> None:

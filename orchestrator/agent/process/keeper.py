@@ -98,7 +98,7 @@ def main(run_agent: RunAgent, *, is_launched: bool = False) -> int:
     make_inside(Path(config.root), folder)
     report = _reply if is_launched else _note
     if not is_token(config.token):
-        reason = "the token that it was given is empty or torn"
+        reason = "its token is empty or incomplete"
         report(w.Failed("agent", reason, "submit the job again", "permanent"))
         return 1
     if not _locks(folder / "agent.lock"):
@@ -176,7 +176,7 @@ def _wait_for_go(held: leases.Leases) -> bool:
             else:
                 _note("the launcher has gone before the agent was started")
                 return False
-    _note(f"no leave to start the agent for {w.GO_S_MAX:.0f} s")
+    _note(f"no order to start the agent within {w.GO_S_MAX:.0f} s")
     return False
 
 
@@ -314,7 +314,7 @@ class _Watch:
                 self.held.answer(fd)
         if self.stopped_at is not None and not ready:
             self.stopped_at = None  # a further stop is noticed again
-            _note(f"the agent was stopped, by a signal, for {stopped_s_max:.0f} s: it is let go on")
+            _note(f"the agent was stopped by a signal for {stopped_s_max:.0f} s: continued")
             os.kill(self.agent_pid, signal.SIGCONT)
         # A keeper that was itself held up has seen no silence of its agent.
         self._look(min(time.monotonic() - began_s, look_s))
@@ -331,7 +331,7 @@ class _Watch:
             return
         self.silent_s += waited_s
         if self.silent_s >= self._silent_s_max:
-            _note(f"the agent's loop has stood still for {self.silent_s:.0f} s: it is replaced")
+            _note(f"the agent's loop has not run for {self.silent_s:.0f} s: replaced")
             self.silent_s = 0.0
             os.kill(self.agent_pid, signal.SIGKILL)
 

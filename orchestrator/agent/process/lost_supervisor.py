@@ -140,7 +140,7 @@ class LostSupervisor:
         self._check_batch_host(no_contact_s)
         other = self._newer_allocation.check() if no_contact_s > self._fence_s else ""
         if other:
-            what = f"no contact for {no_contact_s:.0f} s, and the job goes on in allocation {other}"
+            what = f"no contact for {no_contact_s:.0f} s, and the job now runs in allocation {other}"
             self._note(f"{what}: leaving")
         return bool(other)
 

@@ -84,7 +84,7 @@ def _environment(launch: Any, settings: dict[str, Any]) -> dict[str, str]:
     except (Exception, SystemExit) as err:
         why = " ".join(str(err).split()) or type(err).__name__
         raise SystemExit(f"orch: {which} cannot launch: {why}") from err
-    raise SystemExit(f"orch: {which} starts no local processes; orch cannot take the place of such a launch")
+    raise SystemExit(f"orch: {which} starts no local processes; orch cannot replace such a launch")
 
 
 def _read_line(launch: Any, settings: dict[str, Any]) -> Any:

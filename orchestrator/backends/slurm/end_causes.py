@@ -148,7 +148,7 @@ def unexplained(job: ShownJob | None, kill_left_s: float) -> Ending | None:
     other end. Where Slurm is silent or its answer does not tell, the job is to go on if it gets nodes again."""
     if job is None or job.stage is job_states.Stage.UNKNOWN:
         return Ending(
-            Cause.REQUEUED, "its processes were told to end, and Slurm does not say why", kill_left_s
+            Cause.REQUEUED, "its processes were signalled to end, and Slurm gives no reason", kill_left_s
         )
     if job.is_running:
         return None

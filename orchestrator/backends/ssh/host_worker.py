@@ -386,5 +386,5 @@ class HostWorker:
 def _evidence(presence: AgentSeen, last_boot_id: str) -> str:
     if last_boot_id not in ("", presence.boot_id):
         return "the host was restarted"
-    last_words = f"its last words: {presence.words}" if presence.words else "it left no word"
-    return f"its agent is not running any more; {last_words}"
+    last_words = f"its last output: {presence.words}" if presence.words else "no output"
+    return f"its agent is no longer running; {last_words}"

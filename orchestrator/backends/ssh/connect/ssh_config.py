@@ -185,6 +185,4 @@ def _fill_in(value: str, tokens: dict[str, str]) -> str:
 
 
 def _bad(what: str, host: str) -> LaunchError:
-    return LaunchError(
-        "config", what, f"mend ~/.ssh/config; `ssh -G {host}` reads it again", Retryable.PERMANENT
-    )
+    return LaunchError("config", what, f"fix ~/.ssh/config; `ssh -G {host}` checks it", Retryable.PERMANENT)

@@ -194,7 +194,7 @@ class CopyQueue:
         now_s = time.monotonic()
         task.unreached_s = now_s if task.unreached_s is None else task.unreached_s
         if now_s - task.unreached_s > LINE_S_MAX:
-            return f"{task.copy.node} was out of reach for {LINE_S_MAX / 60:.0f} min"
+            return f"{task.copy.node} was unreachable for {LINE_S_MAX / 60:.0f} min"
         self._put_back(task)
         return None
 
@@ -272,7 +272,7 @@ def _settle(task: CopyTask, entry: Piece) -> None:
             os.utime(path, ns=(entry.mtime_ns, entry.mtime_ns))
             return
     except FileNotFoundError as err:
-        raise HostError(f"{entry.name} is not a file any more on {task.copy.node}") from err
+        raise HostError(f"{entry.name} is no longer a file on {task.copy.node}") from err
     except OSError as err:
         raise HostError(f"{path} on this machine: {err.strerror}") from err
     raise HostError(f"{entry.name} was written again on {task.copy.node} before it was copied")

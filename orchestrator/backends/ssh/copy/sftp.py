@@ -142,7 +142,7 @@ def blocks(read: Callable[[int], bytes], size_bytes: int) -> Iterator[bytes]:
     while received_bytes < size_bytes:
         block = read(min(READ_BYTES, size_bytes - received_bytes))
         if not block:
-            raise Broken(f"{received_bytes} of {size_bytes} bytes came")
+            raise Broken(f"{received_bytes} of {size_bytes} bytes arrived")
         received_bytes += len(block)
         yield block
 
@@ -226,10 +226,10 @@ def _refused(err: Exception, session: Session, name: str) -> Exception:
     channel, node = session.sftp.get_channel(), session.task.copy.node
     is_broken = not isinstance(err, OSError) or isinstance(err, TimeoutError | ConnectionError)
     if is_broken or channel is None or channel.closed:
-        return Broken(f"the line broke: {str(err) or type(err).__name__}")
+        return Broken(f"the connection broke: {str(err) or type(err).__name__}")
     path = session.path(name)
     if isinstance(err, FileNotFoundError):
-        return HostError(f"{path} is not there on {node}")
+        return HostError(f"{path} does not exist on {node}")
     if not isinstance(err, OSError) or err.errno is None:
         return HostError(
             f"{path} cannot be written on {node}, where no space may be left (its sftp-server: {err})"

@@ -153,7 +153,7 @@ def test_an_agent_that_stays_stopped_is_let_go_on(tmp_path: Path) -> None:
     fake_host.wait_for(lambda: "agent has" in one.log.read_text(), "the agent")
     (agent,) = procfs.descendants(one.process.pid)
     os.kill(agent, signal.SIGSTOP)
-    fake_host.wait_for(lambda: "it is let go on" in one.log.read_text(), "the keeper's word")
+    fake_host.wait_for(lambda: "continued" in one.log.read_text(), "the keeper's word")
     fake_host.wait_for(lambda: (stat := procfs.stat(agent)) is not None and stat.state == "S", "its going on")
     one.end()
 
