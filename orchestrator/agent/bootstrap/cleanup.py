@@ -23,7 +23,7 @@ from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.wire import bootstrap as w
 
 LEAVE_S_MAX = 10.0
-"""How long a keeper and its agent may take after TERM; then both are killed."""
+"""How long a monitor and its agent may take after TERM; then both are killed."""
 
 POLL_S = 0.05
 KEEPERS_MAX = 10_000
@@ -81,7 +81,7 @@ def _nodes(job: JobDir) -> list[str]:
 
 
 def _end(job: JobDir, node: str) -> None:
-    """End the node's keeper with its agent, if they are on this host."""
+    """End the node's monitor with its agent, if they are on this host."""
     proc = _keeper(job.node(node))
     if proc is None:
         return
@@ -95,7 +95,7 @@ def _end(job: JobDir, node: str) -> None:
 
 
 def _keeper(folder: Path) -> procfs.Proc | None:
-    """Return the keeper whose record is in `folder`, if it lives on this host."""
+    """Return the monitor whose record is in `folder`, if it lives on this host."""
     try:
         record = codec.loads_plain((folder / "agent.json").read_bytes())
         proc = procfs.Proc(int(record["pid"]), int(record["start_ticks"]))

@@ -48,7 +48,7 @@ def resolved(root: str) -> JobDir:
 
 
 def is_own(job: JobDir, token: str) -> bool:
-    """Tell whether this is the folder that the job was submitted from."""
+    """Return whether this is the folder that the job was submitted from."""
     try:
         return is_token(token) and (job.secrets / "token").read_text().strip() == token
     except (OSError, UnicodeDecodeError):
@@ -175,7 +175,7 @@ def _sha256(path: Path) -> str:
 
 
 def _install_code(job: JobDir, code: w.Blob, replies: Replies) -> None:
-    """Get the code archive and unpack it. Parts that a killed launch left are deleted first; a failed one leaves none."""
+    """Get the code archive and unpack it. Partial files of a killed launch are deleted first; a failed launch leaves none."""
     archive, part = job.archive, job.root / ".code.tar.gz.part"
     unpacked = job.root / ".code.part"
     try:
@@ -201,7 +201,7 @@ def _receive_code(code: w.Blob, part: Path, replies: Replies) -> None:
 
 
 def _link_sibling(job: JobDir, code: w.Blob, part: Path) -> bool:
-    """Hard-link the same archive from another job's folder, which costs no space; tell whether one was found."""
+    """Hard-link the same archive from another job's folder, which costs no space; return whether one was found."""
     for name in sorted(os.listdir(job.root.parent))[-SIBLINGS_MAX:]:  # noqa: PTH208 -- names, to be sorted
         other = job.root.parent / name / "code.tar.gz"
         with contextlib.suppress(OSError):

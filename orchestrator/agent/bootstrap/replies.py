@@ -1,6 +1,6 @@
 """Replies of a host before its agent runs: marked lines on standard output, among other output of the shell.
 
-The other end may vanish without a sign, so every wait has a limit: an alarm ends this process.
+The other end may vanish unnoticed, so every wait has a limit: an alarm ends this process.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ class Replies:
         return line
 
     def received_go(self) -> bool:
-        """Read the next line; tell whether it is `GO`."""
+        """Read the next line; return whether it is `GO`."""
         return self._source.readline(len(w.GO) + 1).strip() == w.GO
 
 
 def fault(stage: str, err: OSError, place: object) -> w.RequestFailed:
-    """Return an error of the system as a fault with its remedy."""
+    """Return an OSError as a failed request with its fix."""
     where = err.filename or place
     reason = f"{where}: {(err.strerror or str(err)).lower()}"
     match err.errno:

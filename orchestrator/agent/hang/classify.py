@@ -158,7 +158,7 @@ def _movement(sample: RankSample, context: SampleContext, previous: PreviousSamp
 
 
 def _trickles(sample: RankSample, previous: PreviousSample, tid: int, now: Wait, then: Wait) -> bool:
-    """Tell whether data passes through what a thread reads, writes, or polls before it does so (a socket with a time
+    """Return whether data passes through what a thread reads, writes, or polls before it does so (a socket with a time
     limit). The kernel has no counter for what is sent; but it counts how often the thread woke."""
     before = previous.sample.after.wakes.get(tid)
     wakes = 0 if before is None else sample.before.wakes.get(tid, before) - before
@@ -277,7 +277,7 @@ def _awaits_device(sample: RankSample, context: SampleContext) -> bool:
 
 
 def _may_enter_collectives(thread: SideThread) -> bool:
-    """Tell whether a thread other than the judged one may enter collectives by itself: it is in the script's own code
+    """Return whether a thread other than the judged one may enter collectives by itself: it is in the script's own code
     or in torch.distributed, and does not wait for another thread without a limit."""
     stack = thread.stack.frames
     waits = thread.wait.call == "futex" and thread.wait.for_ever
@@ -287,7 +287,7 @@ def _may_enter_collectives(thread: SideThread) -> bool:
 
 
 def woke(now: RankSample, then: RankSample, tid: int) -> bool:
-    """Tell whether a thread, or a child's main thread, has run since the previous sample, even if both samples found it
+    """Return whether a thread, or a child's main thread, has run since the previous sample, even if both samples found it
     stopped."""
     return now.before.wakes.get(tid) != then.after.wakes.get(tid)
 

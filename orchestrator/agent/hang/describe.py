@@ -93,6 +93,6 @@ def wait_in_words(child: Child) -> str:
 
 
 def is_at_prompt(sample: RankSample) -> bool:
-    """Tell whether a rank waits for a person to type, by its stack and its line."""
+    """Return whether a rank waits for a person to type, by its stack and its line."""
     reads = sample.wait.call in ("read", "pselect6", "select", "poll", "ppoll") and sample.wait.for_ever
     return reads and bool(stack_frames.asks_a_person(sample.stack, sample.line))

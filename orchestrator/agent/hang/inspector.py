@@ -112,7 +112,7 @@ class Inspector:
 
     @property
     def is_inspecting(self) -> bool:
-        """Tell whether `gather` has something to wait for."""
+        """Whether `gather` has something to wait for."""
         return self._number is not None
 
     def gather(self) -> reports.Inspected | None:

@@ -117,12 +117,12 @@ class Wait:
 
     @property
     def runs(self) -> bool:
-        """Tell whether the thread is outside any system call, as far as /proc shows it."""
+        """Whether the thread is outside any system call, as far as /proc shows it."""
         return not self.call and not self.unavailable
 
     @property
     def for_ever(self) -> bool:
-        """Tell whether the thread waits without a time limit."""
+        """Whether the thread waits without a time limit."""
         return self.call != "" and self.limit_s is None
 
 
@@ -163,7 +163,7 @@ def scheduled_s(pid: int, tid: int) -> tuple[float, float]:
 
 
 def is_frail(pid: int, tid: int, is_shown: bool = False) -> bool:
-    """Tell whether a thread is in a call that any signal ends, handled or not (signal(7)): a long sleep or a pause of C
+    """Return whether a thread is in a call that any signal ends, handled or not (signal(7)): a long sleep or a pause of C
     code.
 
     Python repeats its own calls (PEP 475), and its sleeps are other calls: an absolute time, or `select` before Python

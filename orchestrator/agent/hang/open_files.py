@@ -43,7 +43,7 @@ def shortened(pid: int, path: str) -> str:
 
 
 def uses_gpu(pid: int) -> bool:
-    """Tell whether a process has a GPU's device open."""
+    """Return whether a process has a GPU's device open."""
     return any(_link(f"/proc/{pid}/fd/{fd}").startswith(_DEVICE_PREFIXES) for fd in _fds(pid))
 
 

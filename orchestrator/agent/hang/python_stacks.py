@@ -177,7 +177,7 @@ def _send_due(dump: _Dump, signum: int) -> None:
 
 
 def _is_sent(pid: int, tid: int, signum: int) -> bool:
-    """Send a signal to one thread of a process; tell whether it existed."""
+    """Send a signal to one thread of a process; return whether it existed."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "tgkill"):
         return bool(libc.tgkill(pid, tid, signum) == 0)
@@ -209,7 +209,7 @@ def _stacks_file(pid: int, folder: Path) -> Path | None:
 
 
 def _is_done(dump: _Dump, signum: int) -> bool:
-    """Tell whether the dump is complete: the file has grown and has stopped growing, and the signal's handler has
+    """Return whether the dump is complete: the file has grown and has stopped growing, and the signal's handler has
     returned. Before that, send the signal that is due.
 
     `faulthandler` writes no end mark; but while it writes, the kernel blocks the signal in that thread.

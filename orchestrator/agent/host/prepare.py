@@ -87,7 +87,7 @@ class Preparation:
 
     @property
     def is_importing(self) -> bool:
-        """Tell whether the node is ready but for the template that its ranks are forked from."""
+        """Whether the node is ready but for the template that its ranks are forked from."""
         return self._held is not None
 
     def environment(

@@ -40,7 +40,7 @@ def change_of_path(tree: ast.Module) -> int:
 
 
 def is_there(module: str) -> bool:
-    """Tell whether this Python finds a top-level module. One that is found and broken counts as there."""
+    """Return whether this Python finds a top-level module. One that is found and broken counts as there."""
     try:
         return importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):

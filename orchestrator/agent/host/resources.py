@@ -56,7 +56,7 @@ def soft_limit(kind: int) -> int:
 
 
 def has_infiniband() -> bool:
-    """Tell whether this host has an InfiniBand or RoCE device."""
+    """Return whether this host has an InfiniBand or RoCE device."""
     with contextlib.suppress(OSError):
         return any(Path("/sys/class/infiniband").iterdir())
     return False

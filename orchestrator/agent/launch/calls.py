@@ -1,4 +1,4 @@
-"""A call of a launcher as a stand-in reports it: what it asks for, and the environment of its ranks. Pure."""
+"""A call of a launcher as a shim reports it: what it asks for, and the environment of its ranks. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ACCELERATE_USAGE = "accelerate launch [options] script [arguments]"
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a stand-in tells: the launcher's name and words, the folder, the environment, the next real program of the name
+    """What a shim reports: the launcher's name and arguments, the folder, the environment, the next real program of that name
     in PATH (empty: none), and the Python that would have run it."""
 
     name: str

@@ -1,4 +1,4 @@
-"""Gangs that orch has not started: what the hook notes of them, and what ends the attempt.
+"""Gangs that orch has not started: what the hook notes of them, and when the attempt ends.
 
 1. Below the ranks of a node: each of its several ranks calls a launcher, or two processes with the same numbers train below all
    of them. So they are copies that never meet. One rank a node may start processes as it likes.
@@ -23,7 +23,7 @@ Note = tuple[str, str, str]
 
 
 def read(folder: Path) -> list[Note]:
-    """Return what the hook has noted in a folder; nothing while a line is not whole."""
+    """Return what the hook has noted in a folder; nothing while a line is incomplete."""
     try:
         lines = map(json.loads, ownership.read_regular(folder / GANGS_FILE).splitlines())
         return [(str(one["rank"]), str(one["what"]), _line(one["words"])) for one in lines]
@@ -59,7 +59,7 @@ def below_ranks(folder: Path, ranks: int, first_pid: int) -> tuple[str, str] | N
 
 
 def of_script(folder: Path) -> tuple[str, str] | None:
-    """Return why the script of a node, which has called no launcher, trains past orch, and the fix; None where it does not."""
+    """Return why the script of a node, which has called no launcher, trains without orch, and the fix; None where it does not."""
     for _, what, program in read(folder)[:1]:
         how = (
             "trains without a launcher"

@@ -179,7 +179,7 @@ def last_loss(tail: bytes) -> Measured | None:
 
 
 def _is_trained_on(line: bytes) -> bool:
-    """Tell whether the loss after this begin of a line is the one that is trained on."""
+    """Return whether the loss after this begin of a line is the one that is trained on."""
     name = _NAME.search(line[-NAME_BYTES_MAX:])
     assert name is not None, "it matches nothing as well"
     word, joint = name["word"].lower(), name["joint"]

@@ -106,6 +106,6 @@ def _number(value: object) -> Measured | None:
 
 
 def _asks_proxy(given: Mapping[str, str]) -> bool:
-    """Tell whether a rank would ask a proxy for the endpoint, which is no business of others."""
+    """Return whether a rank would ask a proxy for the endpoint, which is no business of others."""
     spared = f"{given.get('no_proxy', '')},{given.get('NO_PROXY', '')}".split(",")
     return any(map(given.get, _PROXIES)) and not {HERE, "*"} & {name.strip() for name in spared}

@@ -132,7 +132,7 @@ class LogShipper:
             self._pump(LAST_WINDOWS * self._window_bytes)
 
     def has_arrived(self, attempts: tuple[int, ...]) -> bool:
-        """Tell whether all files of this node have arrived; send what is not sent yet."""
+        """Return whether all files of this node have arrived; send what is not sent yet."""
         if self._arrived is None:
             return False
         self._measure(attempts)
@@ -142,7 +142,7 @@ class LogShipper:
         return self._acked_bytes == self._sent_bytes and not unsent_bytes
 
     def is_done(self, attempts: tuple[int, ...], dismissed_at: float, disconnected_s: float) -> bool:
-        """Tell whether a dismissed agent may leave: its logs have arrived, or do not get through."""
+        """Return whether a dismissed agent may leave: its logs have arrived, or do not get through."""
         if self.has_arrived(attempts):
             return True
         is_stuck = time.monotonic() - max(dismissed_at, self._progress_at) > LAST_S_MAX
@@ -176,7 +176,7 @@ class LogShipper:
                 self._arrived[file.path] = file.sent_bytes
 
     def _measure_one(self, file: _File) -> bool:
-        """Note the size of a file; tell whether it exists."""
+        """Note the size of a file; return whether it exists."""
         try:
             size_bytes = os.stat(self._job.root / file.path).st_size  # noqa: PTH116 -- five times a second each
         except (FileNotFoundError, NotADirectoryError):

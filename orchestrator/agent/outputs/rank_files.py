@@ -69,7 +69,7 @@ class RankFiles:
                 self.made.add(path)
 
     def know_beginning(self, trainers: set[int]) -> bool:
-        """Tell whether the reading of each process is noted that makes the steps of these ranks."""
+        """Return whether the reading of each process is noted that makes the steps of these ranks."""
         return bool(trainers) and trainers <= self.readers
 
 

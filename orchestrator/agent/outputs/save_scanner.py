@@ -120,7 +120,7 @@ class SaveScanner:
 
     @property
     def is_unfinished(self) -> bool:
-        """Tell whether something that may be a save has changed and is not reported."""
+        """Whether something that may be a save has changed and is not reported."""
         return self._looking is not None or any(watch.is_unfinished for watch in self._places.watches)
 
     @property
@@ -152,7 +152,7 @@ class SaveScanner:
         return found
 
     def _load(self) -> bool:
-        """Go on where the last agent of this disk left off; tell whether it has left that."""
+        """Go on where the last agent of this disk left off; return whether it has left that."""
         with contextlib.suppress(OSError, codec.CodecError, ValueError, KeyError, TypeError):
             self._places.load(ownership.read_regular(self._job.root / LOCK_FILE))
             return True
@@ -197,7 +197,7 @@ class SaveScanner:
 
     @property
     def is_finishing(self) -> bool:
-        """Tell whether the attempt is over here except for its last look."""
+        """Whether the attempt is over here except for its last look."""
         return self._finish_by_s is not None
 
     def discard(self, save: Save) -> None:

@@ -190,7 +190,7 @@ class SaveWatch:
         closed_by: Closing | None,
         moment: Moment,
     ) -> bool:
-        """Tell whether a name that is written over and does not settle is to be reported now, since its format shows that it is
+        """Return whether a name that is written over and does not settle is to be reported now, since its format shows that it is
         whole."""
         if moment.ended or closed_by not in (None, Closing.NONE) or seen.is_early is not False:
             self._due_s.pop(group.key, None)

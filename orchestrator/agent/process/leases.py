@@ -1,7 +1,7 @@
 """Leases of a host's GPUs and slots: sockets that one process holds, and the kernel frees when it ends.
 
 Each GPU and each slot is a unix socket in the abstract namespace. Only one process of any user can bind its name, no
-file stays behind, and no daemon is needed. A process that finds a name taken connects to it and reads who holds it. The
+file stays behind, and no daemon is needed. A process that finds a name in use connects to it and reads its holder. The
 names belong to a network namespace: jobs in containers with networks of their own do not see each other's leases.
 """
 
@@ -110,7 +110,7 @@ def acquire(needs: Needs, who: Holder, stock: Stock) -> Leases:
 
 
 def held(stock: Stock, text: str) -> tuple[HeldLeases, ...]:
-    """Return what jobs hold on this host now. `text`: of /proc/net/unix, which lists the names without binding any."""
+    """Return the leases that jobs hold on this host now. `text`: of /proc/net/unix, which lists the names without binding any."""
     marked = [line.rpartition(f"@{stock.prefix}/") for line in text.splitlines()]
     names = list(dict.fromkeys(name for _, mark, name in marked if mark and name != "turn"))
     gpus: Sequence[Gpu] = ()

@@ -73,11 +73,11 @@ class RankProcess:
 
     @property
     def exited(self) -> bool:
-        """Tell whether the process was reaped."""
+        """Whether the process was reaped."""
         return self.exit_code is not None
 
     def is_exiting(self) -> bool:
-        """Tell whether the process that trains is exiting and has not yet ended."""
+        """Return whether the process that trains is exiting and has not yet ended."""
         pid = self.counter.exiting_pid()
         stat = procfs.stat(pid) if pid is not None else None
         # The rank leads a session, so that a later process with the same pid is not taken for its own.
@@ -137,7 +137,7 @@ class NodeRanks:
 
     @property
     def awaits_start(self) -> bool:
-        """Tell whether a launcher was called for ranks that are not started."""
+        """Whether a launcher was called for ranks that are not started."""
         return self.call is not None and not self.processes and self.want is RanksGoal.RUN
 
     def renew(self, call: RankCall) -> None:
@@ -304,7 +304,7 @@ class NodeRanks:
 
     @property
     def all_ended_well(self) -> bool:
-        """Tell whether every rank ended with code 0, and so had finished what it was writing."""
+        """Whether every rank ended with code 0, and so had finished what it was writing."""
         return all(process.exit_code == 0 for process in self.processes)
 
     def close(self) -> None:
@@ -315,7 +315,7 @@ class NodeRanks:
 
 
 def _is_reapable(pid: int) -> bool:
-    """Tell whether a child in state Z has ended and can be reaped.
+    """Return whether a child in state Z has ended and can be reaped.
 
     A child whose main thread has ended while others run is in state Z, too, and cannot be reaped.
     """

@@ -155,7 +155,7 @@ def _trainer(first: int, stepped: int, tree: Mapping[int, list[int]]) -> list[in
 
 
 def _is_of_parent(pid: int, parent: int) -> bool:
-    """Tell whether a process runs no program of its own: it is a fork, or was started by `multiprocessing`."""
+    """Return whether a process runs no program of its own: it is a fork, or was started by `multiprocessing`."""
     own, parents = (procfs.text(Path(f"/proc/{which}/cmdline")) for which in (pid, parent))
     return own == parents or "multiprocessing" in own
 

@@ -98,7 +98,7 @@ def own_stack(text: str) -> Thread | None:
 
 
 def is_users(frame: Frame) -> bool:
-    """Tell whether a frame is the user's code, not a package's or Python's own."""
+    """Return whether a frame is the user's code, not a package's or Python's own."""
     return LIBRARY.search(frame.file) is None
 
 

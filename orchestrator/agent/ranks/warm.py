@@ -143,12 +143,12 @@ class Template:
 
     @property
     def is_importing(self) -> bool:
-        """Tell whether it is not known yet whether this template can fork ranks; it is for a limited time."""
+        """Whether it is not known yet whether this template can fork ranks; it is for a limited time."""
         return self.pid != 0 and not self.is_ready and time.monotonic() - self.began_at < IMPORT_S_MAX
 
     @property
     def is_gone(self) -> bool:
-        """Tell whether it has died after it was ready, and another may be begun."""
+        """Whether it has died after it was ready, and another may be begun."""
         return not self.pid and not self.why_fresh
 
     @property
@@ -279,7 +279,7 @@ class Starter:
 
     @property
     def forks(self) -> bool:
-        """Tell whether the ranks are forks of the template."""
+        """Whether the ranks are forks of the template."""
         return self._template.is_ready
 
     @property
@@ -301,7 +301,7 @@ class Starter:
 
     @property
     def is_importing(self) -> bool:
-        """Tell whether a start is to wait for the template."""
+        """Whether a start is to wait for the template."""
         return self._template.is_importing
 
     def poll(self) -> None:
@@ -313,7 +313,7 @@ class Starter:
         return self._template.fork(program) or spawn.start(program)
 
     def ended(self, pid: int) -> bool:
-        """Tell whether a process that was reaped is the template, and note its end."""
+        """Return whether a process that was reaped is the template, and note its end."""
         is_template = 0 < pid == self._template.pid
         if is_template:
             self._template.ended()

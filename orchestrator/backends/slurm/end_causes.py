@@ -43,7 +43,7 @@ class ShownJob:
 
     @property
     def is_running(self) -> bool:
-        """Tell whether it keeps its nodes."""
+        """Whether it keeps its nodes."""
         return self.stage is job_states.Stage.RUNNING and not self.is_preempted
 
     @property

@@ -1,7 +1,7 @@
 """Fate of the agents that one srun has started, read from srun's output in a file, so that srun can outlive us.
 
 srun puts the number of the task before each line of a task's output. Its own messages name the node that they are about,
-or say that the whole step has ended. The first line of a keeper proves that it is up, see `core/slurm/step_env.py`.
+or say that the whole step has ended. The first line of a monitor proves that it is up, see `core/slurm/step_env.py`.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Step:
             self.complaints = [*self.complaints, error[1]][-WORDS_MAX:]
 
     def _read_task(self, task: int, text: str) -> None:
-        """Read a task's line: its keeper reports that it is up, or the launch script reports why there is none."""
+        """Read a task's line: its monitor reports that it is up, or the launch script reports why there is none."""
         if task >= len(self.nodes):
             return
         words = text.split()
@@ -135,7 +135,7 @@ class Step:
             self.seen[self.nodes[task]].word = text
 
     def _note(self, nodes: str, fate: Fate, word: str) -> None:
-        """Note srun's message about nodes. Before a keeper is up, the end of its task is a failed launch; a message of the
+        """Note srun's message about nodes. Before a monitor is up, the end of its task is a failed launch; a message of the
         node itself explains it better."""
         try:
             names = expand(nodes)

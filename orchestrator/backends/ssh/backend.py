@@ -99,7 +99,7 @@ class HostSession:
         return reach(self.connection, self.payload.launcher(config.node), config)
 
     def is_alive(self, answer_s_max: float) -> bool:
-        """Tell whether the far end answers within `answer_s_max`."""
+        """Return whether the far end answers within `answer_s_max`."""
         return self.connection.is_alive(answer_s_max)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Conversation of the launching side with a host: staged replies over one command's input and output.
+"""Bootstrap session of the launching side with a host: staged replies over one command's input and output.
 
 Each stage has a limit; each failure names its stage, the reason and a fix. What a login shell prints on its own is
 noise: it is skipped, and kept as evidence.
@@ -35,7 +35,7 @@ STEP_S_MAX = 30.0
 """How long a step of a check may take, unless it has a limit of its own."""
 
 LAUNCH_S_MAX = 3600.0
-"""Limit of a whole conversation, whatever signs of life it gives."""
+"""Limit of a whole session, whatever signs of life it gives."""
 
 END_S_MAX = 5.0
 CLOCK_S_MAX = 60.0
@@ -48,7 +48,7 @@ EVIDENCE_CHARS_MAX = 400
 
 LIMITS_S = {
     "shell": SHELL_S_MAX, "python": PYTHON_S_MAX, "folder": FOLDER_S_MAX, "copy": STALL_S_MAX, "lease": LEASE_S_MAX,
-    "agent": AGENT_S_MAX, "look": SURVEY_S_MAX, "sweep": CLEAN_UP_S_MAX, "check": STEP_S_MAX,
+    "agent": AGENT_S_MAX, "survey": SURVEY_S_MAX, "cleanup": CLEAN_UP_S_MAX, "check": STEP_S_MAX,
 }  # fmt: skip
 
 _STUCK = {
@@ -113,7 +113,7 @@ CLOCKS = Clocks()
 
 
 class Conversation:
-    """One conversation with a host, always in some stage, which has until `_deadline_s`."""
+    """One session with a host, always in some stage, which has until `_deadline_s`."""
 
     def __init__(self, remote: Remote, sentinel: bytes, bundle: bytes, clocks: Clocks) -> None:
         self.clocks = clocks
@@ -226,7 +226,7 @@ class Conversation:
             )
 
     def notes(self, clock_s: float) -> tuple[str, ...]:
-        """Return what was odd in a conversation that succeeded."""
+        """Return what was odd in a session that succeeded."""
         notes = []
         if self._noise:
             notes.append(f"its login shell prints on its own: {' | '.join(self._noise)}"[:EVIDENCE_CHARS_MAX])

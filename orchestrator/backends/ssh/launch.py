@@ -1,4 +1,4 @@
-"""Launch of an agent on a host: one conversation with the host's launch script, over one channel.
+"""Launch of an agent on a host: one session with the host's launch script, over one channel.
 
 A host keeps an agent only after it reported that its leases are held and was told to go. If the connection breaks after
 that, the next launch finds the agent alive.
@@ -140,7 +140,7 @@ def clean_up(line: Line, launcher: Launcher, root: str, job: str, clocks: Clocks
     """End what an ended job left running on a host, and remove its folder there. Raises LaunchError."""
     with _conversing(line, launcher, w.CleanUp(root, launcher.blob, job), clocks) as conversation:
         _begin(conversation)
-        conversation.enter("sweep")
+        conversation.enter("cleanup")
         return conversation.expect(w.CleanedUp)
 
 
@@ -177,7 +177,7 @@ def visiting(
 
 def _surveyed(conversation: Conversation) -> Survey:
     python, clock_s, error_s = _begin(conversation)
-    conversation.enter("look")
+    conversation.enter("survey")
     host = conversation.expect(w.HostSurveyed)
     return Survey(python.version, clock_s, error_s, conversation.notes(clock_s), host)
 
@@ -194,7 +194,7 @@ def _begin(conversation: Conversation) -> tuple[w.PythonFound, float, float]:
 
 
 def _go(conversation: Conversation) -> int:
-    """Let a keeper that holds its leases start its agent; return its pid."""
+    """Let a monitor that holds its leases start its agent; return its pid."""
     conversation.enter("agent")
     conversation.send(w.GO + b"\n")
     return conversation.expect(w.KeeperUp).pid
@@ -202,7 +202,7 @@ def _go(conversation: Conversation) -> int:
 
 @contextlib.contextmanager
 def _conversing(line: Line, launcher: Launcher, request: w.Request, clocks: Clocks) -> Iterator[Conversation]:
-    """Begin a conversation, and end it whatever happens."""
+    """Begin a session, and end it whatever happens."""
     mark = f"orch-{secrets.token_hex(8)}"
     remote = line.run(_COMMAND.format(mark=mark))
     try:

@@ -37,7 +37,7 @@ class Session(Protocol):
         """Tell the agent where it may dial, and check whether it is there."""
 
     def is_alive(self, answer_s_max: float) -> bool:
-        """Tell whether the far end answers within `answer_s_max`."""
+        """Return whether the far end answers within `answer_s_max`."""
 
     def close(self) -> None:
         """Hang up."""
@@ -63,7 +63,7 @@ class HostWish:
     is_closing: bool = False
 
     def is_latest(self, number: int) -> bool:
-        """Tell whether an action for wish `number` is still wanted."""
+        """Return whether an action for wish `number` is still wanted."""
         return self.number == number and not self.is_closing
 
 

@@ -143,7 +143,7 @@ class Files:
             os.close(fd)
 
     def _replace(self, module: str, name: str, flags: int) -> bool:
-        """Replace a function of a library that is there by then; tell whether it is."""
+        """Replace a function of a library that is there by then; return whether it is."""
         names = getattr(sys.modules.get(module), "__dict__", {})
         function = names.get(name)
         if function is None:
@@ -160,7 +160,7 @@ class Files:
 
 
 def may_be_saved(name: str) -> bool:
-    """Tell whether a file may belong to a checkpoint, by its ending, or by a word in its name."""
+    """Return whether a file may belong to a checkpoint, by its ending, or by a word in its name."""
     last = name.rpartition("/")[2].lower()
     _, dot, ending = last.rpartition(".")
     if ending in ENDINGS:

@@ -158,7 +158,7 @@ class Connection:
             ) from err
 
     def is_alive(self, answer_s_max: float = ALIVE_S_MAX) -> bool:
-        """Tell whether the host answers; closes the connection when it does not answer in time."""
+        """Return whether the host answers; closes the connection when it does not answer in time."""
         if not self.is_open:
             return False
         try:

@@ -73,7 +73,7 @@ _lock = threading.Lock()
 
 
 def _is_known(target: Target, key: paramiko.PKey) -> bool:
-    """Tell whether a key is known. Raises LaunchError when it is revoked, or differs from the known one."""
+    """Return whether a key is known. Raises LaunchError when it is revoked, or differs from the known one."""
     exact, loose, text = _find(target, target.key_name), _find(target, *_portless(target)), key.get_base64()
     for known in (*exact, *loose):
         if known.marker == "@revoked" and known.key == text:
@@ -166,7 +166,7 @@ def _read(path: Path, names: tuple[str, ...]) -> Iterator[Known]:
 
 
 def _is_about(patterns: str, name: str) -> bool:
-    """Tell whether the first field of a line names a host: in clear, by patterns, or hashed."""
+    """Return whether the first field of a line names a host: in clear, by patterns, or hashed."""
     if patterns.startswith("|1|"):
         try:
             return paramiko.HostKeys.hash_host(name, patterns) == patterns
@@ -177,7 +177,7 @@ def _is_about(patterns: str, name: str) -> bool:
 
 
 def _fits(pattern: str, name: str) -> bool:
-    """Tell whether a name matches a pattern of OpenSSH's, in which only `*` and `?` are special."""
+    """Return whether a name matches a pattern of OpenSSH's, in which only `*` and `?` are special."""
     return fnmatch.fnmatchcase(name, pattern.replace("[", "[[]"))
 
 

@@ -75,7 +75,7 @@ def home() -> Path:
 
 
 def has_own_home() -> bool:
-    """Tell whether HOME differs from the home folder of the user database, which OpenSSH uses."""
+    """Return whether HOME differs from the home folder of the user database, which OpenSSH uses."""
     return home() != Path(pwd.getpwuid(os.getuid()).pw_dir)
 
 

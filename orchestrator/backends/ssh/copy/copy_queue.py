@@ -108,7 +108,7 @@ class CopyQueue:
             return {task.copy.key: task.done_bytes for task in self._running}
 
     def busy(self, node: str) -> bool:
-        """Tell whether anything is, or will be, copied from or to a host."""
+        """Return whether anything is, or will be, copied from or to a host."""
         with self._changed:
             return any(task.copy.node == node for task in [*self._waiting, *self._running])
 
@@ -279,5 +279,5 @@ def _settle(task: CopyTask, entry: Piece) -> None:
 
 
 def _differs(mtime_ns: int, expected_ns: int) -> bool:
-    """Tell whether a file came with another time than that of its piece, as far as tools and disks keep fractions."""
+    """Return whether a file came with another time than that of its piece, as far as tools and disks keep fractions."""
     return not disk.is_same_time(mtime_ns, expected_ns) and abs(mtime_ns - expected_ns) > COARSE_NS

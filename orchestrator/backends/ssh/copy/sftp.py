@@ -169,7 +169,7 @@ def _send(session: Session, name: str) -> None:
 
 
 def _is_there(sftp: paramiko.SFTPClient, path: PurePosixPath, about: os.stat_result) -> bool:
-    """Tell whether a host has still the file that it has written itself."""
+    """Return whether a host has still the file that it has written itself."""
     try:
         there = sftp.stat(os.fsencode(path))
     except FileNotFoundError:
