@@ -33,7 +33,7 @@ from orchestrator.core.wire import orders, reports
 from orchestrator.core.wire.agent_config import AgentConfig
 
 AWAY_S_MAX = 600.0
-"""How long the job's folder may be away before an attempt: an automounter or a file server takes its time to bring it back."""
+"""How long the job's folder may be missing before an attempt: an automounter or a file server may be slow."""
 
 _GPUS = "CUDA_VISIBLE_DEVICES"
 
@@ -140,7 +140,7 @@ class Preparation:
         if self._held is not None and self._held[0] == order:
             return  # the same, while the template imports
         if self._away is not None and self._away[0] == order and not self._job.root.exists():
-            return  # the same, while the job's folder is away
+            return  # the same, while the job's folder is missing
         self.let_go()
         self._order, self._call = order, 0
         self._away = None
@@ -156,7 +156,7 @@ class Preparation:
             self._run_setup(order)
 
     def probe(self, order: orders.Probe) -> None:
-        """Try which of these addresses lead to the first node; report `Probed` later."""
+        """Probe which of these addresses lead to the first node; report `Probed` later."""
         task = asyncio.get_running_loop().create_task(self._probe(order))
         self._probing.add(task)
         task.add_done_callback(self._probing.discard)
@@ -170,7 +170,7 @@ class Preparation:
         self._report(reports.Probed(order.attempt, reached, missed))
 
     def let_go(self) -> None:
-        """Release the held port, and wait for nothing any more; what is ready stays ready."""
+        """Release the held port, and stop waiting; what is ready stays ready."""
         self._away = None
         if self._listener is not None:
             self._listener.close()
@@ -184,7 +184,7 @@ class Preparation:
             self._held = None
 
     def poll(self) -> None:
-        """Go on once the job's folder is there, and the template has imported, or neither is to be waited for any longer."""
+        """Continue once the job's folder exists and the template has imported, or the limits of these waits have passed."""
         self.starter.poll()
         if self._away is not None:
             order, due_s = self._away
@@ -199,7 +199,7 @@ class Preparation:
             self._finish(order, held)
 
     def ended(self, pid: int, status: int) -> bool:
-        """Take the wait status of a process that was reaped, if it is one of the preparation's own."""
+        """Take the wait status of a reaped process, if it belongs to the preparation."""
         if pid == self.setup_pid:
             self.setup_ended(status)
             return True
@@ -255,7 +255,7 @@ class Preparation:
         self._check(order)
 
     def _check(self, order: orders.Prepare) -> None:
-        """Move torn saves out of the way, and compare the save to resume from on this host; then finish."""
+        """Move torn checkpoints out of the way, and compare the checkpoint to resume from on this host; then finish."""
         if order.resume is None and not order.torn:
             self._make_ready(order)
         else:
@@ -277,7 +277,7 @@ class Preparation:
             self._make_ready(order)
 
     def _compare(self, order: orders.Prepare, pace: disk.Pace) -> str:
-        """Return how the save to resume from differs here from the ledger; empty for nothing."""
+        """Return how the checkpoint to resume from differs here from the ledger; empty for nothing."""
         for save in order.torn:
             for name, to in disk.set_aside(Path(save.places[0].root), save):
                 self._note(f"{name} is torn ({save.why}): moved to {to}")
@@ -294,7 +294,7 @@ class Preparation:
         return found.fault
 
     def _forget_copies(self, save: Save, order: orders.Prepare, pace: disk.Pace) -> None:
-        """Delete what this host has of a save in other bytes than the job folder, so that it is brought here again."""
+        """Delete the files of a checkpoint that differ on this host from the job folder, so that they are copied again."""
         for piece in save.pieces:
             found = disk.compare(replace(save, pieces=(piece,)), deep=order.deep, pace=pace)
             path = Path(save.places[0].root) / piece.name

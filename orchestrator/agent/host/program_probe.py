@@ -15,7 +15,7 @@ from typing import Any
 
 
 def imports_of(tree: ast.Module) -> list[tuple[str, int]]:
-    """Return the modules that a file imports whatever happens, dotted in full, each with its line; `from x import y` may mean
+    """Return the modules that a file always imports, dotted in full, each with its line; `from x import y` may mean
     x.y as well.
 
     An import inside a function, an `if`, a `try` may not run or may fail without harm, so it does not count.

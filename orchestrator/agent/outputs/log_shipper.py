@@ -5,8 +5,8 @@ connection (`ResumeOffsets`), are enough to lose nothing and to send nothing twi
 either side. Nothing is sent before they come. A window limits the unacknowledged bytes and shrinks on a slow connection,
 so that heartbeats never queue for long behind logs. Ranks only write their files; none of this concerns them.
 
-A file that was cut off goes on from its new beginning: in the job folder its bytes follow those that were sent before.
-A program of a rank does that by `> /dev/stderr`, which opens the log anew.
+A truncated file continues from its new beginning: in the job folder its bytes follow those that were sent before.
+A program of a rank truncates its log by `> /dev/stderr`, which opens the log again.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ LAST_S_MAX = 60.0
 """A dismissed agent stays until its logs have arrived, unless nothing has arrived for this time."""
 
 LAST_ALONE_S_MAX = 10.0
-"""Nor does it stay after this time without a connection: `orch collect` fetches the rest later."""
+"""It does not stay after this time without a connection either: `orch collect` fetches the rest later."""
 
 FULL_CHUNK_BYTES = 64 << 10
 SHIP_S = 1.0
-"""A file that grows by less than a full chunk is sent at once after a quiet time, else this often."""
+"""A file that grows by less than a full chunk is sent at once after a pause, else this often."""
 
 INDEX_RECORD_BYTES = 16
-"""A log's index is sent in whole records: a torn last one may still be cut away here."""
+"""A log's index is sent in whole records: an incomplete last one may still be truncated here."""
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ class LogShipper:
         send: Callable[[reports.Chunk, bytes], bool],
         note: Callable[[str], None],
     ) -> None:
-        """`send` sends a chunk and tells whether there is a connection; `note` writes to the node's log."""
+        """`send` sends a chunk and returns whether there is a connection; `note` writes to the node's log."""
         self._job = job
         self._node = node
         self._send = send
@@ -80,7 +80,7 @@ class LogShipper:
         self._arrived: dict[str, int] | None = None
         self._files: dict[str, _File] = {}
         self._dropped: set[str] = set()
-        # Where in the job folder's file the first byte of each file measured so far stands: not 0 once it was cut off.
+        # Offset in the job folder's file of the first byte of each file measured so far: not 0 once it was truncated.
         self._starts: dict[str, int] = {}
         self._window_bytes = SHIP_WINDOW_BYTES
         self._sent_bytes = self._acked_bytes = 0
@@ -97,7 +97,7 @@ class LogShipper:
     def begin(self, offsets: orders.ResumeOffsets) -> None:
         """Continue from what the supervisor has. All files of this node are measured once."""
         self._arrived = dict(offsets.files)
-        # What was cut off before it had arrived is lost.
+        # What was truncated before it had arrived is lost.
         self._starts = {path: min(at, offsets.files.get(path, 0)) for path, at in self._starts.items()}
         self._sent_bytes = self._acked_bytes = 0
         self._unacked.clear()
@@ -142,7 +142,7 @@ class LogShipper:
         return self._acked_bytes == self._sent_bytes and not unsent_bytes
 
     def is_done(self, attempts: tuple[int, ...], dismissed_at: float, disconnected_s: float) -> bool:
-        """Return whether a dismissed agent may leave: its logs have arrived, or do not get through."""
+        """Return whether a dismissed agent may leave: its logs have arrived, or cannot be sent."""
         if self.has_arrived(attempts):
             return True
         is_stuck = time.monotonic() - max(dismissed_at, self._progress_at) > LAST_S_MAX
@@ -184,7 +184,7 @@ class LogShipper:
                 self._drop(file, "is gone")
             return False
         except OSError:
-            return True  # such as a stale file of NFS: the next poll tells
+            return True  # such as a stale file of NFS: the next poll finds out
         if file.path.endswith(".idx"):
             size_bytes -= size_bytes % INDEX_RECORD_BYTES
         file.size_bytes = self._starts.get(file.path, 0) + size_bytes
@@ -195,8 +195,8 @@ class LogShipper:
         return True
 
     def _shrank(self, file: _File, size_bytes: int) -> None:
-        """Go on from the beginning of a file that was cut off, if this agent has measured it before: of another one it is
-        unknown which bytes were sent. The index of a log ends here, since it names places in the log."""
+        """Continue from the beginning of a truncated file, if this agent has measured it before: of another file it is
+        unknown which bytes were sent. The index of a log ends here, since it holds offsets in the log."""
         index = file.path.removesuffix(".log") + ".idx"
         self._dropped.add(index)
         self._files.pop(index, None)
