@@ -1,9 +1,8 @@
-"""Classification of a rank: the comparison of two samples in a row, and what follows from it. Pure; `sample` does the
-reading.
+"""Classification of a rank from two consecutive samples. Pure; `sample` does the reading.
 
 Rules: any movement since the previous sample is work, and a rank that worked is not judged. For the other ranks the
-result says how long they have stood still (`still_s`) and what they wait in. Nothing is concluded from the text of a
-script, and a long computation looks like an endless one.
+result has the time without movement (`still_s`) and what they wait in. The text of a script is no evidence, and a long
+computation cannot be distinguished from an endless one.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _AT_GPU = "waits for its GPU, which has collectives to run"
 
 @dataclass(frozen=True, slots=True)
 class SampleContext:
-    """What is known of a rank from outside its own stacks: exit flag of the hook, GIL state and collectives from
+    """What is known of a rank apart from its own stacks: exit flag of the hook, GIL state and collectives from
     torch's worker server, GPU use from nvidia-smi."""
 
     is_exiting: bool = False
@@ -61,17 +60,17 @@ class SampleContext:
 
 @dataclass(frozen=True, slots=True)
 class PreviousSample:
-    """The previous sample, and since when the rank has stood still."""
+    """The previous sample, and since when the rank has not moved."""
 
     sample: RankSample
     context: SampleContext
-    # Since when the rank has stood still (monotonic).
+    # Since when the rank has not moved (monotonic).
     since_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Classification:
-    """What a rank does, and the words for it."""
+    """What a rank does, with its description."""
 
     activity: observations.Activity
     why: str
@@ -132,7 +131,7 @@ def _classify(
 
 
 def _movement(sample: RankSample, context: SampleContext, previous: PreviousSample) -> str:
-    """Return in words what of a rank has moved since the previous sample; empty when all stands still."""
+    """Describe what of a rank has moved since the previous sample; empty when nothing has."""
     then = previous.sample
     if sample.pid != then.pid or sample.state in "TtZX" or then.state in "TtZX":
         is_same = (sample.pid, sample.state) == (then.pid, then.state)
@@ -192,7 +191,7 @@ def _movement_of_children(sample: RankSample, previous: PreviousSample) -> str:
 
 
 def _movement_of_threads(sample: RankSample, previous: PreviousSample) -> str:
-    """Say which thread other than the judged one has moved, whatever the judged one waits for."""
+    """Name a thread other than the judged one that has moved, whatever the judged one waits for."""
     if not (sample.knows_others and previous.sample.knows_others):
         return ""
     before = {thread.stack.ident: thread for thread in previous.sample.others if not thread.watches}
@@ -213,7 +212,7 @@ def _entered(context: SampleContext) -> tuple[tuple[str, int], ...]:
     return tuple((collective.group, collective.number) for collective in context.collectives)
 
 
-# What stands still
+# What has not moved
 
 
 def _still(sample: RankSample, context: SampleContext, previous: PreviousSample) -> Classification:
@@ -287,8 +286,8 @@ def _may_enter_collectives(thread: SideThread) -> bool:
 
 
 def woke(now: RankSample, then: RankSample, tid: int) -> bool:
-    """Return whether a thread, or a child's main thread, has run since the previous sample, even if both samples found it
-    stopped."""
+    """Return whether a thread, or a child's main thread, has run since the previous sample, even if it was
+    stopped in both samples."""
     return now.before.wakes.get(tid) != then.after.wakes.get(tid)
 
 

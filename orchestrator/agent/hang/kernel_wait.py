@@ -147,7 +147,7 @@ def wait_of(pid: int, tid: int) -> Wait:
 
 
 def wakes(pid: int, tid: int) -> int:
-    """Return the voluntary context switches of a thread: how often it had to wait, and went on. The kernel has no other
+    """Return the voluntary context switches of a thread: how often it had to wait, and continued. The kernel has no other
     counter for what passes through recv() and send()."""
     lines = procfs.text(procfs.PROC / str(pid) / "task" / str(tid) / "status").splitlines()
     return next((int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches:")), 0)
@@ -202,7 +202,7 @@ def _call_in(text: str) -> tuple[str, list[int]]:
 
 
 def in_words(wait: Wait) -> str:
-    """Say what a thread waits for, as what follows `it is`, or with a verb of its own."""
+    """Describe what a thread waits for, as a continuation of `it is`, or with a verb of its own."""
     if not wait.call:
         return f"in the kernel ({wait.wchan})" if wait.wchan else "somewhere that cannot be seen"
     if wait.asleep:

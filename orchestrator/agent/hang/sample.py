@@ -53,7 +53,7 @@ class ResourceUse:
     children_s: Mapping[int, float]
     # Read and written by all of its processes.
     io_bytes: int
-    # How often each thread of the rank's own process, and the main thread of each child, had to wait and went on.
+    # How often each thread of the rank's own process, and the main thread of each child, had to wait and continued.
     wakes: Mapping[int, int]
 
 

@@ -138,7 +138,7 @@ def awaits_loader(frames: tuple[Frame, ...]) -> bool:
 
 
 def is_with_child(frames: tuple[Frame, ...]) -> bool:
-    """Return whether the user has called what works by child processes."""
+    """Return whether the user has called code that works by child processes."""
     return any(_CHILDREN.search(frame.file) for frame in called(frames))
 
 
@@ -163,7 +163,7 @@ def awaits_task(frames: tuple[Frame, ...]) -> bool:
 
 
 def serves(frames: tuple[Frame, ...]) -> bool:
-    """Return whether a thread only passes on what others give it, and does nothing by itself."""
+    """Return whether a thread only serves others, and does nothing by itself."""
     if not frames or users_frame(frames) is not None:
         return False
     if frames[0].function == "_worker" and frames[0].file.endswith("/concurrent/futures/thread.py"):
@@ -198,7 +198,7 @@ def awaits_debugger(frames: tuple[Frame, ...]) -> bool:
 
 
 def is_on_lock(frames: tuple[Frame, ...], line: str) -> bool:
-    """Return whether a thread that stands still is in a call that waits for another thread of the same process."""
+    """Return whether a thread that does not move is in a call that waits for another thread of the same process."""
     inner = called(frames)
     if inner and _IMPORT.search(inner[0].file):
         return inner[0].function == "acquire"
@@ -206,7 +206,7 @@ def is_on_lock(frames: tuple[Frame, ...], line: str) -> bool:
 
 
 def lock_text(frames: tuple[Frame, ...]) -> str:
-    """Say what a thread waits for that `is_on_lock`."""
+    """Describe what a thread waits for that `is_on_lock`."""
     for frame in reversed(called(frames)):  # what the user has called comes first
         text = _LOCK_TEXTS.get((PurePosixPath(frame.file).name, frame.function))
         if text:

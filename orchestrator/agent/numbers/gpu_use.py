@@ -1,4 +1,4 @@
-"""Use of the host's GPUs, from nvidia-smi where it is installed, within a bounded time; in inspections and all the time."""
+"""Use of the host's GPUs, from nvidia-smi where it is installed, within a bounded time; in inspections and periodically."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from orchestrator.core.host import gpus
 
 NVIDIA_SMI_S_MAX = 5.0
 ASK_S = 20.0
-"""How often it is asked all the time: two tables, so once in ten seconds."""
+"""How often it is asked periodically: two tables, so once in ten seconds."""
 
 OLD_S = 90.0
-"""An older answer is none."""
+"""An older answer does not count."""
 
 TEXT_CHARS_MAX = 1 << 20
 

@@ -1,10 +1,10 @@
-"""Numbers that a rank prints: progress bar, loss and learning rate, from the newest end of its log.
+"""Metrics that a rank prints: progress bar, loss and learning rate, from the end of its log.
 
 Rules:
-1. At most `TAIL_BYTES` are read at a time, and only when the log has grown. What was found stands until more is found.
+1. At most `TAIL_BYTES` are read at a time, and only when the log has grown. A value is kept until a newer one is found.
 2. tqdm rewrites a bar in its line after a carriage return, each time with its count:
    ` 3%|▍ | 37/1200 [00:03<01:55, 10.1it/s]`, or `37it [00:03, 10.1it/s]` where its end is not known.
-3. A bar tells the share of all work only if it is of all work: not if its description says otherwise, not if there was
+3. A bar shows the progress of the job only if it covers all work: not if its description says otherwise, not if there was
    a longer one, and not if it has begun again, as one of an epoch does.
 4. A count, `step 37/1200`, is a bar without a drawing; `eta: 0:01:55` and `remaining time: 0:01:55` are the time left.
 5. A loss is the one that is trained on, not one of a validation: `loss 1.23`, `train_loss: 1.2e-3`, `{'loss': '1.23'}`.
@@ -76,7 +76,7 @@ class Bar:
 
 
 class PrintedNumbers:
-    """What one log tells, read when it has grown."""
+    """Metrics of one log, read when it has grown."""
 
     def __init__(self, log: Path) -> None:
         self._log = log
@@ -99,7 +99,7 @@ class PrintedNumbers:
         return self._text
 
     def training(self) -> Training:
-        """Return what the log tells of the training."""
+        """Return the training progress that the log shows."""
         self._read()
         loss, learning_rate = last_loss(self._unread), last_learning_rate(self._unread)
         self._unread = b""
@@ -160,7 +160,7 @@ def last_bar(tail: bytes) -> Bar | None:
 
 
 def last_left_s(tail: bytes, before_s: float | None) -> float | None:
-    """Return the last time that is said to be left in the end of a log; what was said before where it has none."""
+    """Return the last remaining time in the end of a log; the previous one where it has none."""
     found = next(reversed(list(_LEFT.finditer(tail))), None)
     if found is None:
         return before_s

@@ -39,7 +39,7 @@ class TrainerReports:
         self._settings: tuple[Setting, ...] = ()
 
     def settings(self, folder: Path, given: Mapping[str, str]) -> tuple[Setting, ...]:
-        """Forget earlier attempts, and return what tells ranks of the endpoint, which is opened at the first call; `folder`
+        """Forget earlier attempts, and return the settings that name the endpoint, which is opened at the first call; `folder`
         is the node's, `given` what else is set. None where the user has another endpoint, or this one cannot be had."""
         self._latest = {}
         if TRAINER_URL in given or _asks_proxy(given):

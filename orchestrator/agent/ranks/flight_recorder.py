@@ -1,7 +1,7 @@
-"""Flight recorder of a rank, from torch's worker server: the collectives entered, and whether Python still runs.
+"""Flight recorder of a rank, from torch's worker server: the collectives entered, and whether Python code still runs.
 
 The hook starts the worker server on a unix socket in the rank's folder, and torch answers there from its flight
-recorder even while Python stands still. Queries go one at a time, each with a limit, and never in the agent's loop:
+recorder even while Python code is blocked. Queries go one at a time, each with a limit, and never in the agent's loop:
 `WorkerServerClient.start_query` begins one.
 """
 

@@ -103,7 +103,7 @@ def is_set_again() -> bool:
 
 
 def rank_zero() -> "list[Any]":
-    """Return the functions that `RANK_ZERO` tells of, each with its variables."""
+    """Return the functions that `RANK_ZERO` names, each with its variables."""
     loaded = [(sys.modules[name], names) for name, names in RANK_ZERO.items() if name in sys.modules]
     return [(getattr(module, "rank_zero_only", None), names) for module, names in loaded]
 

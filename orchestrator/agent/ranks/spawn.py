@@ -112,7 +112,7 @@ _SHELLS = frozenset({"ash", "bash", "busybox", "dash", "fish", "ksh", "ksh93", "
 
 
 def scripts_of(first: int, stepped: int, tree: Mapping[int, list[int]], signum: int) -> list[int]:
-    """Return the processes of a rank that a warning to save is for. Its helpers, such as the workers of a DataLoader, must
+    """Return the processes of a rank that get a warning to save a checkpoint. Its helpers, such as the workers of a DataLoader, must
     outlive the warning: the script needs them until it has saved.
 
     `first`: the rank's first process; `stepped`: the one that has made steps, 0 for none; `tree`: a fresh result of

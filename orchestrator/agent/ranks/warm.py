@@ -1,7 +1,7 @@
 """Agent's side of a warm start: the template process of a node, and the forks it makes in place of new interpreters.
 
-A template is never needed: where it is not ready in time, dies, does not answer, or says that ranks must start fresh, they
-are started by `spawn` as ever, and `why_fresh` says why.
+A template is optional: where it is not ready in time, dies, does not answer, or reports that ranks must start fresh, they
+are started by `spawn`, and `why_fresh` has the reason.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class Template:
         return f"its template died; see {self.folder / 'template' / 'template.log'}"
 
     def poll(self) -> None:
-        """Take what the template has said without waiting."""
+        """Read the template's reply without waiting."""
         answer = self._receive(0.0)
         if answer is None or self.is_ready:
             return
@@ -305,7 +305,7 @@ class Starter:
         return self._template.is_importing
 
     def poll(self) -> None:
-        """Take what the template has said."""
+        """Read the template's reply."""
         self._template.poll()
 
     def start(self, program: spawn.Program) -> int:

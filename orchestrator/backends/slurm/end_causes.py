@@ -145,7 +145,7 @@ def of_limit(job: ShownJob | None, announced_s: float) -> Ending | None:
 
 def unexplained(job: ShownJob | None, kill_left_s: float) -> Ending | None:
     """Return the ending that an unexplained TERM means. Where Slurm ends the job, it was cancelled: Slurm explains every
-    other end. Where Slurm is silent or its answer does not tell, the job is to go on if it gets nodes again."""
+    other end. Where Slurm does not answer or gives no reason, the job is to resume if it gets nodes again."""
     if job is None or job.stage is job_states.Stage.UNKNOWN:
         return Ending(
             Cause.REQUEUED, "its processes were signalled to end, and Slurm gives no reason", kill_left_s

@@ -1,4 +1,4 @@
-"""Fate of the agents that one srun has started, read from srun's output in a file, so that srun can outlive us.
+"""State of the agents that one srun has started, read from srun's output in a file, so that srun can outlive the supervisor.
 
 srun puts the number of the task before each line of a task's output. Its own messages name the node that they are about,
 or say that the whole step has ended. The first line of a monitor proves that it is up, see `core/slurm/step_env.py`.

@@ -35,7 +35,7 @@ STEP_S_MAX = 30.0
 """How long a step of a check may take, unless it has a limit of its own."""
 
 LAUNCH_S_MAX = 3600.0
-"""Limit of a whole session, whatever signs of life it gives."""
+"""Limit of a session, even while the host shows signs of life."""
 
 END_S_MAX = 5.0
 CLOCK_S_MAX = 60.0
@@ -226,7 +226,7 @@ class Conversation:
             )
 
     def notes(self, clock_s: float) -> tuple[str, ...]:
-        """Return what was odd in a session that succeeded."""
+        """Return the oddities of a session that succeeded."""
         notes = []
         if self._noise:
             notes.append(f"its login shell prints on its own: {' | '.join(self._noise)}"[:EVIDENCE_CHARS_MAX])

@@ -310,7 +310,7 @@ class HostWorker:
             self._schedule.note_agent_check(self._clock.now_s())
 
     def _reach(self, number: int) -> None:
-        """Tell the agent where to dial and note it when the agent is certainly dead."""
+        """Send the agent the address to dial; note when the agent is certainly dead."""
         config = self._config()
         session, address = self._open(config)
         presence = session.reach(replace(config, address=address))
@@ -339,7 +339,7 @@ class HostWorker:
         return self._seen.session
 
     def _forward(self, channel: paramiko.Channel, address: str) -> None:
-        """The host's agent dials: forward its bytes to the supervisor, unless too many connections are open."""
+        """Forward a connection of the host's agent to the supervisor, unless too many are open."""
         with self._changed:
             forwards = [forward for forward in self._seen.forwards if not forward.is_over]
             if len(forwards) >= FORWARDS_MAX:

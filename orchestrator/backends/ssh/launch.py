@@ -128,7 +128,7 @@ def launch_agent(
 
 
 def reach(line: Line, launcher: Launcher, config: AgentConfig, clocks: Clocks = CLOCKS) -> w.AgentSeen:
-    """Tell a node's agent to dial `config.address` from now on; return whether it is there. Raises LaunchError."""
+    """Redirect a node's agent to `config.address`; return whether the agent lives. Raises LaunchError."""
     request = w.Reach(config.root, launcher.blob, config.node, config.address)
     with _conversing(line, launcher, request, clocks) as conversation:
         _begin(conversation)
@@ -153,7 +153,7 @@ def survey(
 
 
 class Visit:
-    """A visit of a host, once it is surveyed: steps of a check, one after another."""
+    """Session with a surveyed host: steps of a check, one after another."""
 
     def __init__(self, conversation: Conversation, survey: Survey) -> None:
         self._conversation = conversation
@@ -170,7 +170,7 @@ class Visit:
 def visiting(
     line: Line, launcher: Launcher, root: str, programs: tuple[str, ...], clocks: Clocks = CLOCKS
 ) -> Iterator[Visit]:
-    """Survey a host as `survey` does, and give a visit for further steps. Raises LaunchError."""
+    """Survey a host as `survey` does, and yield a session for further steps. Raises LaunchError."""
     with _conversing(line, launcher, w.SurveyHost(root, launcher.blob, programs), clocks) as conversation:
         yield Visit(conversation, _surveyed(conversation))
 

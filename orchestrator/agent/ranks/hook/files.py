@@ -1,8 +1,8 @@
 """Files that a process of a rank opens: checkpoints that it reads before its first step, and what it writes that may be one.
 
-Python's audit events tell of each `open` and rename; torch and safetensors open files in C++ and Rust, so functions of theirs
-are replaced by ones that tell the names first. A record is a line in the rank's folder. By these the agent knows where a script saves, wherever that is, at
-which step, and which checkpoint the script has begun from.
+Python's audit events report each `open` and rename; torch and safetensors open files in C++ and Rust, so functions of theirs
+are wrapped to report the names first. A record is a line in the rank's folder. From these the agent knows where and at which
+step a script writes checkpoints, and which checkpoint it has begun from.
 """
 
 # No pathlib: it would cost every interpreter start 5 ms.
@@ -74,7 +74,7 @@ class Files:
     def __init__(
         self, folder: str, notes: "HookNotes", step: "Callable[[], int]", *, is_child: bool = False
     ) -> None:
-        """`step`: tells how many steps of the script this process has made; `is_child`: as in `Steps`."""
+        """`step`: returns how many steps of the script this process has made; `is_child`: as in `Steps`."""
         self._file, self._own = os.path.join(folder, FILES_FILE), folder + os.sep
         self._notes = notes
         self._step = step
@@ -143,7 +143,7 @@ class Files:
             os.close(fd)
 
     def _replace(self, module: str, name: str, flags: int) -> bool:
-        """Replace a function of a library that is there by then; return whether it is."""
+        """Wrap a function of a library that is loaded; return whether it is."""
         names = getattr(sys.modules.get(module), "__dict__", {})
         function = names.get(name)
         if function is None:

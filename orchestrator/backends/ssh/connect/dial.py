@@ -27,7 +27,7 @@ _log.propagate = False
 
 
 class RefusedForNow(LaunchError):
-    """An sshd that turns the connection away before the login: others use it, or its patience with this address is over."""
+    """An sshd that turns the connection away before the login: others use it, or it penalizes this address."""
 
 
 class GreetedLine:

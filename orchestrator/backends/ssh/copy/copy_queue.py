@@ -4,7 +4,7 @@ Rules: one copy at a time for each host and direction, the newest first, since o
 their hosts. With a speed limit only one copy moves at a time, so that the limit holds for all together. Fetched bytes are
 compared on their way: rsync compares its own check sum of each file, after which the host is asked whether the files are
 still as they were; SFTP's are hashed as they come. They are synced to the disk before the copy is reported. A broken copy
-is begun again while it is wanted; a copy that cannot succeed is reported in words for a person.
+is begun again while it is wanted; a copy that cannot succeed is reported with the reason.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class CopyQueue:
         wake: Wake,
         copy_mb_s: float | None,
     ) -> None:
-        """`connection_of` may open a connection, and wait for it; `has_rsync` tells whether a host has rsync; `wake` is
+        """`connection_of` may open a connection, and wait for it; `has_rsync` returns whether a host has rsync; `wake` is
         called from threads when a copy has ended; `copy_mb_s` limits all copies together, in 10^6 bytes a second."""
         self._connection_of = connection_of
         self._has_rsync = has_rsync

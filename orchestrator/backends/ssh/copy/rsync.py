@@ -23,7 +23,7 @@ from orchestrator.core.errors import HostError
 OUTPUT_BYTES_MAX = 16_384
 END_S_MAX = 5.0
 PARTIAL = ".orch-partial"
-"""Folder next to a fetched file for its begun part after a broken connection; removed once the file is whole."""
+"""Folder next to a fetched file for its begun part after a broken connection; removed once the file is complete."""
 
 DIFFERS = b"orch-differs:"
 

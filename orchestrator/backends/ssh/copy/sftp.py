@@ -1,7 +1,7 @@
 """Copies by SFTP over an open connection, for hosts without rsync and for `orch collect`: file by file, each atomically.
 
 Files are sent by SFTP with many requests in flight, and fetched as the output of a command. A file is written under a
-temporary name and renamed when it is whole. A file that is already here as expected is not copied again.
+temporary name and renamed when it is complete. A file that is already here as expected is not copied again.
 """
 
 from __future__ import annotations
