@@ -194,7 +194,7 @@ def test_a_file_that_was_deleted_is_told_at_once(start: StartHost, has_rsync: bo
     wanted = write(host.there, "a.pt", b"data")
     (host.there / "a.pt").unlink()
     error = host.fetch(wanted)
-    assert "node1" in error and ("deleted" in error or "not there" in error)
+    assert "node1" in error and ("deleted" in error or "does not exist" in error)
 
 
 AGAIN = "a.pt was written again on node1 before it was copied"

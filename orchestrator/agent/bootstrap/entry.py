@@ -117,7 +117,7 @@ def _bring_up(job: JobDir, config: AgentConfig, bundle_fd: int, replies: Replies
     except EOFError as err:
         output = _log_tail(log, begin_bytes) or "no output"
         reason = f"the agent's monitor ended with code {keeper.wait(UP_S_MAX)}: {output}"
-        raise w.RequestFailed("agent", reason, f"its log is {log} there", "transient") from err
+        raise w.RequestFailed("agent", reason, f"see its log there: {log}", "transient") from err
     finally:
         keeper.detach()
 

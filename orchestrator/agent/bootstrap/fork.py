@@ -93,7 +93,7 @@ def fork_keeper(job: JobDir, log_fd: int, bundle_fd: int) -> Keeper:
         with contextlib.suppress(OSError):
             sys.stdout.flush()
         os._exit(code)
-    raise AssertionError("a keeper ends above")
+    raise AssertionError("the monitor exits above")
 
 
 def _become_keeper(job: JobDir, streams: tuple[int, int, int], bundle_fd: int) -> None:

@@ -146,7 +146,7 @@ def _movement(sample: RankSample, context: SampleContext, previous: PreviousSamp
     io_bytes = sample.before.io_bytes - then.after.io_bytes
     serves_others = _awaited(sample) == stack_frames.STORE or stack_frames.phase(sample.stack) == "rendezvous"
     if io_bytes > IO_BYTES and not serves_others:  # the first rank's process is the store of all
-        return f"it reads and writes ({io_bytes >> 10:,} KiB since the sample before)"
+        return f"it reads and writes ({io_bytes >> 10:,} KiB since the previous sample)"
     if _entered(context) != _entered(previous.context):
         return "it enters collectives"
     if _awaited(sample) and not any(_may_enter_collectives(thread) for thread in sample.others):

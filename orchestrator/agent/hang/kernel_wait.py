@@ -204,7 +204,7 @@ def _call_in(text: str) -> tuple[str, list[int]]:
 def in_words(wait: Wait) -> str:
     """Describe what a thread waits for, as a continuation of `it is`, or with a verb of its own."""
     if not wait.call:
-        return f"in the kernel ({wait.wchan})" if wait.wchan else "somewhere that cannot be seen"
+        return f"in the kernel ({wait.wchan})" if wait.wchan else "at an unknown place"
     if wait.asleep:
         return "in sleep()"
     limit = "" if wait.limit_s is None else ", with a time limit"

@@ -53,7 +53,7 @@ _LOCK_TEXTS = {
     ("queue.py", "put"): "in put() of a queue that stays full",
     ("queue.py", "join"): "in join() of a queue whose work is not done",
     ("threading.py", "join"): "in join() of another thread, which does not end",
-    ("_base.py", "result"): "in result() of a future, which does not come",
+    ("_base.py", "result"): "in result() of a future, which does not complete",
     ("<frozen importlib._bootstrap>", "acquire"): "on the lock of a module that another thread imports",
 }
 

@@ -54,7 +54,7 @@ def below_ranks(folder: Path, ranks: int, first_pid: int) -> tuple[str, str] | N
         return None
     return (
         f"each rank has started a gang of its own, {' and '.join(sorted(shared)[:2])}: write procs_per_node: 1",
-        "the script starts its processes itself, so one rank on each node does (without gpus_per_node, all GPUs are seen)",
+        "the script starts its processes itself, so one rank on each node is enough (without gpus_per_node, all GPUs are seen)",
     )
 
 

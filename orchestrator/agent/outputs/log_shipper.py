@@ -200,9 +200,7 @@ class LogShipper:
         index = file.path.removesuffix(".log") + ".idx"
         self._dropped.add(index)
         self._files.pop(index, None)
-        what = (
-            f"has {size_bytes} bytes, and {file.sent_bytes - self._starts.get(file.path, 0)} of it were sent"
-        )
+        what = f"has {size_bytes} bytes, but {file.sent_bytes - self._starts.get(file.path, 0)} were sent"
         if file.path not in self._starts or file.path.endswith(".idx"):
             self._drop(file, what)
             return

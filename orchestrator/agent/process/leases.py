@@ -135,7 +135,7 @@ def _take_gpus(count: int, who: Holder, stock: Stock) -> Leases:
     try:
         gpus = stock.gpus()
     except HostError as err:
-        reason = f"{counted(count, 'GPU')} needed, none available: {err}"
+        reason = f"{counted(count, 'GPU')} wanted, none available: {err}"
         fix = "install the NVIDIA driver there, or take the host off the list"
         raise RequestFailed("lease", reason, fix) from err
     if len(gpus) < count:

@@ -118,7 +118,7 @@ class Step:
         elif launch := _LAUNCH.match(line):
             self._note(launch[1], Fate.FAILED, launch[2])
         elif lost := _LOST.match(line):
-            self._note(lost[1], Fate.LOST, "Slurm has given it up: node failure")
+            self._note(lost[1], Fate.LOST, "Slurm reports a node failure")
         elif line.startswith(_ABORTED):
             self._is_aborted = True
         elif (error := _ERROR.match(line)) and not any(noise in line for noise in _NOISE):

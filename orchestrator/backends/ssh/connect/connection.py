@@ -218,7 +218,7 @@ class Connection:
         try:
             channel = self._transport.open_session(timeout=CHANNEL_S_MAX)
         except (paramiko.SSHException, EOFError, OSError) as err:
-            why = f"{host} opens no session: {str(err) or type(err).__name__}"
+            why = f"{host} does not open a session: {str(err) or type(err).__name__}"
             raise LaunchError(stage, why, "check MaxSessions in its sshd_config if this persists") from err
         try:
             _within(CHANNEL_S_MAX, functools.partial(begin, channel))

@@ -81,7 +81,7 @@ def has_own_home() -> bool:
 
 def _resolve(host: str, user: str | None, port: int | None, through: Target | None, depth: int) -> Target:
     if depth > JUMPS_MAX:
-        raise _bad(f"ProxyJump leads through more than {JUMPS_MAX} hosts, perhaps in a circle", host)
+        raise _bad(f"ProxyJump leads through more than {JUMPS_MAX} hosts, perhaps in a loop", host)
     if not host or host.startswith("-") or any(char.isspace() for char in host):
         raise _bad(f"{host!r} is not a host name", host)
     options = _options(host, user, port)

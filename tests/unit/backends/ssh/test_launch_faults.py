@@ -310,9 +310,9 @@ def test_a_command_without_a_channel_is_the_connection_s_own_error(code: Code) -
 
         def __init__(self) -> None:
             def run(command: str) -> FakeHost:
-                raise LaunchError("shell", "opens no session")
+                raise LaunchError("shell", "does not open a session")
 
             self.run = run
 
-    with pytest.raises(LaunchError, match="opens no session"):
+    with pytest.raises(LaunchError, match="does not open a session"):
         launch_agent(Refusing(), Launch(Launcher("", b""), code, fake_host.config()))
