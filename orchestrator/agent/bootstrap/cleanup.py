@@ -1,6 +1,6 @@
 """Cleanup of a job on this host: ends its processes, then deletes its folder.
 
-Never deleted: the folder that the job was submitted from, and a folder in which an agent on another host still lives.
+Never deleted: the folder that the job was submitted from, and a folder that a living agent on another host uses.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Survey of a host before a launch: folder, disk, GPUs, interfaces, and the ranks' program. It leaves nothing behind."""
+"""Survey of a host before a launch: folder, disk, GPUs, interfaces, and the ranks' program. It leaves no files."""
 
 from __future__ import annotations
 

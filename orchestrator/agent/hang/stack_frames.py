@@ -85,7 +85,7 @@ def where(frames: tuple[Frame, ...]) -> Frame | None:
 
 
 def place(frames: tuple[Frame, ...]) -> str:
-    """Return the same in words; empty without frames."""
+    """Describe the same place; empty without frames."""
     return str(where(frames) or "")
 
 

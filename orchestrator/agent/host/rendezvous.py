@@ -58,7 +58,7 @@ PROBE_S_MAX = 3.0
 """How long one address may take to answer; all are probed at once."""
 
 PROBERS_MAX = 256
-"""How many probers the listener serves at once; each of a job's nodes stays for an instant. The others wait."""
+"""How many probers the listener serves at once; each of a job's nodes is connected for an instant. The others wait."""
 
 BACKLOG = 1024
 

@@ -18,7 +18,7 @@ from orchestrator.core.host import procfs
 from orchestrator.core.host_facts import UNKNOWN, UNLIMITED, FolderFacts
 
 LOOK_UP_S_MAX = 3.0
-"""How long all look-ups of names together may take."""
+"""How long the resolution of all names together may take."""
 
 WRITE_TEST_BYTES = 4096
 

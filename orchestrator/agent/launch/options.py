@@ -255,7 +255,7 @@ def _fabric(launcher: str, words: Sequence[str], ranks_here: int, ranks: int) ->
     if not given.runs:
         return ToReal()
     kept, at = [given.rest[0]], 1
-    while at < len(given.rest):  # its options may also stand behind the script
+    while at < len(given.rest):  # its options may also follow the script
         word = given.rest[at]
         name = _FABRIC.options.find(word.partition("=")[0])
         if name.startswith("--") and name[2:] not in _NO_RUN:

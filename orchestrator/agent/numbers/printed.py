@@ -63,7 +63,7 @@ class Bar:
     done: int
     total: int
     left_s: float | None
-    # What stands before it in its line
+    # The text before it in its line
     label: bytes
     # By tqdm
     is_drawn: bool = True
@@ -187,7 +187,7 @@ def _is_trained_on(line: bytes) -> bool:
         return False
     if word in _TRAINED_ON:
         return True
-    # `aux_loss` and `gloss` are others; what stands apart, as in `lm loss`, is a word of the line.
+    # `aux_loss` and `gloss` are others; a separate word, as in `lm loss`, is part of the line.
     is_other = bool(word) and not joint.isspace()
     return not is_other and not _OF_ANOTHER.search(line)
 

@@ -44,7 +44,7 @@ SHIP_S = 1.0
 """A file that grows by less than a full chunk is sent at once after a pause, else this often."""
 
 INDEX_RECORD_BYTES = 16
-"""A log's index is sent in whole records: an incomplete last one may still be truncated here."""
+"""A log's index is sent in complete records: an incomplete last one may still be truncated here."""
 
 
 @dataclass(slots=True)

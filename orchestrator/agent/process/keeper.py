@@ -1,4 +1,4 @@
-"""Monitor of an agent: its parent process, which restarts it when it dies and kills its stray processes.
+"""Monitor of an agent: its parent process, which restarts it when it dies and kills its leftover processes.
 
 The monitor is the agent's parent and the nearest subreaper above it. When the agent is killed, its processes become
 children of the monitor, which kills them and starts a new agent. When the monitor is killed, the kernel signals the agent
@@ -105,7 +105,7 @@ def main(run_agent: RunAgent, *, is_launched: bool = False) -> int:
         _note(f"another agent of {config.node} is alive")
         report(_already_up(folder))
         return 0
-    spawn.name_process("orch-keeper")
+    spawn.name_process("orch-monitor")
     spawn.adopt_orphans()
     stock = leases.Stock(gpus.here, os.cpu_count() or 1)
     try:

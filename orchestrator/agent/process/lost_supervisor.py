@@ -1,6 +1,6 @@
 """What an agent does without its supervisor: it fences its ranks, and on Slurm it requeues the job or leaves.
 
-Fence: only steps prove that the gang is whole, since a cut-off rank may keep writing logs. Ranks without a step
+Fence: only steps prove that the gang is complete, since a cut-off rank may keep writing logs. Ranks without a step
 in their attempt have a limit of their own. So have ranks that have stepped for long without contact: their supervisor is
 disconnected, as on a closed laptop. The supervisor knows all these times, and waits longer itself.
 
@@ -8,7 +8,7 @@ With --no-kill a job whose first node is lost keeps running without its batch sc
 without contact asks Slurm whether the host of the batch script is still among the job's nodes. If not, no supervisor
 ever returns to this allocation, and the agent requeues the job.
 
-When Slurm reaches none of a job's nodes it requeues the job by itself, but a whole gang still makes steps and is not
+When Slurm reaches none of a job's nodes it requeues the job by itself, but a complete gang still makes steps and is not
 fenced. Its agents still reach the job folder, which names the job's present allocation.
 """
 

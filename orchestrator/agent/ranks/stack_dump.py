@@ -51,7 +51,7 @@ class Thread:
 
     @property
     def callers(self) -> tuple[tuple[str, int], ...]:
-        """File and line of all frames but the innermost: these stand still during one call."""
+        """File and line of all frames but the innermost: these do not change during one call."""
         return tuple((frame.file, frame.line) for frame in self.frames[1:])
 
 

@@ -175,7 +175,7 @@ class Template:
     def fork(self, program: spawn.Program) -> int:
         """Fork a rank and return its pid, a child of this process; 0 when a new interpreter must do.
 
-        Raises OSError where it cannot be told whether the rank was forked.
+        Raises OSError where it is unknown whether the rank was forked.
         """
         if not self.is_ready or self._line is None:
             return 0
@@ -243,7 +243,7 @@ def _listed(template: Template) -> str:
 
 
 def _late_fork(ticket: Path) -> int:
-    """Keep a rank that was ordered and has not been heard of from starting; return its pid if it has started already, else
+    """Prevent the start of a rank that was ordered and did not answer; return its pid if it has started already, else
     0. Raises OSError where neither is certain: a second rank must not be started on a guess."""
     try:
         ticket.unlink()

@@ -2,7 +2,7 @@
 away.
 
 Hints are signals to this process (USR1: the time limit is near; TERM: the end) and an agent's report that its node's
-processes were told to end: where a grace period begins, Slurm signals the steps and not the batch script.
+processes were signalled to end: where a grace period begins, Slurm signals the steps and not the batch script.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Fan-out: one task of the submit side on many hosts over SSH, in parallel and bounded.
 
-Rules: a host that does not answer is a result, never an exception; one bad host delays no other; a host keeps only what
-the task itself leaves there.
+Rules: a host that does not answer is a result, never an exception; one bad host delays no other; a host keeps only the files
+that the task itself leaves there.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def each(
 ) -> dict[str, T | LaunchError]:
     """Run `work` on each host over a connection of its own; return its results, or why it failed, in the hosts' order.
 
-    `at_once`: on so many hosts at the same time; `failed` hears of a failure at once, in the host's own thread.
+    `at_once`: the number of concurrent hosts; `failed` is called on a failure at once, in the host's own thread.
     """
     import paramiko
 

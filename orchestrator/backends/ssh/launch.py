@@ -1,6 +1,6 @@
 """Launch of an agent on a host: one session with the host's launch script, over one channel.
 
-A host keeps an agent only after it reported that its leases are held and was told to go. If the connection breaks after
+A host keeps an agent only after it reported that its leases are held and received `GO`. If the connection breaks after
 that, the next launch finds the agent alive.
 """
 
@@ -137,7 +137,7 @@ def reach(line: Line, launcher: Launcher, config: AgentConfig, clocks: Clocks = 
 
 
 def clean_up(line: Line, launcher: Launcher, root: str, job: str, clocks: Clocks = CLOCKS) -> w.CleanedUp:
-    """End what an ended job left running on a host, and remove its folder there. Raises LaunchError."""
+    """End the leftover processes of an ended job on a host, and remove its folder there. Raises LaunchError."""
     with _conversing(line, launcher, w.CleanUp(root, launcher.blob, job), clocks) as conversation:
         _begin(conversation)
         conversation.enter("cleanup")

@@ -65,7 +65,7 @@ REPLACED = (
 arguments. torch calls the first one before it saves."""
 
 NOT_SAVED = ("/dev/", "/proc/", "/sys/", sys.prefix + os.sep, sys.base_prefix + os.sep)
-"""Where no script saves; nor in the folder of the rank, which is orch's."""
+"""Folders in which no script writes checkpoints; the rank's own folder, which is orch's, is another."""
 
 
 class Files:

@@ -53,7 +53,7 @@ MODULES = {
 """The same as modules behind `python -m`, each with the name of its shim."""
 
 _FLAGS = "bBdEhiIOPqRsStuvVx?"
-"""Python's options without a value, which may stand in one word: -um MODULE."""
+"""Python's options without a value, which may be combined in one word: -um MODULE."""
 
 
 def launcher_of(argv: "list[str]") -> "tuple[str, list[str]]":
@@ -158,7 +158,7 @@ class ScriptImports:
 
 
 def handing_over(launch: "Callable[..., Any]") -> "Callable[..., Any]":
-    """Return torch's launcher as one that a shim takes the place of."""
+    """Return a replacement of torch's launcher that runs a shim."""
 
     def launch_agent(config: "Any", entrypoint: "Any", args: "Any", *more: "Any", **options: "Any") -> "Any":
         if callable(entrypoint):  # no other process can run it: its processes are noted as a gang
@@ -175,7 +175,7 @@ def handing_over(launch: "Callable[..., Any]") -> "Callable[..., Any]":
 
 
 def handing_over_accelerate(launch: "Callable[..., Any]") -> "Callable[..., Any]":
-    """Return Accelerate's launcher as one that a shim takes the place of, with the options that are not at their defaults."""
+    """Return a replacement of Accelerate's launcher that runs a shim with the options that are not at their defaults."""
 
     def launch_command(args: "Any") -> None:
         import itertools
@@ -205,7 +205,7 @@ def stand_in(name: str, words: "list[str]") -> None:
 
 
 def noting_group(form: "Callable[..., Any]") -> "Callable[..., Any]":
-    """Return torch's function that forms the process group as one that notes it first: it may wait for others in vain."""
+    """Return a wrapper of torch's function that forms the process group: it notes the call first, since that may never return."""
     import functools
 
     @functools.wraps(form)
@@ -220,7 +220,7 @@ def noting_group(form: "Callable[..., Any]") -> "Callable[..., Any]":
 
 
 def noting_steps(register: "Callable[..., Any]") -> "Callable[..., Any]":
-    """Have steps noted, and return torch's function as it is."""
+    """Note the steps of optimizers, and return torch's function unchanged."""
     import itertools
 
     made = itertools.count(1).__next__

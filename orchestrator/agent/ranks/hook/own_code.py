@@ -63,7 +63,7 @@ class OwnCode:
                 with open(self._notes, "a") as file:
                     file.write(f"{os.stat(path).st_mtime_ns} {path!a}\n")
             except OSError:
-                pass  # without it, why says less
+                pass  # without it, orch why shows less
 
     def _places(self, entry: str) -> "list[str]":
         """Return the copy of a folder, and the folder."""

@@ -49,7 +49,7 @@ class GreetedLine:
 
 
 def where(target: Target) -> str:
-    """Return the address of a target in words."""
+    """Return the address of a target, for messages."""
     return f"{target.hostname} port {target.port}"
 
 
