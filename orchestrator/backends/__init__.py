@@ -1,1 +1,1 @@
-"""How an agent gets onto a node: this machine, hosts over SSH, a Slurm allocation."""
+"""Launch of agents on nodes: this machine, hosts over SSH, a Slurm allocation."""

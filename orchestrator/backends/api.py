@@ -19,7 +19,7 @@ Wake = Callable[[], None]
 
 
 class LaunchError(Exception):
-    """Failed launch of an agent: at which stage, why, and how to mend it."""
+    """Failed launch of an agent: at which stage, why, and how to fix it."""
 
     def __init__(
         self, stage: str, reason: str, fix: str = "", trouble: Retryable = Retryable.TRANSIENT

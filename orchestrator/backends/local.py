@@ -75,4 +75,4 @@ def _last_line(log: Path) -> str:
         lines = ownership.read_regular(log).decode(errors="replace").strip().splitlines()
     except OSError:
         lines = []
-    return lines[-1][:300] if lines else "it left no word"
+    return lines[-1][:300] if lines else "no output"

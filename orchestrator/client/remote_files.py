@@ -117,7 +117,7 @@ def clean_hosts(job: Job, *, discard: bool = False) -> Account:
         kit = launch.Launcher(_script(job.folder, host), bundle)
         cleanup = launch.clean_up(connection, kit, remote_root(plan), job.id)
         if cleanup.kept:
-            raise LaunchError("sweep", f"its folder was kept: {cleanup.kept}", "run orch clean again later")
+            raise LaunchError("cleanup", f"its folder was kept: {cleanup.kept}", "run orch clean again later")
         _note_clean(job.folder, host)
 
     return _visit_all(job, clean, discard=discard)

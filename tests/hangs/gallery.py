@@ -88,7 +88,7 @@ def misbehave():
         while True:
             time.sleep(0.1)  # here
 """),
-        (1,), ("in sleep(), again and again", "misbehave"), ALL_REDUCE, **UNPROVED,
+        (1,), ("in sleep(), in a loop", "misbehave"), ALL_REDUCE, **UNPROVED,
     ),
     Case(
         "c_loop_holding_the_gil",

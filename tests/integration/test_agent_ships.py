@@ -299,7 +299,7 @@ def test_a_file_that_is_not_as_in_the_job_folder_is_named_and_goes_so_that_it_is
             os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
         host.say(replace(prepare(2), save=save, deep=deep))
         failed = await home.report(reports.PrepareFailed)
-        assert "not whole on this host: last.pt differs from what was saved" in failed.reason
+        assert "not complete on this host: last.pt differs from what was saved" in failed.reason
         assert failed.save == 0, "the one in the job folder is as it was"
         assert not path.exists()
         _sent(host, "last.pt", b"weights")

@@ -122,7 +122,7 @@ def test_an_agent_that_stays_stopped_is_let_go_on_and_obeys(desk: Desk) -> None:
     assert job.wait()["state"] == "SUCCEEDED", job.job.why()
     assert job.kinds() == ["crash", None]
     said = (job.job.folder.node("node-1") / "agent.log").read_text()
-    assert "let go on" in said and "died" not in said
+    assert "continued" in said and "died" not in said
 
 
 def test_a_stopped_agent_that_goes_on_finds_its_ranks_well(desk: Desk) -> None:

@@ -161,7 +161,7 @@ WRONG = {
 REFUSED = {
     "an unknown option": ("torchrun --nproc-per-noda 1 words.py", "launch", ["no option --nproc-per-noda", "usage: torchrun"]),
     "accelerate's unknown option": ("accelerate launch --num_prozesses 2 words.py", "launch", ["--num_prozesses", "usage: accelerate"]),
-    "a launcher past orch": (f"env -i PATH={BIN}:/usr/bin:/bin torchrun words.py", "launch", ["runs past orch", "env -i"]),
+    "a launcher past orch": (f"env -i PATH={BIN}:/usr/bin:/bin torchrun words.py", "launch", ["runs without orch", "env -i"]),
     "two at once": ("torchrun words.py --wait & torchrun words.py --wait & wait", "launch", ["one gang at a time"]),
 }  # fmt: skip
 """Refused as a wrong count is; `tests/unit/agent` shows each of them without a job."""

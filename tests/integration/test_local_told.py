@@ -99,7 +99,7 @@ def test_a_job_whose_files_another_running_job_writes_ends_with_a_notice(desk: D
     ended = outcome.outcome_of(two.job, 60)
     assert ended["state"] == "SUCCEEDED"
     assert [notice for notice in ended["notices"] if one.job.id in notice] == [
-        f"{one.job.id} runs, too, and writes the same file, {tmp_path}/last.pt; fix: give each job a folder of its own"
+        f"{one.job.id} is running, too, and writes the same file, {tmp_path}/last.pt; fix: give each job a folder of its own"
     ]
     one.job.cancel()
     one.wait()

@@ -121,7 +121,7 @@ def test_an_encrypted_key_without_an_agent_holds_no_other_key_up(desk: Desk, jum
     _enter(_target(server, identity_files=(locked, desk.key)), jumps)
     wrong = make_key(desk.home / "wrong")
     refusal = _refusal(_target(server, identity_files=(locked, wrong)), jumps)
-    assert f"takes none of the keys {wrong}; it lets" in refusal.reason
+    assert f"accepts none of the keys {wrong}; its login methods" in refusal.reason
     assert f"the key {locked} is encrypted and not in ssh-agent" in refusal.reason
     assert refusal.fix.endswith(f"ssh-add {locked}")
 
@@ -171,7 +171,7 @@ def test_a_wrong_key_names_the_user_the_keys_and_what_the_host_offers(desk: Desk
     server = desk.start()
     desk.know(server)
     refusal = _refusal(_target(server, identity_files=(key,)), jumps)
-    assert f"{server.user}@{LOOPBACK} takes none of the keys {key}" in refusal.reason
+    assert f"{server.user}@{LOOPBACK} accepts none of the keys {key}" in refusal.reason
     assert "publickey" in refusal.reason
     assert f"ssh-copy-id -p {server.port} {server.user}@{LOOPBACK}" in refusal.fix
     assert refusal.trouble is Retryable.PERMANENT
@@ -241,14 +241,14 @@ def test_a_host_that_takes_no_keys_is_named(desk: Desk, jumps: Jumps) -> None:
     )
     desk.know(server)
     refusal = _refusal(_target(server), jumps)
-    assert "takes no keys, only password" in refusal.reason
+    assert "accepts no keys, only password" in refusal.reason
 
 
 def test_a_second_factor_is_named(desk: Desk, jumps: Jumps) -> None:
     server = desk.start("PasswordAuthentication yes\nAuthenticationMethods publickey,password")
     desk.know(server)
     refusal = _refusal(_target(server), jumps)
-    assert f"takes the key {desk.key}, but wants password as well" in refusal.reason
+    assert f"accepts the key {desk.key}, but requires password as well" in refusal.reason
 
 
 def test_a_key_that_cannot_be_read_is_passed_over(desk: Desk, jumps: Jumps) -> None:

@@ -307,7 +307,7 @@ def test_an_agent_that_died_is_known_to_be_gone(world: World) -> None:
     world.kill_agent()
     world.boss.hear(agent_connections.AgentDropped)
     world.backend.check_reachable("far")
-    assert world.evidence().startswith("its agent is not running any more")
+    assert world.evidence().startswith("its agent is no longer running")
     world.backend.launch(world.config)
     assert world.boss.hello().node == "far"
 
@@ -323,7 +323,7 @@ def test_a_revived_supervisor_finds_the_agent_again(world: World) -> None:
 
 def test_a_revived_supervisor_learns_that_there_is_no_agent(world: World) -> None:
     world.backend.keep_reachable(world.config)
-    assert world.evidence().startswith("its agent is not running any more")
+    assert world.evidence().startswith("its agent is no longer running")
 
 
 def test_a_launch_where_an_agent_lives_already_leads_to_it(world: World) -> None:

@@ -81,7 +81,7 @@ def test_a_line_that_breaks_in_the_login_is_a_failure_to_connect(
     desk.know(made)
 
     def breaks(transport: paramiko.Transport, target: Target) -> None:
-        raise OSError("the line broke")
+        raise OSError("the connection broke")
 
     monkeypatch.setattr("orchestrator.backends.ssh.connect.connection.authenticate", breaks)
     assert refused(target_of(made.port), jumps, "connect").trouble is Retryable.TRANSIENT

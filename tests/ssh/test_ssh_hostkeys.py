@@ -121,7 +121,7 @@ def test_a_known_key_of_a_type_that_cannot_be_requested_is_no_sign_of_another_ho
     known.write_text("gpu07 ssh-mldsa44-ed25519 AAAA\n")
     refusal = _refusal(resolve("gpu07"), made["one"], policy)
     assert "reinstalled" not in f"{refusal.reason} {refusal.fix}"
-    assert "known_hosts:1 is of the type ssh-mldsa44-ed25519, which is not read here" in refusal.reason
+    assert "known_hosts:1 is of the type ssh-mldsa44-ed25519, which orch cannot read" in refusal.reason
     assert "-t ed25519 gpu07 >> ~/.ssh/known_hosts" in refusal.fix
     known.write_text(f"gpu07 ssh-mldsa44-ed25519 AAAA\ngpu07 {public(made['one'])}\n")
     check(resolve("gpu07"), _key(made["one"]), policy)

@@ -1,6 +1,6 @@
 """Cleanup of a job on this host: ends its processes, then deletes its folder.
 
-Never deleted: the folder that the job was submitted from, and a folder in which an agent on another host still lives.
+Never deleted: the folder that the job was submitted from, and a folder that a living agent on another host uses.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.wire import bootstrap as w
 
 LEAVE_S_MAX = 10.0
-"""How long a keeper and its agent may take after TERM; then both are killed."""
+"""How long a monitor and its agent may take after TERM; then both are killed."""
 
 POLL_S = 0.05
 KEEPERS_MAX = 10_000
@@ -48,9 +48,9 @@ def clean_up(request: w.CleanUp) -> w.CleanedUp:
         return w.CleanedUp("")  # it is gone, or the one that the job was submitted from
     living = [node for node in nodes if locks.is_held(job.node(node) / "agent.lock")]
     if living:
-        return w.CleanedUp(f"an agent still lives in it, on another host: {', '.join(living)}")
+        return w.CleanedUp(f"an agent on another host still uses it: {', '.join(living)}")
     if surviving:
-        return w.CleanedUp(f"processes that cannot be ended: {', '.join(map(str, surviving))}")
+        return w.CleanedUp(f"processes that cannot be killed: {', '.join(map(str, surviving))}")
     try:
         _delete(job.root)
     except OSError as err:
@@ -81,7 +81,7 @@ def _nodes(job: JobDir) -> list[str]:
 
 
 def _end(job: JobDir, node: str) -> None:
-    """End the node's keeper with its agent, if they are on this host."""
+    """End the node's monitor with its agent, if they are on this host."""
     proc = _keeper(job.node(node))
     if proc is None:
         return
@@ -95,7 +95,7 @@ def _end(job: JobDir, node: str) -> None:
 
 
 def _keeper(folder: Path) -> procfs.Proc | None:
-    """Return the keeper whose record is in `folder`, if it lives on this host."""
+    """Return the monitor whose record is in `folder`, if it lives on this host."""
     try:
         record = codec.loads_plain((folder / "agent.json").read_bytes())
         proc = procfs.Proc(int(record["pid"]), int(record["start_ticks"]))

@@ -1,7 +1,7 @@
-"""Entry point of the bootstrap on a host: reads one request, answers it, and leaves a keeper running after a launch.
+"""Entry point of the bootstrap on a host: reads one request, answers it, and leaves a monitor running after a launch.
 
 The launch script runs it with the bundle in memory, before any file of orch is on the host. Stages of a launch: folder,
-copy, lease, agent. A failure is reported with its stage and ends the launch. The keeper stays only when the launcher
+copy, lease, agent. A failure is reported with its stage and ends the launch. The monitor stays only when the launcher
 has received its leases and has answered `GO`.
 """
 
@@ -25,7 +25,7 @@ from orchestrator.core.wire import bootstrap as w
 from orchestrator.core.wire.agent_config import AgentConfig
 
 LEASE_S_MAX = 25.0
-"""How long a keeper may take to lease: it lists the GPUs, and another launch may choose before it."""
+"""How long a monitor may take to lease: it lists the GPUs, and another launch may choose before it."""
 
 UP_S_MAX = 10.0
 
@@ -102,7 +102,7 @@ def _visit(replies: Replies) -> None:
 
 
 def _bring_up(job: JobDir, config: AgentConfig, bundle_fd: int, replies: Replies) -> None:
-    """Start a keeper, forward its replies, and detach from it after `GO`; without `GO` it ends by itself."""
+    """Start a monitor, forward its replies, and detach from it after `GO`; without `GO` it ends by itself."""
     log = job.node(config.node) / "agent.log"
     with log.open("ab") as file:
         begin_bytes = file.tell()
@@ -115,15 +115,15 @@ def _bring_up(job: JobDir, config: AgentConfig, bundle_fd: int, replies: Replies
             keeper.send(w.GO.decode())
             replies.send(_next_reply(keeper, UP_S_MAX, while_connected=False))
     except EOFError as err:
-        output = _log_tail(log, begin_bytes) or "it printed nothing"
-        reason = f"the agent's keeper ended with code {keeper.wait(UP_S_MAX)}: {output}"
-        raise w.RequestFailed("agent", reason, f"its log is {log} there", "transient") from err
+        output = _log_tail(log, begin_bytes) or "no output"
+        reason = f"the agent's monitor ended with code {keeper.wait(UP_S_MAX)}: {output}"
+        raise w.RequestFailed("agent", reason, f"see its log there: {log}", "transient") from err
     finally:
         keeper.detach()
 
 
 def _next_reply(keeper: fork.Keeper, wait_s: float, *, while_connected: bool) -> w.Word:
-    """Return the keeper's next reply, or a failure when none comes in time. Raises EOFError.
+    """Return the monitor's next reply, or a failure when none comes in time. Raises EOFError.
 
     `while_connected`: raises BrokenPipeError when the launcher's end closes in the meantime; it sends nothing at this
     stage.
@@ -132,7 +132,7 @@ def _next_reply(keeper: fork.Keeper, wait_s: float, *, while_connected: bool) ->
     ready = select.select([replies_fd, 0] if while_connected else [replies_fd], [], [], wait_s)[0]
     if not ready:
         keeper.kill()
-        return w.Failed("agent", f"the agent's keeper has said nothing for {wait_s:.0f} s", "", "transient")
+        return w.Failed("agent", f"the agent's monitor sent no reply for {wait_s:.0f} s", "", "transient")
     if replies_fd not in ready:
         raise BrokenPipeError("the launcher has gone")
     reply: w.Word = codec.loads_kind(_REPLIES, keeper.receive())
@@ -140,7 +140,7 @@ def _next_reply(keeper: fork.Keeper, wait_s: float, *, while_connected: bool) ->
 
 
 def _received_go(replies: Replies, keeper: fork.Keeper) -> bool:
-    """Wait for `GO`, as long as the keeper does. Raises EOFError when the keeper ends before."""
+    """Wait for `GO`, as long as the monitor does. Raises EOFError when the monitor ends before."""
     replies_fd = keeper.replies.fileno()
     ready = select.select([0, replies_fd], [], [], w.GO_S_MAX)[0]
     if replies_fd in ready:

@@ -1,4 +1,4 @@
-"""Fork of the bootstrap process into the keeper that keeps running on the host.
+"""Fork of the bootstrap process into the monitor that keeps running on the host.
 
 A new interpreter would import the same code a second time, which is most of what a launch costs a host. The child drops
 everything that ties it to the connection: session, standard streams, open files, variables, name. It keeps the bundle's
@@ -26,14 +26,14 @@ WAIT_POLL_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Keeper:
-    """A keeper that was just started, with the pipes to and from it."""
+    """A monitor that was just started, with the pipes to and from it."""
 
     pid: int
     orders: IO[bytes]
     replies: IO[bytes]
 
     def send(self, line: str) -> None:
-        """Send the keeper a line. Raises EOFError when it has ended."""
+        """Send the monitor a line. Raises EOFError when it has ended."""
         try:
             self.orders.write(line.encode() + b"\n")
             self.orders.flush()
@@ -41,14 +41,14 @@ class Keeper:
             raise EOFError from err
 
     def receive(self) -> bytes:
-        """Wait for the keeper's next line. Raises EOFError when it has ended."""
+        """Wait for the monitor's next line. Raises EOFError when it has ended."""
         line = self.replies.readline(w.REPLY_BYTES_MAX)
         if not line:
             raise EOFError
         return line
 
     def wait(self, wait_s: float) -> int:
-        """Return the keeper's exit code, negative for a signal; kill the keeper if it does not end in time."""
+        """Return the monitor's exit code, negative for a signal; kill the monitor if it does not end in time."""
         deadline_s = time.monotonic() + wait_s
         while not (ended := os.waitpid(self.pid, os.WNOHANG))[0]:
             if time.monotonic() > deadline_s:
@@ -59,18 +59,18 @@ class Keeper:
         return os.waitstatus_to_exitcode(ended[1])
 
     def kill(self) -> None:
-        """Kill the keeper."""
+        """Kill the monitor."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 
     def detach(self) -> None:
-        """Close the pipe to the keeper, and let it run on by itself."""
+        """Close the pipe to the monitor, and let it keep running."""
         with contextlib.suppress(BrokenPipeError):
             self.orders.close()
 
 
 def fork_keeper(job: JobDir, log_fd: int, bundle_fd: int) -> Keeper:
-    """Fork a keeper that reads its configuration and replies over pipes, and writes the rest to its log."""
+    """Fork a monitor that reads its configuration and replies over pipes, and writes the rest to its log."""
     orders_read, orders_write = os.pipe()
     replies_read, replies_write = os.pipe()
     pid = os.fork()
@@ -93,7 +93,7 @@ def fork_keeper(job: JobDir, log_fd: int, bundle_fd: int) -> Keeper:
         with contextlib.suppress(OSError):
             sys.stdout.flush()
         os._exit(code)
-    raise AssertionError("a keeper ends above")
+    raise AssertionError("the monitor exits above")
 
 
 def _become_keeper(job: JobDir, streams: tuple[int, int, int], bundle_fd: int) -> None:

@@ -48,7 +48,7 @@ def resolved(root: str) -> JobDir:
 
 
 def is_own(job: JobDir, token: str) -> bool:
-    """Tell whether this is the folder that the job was submitted from."""
+    """Return whether this is the folder that the job was submitted from."""
     try:
         return is_token(token) and (job.secrets / "token").read_text().strip() == token
     except (OSError, UnicodeDecodeError):
@@ -77,7 +77,7 @@ def check_space(job: JobDir, request: w.Launch) -> None:
             "folder", reason, "free some space there, or set ssh.remote_dir to a larger disk"
         )
     if disk.f_files and not disk.f_favail:
-        reason = f"no more files can be made in {job.root}: its disk is out of inodes"
+        reason = f"no more files can be created in {job.root}: its disk is out of inodes"
         raise w.RequestFailed("folder", reason, "remove files there, or set ssh.remote_dir to another disk")
 
 
@@ -175,7 +175,7 @@ def _sha256(path: Path) -> str:
 
 
 def _install_code(job: JobDir, code: w.Blob, replies: Replies) -> None:
-    """Get the code archive and unpack it. Parts that a killed launch left are deleted first; a failed one leaves none."""
+    """Get the code archive and unpack it. Partial files of a killed launch are deleted first; a failed launch leaves none."""
     archive, part = job.archive, job.root / ".code.tar.gz.part"
     unpacked = job.root / ".code.part"
     try:
@@ -197,11 +197,11 @@ def _receive_code(code: w.Blob, part: Path, replies: Replies) -> None:
     replies.send(w.SendBlob("code"))
     with part.open("wb") as file:
         if replies.receive(code.size_bytes, file) != code.sha256:
-            raise w.RequestFailed("copy", "the code archive did not arrive as it was sent", "", "transient")
+            raise w.RequestFailed("copy", "the code archive arrived damaged", "", "transient")
 
 
 def _link_sibling(job: JobDir, code: w.Blob, part: Path) -> bool:
-    """Hard-link the same archive from another job's folder, which costs no space; tell whether one was found."""
+    """Hard-link the same archive from another job's folder, which costs no space; return whether one was found."""
     for name in sorted(os.listdir(job.root.parent))[-SIBLINGS_MAX:]:  # noqa: PTH208 -- names, to be sorted
         other = job.root.parent / name / "code.tar.gz"
         with contextlib.suppress(OSError):

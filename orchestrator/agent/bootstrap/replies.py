@@ -1,6 +1,6 @@
 """Replies of a host before its agent runs: marked lines on standard output, among other output of the shell.
 
-The other end may vanish without a sign, so every wait has a limit: an alarm ends this process.
+The other end may vanish unnoticed, so every wait has a limit: an alarm ends this process.
 """
 
 from __future__ import annotations
@@ -57,28 +57,28 @@ class Replies:
         return line
 
     def received_go(self) -> bool:
-        """Read the next line; tell whether it is `GO`."""
+        """Read the next line; return whether it is `GO`."""
         return self._source.readline(len(w.GO) + 1).strip() == w.GO
 
 
 def fault(stage: str, err: OSError, place: object) -> w.RequestFailed:
-    """Return an error of the system as a fault with its remedy."""
+    """Return an OSError as a failed request with its fix."""
     where = err.filename or place
     reason = f"{where}: {(err.strerror or str(err)).lower()}"
     match err.errno:
         case errno.EACCES | errno.EPERM:
-            fix = f"let {_user()} write there, or set ssh.remote_dir to a folder where it may"
+            fix = f"make it writable for {_user()}, or set ssh.remote_dir to a folder that is"
         case errno.EROFS:
             fix = "set ssh.remote_dir to a folder that can be written"
         case errno.ENOSPC | errno.EDQUOT:
             fix = "free some space there, or set ssh.remote_dir to a larger disk"
         case errno.ENOTDIR | errno.EEXIST | errno.ENAMETOOLONG | errno.ELOOP:
-            fix = "set ssh.remote_dir to a place where a folder can be made"
+            fix = "set ssh.remote_dir to a path where a folder can be created"
         case errno.ENOLCK | errno.ENOSYS | errno.EOPNOTSUPP:
             fix = "files cannot be locked there: set ssh.remote_dir to a disk where they can"
         case _:
             return w.RequestFailed(
-                stage, reason, "see to that disk, or set ssh.remote_dir to another one", "transient"
+                stage, reason, "check that disk, or set ssh.remote_dir to another one", "transient"
             )
     return w.RequestFailed(stage, reason, fix)
 

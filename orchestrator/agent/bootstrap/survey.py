@@ -1,4 +1,4 @@
-"""Survey of a host before a launch: folder, disk, GPUs, interfaces, and the ranks' program. It leaves nothing behind."""
+"""Survey of a host before a launch: folder, disk, GPUs, interfaces, and the ranks' program. It leaves no files."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def survey(request: w.SurveyHost) -> w.HostSurveyed:
 
 
 def _try_folder(written: str) -> tuple[str, str, str]:
-    """Return the folder's resolved path, and why it cannot be made, with the remedy; empty texts for no fault."""
+    """Return the folder's resolved path, and why it cannot be created, with the fix; empty texts for no fault."""
     try:
         root = job_folder.resolved(written).root
     except w.RequestFailed as failure:

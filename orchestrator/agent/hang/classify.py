@@ -1,9 +1,8 @@
-"""Classification of a rank: the comparison of two samples in a row, and what follows from it. Pure; `sample` does the
-reading.
+"""Classification of a rank from two consecutive samples. Pure; `sample` does the reading.
 
 Rules: any movement since the previous sample is work, and a rank that worked is not judged. For the other ranks the
-result says how long they have stood still (`still_s`) and what they wait in. Nothing is concluded from the text of a
-script, and a long computation looks like an endless one.
+result has the time without movement (`still_s`) and what they wait in. The text of a script is no evidence, and a long
+computation cannot be distinguished from an endless one.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _AT_GPU = "waits for its GPU, which has collectives to run"
 
 @dataclass(frozen=True, slots=True)
 class SampleContext:
-    """What is known of a rank from outside its own stacks: exit flag of the hook, GIL state and collectives from
+    """What is known of a rank apart from its own stacks: exit flag of the hook, GIL state and collectives from
     torch's worker server, GPU use from nvidia-smi."""
 
     is_exiting: bool = False
@@ -61,17 +60,17 @@ class SampleContext:
 
 @dataclass(frozen=True, slots=True)
 class PreviousSample:
-    """The previous sample, and since when the rank has stood still."""
+    """The previous sample, and since when the rank has not moved."""
 
     sample: RankSample
     context: SampleContext
-    # Since when the rank has stood still (monotonic).
+    # Since when the rank has not moved (monotonic).
     since_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Classification:
-    """What a rank does, and the words for it."""
+    """What a rank does, with its description."""
 
     activity: observations.Activity
     why: str
@@ -117,9 +116,9 @@ def _classify(
         why = "stopped (state T)" if sample.state == "T" else "held by a debugger (state t)"
         return Classification(observations.Activity.STOPPED, why)
     if sample.state in "ZX":
-        return Classification(observations.Activity.BLOCKED, f"ended (state {sample.state}), and not gone")
+        return Classification(observations.Activity.BLOCKED, f"ended (state {sample.state}), and not reaped")
     if context.is_exiting:
-        words = f"has finished its script, and is still there, {describe.in_words(sample)}"
+        words = f"has finished its script and has not exited, {describe.in_words(sample)}"
         return Classification(observations.Activity.EXITING, words)
     if previous is None:
         return Classification(observations.Activity.UNKNOWN, describe.in_words(sample))
@@ -132,22 +131,22 @@ def _classify(
 
 
 def _movement(sample: RankSample, context: SampleContext, previous: PreviousSample) -> str:
-    """Return in words what of a rank has moved since the previous sample; empty when all stands still."""
+    """Describe what of a rank has moved since the previous sample; empty when nothing has."""
     then = previous.sample
     if sample.pid != then.pid or sample.state in "TtZX" or then.state in "TtZX":
         is_same = (sample.pid, sample.state) == (then.pid, then.state)
-        return "" if is_same and not woke(sample, previous.sample, sample.tid) else "it goes on"
+        return "" if is_same and not woke(sample, previous.sample, sample.tid) else "it runs again"
     if sample.tid != then.tid:
         return "another thread of it trains"
     if sample.main is not None and then.main is not None:
         if (sample.main.chain, sample.main.callers) != (then.main.chain, then.main.callers):
             return "its stack moves"
     elif (sample.wait.call, sample.wait.target) != (then.wait.call, then.wait.target):
-        return "it goes from one system call to another"
+        return "it moves from one system call to another"
     io_bytes = sample.before.io_bytes - then.after.io_bytes
     serves_others = _awaited(sample) == stack_frames.STORE or stack_frames.phase(sample.stack) == "rendezvous"
     if io_bytes > IO_BYTES and not serves_others:  # the first rank's process is the store of all
-        return f"it reads and writes ({io_bytes >> 10:,} KiB since the sample before)"
+        return f"it reads and writes ({io_bytes >> 10:,} KiB since the previous sample)"
     if _entered(context) != _entered(previous.context):
         return "it enters collectives"
     if _awaited(sample) and not any(_may_enter_collectives(thread) for thread in sample.others):
@@ -158,7 +157,7 @@ def _movement(sample: RankSample, context: SampleContext, previous: PreviousSamp
 
 
 def _trickles(sample: RankSample, previous: PreviousSample, tid: int, now: Wait, then: Wait) -> bool:
-    """Tell whether data passes through what a thread reads, writes, or polls before it does so (a socket with a time
+    """Return whether data passes through what a thread reads, writes, or polls before it does so (a socket with a time
     limit). The kernel has no counter for what is sent; but it counts how often the thread woke."""
     before = previous.sample.after.wakes.get(tid)
     wakes = 0 if before is None else sample.before.wakes.get(tid, before) - before
@@ -184,7 +183,7 @@ def _movement_of_children(sample: RankSample, previous: PreviousSample) -> str:
         if computes and (goes_on or not child.frames):
             return f"its child {child.pid} computes"
         if goes_on and stack_dump.users_frame(child.frames) is not None:
-            return f"its child {child.pid} goes on"
+            return f"its child {child.pid} makes progress"
         idle = stack_frames.awaits_task(child.frames)
         if not idle and _trickles(sample, previous, child.pid, child.wait, then.wait):
             return f"its child {child.pid} moves data little by little"
@@ -192,7 +191,7 @@ def _movement_of_children(sample: RankSample, previous: PreviousSample) -> str:
 
 
 def _movement_of_threads(sample: RankSample, previous: PreviousSample) -> str:
-    """Say which thread other than the judged one has moved, whatever the judged one waits for."""
+    """Name a thread other than the judged one that has moved, whatever the judged one waits for."""
     if not (sample.knows_others and previous.sample.knows_others):
         return ""
     before = {thread.stack.ident: thread for thread in previous.sample.others if not thread.watches}
@@ -213,7 +212,7 @@ def _entered(context: SampleContext) -> tuple[tuple[str, int], ...]:
     return tuple((collective.group, collective.number) for collective in context.collectives)
 
 
-# What stands still
+# What has not moved
 
 
 def _still(sample: RankSample, context: SampleContext, previous: PreviousSample) -> Classification:
@@ -239,7 +238,7 @@ def _still(sample: RankSample, context: SampleContext, previous: PreviousSample)
 
 def _idle(sample: RankSample, previous: PreviousSample) -> Classification:
     """Classify a rank that neither computes nor waits for other ranks."""
-    again = ", again and again" if woke(sample, previous.sample, sample.tid) else ""
+    again = ", in a loop" if woke(sample, previous.sample, sample.tid) else ""
     activity = observations.Activity.SLEEPING if sample.wait.asleep else observations.Activity.BLOCKED
     return Classification(activity, describe.in_words(sample) + again)
 
@@ -277,7 +276,7 @@ def _awaits_device(sample: RankSample, context: SampleContext) -> bool:
 
 
 def _may_enter_collectives(thread: SideThread) -> bool:
-    """Tell whether a thread other than the judged one may enter collectives by itself: it is in the script's own code
+    """Return whether a thread other than the judged one may enter collectives by itself: it is in the script's own code
     or in torch.distributed, and does not wait for another thread without a limit."""
     stack = thread.stack.frames
     waits = thread.wait.call == "futex" and thread.wait.for_ever
@@ -287,8 +286,8 @@ def _may_enter_collectives(thread: SideThread) -> bool:
 
 
 def woke(now: RankSample, then: RankSample, tid: int) -> bool:
-    """Tell whether a thread, or a child's main thread, has run since the previous sample, even if both samples found it
-    stopped."""
+    """Return whether a thread, or a child's main thread, has run since the previous sample, even if it was
+    stopped in both samples."""
     return now.before.wakes.get(tid) != then.after.wakes.get(tid)
 
 

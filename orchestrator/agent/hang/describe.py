@@ -1,4 +1,4 @@
-"""Description of what a rank does at one moment, in words, for verdicts and evidence files. Pure."""
+"""Description of what a rank does at one moment, for verdicts and evidence files. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from orchestrator.agent.ranks import stack_dump
 
 
 def in_words(sample: RankSample) -> str:
-    """Say what a rank does, as far as one sample shows."""
+    """Describe what a rank does, as far as one sample shows."""
     if sample.main is None and not sample.wait.call:
         return sample.why_no_stack
     stack = sample.stack
@@ -49,7 +49,7 @@ def in_words(sample: RankSample) -> str:
 
 
 def _busy_child(sample: RankSample) -> str:
-    """Say which child is waited for, and where it is: one in a bad state, one in the user's code, else the youngest."""
+    """Describe the child that is waited for: one in a bad state, one in the user's code, else the youngest."""
     children = (loaders(sample) or _named(sample) or sample.children)[::-1]
     if not children:
         return ""
@@ -62,7 +62,7 @@ def _busy_child(sample: RankSample) -> str:
 
 
 def _down_to_the_last(child: Child, children: tuple[Child, ...]) -> str:
-    """Say what a child does, or which one it waits for itself, and so on."""
+    """Describe what a child does, or the child that it waits for in turn."""
     below = next((one for one in children[::-1] if one.ppid == child.pid), None)
     if child.wait.child is None or below is None:
         return wait_in_words(child)
@@ -86,13 +86,13 @@ def called(child: Child) -> str:
 
 
 def wait_in_words(child: Child) -> str:
-    """Say what a child does, as a verb."""
+    """Describe what a child does, as a verb."""
     words = "busy" if child.wait.runs else kernel_wait.in_words(child.wait)
     words = words if child.wait.call == "futex" else f"is {words}"
     return f"{words}, {stack_frames.place(child.frames)}" if child.frames else words
 
 
 def is_at_prompt(sample: RankSample) -> bool:
-    """Tell whether a rank waits for a person to type, by its stack and its line."""
+    """Return whether a rank waits for a person to type, by its stack and its line."""
     reads = sample.wait.call in ("read", "pselect6", "select", "poll", "ppoll") and sample.wait.for_ever
     return reads and bool(stack_frames.asks_a_person(sample.stack, sample.line))

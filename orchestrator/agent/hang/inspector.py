@@ -2,7 +2,7 @@
 
 The agent's loop calls `begin`, then `gather` until that returns an answer. If a thread hangs (a file system that does
 not answer), its rank misses this inspection and the next ones; no other rank is affected. Evidence files are written
-before the answer, so that what an answer points to is on the disk before anything is killed. The files only grow, so
+before the answer, so that the evidence is on the disk before anything is killed. The files only grow, so
 that they can be shipped from hosts that do not see the job folder (`core/wire/shipped_files`):
 `rank-00002-stacks.txt`; `rank-00002-flight.jsonl`, one line per inspection with torch's own trace;
 `node-NODE-gpus.txt`.
@@ -43,7 +43,7 @@ STACKS_S_MAX = 2.0
 """How long the ranks of a node may take to answer; a rank that has not by then is described from /proc."""
 
 INSPECTION_S_MAX = 4.0
-"""How long an inspection may take in all: the stacks, then what torch says and who holds Python's lock."""
+"""How long an inspection may take in all: the stacks, then torch's answers and the holder of the GIL."""
 
 EVIDENCE_BYTES_MAX = 16 << 20
 """An evidence file of one attempt that is larger takes no later inspections."""
@@ -90,13 +90,13 @@ class Inspector:
     _watched: dict[int, _WatchedRank] = field(default_factory=dict)
     _waiting: list[_WatchedRank] = field(default_factory=list)
     _jobs: list[_RankJob] = field(default_factory=list)
-    # What nvidia-smi says in one inspection
+    # nvidia-smi's output in one inspection
     _gpus: futures.Future[gpu_use.GpuUse] = field(default_factory=futures.Future)
     _number: int | None = None
     _began_s: float = 0.0
 
     def begin(self, number: int) -> None:
-        """Request the stacks of all living ranks; an inspection that is still under way is given up."""
+        """Request the stacks of all living ranks; an inspection in progress is abandoned."""
         self._number, self._began_s = number, time.monotonic()
         alive = self.ranks.alive
         for process in alive:
@@ -112,7 +112,7 @@ class Inspector:
 
     @property
     def is_inspecting(self) -> bool:
-        """Tell whether `gather` has something to wait for."""
+        """Whether `gather` has something to wait for."""
         return self._number is not None
 
     def gather(self) -> reports.Inspected | None:

@@ -117,12 +117,12 @@ class Wait:
 
     @property
     def runs(self) -> bool:
-        """Tell whether the thread is outside any system call, as far as /proc shows it."""
+        """Whether the thread is outside any system call, as far as /proc shows it."""
         return not self.call and not self.unavailable
 
     @property
     def for_ever(self) -> bool:
-        """Tell whether the thread waits without a time limit."""
+        """Whether the thread waits without a time limit."""
         return self.call != "" and self.limit_s is None
 
 
@@ -147,7 +147,7 @@ def wait_of(pid: int, tid: int) -> Wait:
 
 
 def wakes(pid: int, tid: int) -> int:
-    """Return the voluntary context switches of a thread: how often it had to wait, and went on. The kernel has no other
+    """Return the voluntary context switches of a thread: how often it had to wait, and continued. The kernel has no other
     counter for what passes through recv() and send()."""
     lines = procfs.text(procfs.PROC / str(pid) / "task" / str(tid) / "status").splitlines()
     return next((int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches:")), 0)
@@ -163,7 +163,7 @@ def scheduled_s(pid: int, tid: int) -> tuple[float, float]:
 
 
 def is_frail(pid: int, tid: int, is_shown: bool = False) -> bool:
-    """Tell whether a thread is in a call that any signal ends, handled or not (signal(7)): a long sleep or a pause of C
+    """Return whether a thread is in a call that any signal ends, handled or not (signal(7)): a long sleep or a pause of C
     code.
 
     Python repeats its own calls (PEP 475), and its sleeps are other calls: an absolute time, or `select` before Python
@@ -202,9 +202,9 @@ def _call_in(text: str) -> tuple[str, list[int]]:
 
 
 def in_words(wait: Wait) -> str:
-    """Say what a thread waits for, as what follows `it is`, or with a verb of its own."""
+    """Describe what a thread waits for, as a continuation of `it is`, or with a verb of its own."""
     if not wait.call:
-        return f"in the kernel ({wait.wchan})" if wait.wchan else "somewhere that cannot be seen"
+        return f"in the kernel ({wait.wchan})" if wait.wchan else "at an unknown place"
     if wait.asleep:
         return "in sleep()"
     limit = "" if wait.limit_s is None else ", with a time limit"

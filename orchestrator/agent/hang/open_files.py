@@ -1,4 +1,4 @@
-"""Open files of a process: descriptors in words, with the other end of a connection.
+"""Open files of a process: descriptions of its descriptors, with the other end of a connection.
 
 Only links are read, and no file is stat'ed: a file on a dead file system would block the caller.
 """
@@ -18,7 +18,7 @@ _DEVICE_PREFIXES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/renderD")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a process has open, in words; of a TCP connection also the port at its other end."""
+    """Description of an open file; for a TCP connection also the port at its other end."""
 
     text: str
     port: int = 0
@@ -43,7 +43,7 @@ def shortened(pid: int, path: str) -> str:
 
 
 def uses_gpu(pid: int) -> bool:
-    """Tell whether a process has a GPU's device open."""
+    """Return whether a process has a GPU's device open."""
     return any(_link(f"/proc/{pid}/fd/{fd}").startswith(_DEVICE_PREFIXES) for fd in _fds(pid))
 
 

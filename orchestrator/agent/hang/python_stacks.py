@@ -1,7 +1,7 @@
 """Python stacks of a rank's processes, requested by a signal, and the kernel's state of a process without a stack.
 
-`ask` looks at a rank's processes and returns at once; the agent's loop then calls `answer`, which sends the signals,
-for all its ranks until each is done or its own deadline has passed. A thread that has not run between two looks is in
+`ask` inspects a rank's processes and returns at once; the agent's loop then calls `answer`, which sends the signals,
+for all its ranks until each is done or its own deadline has passed. A thread that has not run between two checks is in
 C code, and gets the stack signal itself; one that runs gets the next signal, which Python answers (see `hook.Stacks`),
 and the stack signal only if no answer has come in `NATIVE_S`: then it is in C code as well. A signal goes only to a
 process that has a handler for it, since its default action kills; and it does not go to a thread that it would wake
@@ -63,7 +63,7 @@ class _Dump:
     seen_bytes: int
     # torch's worker server has its stack, too.
     is_shown: bool
-    # When the thread was looked at, and how often it had waited by then; -1 while it runs.
+    # When the thread was checked, and how often it had waited by then; -1 while it runs.
     looked_s: float
     wakes: int
     # The last signal sent, 0 for none, when, and the thread's time on a processor by then.
@@ -128,7 +128,7 @@ def last_answer(pending: PendingStacks) -> list[RankStack]:
 
 
 def _ask_one(pid: int, tid: int, folder: Path, signum: int, is_shown: bool) -> _Dump | None:
-    """Look at one thread before a signal. `is_shown`: torch's worker server has its stack."""
+    """Inspect one thread before a signal. `is_shown`: torch's worker server has its stack."""
     stat = procfs.stat(pid)
     if stat is None or stat.state in "TtZX" or not procfs.catches(pid, signum):
         return None
@@ -145,7 +145,7 @@ def _ask_one(pid: int, tid: int, folder: Path, signum: int, is_shown: bool) -> _
 
 
 def _wakes(pid: int, tid: int) -> int:
-    """Return how often a thread has waited, which tells whether it has run since; -1 while it runs."""
+    """Return how often a thread has waited, which shows whether it has run since; -1 while it runs."""
     stat = procfs.stat(tid)
     return -1 if stat is None or stat.state == "R" else kernel_wait.wakes(pid, tid)
 
@@ -159,7 +159,7 @@ def _send_due(dump: _Dump, signum: int) -> None:
     is_asleep = before == dump.wakes != -1
     ran_s = kernel_wait.scheduled_s(pid, tid)[0]
     if dump.sent and not is_asleep:
-        # It runs, or wakes again and again, as one that waits for the GIL does.
+        # It runs, or wakes repeatedly, as a thread that waits for the GIL does.
         since_s = ran_s - dump.ran_s if dump.wakes == -1 else dump.looked_s - dump.sent_s
         if since_s < NATIVE_S:
             return
@@ -177,7 +177,7 @@ def _send_due(dump: _Dump, signum: int) -> None:
 
 
 def _is_sent(pid: int, tid: int, signum: int) -> bool:
-    """Send a signal to one thread of a process; tell whether it existed."""
+    """Send a signal to one thread of a process; return whether it existed."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "tgkill"):
         return bool(libc.tgkill(pid, tid, signum) == 0)
@@ -209,7 +209,7 @@ def _stacks_file(pid: int, folder: Path) -> Path | None:
 
 
 def _is_done(dump: _Dump, signum: int) -> bool:
-    """Tell whether the dump is complete: the file has grown and has stopped growing, and the signal's handler has
+    """Return whether the dump is complete: the file has grown and has stopped growing, and the signal's handler has
     returned. Before that, send the signal that is due.
 
     `faulthandler` writes no end mark; but while it writes, the kernel blocks the signal in that thread.
@@ -249,7 +249,7 @@ def _why_none(pid: int, state: str, dump: _Dump | None, signum: int) -> str:
     elif tid != pid:
         reason = f"a thread other than the main one runs, which torch's worker server alone may show (state {state})"
     else:
-        reason = f"no Python stack to be had (state {state})"
+        reason = f"no Python stack available (state {state})"
     return f"{reason}\n{procfs.kernel_stack(pid)}".rstrip() + "\n"
 
 

@@ -53,7 +53,7 @@ class ResourceUse:
     children_s: Mapping[int, float]
     # Read and written by all of its processes.
     io_bytes: int
-    # How often each thread of the rank's own process, and the main thread of each child, had to wait and went on.
+    # How often each thread of the rank's own process, and the main thread of each child, had to wait and continued.
     wakes: Mapping[int, int]
 
 
@@ -77,7 +77,7 @@ class Child:
 
     @property
     def is_loaders(self) -> bool:
-        """Tell whether it is a worker of a DataLoader."""
+        """Whether it is a worker of a DataLoader."""
         return self.name == _LOADERS_NAME or stack_frames.is_worker_of_loader(self.frames)
 
 
@@ -92,7 +92,7 @@ class SideThread:
 
     @property
     def watches(self) -> bool:
-        """Tell whether the thread only watches: no other thread waits for it. So does one without a frame: C code that asks for
+        """Whether the thread only watches: no other thread waits for it. So does one without a frame: C code that asks for
         Python's lock, such as torch's worker server at each inspection while the judged thread keeps that lock."""
         return not self.stack.frames or any(
             watch in frame.file for frame in self.stack.frames for watch in _WATCHES
@@ -249,7 +249,7 @@ def _trainer(stacks: list[RankStack], trainer_pid: int) -> RankStack:
 
 
 def _is_program_of(pid: int, stack: RankStack) -> bool:
-    """Tell whether a process is a child of `pid` that runs a program of its own, and no fork of multiprocessing."""
+    """Return whether a process is a child of `pid` that runs a program of its own, and no fork of multiprocessing."""
     stat, main = procfs.stat(stack.pid), stack_dump.own_stack(stack.text)
     forked = main is not None and any(
         frame.file.endswith("/multiprocessing/process.py") for frame in main.frames

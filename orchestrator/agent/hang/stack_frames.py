@@ -53,7 +53,7 @@ _LOCK_TEXTS = {
     ("queue.py", "put"): "in put() of a queue that stays full",
     ("queue.py", "join"): "in join() of a queue whose work is not done",
     ("threading.py", "join"): "in join() of another thread, which does not end",
-    ("_base.py", "result"): "in result() of a future, which does not come",
+    ("_base.py", "result"): "in result() of a future, which does not complete",
     ("<frozen importlib._bootstrap>", "acquire"): "on the lock of a module that another thread imports",
 }
 
@@ -85,7 +85,7 @@ def where(frames: tuple[Frame, ...]) -> Frame | None:
 
 
 def place(frames: tuple[Frame, ...]) -> str:
-    """Return the same in words; empty without frames."""
+    """Describe the same place; empty without frames."""
     return str(where(frames) or "")
 
 
@@ -119,51 +119,51 @@ def awaits_ranks(frames: tuple[Frame, ...], line: str) -> str:
 
 
 def is_collective(frames: tuple[Frame, ...]) -> bool:
-    """Tell whether the call is a collective or the rendezvous itself, not a computation that ends in one."""
+    """Return whether the call is a collective or the rendezvous itself, not a computation that ends in one."""
     return any(
         "/torch/distributed/" in frame.file and not _NO_WAIT.search(frame.file) for frame in called(frames)
     )
 
 
 def awaits_device(frames: tuple[Frame, ...], line: str) -> bool:
-    """Tell whether the rank is in a call that waits for its GPU to finish."""
+    """Return whether the rank is in a call that waits for its GPU to finish."""
     inner = called(frames)
     return bool(inner and _DEVICE.search(inner[0].file)) or bool(not inner and _DEVICE_LINE.search(line))
 
 
 def awaits_loader(frames: tuple[Frame, ...]) -> bool:
-    """Tell whether the rank waits for the workers of a DataLoader."""
+    """Return whether the rank waits for the workers of a DataLoader."""
     names = {frame.function for frame in called(frames) if _LOADER.search(frame.file)}
     return bool(names & {"_try_get_data", "_get_data", "_shutdown_workers"})
 
 
 def is_with_child(frames: tuple[Frame, ...]) -> bool:
-    """Tell whether the user has called what works by child processes."""
+    """Return whether the user has called code that works by child processes."""
     return any(_CHILDREN.search(frame.file) for frame in called(frames))
 
 
 def is_in_users_code(frames: tuple[Frame, ...]) -> bool:
-    """Tell whether a child runs the user's code; a forked child has the user's frames also while it is idle."""
+    """Return whether a child runs the user's code; a forked child has the user's frames also while it is idle."""
     idle = any(_WORKER.search(frame.file) for frame in called(frames))
     return not idle and users_frame(frames) is not None
 
 
 def is_worker_of_loader(frames: tuple[Frame, ...]) -> bool:
-    """Tell whether a process is a worker of torch's DataLoader."""
+    """Return whether a process is a worker of torch's DataLoader."""
     return any(
         frame.function == "_worker_loop" and frame.file.endswith("/data/_utils/worker.py") for frame in frames
     )
 
 
 def awaits_task(frames: tuple[Frame, ...]) -> bool:
-    """Tell whether a worker process waits for its next task."""
+    """Return whether a worker process waits for its next task."""
     inner = called(frames)
     gets = any(frame.function == "get" and frame.file.endswith("/queues.py") for frame in inner)
     return gets and any(frame.function in _TAKES_TASKS for frame in inner)
 
 
 def serves(frames: tuple[Frame, ...]) -> bool:
-    """Tell whether a thread only passes on what others give it, and does nothing by itself."""
+    """Return whether a thread only serves others, and does nothing by itself."""
     if not frames or users_frame(frames) is not None:
         return False
     if frames[0].function == "_worker" and frames[0].file.endswith("/concurrent/futures/thread.py"):
@@ -174,7 +174,7 @@ def serves(frames: tuple[Frame, ...]) -> bool:
 
 
 def awaits_threads(frames: tuple[Frame, ...]) -> bool:
-    """Tell whether the script has ended, and its other threads keep the process."""
+    """Return whether the script has ended, and its other threads keep the process."""
     return any(
         frame.function == "_shutdown" and frame.file.endswith("/threading.py") for frame in called(frames)
     )
@@ -191,14 +191,14 @@ def asks_a_person(frames: tuple[Frame, ...], line: str) -> str:
 
 
 def awaits_debugger(frames: tuple[Frame, ...]) -> bool:
-    """Tell whether the rank waits for a debugger to attach; not whether it runs under one."""
+    """Return whether the rank waits for a debugger to attach; not whether it runs under one."""
     callers = (frame for frame in frames if not _PYTHONS_OWN.search(frame.file))
     caller = next(callers, None)
     return caller is not None and _ATTACH.search(caller.file) is not None
 
 
 def is_on_lock(frames: tuple[Frame, ...], line: str) -> bool:
-    """Tell whether a thread that stands still is in a call that waits for another thread of the same process."""
+    """Return whether a thread that does not move is in a call that waits for another thread of the same process."""
     inner = called(frames)
     if inner and _IMPORT.search(inner[0].file):
         return inner[0].function == "acquire"
@@ -206,7 +206,7 @@ def is_on_lock(frames: tuple[Frame, ...], line: str) -> bool:
 
 
 def lock_text(frames: tuple[Frame, ...]) -> str:
-    """Say what a thread waits for that `is_on_lock`."""
+    """Describe what a thread waits for that `is_on_lock`."""
     for frame in reversed(called(frames)):  # what the user has called comes first
         text = _LOCK_TEXTS.get((PurePosixPath(frame.file).name, frame.function))
         if text:

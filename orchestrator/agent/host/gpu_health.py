@@ -17,14 +17,14 @@ COMMAND_CHARS_MAX = 100
 _BASICS = ("index", "uuid", "name", "driver_version", "memory.total", "ecc.errors.uncorrected.volatile.total")
 _SLOWDOWNS = {
     "clocks_throttle_reasons.hw_thermal_slowdown": "it is too hot",
-    "clocks_throttle_reasons.hw_power_brake_slowdown": "its power supply brakes it",
+    "clocks_throttle_reasons.hw_power_brake_slowdown": "its power supply slows it down",
     "clocks_throttle_reasons.sw_thermal_slowdown": "the driver keeps it from getting too hot",
 }
-"""Reasons for lower clocks that are faults; being idle or at the power limit are none."""
+"""Reasons for lower clocks that are faults; being idle or at the power limit is not one."""
 
 
 class GpuHealth:
-    """What nvidia-smi and the kernel say; empty where there is no nvidia-smi."""
+    """State of the GPUs by nvidia-smi and the kernel; empty where there is no nvidia-smi."""
 
     def __init__(self) -> None:
         self.gpus: tuple[GpuFacts, ...] = ()

@@ -22,7 +22,7 @@ DIAL_S_MAX = 2.0
 """How long one address may take to answer."""
 
 QUIET_S_MAX = 5.0
-"""How long a listener waits for more from a dialler that is connected."""
+"""How long a listener waits for more data from a connected dialler."""
 
 ADDRESSES_MAX = 4
 PINGS = 10

@@ -33,7 +33,7 @@ from orchestrator.core.wire import orders, reports
 from orchestrator.core.wire.agent_config import AgentConfig
 
 AWAY_S_MAX = 600.0
-"""How long the job's folder may be away before an attempt: an automounter or a file server takes its time to bring it back."""
+"""How long the job's folder may be missing before an attempt: an automounter or a file server may be slow."""
 
 _GPUS = "CUDA_VISIBLE_DEVICES"
 
@@ -87,7 +87,7 @@ class Preparation:
 
     @property
     def is_importing(self) -> bool:
-        """Tell whether the node is ready but for the template that its ranks are forked from."""
+        """Whether the node is ready but for the template that its ranks are forked from."""
         return self._held is not None
 
     def environment(
@@ -142,12 +142,12 @@ class Preparation:
         if self._held is not None and self._held[0] == order:
             return  # the same, while the template imports
         if self._away is not None and self._away[0] == order and not self._job.root.exists():
-            return  # the same, while the job's folder is away
+            return  # the same, while the job's folder is missing
         self.let_go()
         self._order, self._call = order, 0
         self._away = None
         if not self._job.root.exists():
-            self._note(f"{self._job.root} is away: waits for it, up to {AWAY_S_MAX:g} s")
+            self._note(f"{self._job.root} does not exist: waiting for it, up to {AWAY_S_MAX:g} s")
             self._away = order, time.monotonic() + AWAY_S_MAX
             return
         if self._setup is not None:
@@ -158,7 +158,7 @@ class Preparation:
             self._run_setup(order)
 
     def probe(self, order: orders.Probe) -> None:
-        """Try which of these addresses lead to the first node; report `Probed` later."""
+        """Probe which of these addresses lead to the first node; report `Probed` later."""
         task = asyncio.get_running_loop().create_task(self._probe(order))
         self._probing.add(task)
         task.add_done_callback(self._probing.discard)
@@ -172,7 +172,7 @@ class Preparation:
         self._report(reports.Probed(order.attempt, reached, missed))
 
     def let_go(self) -> None:
-        """Release the held port, and wait for nothing any more; what is ready stays ready."""
+        """Release the held port, and stop waiting; what is ready stays ready."""
         self._away = None
         if self._listener is not None:
             self._listener.close()
@@ -186,7 +186,7 @@ class Preparation:
             self._held = None
 
     def poll(self) -> None:
-        """Go on once the job's folder is there, and the template has imported, or neither is to be waited for any longer."""
+        """Continue once the job's folder exists and the template has imported, or the limits of these waits have passed."""
         self.starter.poll()
         if self._away is not None:
             order, due_s = self._away
@@ -194,14 +194,14 @@ class Preparation:
                 self.begin(order)
             elif time.monotonic() > due_s:
                 self._away = None
-                what = f"{self._job.root} does not exist any more"
+                what = f"{self._job.root} no longer exists"
                 self._report(reports.PrepareFailed(order.attempt, what, ""))
         if self._held is not None and not self.starter.is_importing:
             (order, held), self._held = self._held, None
             self._finish(order, held)
 
     def ended(self, pid: int, status: int) -> bool:
-        """Take the wait status of a process that was reaped, if it is one of the preparation's own."""
+        """Take the wait status of a reaped process, if it belongs to the preparation."""
         if pid == self.setup_pid:
             self.setup_ended(status)
             return True
@@ -227,7 +227,7 @@ class Preparation:
         path = setup_script.path_with(plan.pythons, layers.given, self._job.code)
         if path and "PATH" in plan.env:
             self._note(
-                f"PATH is that of env in the job file: {path.partition(os.pathsep)[0]} is not put first"
+                f"PATH is set by env in the job file: {path.partition(os.pathsep)[0]} is not put first"
             )
         elif path:
             layers = Layers.of(host, job, {**node, "PATH": path})
@@ -257,7 +257,7 @@ class Preparation:
         self._check(order)
 
     def _check(self, order: orders.PrepareNode) -> None:
-        """Move torn saves out of the way, and compare the save to resume from on this host; then finish."""
+        """Move torn checkpoints out of the way, and compare the checkpoint to resume from on this host; then finish."""
         if order.save is None and not order.torn:
             self._make_ready(order)
         else:
@@ -271,7 +271,7 @@ class Preparation:
             return
         self._verifying = None
         if fault:
-            reason = f"the checkpoint to start from is not whole on this host: {fault}"
+            reason = f"the checkpoint to resume from is not complete on this host: {fault}"
             is_copy = order.save is not None and order.save.places[0].host
             number = order.save.number if order.save is not None and not is_copy else 0
             self._report(reports.PrepareFailed(order.attempt, reason, "", number))
@@ -279,7 +279,7 @@ class Preparation:
             self._make_ready(order)
 
     def _compare(self, order: orders.PrepareNode, pace: disk.Pace) -> str:
-        """Return how the save to resume from differs here from the ledger; empty for nothing."""
+        """Return how the checkpoint to resume from differs here from the ledger; empty for nothing."""
         for save in order.torn:
             for name, to in disk.set_aside(Path(save.places[0].root), save):
                 self._note(f"{name} is torn ({save.why}): moved to {to}")
@@ -296,14 +296,14 @@ class Preparation:
         return found.fault
 
     def _forget_copies(self, save: Save, order: orders.PrepareNode, pace: disk.Pace) -> None:
-        """Delete what this host has of a save in other bytes than the job folder, so that it is brought here again."""
+        """Delete the files of a checkpoint that differ on this host from the job folder, so that they are copied again."""
         for piece in save.pieces:
             found = disk.compare(replace(save, pieces=(piece,)), deep=order.deep, pace=pace)
             path = Path(save.places[0].root) / piece.name
             if found.fault and not found.is_unsure and path.exists():
                 with contextlib.suppress(OSError):
                     path.unlink()
-                    self._note(f"deleted, to be brought here again: {found.fault}")
+                    self._note(f"deleted, to be copied again: {found.fault}")
 
     def _make_ready(self, order: orders.PrepareNode) -> None:
         """Find the program, begin its template, and hold the port."""

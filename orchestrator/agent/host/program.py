@@ -29,7 +29,7 @@ _FOLDER = Path("/")
 
 
 def ask(step: GatherFacts, env: Mapping[str, str]) -> ProgramFacts:
-    """Return what the ranks' Python says; `env` is all of its environment."""
+    """Probe the ranks' Python; `env` is all of its environment."""
     asked = {
         "sources": [{"path": source.path, "text": source.text} for source in step.sources],
         "own": list(step.own), "counts_gpus": step.counts_gpus,
@@ -55,7 +55,7 @@ def all_reduce(program: str, env: Mapping[str, str], asked: Mapping[str, Any]) -
 def _run(
     program: str, script: str, asked: dict[str, Any], env: Mapping[str, str], limit_s: float
 ) -> dict[str, Any] | str:
-    """Run one of this room's scripts with a Python, and return the object in its last line, or why there is none.
+    """Run a script of this package with a Python; return the object in its last line, or why there is none.
 
     It runs in a session of its own, so that all it starts ends with it.
     """

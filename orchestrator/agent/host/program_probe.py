@@ -15,7 +15,7 @@ from typing import Any
 
 
 def imports_of(tree: ast.Module) -> list[tuple[str, int]]:
-    """Return the modules that a file imports whatever happens, dotted in full, each with its line; `from x import y` may mean
+    """Return the modules that a file always imports, dotted in full, each with its line; `from x import y` may mean
     x.y as well.
 
     An import inside a function, an `if`, a `try` may not run or may fail without harm, so it does not count.
@@ -40,7 +40,7 @@ def change_of_path(tree: ast.Module) -> int:
 
 
 def is_there(module: str) -> bool:
-    """Tell whether this Python finds a top-level module. One that is found and broken counts as there."""
+    """Return whether this Python finds a top-level module. One that is found and broken counts as there."""
     try:
         return importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):

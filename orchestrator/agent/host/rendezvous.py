@@ -58,7 +58,7 @@ PROBE_S_MAX = 3.0
 """How long one address may take to answer; all are probed at once."""
 
 PROBERS_MAX = 256
-"""How many probers the listener serves at once; each of a job's nodes stays for an instant. The others wait."""
+"""How many probers the listener serves at once; each of a job's nodes is connected for an instant. The others wait."""
 
 BACKLOG = 1024
 
@@ -155,7 +155,7 @@ def _own_address(sock: socket.socket, own: dict[str, str]) -> str:
 def _why(err: Exception, connected: bool) -> str:
     if isinstance(err, (asyncio.TimeoutError, TimeoutError)):
         return (
-            f"took the connection and said nothing for {PROBE_S_MAX:g} s (another machine?)"
+            f"accepted the connection and sent nothing for {PROBE_S_MAX:g} s (another machine?)"
             if connected
             else f"timed out after {PROBE_S_MAX:g} s (firewall?)"
         )

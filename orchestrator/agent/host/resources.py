@@ -1,6 +1,6 @@
 """Resources of this node: kernel, memory, shared memory, limits of a process, folders, and names that resolve.
 
-Only what the kernel says at once, and look-ups of names within `LOOK_UP_S_MAX`; a folder is written to and left as it was.
+Reads only from the kernel, and resolves names within `LOOK_UP_S_MAX`; a folder is written to and left unchanged.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from orchestrator.core.host import procfs
 from orchestrator.core.host_facts import UNKNOWN, UNLIMITED, FolderFacts
 
 LOOK_UP_S_MAX = 3.0
-"""How long all look-ups of names together may take."""
+"""How long the resolution of all names together may take."""
 
 WRITE_TEST_BYTES = 4096
 
@@ -56,7 +56,7 @@ def soft_limit(kind: int) -> int:
 
 
 def has_infiniband() -> bool:
-    """Tell whether this host has an InfiniBand or RoCE device."""
+    """Return whether this host has an InfiniBand or RoCE device."""
     with contextlib.suppress(OSError):
         return any(Path("/sys/class/infiniband").iterdir())
     return False
@@ -90,7 +90,7 @@ def outer_folders(glob: str) -> tuple[str, ...]:
 
 
 def unresolved(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names that cannot be looked up in time, each with the reason."""
+    """Return the names that cannot be resolved in time, each with the reason."""
     failures: dict[str, str] = dict.fromkeys(names, f"no answer within {LOOK_UP_S_MAX:g} s")
 
     def look_up(name: str) -> None:

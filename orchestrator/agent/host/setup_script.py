@@ -49,7 +49,7 @@ class Setup:
             how = f"code {code}" if code > 0 else f"signal {-code}"
             tail = self._tail()
             last = tail.rstrip().rpartition("\n")[2]
-            if last.startswith(OWN_WORDS):  # a line that orch added: it says how to mend it
+            if last.startswith(OWN_WORDS):  # a line that orch added: it says how to fix it
                 raise HostError(last.removeprefix(OWN_WORDS))
             raise HostError(f"the setup lines ended with {how}", tail)
         if not raw:

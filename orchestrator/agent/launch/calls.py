@@ -1,4 +1,4 @@
-"""A call of a launcher as a stand-in reports it: what it asks for, and the environment of its ranks. Pure."""
+"""A call of a launcher as a shim reports it: what it asks for, and the environment of its ranks. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ACCELERATE_USAGE = "accelerate launch [options] script [arguments]"
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a stand-in tells: the launcher's name and words, the folder, the environment, the next real program of the name
+    """What a shim reports: the launcher's name and arguments, the folder, the environment, the next real program of that name
     in PATH (empty: none), and the Python that would have run it."""
 
     name: str
@@ -40,9 +40,9 @@ class Request:
             env = {str(name): str(value) for name, value in data["env"].items()}
             words = tuple(str(word) for word in data["words"])
         except (KeyError, TypeError, AttributeError) as err:
-            raise ValueError(f"no call of a launcher: {err}") from err
+            raise ValueError(f"not a call of a launcher: {err}") from err
         if texts[0] not in files.STAND_INS:
-            raise ValueError(f"no stand-in: {texts[0]}")
+            raise ValueError(f"no launcher shim: {texts[0]}")
         return cls(texts[0], words, texts[1], env, texts[2], texts[3])
 
     @property

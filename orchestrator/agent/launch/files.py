@@ -1,4 +1,4 @@
-"""Files of the stand-ins in a node's folder: a program for each launcher, Slurm's programs where there is no Slurm, and
+"""Files of the shims in a node's folder: a program for each launcher, Slurm's programs where there is no Slurm, and
 functions of the same names for bash, which `conda activate` and `module load` cannot put behind another folder in PATH.
 Functions for Python keep the hook on its path, also after `export PYTHONPATH=.`."""
 
@@ -19,7 +19,7 @@ USERS_BASH_ENV = "ORCH_BASH_ENV"
 PYTHONS = ("python", "python3")
 
 SLURM_FOLDER = "slurm"
-"""The folder of Slurm's programs within that of the stand-ins: the ranks keep it in PATH, too."""
+"""The folder of Slurm's programs within that of the shims: the ranks keep it in PATH, too."""
 
 STAND_INS = tuple(dict.fromkeys((*NAMES, *MODULES.values())))
 
@@ -43,13 +43,13 @@ if [ "$1 $2" = "show hostnames" ] || [ "$1 $2" = "show hostname" ]; then
     printf '%s\\n' "${3:-$SLURM_JOB_NODELIST}" | tr , '\\n'
     exit 0
 fi
-echo "orch: there is no Slurm here: scontrol $*: the nodes are in SLURM_JOB_NODELIST, divided by commas" >&2
+echo "orch: there is no Slurm here: scontrol $*: the nodes are in SLURM_JOB_NODELIST, separated by commas" >&2
 exit 1
 """
 _COMMAND = """\
 command() {{ case "${{1-}} ${{2-}}" in {names}) builtin type -P "$2" ;; *) builtin command "$@" ;; esac; }}
 """
-"""Scripts ask `command -v python` for a path; of a function bash would tell the name alone."""
+"""Scripts ask `command -v python` for a path; of a function bash would print the name alone."""
 
 _SQUEUE = """\
 #!/bin/sh

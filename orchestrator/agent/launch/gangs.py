@@ -1,4 +1,4 @@
-"""Gangs that orch has not started: what the hook notes of them, and what ends the attempt.
+"""Gangs that orch has not started: what the hook notes of them, and when the attempt ends.
 
 1. Below the ranks of a node: each of its several ranks calls a launcher, or two processes with the same numbers train below all
    of them. So they are copies that never meet. One rank a node may start processes as it likes.
@@ -23,7 +23,7 @@ Note = tuple[str, str, str]
 
 
 def read(folder: Path) -> list[Note]:
-    """Return what the hook has noted in a folder; nothing while a line is not whole."""
+    """Return what the hook has noted in a folder; nothing while a line is incomplete."""
     try:
         lines = map(json.loads, ownership.read_regular(folder / GANGS_FILE).splitlines())
         return [(str(one["rank"]), str(one["what"]), _line(one["words"])) for one in lines]
@@ -54,12 +54,12 @@ def below_ranks(folder: Path, ranks: int, first_pid: int) -> tuple[str, str] | N
         return None
     return (
         f"each rank has started a gang of its own, {' and '.join(sorted(shared)[:2])}: write procs_per_node: 1",
-        "the script starts its processes itself, so one rank on each node does (without gpus_per_node, all GPUs are seen)",
+        "the script starts its processes itself, so one rank on each node is enough (without gpus_per_node, all GPUs are seen)",
     )
 
 
 def of_script(folder: Path) -> tuple[str, str] | None:
-    """Return why the script of a node, which has called no launcher, trains past orch, and the fix; None where it does not."""
+    """Return why the script of a node, which has called no launcher, trains without orch, and the fix; None where it does not."""
     for _, what, program in read(folder)[:1]:
         how = (
             "trains without a launcher"
@@ -69,6 +69,6 @@ def of_script(folder: Path) -> tuple[str, str] | None:
         field = "entrypoint" if ".py" in program or program.startswith("-m ") else "command"
         return f"{program} {how}: write {field}: {program}", (
             "orch then starts each rank; for a program that starts its processes itself (torch.multiprocessing.spawn) write "
-            "procs_per_node: 1, too; what has to train before a launcher is called belongs into setup:"
+            "procs_per_node: 1, too; what has to train before a launcher is called belongs in setup:"
         )
     return None

@@ -1,5 +1,5 @@
-"""Options of launchers, as far as a stand-in needs them: which words are a rank's program, how many ranks are asked for, what
-the launcher adds to the program's own words, and which options are orch's own business.
+"""Options of launchers, as far as a shim needs them: which words are a rank's program, how many ranks are asked for, what
+the launcher adds to the program's own words, and which options orch replaces.
 
 Rules: an option that is in no table is a mistake, as it is for the launcher. Accelerate's options are read by Accelerate itself, see
 `accelerate_env`. Those of srun are in `sbatch_options`. Tables are of torch 2.13, DeepSpeed 0.19, Lightning 2.6, Slurm 22.05 to 25.11 and Open MPI 5.
@@ -34,7 +34,7 @@ class ToReal:
 
 @dataclass(frozen=True)
 class _Launcher:
-    """A launcher's options, and the names of `own` ones, which bear on the ranks; the others do not."""
+    """A launcher's options, and the names of `own` ones, which concern the ranks; the others do not."""
 
     usage: str
     own: str
@@ -142,8 +142,8 @@ def agree(call: Call, nodes: int, ranks_here: int, ranks: int) -> None:
 
 def _differs(asked: Count, what: str, there: int, fields: str, number: str) -> str:
     return (
-        f"{asked.option} asks for {_counted(asked.number, what)}, and the job has {there}; write {fields} in the job file, "
-        f"or the flag of orch run for it, or {number.rpartition('=')[2]} in the line"
+        f"{asked.option} asks for {_counted(asked.number, what)}, but the job has {there}; either set {fields} in the job file "
+        f"(or the flag of orch run for it), or write {number.rpartition('=')[2]} in the line"
     )
 
 
@@ -164,7 +164,7 @@ class _Given:
         self.runs = self.values.keys().isdisjoint(_NO_RUN)
         if self.runs and not self.rest:
             name = launcher.usage.partition(" [")[0]
-            raise UserError(f"{name} names no program behind its options", fix=launcher.usage)
+            raise UserError(f"{name} names no program after its options", fix=launcher.usage)
 
     def add(self, read: _Read, words: Sequence[str], at: int) -> int:
         """Add the options at a position, and return the position behind them. Raises UserError."""
@@ -179,7 +179,7 @@ class _Given:
 
     @property
     def unused(self) -> list[str]:
-        """The options that do not bear on the ranks, as they were written."""
+        """The options that do not concern the ranks, as they were written."""
         return [one.text for one in self.all if one.name not in self._launcher.own.split()]
 
     def number(self, name: str) -> Count | None:
@@ -209,7 +209,7 @@ class _Given:
 def _program(given: _Given) -> tuple[tuple[str, ...], bool]:
     is_module, is_command = "module" in given.values, "no-python" in given.values
     if is_module and is_command:
-        raise UserError("--module and --no-python cannot stand together")
+        raise UserError("--module and --no-python cannot be used together")
     return (("-m", *given.rest) if is_module else given.rest), not is_command
 
 
@@ -255,7 +255,7 @@ def _fabric(launcher: str, words: Sequence[str], ranks_here: int, ranks: int) ->
     if not given.runs:
         return ToReal()
     kept, at = [given.rest[0]], 1
-    while at < len(given.rest):  # its options may also stand behind the script
+    while at < len(given.rest):  # its options may also follow the script
         word = given.rest[at]
         name = _FABRIC.options.find(word.partition("=")[0])
         if name.startswith("--") and name[2:] not in _NO_RUN:
@@ -310,15 +310,15 @@ def _placed(words: tuple[str, ...], cwd: str, pairs: Sequence[str]) -> tuple[str
 
 
 def _is_no_rank(total: Count | None, ranks: int, words: Sequence[str]) -> bool:
-    """Tell whether a command that is asked for once is none of the job's ranks: in a job of one rank `hostname` is none."""
+    """Return whether a command that is asked for once is not a rank of the job: in a job of one rank `hostname` is not."""
     names = [word.rpartition("/")[2] for word in words]
     trains = any(name == "-m" or name.startswith("python") or name.endswith((".py", ".sh")) for name in names)
     return total is not None and total.number == 1 and (ranks > 1 or not trains)
 
 
 def _starts_launcher(words: Sequence[str]) -> bool:
-    """Tell whether a command starts a launcher, perhaps behind `env`, `uv run`, `numactl` and the like: what stands behind a
-    Python or a script is for these to read, such as `--strategy deepspeed`."""
+    """Return whether a command starts a launcher, perhaps behind `env`, `uv run`, `numactl` and the like: what follows a
+    Python or a script is an argument of these, such as `--strategy deepspeed`."""
     for at, word in enumerate(words):
         name, before = word.rpartition("/")[2], words[at - 1] if at else ""
         if name.startswith("python"):

@@ -1,8 +1,8 @@
-"""Script of a node in one attempt: its process, the calls of its stand-ins, and the watch for launchers that went past them.
+"""Script of a node in one attempt: its process, the calls of its shims, and the check for launchers that run without one.
 
 1. The script runs in a session of its own; what it prints goes to the node's log.
-2. One call at a time: a stand-in waits until the ranks of its call have ended well, and the script goes on.
-3. While ranks fail or are stopped, no stand-in returns: the script ends with the attempt.
+2. One call at a time: a shim waits until the ranks of its call have succeeded; then the script continues.
+3. While ranks fail or are stopped, no shim returns: the script ends with the attempt.
 4. A launcher that runs without orch would start copies that never meet: the attempt ends.
 """
 
@@ -37,13 +37,13 @@ from orchestrator.core.settings.rank_env import NodePlan
 from orchestrator.core.wire import reports
 
 ASK_S_MAX = 10.0
-"""How long a stand-in may take to send its call."""
+"""How long a shim may take to send its call."""
 
 WATCH_S = 1.0
-"""How often the processes of the script are looked at for launchers."""
+"""How often the processes of the script are checked for launchers."""
 
 HAND_OVER_S_MAX = 10.0
-"""How long a launcher with the hook on its path may take to become a stand-in: its Python may lie on a cold network disk."""
+"""How long a launcher with the hook on its path may take to become a shim: its Python may lie on a cold network disk."""
 
 LINE_CHARS_MAX = 200
 NOT_FOUND = 127
@@ -79,7 +79,7 @@ class LaunchScript:
         self._log_start = self._log.stat().st_size if self._log.exists() else 0
         self._calls = 0
         self._call: RankCall | None = None  # its ranks are not begun
-        self._waiting: asyncio.StreamWriter | None = None  # the stand-in of the ranks that run
+        self._waiting: asyncio.StreamWriter | None = None  # the shim of the ranks that run
         self._is_refused = False
         self._watch_at = 0.0
         self._seen: dict[int, float] = {}
@@ -104,8 +104,8 @@ class LaunchScript:
         self._serving = asyncio.get_running_loop().create_task(self._serve())
 
     async def _serve(self) -> None:
-        """Serve stand-ins until `close`. From Python 3.12 on `Server.wait_closed`, which `async with` calls, waits for every
-        connection, and that of a stand-in whose ranks run is closed by nobody else."""
+        """Serve shims until `close`. From Python 3.12 on `Server.wait_closed`, which `async with` calls, waits for every
+        connection, and that of a shim whose ranks run has no other owner that closes it."""
         server = await asyncio.start_unix_server(self._answer, sock=self._socket, limit=MESSAGE_BYTES_MAX)
         try:
             await asyncio.get_running_loop().create_future()
@@ -113,7 +113,7 @@ class LaunchScript:
             server.close()
 
     def ended(self, pid: int, status: int) -> bool:
-        """Report the end of the script, if it is the process that was reaped; tell whether it is."""
+        """Report the end of the script, if it is the process that was reaped; return whether it is."""
         if pid != self._ranks.script_pid:
             return False
         self.is_running = False
@@ -121,7 +121,7 @@ class LaunchScript:
         self._note(f"the script ended with {f'code {code}' if code >= 0 else f'signal {-code}'}")
         if not (self._calls or code) and (left := self._left_behind()):
             fix = "no &, nohup, setsid, tmux or screen: orch runs the script without your shell, and waits for its launcher"
-            self._fail(f"the script ended, and left in the background: {left}", self._tail(), fix)
+            self._fail(f"the script ended but left in the background: {left}", self._tail(), fix)
         elif self._ranks.want is RanksGoal.RUN:
             self._report(reports.LaunchEnded(self._ranks.attempt, self._calls, code, self._tail()))
         return True
@@ -133,7 +133,7 @@ class LaunchScript:
         return _line(max(left)).rpartition(f"{folder}/")[2] if left else ""
 
     def rank_ended(self) -> None:
-        """A rank has ended: when all of a call have ended well, the script goes on."""
+        """Note that a rank has ended: when all of a call have succeeded, the script continues."""
         ranks, writer = self._ranks, self._waiting
         if writer is not None and ranks.want is RanksGoal.RUN and not ranks.alive and ranks.all_ended_well:
             self._waiting = None
@@ -141,7 +141,7 @@ class LaunchScript:
 
     @property
     def is_called(self) -> bool:
-        """Tell whether a launcher is called, and the ranks of the call before it have ended."""
+        """Whether a launcher is called, and the ranks of the call before it have ended."""
         return self._call is not None and self._ranks.want is RanksGoal.RUN and not self._ranks.alive
 
     def begin_call(self) -> RankCall:
@@ -163,14 +163,14 @@ class LaunchScript:
         """Close the socket, which is the server's to close: the loop must forget it before its number is free."""
         self._serving.cancel()
 
-    # Stand-ins
+    # Shims
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             if _peer(writer)[1] == os.getuid():
                 await self._serve_call(reader, writer)
         except (OSError, ValueError, asyncio.TimeoutError, asyncio.IncompleteReadError) as err:
-            self._note(f"a launcher's stand-in was not understood: {err}")
+            self._note(f"a launcher shim's call cannot be read: {err}")
         finally:
             if self._waiting is not writer:
                 writer.close()
@@ -189,7 +189,7 @@ class LaunchScript:
         elif isinstance(answer, options.Once):
             _send(writer, {"exec": answer.words, "is_real": False})
         elif request.real and not (request.name == "srun" and self._stands_in_slurm):
-            self._note(f"{request.name} {' '.join(request.words[:3])} is left to {request.real}")
+            self._note(f"{request.name} {' '.join(request.words[:3])} is passed to {request.real}")
             _send(writer, {"exec": [request.real, *request.words], "is_real": True})
         elif answer.words:
             _send(writer, {"exec": answer.words, "is_real": False})
@@ -246,13 +246,13 @@ class LaunchScript:
         self._fail(f"{err.what}", f"{line}{usage}\n")
 
     def _fail(self, reason: str, tail: str, fix: str = "", *, is_final: bool = True) -> None:
-        """Report that the attempt cannot go on, once, unless it is being stopped: that ends stand-ins, too."""
+        """Report once that the attempt cannot continue, unless it is being stopped: that ends shims, too."""
         if not self._is_refused and self._ranks.want is RanksGoal.RUN:
             self._is_refused = True
             self._report(reports.PrepareFailed(self._ranks.attempt, reason, tail, is_final=is_final, fix=fix))
 
     async def _watch_stand_in(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Notice the end of a stand-in whose ranks run: a launcher that is killed takes its ranks with it."""
+        """Notice the end of a shim whose ranks run: a launcher that is killed takes its ranks with it."""
         with contextlib.suppress(OSError):
             await reader.read(1)
         if self._waiting is writer and self.is_running and not self._is_refused:
@@ -260,10 +260,10 @@ class LaunchScript:
             reason = f"the launcher of call {self._calls} was ended by its script while its ranks ran"
             self._fail(reason, self._tail(), is_final=False)
 
-    # Launchers that went past the stand-ins
+    # Launchers that run without a shim
 
     def watch(self, now_s: float) -> None:
-        """End the attempt when a launcher runs that no stand-in stands for."""
+        """End the attempt when a launcher runs without a shim."""
         if now_s < self._watch_at or not self.is_running or self._ranks.want is not RanksGoal.RUN:
             return
         self._watch_at = now_s + WATCH_S
@@ -276,7 +276,7 @@ class LaunchScript:
             hands_over = procfs.environment(pid, FOLDER_ENV) and not tree.get(pid)
             if not hands_over or now_s - seen_at > HAND_OVER_S_MAX:
                 self._fail(
-                    f"a launcher runs past orch: {_line(pid)}",
+                    f"a launcher runs without orch: {_line(pid)}",
                     self._tail(),
                     "its ranks would not meet those of other nodes: start it with the script's environment, without env -i or "
                     "python -I, and keep what is in PYTHONPATH: export PYTHONPATH=.:$PYTHONPATH; for ranks in a container write command:",

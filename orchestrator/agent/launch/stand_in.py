@@ -1,7 +1,7 @@
-"""Stand-in for a launcher: tells the node's agent what the script has called, and does what the agent answers.
+"""Shim for a launcher: reports the script's call to the node's agent, and does what the agent answers.
 
-It runs in the script's own environment, under the agent's Python, as one process between the script and the agent. It knows
-no launcher: the agent reads the words.
+It runs in the script's own environment, under the agent's Python, as one process between the script and the agent. It does
+not interpret the command line: the agent does.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 from orchestrator.agent.ranks.hook.launch import PYTHON_ENV, REAL_ENV
 
 ADDRESS_FILE = "address"
-"""Holds the name of the agent's socket, in the folder of the stand-ins."""
+"""Holds the name of the agent's socket, in the folder of the shims."""
 
 ANSWER_S_MAX = 60.0
 """How long the agent may take to answer a call; the end of the ranks is waited for without limit, as a launcher would."""
@@ -34,7 +34,7 @@ SCRIPT_LINE_BYTES_MAX = 500
 
 
 def main(program: str, words: list[str]) -> int:
-    """Stand in for a launcher; `program` is the stand-in's own file. Return the exit code."""
+    """Run in place of a launcher; `program` is the shim's own file. Return the exit code."""
     file = Path(program)
     env = dict(os.environ)
     python, is_real = env.pop(PYTHON_ENV, ""), REAL_ENV in env
@@ -95,7 +95,7 @@ def _connected(name: str) -> socket.socket:
     line.connect("\0" + name)
     _, uid, _ = struct.unpack("3i", line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     if uid != os.getuid():
-        raise OSError("its socket is another user's")
+        raise OSError("its socket belongs to another user")
     return line
 
 

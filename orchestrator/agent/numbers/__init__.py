@@ -1,1 +1,1 @@
-"""Numbers of ranks: what they print, report and use."""
+"""Metrics of ranks: printed, reported, and measured."""

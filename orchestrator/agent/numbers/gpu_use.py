@@ -1,4 +1,4 @@
-"""Use of the host's GPUs, from nvidia-smi where it is installed, within a bounded time; in inspections and all the time."""
+"""Use of the host's GPUs, from nvidia-smi where it is installed, within a bounded time; in inspections and periodically."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from orchestrator.core.host import gpus
 
 NVIDIA_SMI_S_MAX = 5.0
 ASK_S = 20.0
-"""How often it is asked all the time: two tables, so once in ten seconds."""
+"""How often it is asked periodically: two tables, so once in ten seconds."""
 
 OLD_S = 90.0
-"""An older answer is none."""
+"""An older answer does not count."""
 
 TEXT_CHARS_MAX = 1 << 20
 
@@ -50,7 +50,7 @@ class GpuUse:
     def share(self, pid: int) -> tuple[float | None, str]:
         """Return how busy the GPU of a process was, or None and the reason why that is not known."""
         if not self.text:
-            return None, "nvidia-smi is not there, so the use of GPUs is not known"
+            return None, "nvidia-smi is not installed, so GPU use is not known"
         share, _ = self.of([pid], "")
         return share, "nvidia-smi does not say which GPU the process uses" if share is None else ""
 

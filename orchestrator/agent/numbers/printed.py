@@ -1,10 +1,10 @@
-"""Numbers that a rank prints: progress bar, loss and learning rate, from the newest end of its log.
+"""Metrics that a rank prints: progress bar, loss and learning rate, from the end of its log.
 
 Rules:
-1. At most `TAIL_BYTES` are read at a time, and only when the log has grown. What was found stands until more is found.
+1. At most `TAIL_BYTES` are read at a time, and only when the log has grown. A value is kept until a newer one is found.
 2. tqdm rewrites a bar in its line after a carriage return, each time with its count:
    ` 3%|▍ | 37/1200 [00:03<01:55, 10.1it/s]`, or `37it [00:03, 10.1it/s]` where its end is not known.
-3. A bar tells the share of all work only if it is of all work: not if its description says otherwise, not if there was
+3. A bar shows the progress of the job only if it covers all work: not if its description says otherwise, not if there was
    a longer one, and not if it has begun again, as one of an epoch does.
 4. A count, `step 37/1200`, is a bar without a drawing; `eta: 0:01:55` and `remaining time: 0:01:55` are the time left.
 5. A loss is the one that is trained on, not one of a validation: `loss 1.23`, `train_loss: 1.2e-3`, `{'loss': '1.23'}`.
@@ -65,7 +65,7 @@ class Bar:
     done: int
     total: int
     left_s: float | None
-    # What stands before it in its line
+    # The text before it in its line
     label: bytes
     # By tqdm
     is_drawn: bool = True
@@ -78,7 +78,7 @@ class Bar:
 
 
 class PrintedNumbers:
-    """What one log tells, read when it has grown."""
+    """Metrics of one log, read when it has grown."""
 
     def __init__(self, log: Path) -> None:
         self._log = log
@@ -102,7 +102,7 @@ class PrintedNumbers:
         return self._text
 
     def training(self) -> Training:
-        """Return what the log tells of the training."""
+        """Return the training progress that the log shows."""
         self._read()
         losses, learning_rate = last_losses(self._unread), last_learning_rate(self._unread)
         self._unread = b""
@@ -167,7 +167,7 @@ def last_bar(tail: bytes) -> Bar | None:
 
 
 def last_left_s(tail: bytes, before_s: float | None) -> float | None:
-    """Return the last time that is said to be left in the end of a log; what was said before where it has none."""
+    """Return the last remaining time in the end of a log; the previous one where it has none."""
     found = next(reversed(list(_LEFT.finditer(tail))), None)
     if found is None:
         return before_s
@@ -186,7 +186,7 @@ def last_losses(tail: bytes) -> list[Measured]:
 
 
 def _is_trained_on(line: bytes) -> bool:
-    """Tell whether the loss after this begin of a line is the one that is trained on."""
+    """Return whether the loss after this begin of a line is the one that is trained on."""
     name = _NAME.search(line[-NAME_BYTES_MAX:])
     assert name is not None, "it matches nothing as well"
     word, joint = name["word"].lower(), name["joint"]
@@ -194,7 +194,7 @@ def _is_trained_on(line: bytes) -> bool:
         return False
     if word in _TRAINED_ON:
         return True
-    # `aux_loss` and `gloss` are others; what stands apart, as in `lm loss`, is a word of the line.
+    # `aux_loss` and `gloss` are others; a separate word, as in `lm loss`, is part of the line.
     is_other = bool(word) and not joint.isspace()
     return not is_other and not _OF_ANOTHER.search(line)
 

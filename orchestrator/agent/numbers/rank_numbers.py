@@ -1,6 +1,6 @@
-"""Numbers of the ranks of a node, measured beside the heartbeats: what each uses, and what its script tells.
+"""Metrics of the ranks of a node, measured beside the heartbeats: resource use, and the progress that scripts report.
 
-Rules: they are told once in `TELL_S` and not with each heartbeat, so that heartbeats cost what they did. Nothing here
+Rules: they are sent once in `TELL_S` and not with each heartbeat, so that heartbeats stay cheap. Nothing here
 waits: nvidia-smi and the trainers' reports have threads of their own.
 """
 
@@ -41,14 +41,14 @@ class RankNumbers:
         self._read_s = 0.0
 
     def told(self, pids: list[int], now_s: float) -> tuple[Usage | None, Training | None]:
-        """Return what the rank uses, whose processes are `pids`, and what its script tells; None while that is not due."""
+        """Return the use of a rank's processes `pids`, and its training progress; None while they are not due."""
         if now_s < self._due_s:
             return None, None
         self._due_s = now_s + TELL_S
         return self._usage(pids, now_s), self.training()
 
     def training(self) -> Training | None:
-        """Return what the script tells: what it reports before what it prints; None for nothing."""
+        """Return the training progress: what the script reports, else what it prints; None for nothing."""
         told = self._node.reports.of_rank(self._rank).completed_by(self.printed.training())
         return told if told != Training() else None
 

@@ -41,7 +41,7 @@ class TrainerReports:
         self._settings: tuple[Setting, ...] = ()
 
     def settings(self, folder: Path, given: Mapping[str, str]) -> tuple[Setting, ...]:
-        """Forget earlier attempts, and return what tells ranks of the endpoint, which is opened at the first call; `folder`
+        """Forget earlier attempts, and return the settings that name the endpoint, which is opened at the first call; `folder`
         is the node's, `given` what else is set. None where the user has another endpoint, or this one cannot be had."""
         self._latest, self._nonfinite = {}, {}
         if TRAINER_URL in given or _asks_proxy(given):
@@ -115,6 +115,6 @@ def _number(value: object) -> Measured | None:
 
 
 def _asks_proxy(given: Mapping[str, str]) -> bool:
-    """Tell whether a rank would ask a proxy for the endpoint, which is no business of others."""
+    """Return whether a rank would ask a proxy for the endpoint, which is no business of others."""
     spared = f"{given.get('no_proxy', '')},{given.get('NO_PROXY', '')}".split(",")
     return any(map(given.get, _PROXIES)) and not {HERE, "*"} & {name.strip() for name in spared}

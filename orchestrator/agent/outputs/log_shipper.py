@@ -5,8 +5,8 @@ connection (`ResumeOffsets`), are enough to lose nothing and to send nothing twi
 either side. Nothing is sent before they come. A window limits the unacknowledged bytes and shrinks on a slow connection,
 so that heartbeats never queue for long behind logs. Ranks only write their files; none of this concerns them.
 
-A file that was cut off goes on from its new beginning: in the job folder its bytes follow those that were sent before.
-A program of a rank does that by `> /dev/stderr`, which opens the log anew.
+A truncated file continues from its new beginning: in the job folder its bytes follow those that were sent before.
+A program of a rank truncates its log by `> /dev/stderr`, which opens the log again.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ LAST_S_MAX = 60.0
 """A dismissed agent stays until its logs have arrived, unless nothing has arrived for this time."""
 
 LAST_ALONE_S_MAX = 10.0
-"""Nor does it stay after this time without a connection: `orch collect` fetches the rest later."""
+"""It does not stay after this time without a connection either: `orch collect` fetches the rest later."""
 
 FULL_CHUNK_BYTES = 64 << 10
 SHIP_S = 1.0
-"""A file that grows by less than a full chunk is sent at once after a quiet time, else this often."""
+"""A file that grows by less than a full chunk is sent at once after a pause, else this often."""
 
 INDEX_RECORD_BYTES = 16
-"""A log's index is sent in whole records: a torn last one may still be cut away here."""
+"""A log's index is sent in complete records: an incomplete last one may still be truncated here."""
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ class LogShipper:
         send: Callable[[reports.Chunk, bytes], bool],
         note: Callable[[str], None],
     ) -> None:
-        """`send` sends a chunk and tells whether there is a connection; `note` writes to the node's log."""
+        """`send` sends a chunk and returns whether there is a connection; `note` writes to the node's log."""
         self._job = job
         self._node = node
         self._send = send
@@ -80,7 +80,7 @@ class LogShipper:
         self._arrived: dict[str, int] | None = None
         self._files: dict[str, _File] = {}
         self._dropped: set[str] = set()
-        # Where in the job folder's file the first byte of each file measured so far stands: not 0 once it was cut off.
+        # Offset in the job folder's file of the first byte of each file measured so far: not 0 once it was truncated.
         self._starts: dict[str, int] = {}
         self._window_bytes = SHIP_WINDOW_BYTES
         self._sent_bytes = self._acked_bytes = 0
@@ -97,7 +97,7 @@ class LogShipper:
     def begin(self, offsets: orders.ResumeOffsets) -> None:
         """Continue from what the supervisor has. All files of this node are measured once."""
         self._arrived = dict(offsets.files)
-        # What was cut off before it had arrived is lost.
+        # What was truncated before it had arrived is lost.
         self._starts = {path: min(at, offsets.files.get(path, 0)) for path, at in self._starts.items()}
         self._sent_bytes = self._acked_bytes = 0
         self._unacked.clear()
@@ -132,7 +132,7 @@ class LogShipper:
             self._pump(LAST_WINDOWS * self._window_bytes)
 
     def has_arrived(self, attempts: tuple[int, ...]) -> bool:
-        """Tell whether all files of this node have arrived; send what is not sent yet."""
+        """Return whether all files of this node have arrived; send what is not sent yet."""
         if self._arrived is None:
             return False
         self._measure(attempts)
@@ -142,7 +142,7 @@ class LogShipper:
         return self._acked_bytes == self._sent_bytes and not unsent_bytes
 
     def is_done(self, attempts: tuple[int, ...], dismissed_at: float, disconnected_s: float) -> bool:
-        """Tell whether a dismissed agent may leave: its logs have arrived, or do not get through."""
+        """Return whether a dismissed agent may leave: its logs have arrived, or cannot be sent."""
         if self.has_arrived(attempts):
             return True
         is_stuck = time.monotonic() - max(dismissed_at, self._progress_at) > LAST_S_MAX
@@ -176,7 +176,7 @@ class LogShipper:
                 self._arrived[file.path] = file.sent_bytes
 
     def _measure_one(self, file: _File) -> bool:
-        """Note the size of a file; tell whether it exists."""
+        """Note the size of a file; return whether it exists."""
         try:
             size_bytes = os.stat(self._job.root / file.path).st_size  # noqa: PTH116 -- five times a second each
         except (FileNotFoundError, NotADirectoryError):
@@ -184,7 +184,7 @@ class LogShipper:
                 self._drop(file, "is gone")
             return False
         except OSError:
-            return True  # such as a stale file of NFS: the next poll tells
+            return True  # such as a stale file of NFS: the next poll finds out
         if file.path.endswith(".idx"):
             size_bytes -= size_bytes % INDEX_RECORD_BYTES
         file.size_bytes = self._starts.get(file.path, 0) + size_bytes
@@ -195,24 +195,22 @@ class LogShipper:
         return True
 
     def _shrank(self, file: _File, size_bytes: int) -> None:
-        """Go on from the beginning of a file that was cut off, if this agent has measured it before: of another one it is
-        unknown which bytes were sent. The index of a log ends here, since it names places in the log."""
+        """Continue from the beginning of a truncated file, if this agent has measured it before: of another file it is
+        unknown which bytes were sent. The index of a log ends here, since it holds offsets in the log."""
         index = file.path.removesuffix(".log") + ".idx"
         self._dropped.add(index)
         self._files.pop(index, None)
-        what = (
-            f"has {size_bytes} bytes, and {file.sent_bytes - self._starts.get(file.path, 0)} of it were sent"
-        )
+        what = f"has {size_bytes} bytes, but {file.sent_bytes - self._starts.get(file.path, 0)} were sent"
         if file.path not in self._starts or file.path.endswith(".idx"):
             self._drop(file, what)
             return
-        self._note(f"{file.path} {what}: it was cut off, and goes on from its new beginning")
+        self._note(f"{file.path} {what}: it was truncated, and shipping continues from its new beginning")
         self._starts[file.path] = file.sent_bytes
         file.size_bytes = file.sent_bytes + size_bytes
 
     def _drop(self, file: _File, what: str) -> None:
         """Stop sending a file that did not only grow: the bytes in the job folder would not be its bytes."""
-        self._note(f"{file.path} {what}: no more of it is sent")
+        self._note(f"{file.path} {what}: shipping it stops")
         self._dropped.add(file.path)
         self._files.pop(file.path, None)
 

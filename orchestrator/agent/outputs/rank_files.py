@@ -1,5 +1,5 @@
-"""Files that the ranks here have opened in an attempt, as their hooks note them: where they save and at which step, and which
-checkpoints they had read when they made their first step."""
+"""Files that the ranks here have opened in an attempt, as their hooks note them: where checkpoints are written and at which
+step, and which checkpoints were read before the first step."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class RankFiles:
     _offsets: dict[Path, int] = field(default_factory=dict)
 
     def follow(self, folders: Iterable[Path]) -> None:
-        """Take up what the hooks of the ranks with these folders have noted since the last call."""
+        """Read what the hooks of the ranks with these folders have noted since the last call."""
         for folder in folders:
             with contextlib.suppress(OSError):
                 self._follow(folder / FILES_FILE)
@@ -69,12 +69,12 @@ class RankFiles:
                 self.made.add(path)
 
     def know_beginning(self, trainers: set[int]) -> bool:
-        """Tell whether the reading of each process is noted that makes the steps of these ranks."""
+        """Return whether the reads of each process that makes steps of these ranks are noted."""
         return bool(trainers) and trainers <= self.readers
 
 
 def shared(job: JobDir) -> tuple[str, ...]:
-    """Return for each other job that is not over, and whose ranks write a file that ranks of this one write, too, that it does."""
+    """Return a message for each other unended job whose ranks write a file that ranks of this job write, too."""
     found: dict[str, str] = {}
     if not (own := _written_outside(job)):
         return ()
@@ -82,7 +82,7 @@ def shared(job: JobDir) -> tuple[str, ...]:
         others = [other for other in home.unended(job.root.parents[1]) if other.id != job.id]
         found = {other.id: min(own & _written_outside(other), default="") for other in others}
     return tuple(
-        f"{name} runs, too, and writes the same file, {file}; fix: give each job a folder of its own"
+        f"{name} is running, too, and writes the same file, {file}; fix: give each job a folder of its own"
         for name, file in found.items()
         if file
     )

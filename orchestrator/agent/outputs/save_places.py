@@ -1,6 +1,6 @@
-"""The folders in which ranks save: where `checkpoint.path` says, where they start, and where their hooks have seen them save.
+"""Folders in which ranks write checkpoints: `checkpoint.path`, the ranks' working folder, and others in which hooks have seen writes.
 
-The key of a save begins with `START` where ranks start, and with the folder's path elsewhere.
+The key of a checkpoint begins with `START` where ranks start, and with the folder's path elsewhere.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from orchestrator.core.checkpoints.save import START
 from orchestrator.core.jobdir.layout import JobDir
 
 ELSEWHERE_MAX = 20
-"""How many folders outside of the job's are looked into."""
+"""How many folders outside of the job's are scanned."""
 
 FOLDERS_OF_SAVE_MAX = 3
 """How many folders a file of a checkpoint may lie below the one that holds the checkpoints."""
@@ -28,10 +28,10 @@ Written: TypeAlias = tuple[SaveWatch, dict[str, int]]
 
 
 class SavePlaces:
-    """The watches of these folders; the first one's is `checkpoint.path`."""
+    """The watches of these folders; the first is that of `checkpoint.path`."""
 
     def __init__(self, job: JobDir, checkpoint_glob: str, *, ships: bool = False) -> None:
-        """`ships`: what is saved in the job's folder is copied to where the job was submitted."""
+        """`ships`: checkpoints in the job's folder are copied to the submitting machine."""
         self._root = os.path.realpath(job.root) if ships else "/"
         root, glob = tree.place_of(*job.checkpoint_place(checkpoint_glob))
         leaves = glob if root == job.code else ""
@@ -39,7 +39,7 @@ class SavePlaces:
         self.watches = [SaveWatch(root, glob), start]
 
     def begin(self, attempt: int) -> None:
-        """Begin an attempt: what is there now belongs to earlier ones."""
+        """Begin an attempt: files that exist now belong to earlier ones."""
         del self.watches[2:]
         for watch in self.watches:
             watch.begin(attempt)
@@ -84,11 +84,11 @@ class SavePlaces:
         return path
 
     def dump(self) -> bytes:
-        """Return what another agent needs to go on if this one dies."""
+        """Return what another agent needs to continue if this one dies."""
         return json.dumps({"watches": [watch.dump() for watch in self.watches]}).encode()
 
     def load(self, raw: bytes) -> None:
-        """Go on where another agent left off. Raises CodecError, KeyError, ValueError."""
+        """Continue where another agent stopped. Raises CodecError, KeyError, ValueError."""
         data = codec.loads_plain(raw)["watches"]
         del self.watches[2:]
         for at, own in enumerate(data):
@@ -99,7 +99,7 @@ class SavePlaces:
 
 
 def _roots(watch: SaveWatch) -> tuple[str, ...]:
-    """Return the names of a watch's folder: as the job has it, and as the kernel tells a rank that is in it."""
+    """Return the names of a watch's folder: as the job has it, and as the kernel shows it to a rank in it."""
     return tuple(dict.fromkeys((str(watch.root), os.path.realpath(watch.root))))
 
 

@@ -1,8 +1,9 @@
-"""Scanner of an agent: looks for saves beside the loop, reports them, and hashes them when nothing else is in hand.
+"""Checkpoint scanner of an agent: finds checkpoints, reports them, and hashes them when nothing else is to be done.
 
-It looks where `checkpoint.path` says, where the ranks start, and wherever else a rank's hook has seen it save. A look and the reading of formats run in a thread, so neither heartbeats nor orders wait for a slow disk or 100,000 files;
-looks are rarer where they take long. Of the agents that share a disk only one looks: the one that holds the lock. What it
-knows is in the lock's file, so that the next agent can report what the last one saw no end of.
+It scans `checkpoint.path`, the ranks' working folder, and other folders in which a rank's hook has seen writes. Scans and the
+reading of formats run in a thread, so neither heartbeats nor orders wait for a slow disk or 100,000 files. Slow scans are
+rarer. Of the agents that share a disk only one scans: the one that holds the lock. Its state is in the lock's file, so that
+the next agent can report what the last one has not finished.
 """
 
 from __future__ import annotations
@@ -36,16 +37,16 @@ from orchestrator.core.wire.agent_config import AgentConfig
 
 SCAN_S = 1.0
 SCAN_SHARE_MAX = 0.05
-"""How often the place is looked at, and which share of its time a node spends in looks at most."""
+"""How often the folders are scanned, and which share of its time a node spends on scans at most."""
 
 LAST_SCAN_S_MAX = 600.0
-"""How long the end of an attempt waits for the last look."""
+"""How long the end of an attempt waits for the last scan."""
 
 HASH_BYTES_PER_S = 200e6
-"""How fast saves are hashed beside the training."""
+"""How fast checkpoints are hashed during the training."""
 
 SHA256_BYTES = 100
-"""How much longer a message about a save becomes with the sha256 of a file."""
+"""How much longer a message about a checkpoint becomes with the sha256 of a file."""
 
 READ_MAX = 100
 """How many of the checkpoints that ranks had read are reported, the last ones."""
@@ -83,7 +84,7 @@ class Hasher:
 
 
 class SaveScanner:
-    """Scanner for the saves of the attempt that runs here."""
+    """Scanner for the checkpoints of the attempt that runs here."""
 
     def __init__(
         self,
@@ -103,7 +104,7 @@ class SaveScanner:
         self._places = SavePlaces(self._job, config.checkpoint_glob, ships=config.ships)
         self._files = RankFiles(self._places.true_path)
         self._is_beginning_told = False
-        # Hosts that share nothing but an absolute place: there the host of rank 0 looks.
+        # Hosts that share nothing but an absolute path: there the host of rank 0 scans.
         self._is_shared_place = config.ships and Path(config.checkpoint_glob).is_absolute()
         self._may_look = self._looks = config.finds_checkpoints or config.ships
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "looks")
@@ -120,16 +121,16 @@ class SaveScanner:
 
     @property
     def is_unfinished(self) -> bool:
-        """Tell whether something that may be a save has changed and is not reported."""
+        """Whether something that may be a checkpoint has changed and is not reported."""
         return self._looking is not None or any(watch.is_unfinished for watch in self._places.watches)
 
     @property
     def looks(self) -> int:
-        """How many looks have ended in this attempt; -1 where another agent looks."""
+        """How many scans have ended in this attempt; -1 where another agent scans."""
         return self.looks_done if self._lock_fd is not None else -1
 
     async def recover(self) -> None:
-        """Report what an earlier agent, which has died, had not: it is over by now."""
+        """Report what an earlier agent, which has died, had not reported: it is complete by now."""
         if not self._may_look or not self._acquire():
             return
         looking = asyncio.wrap_future(self._thread.submit(self._left_behind))
@@ -152,14 +153,14 @@ class SaveScanner:
         return found
 
     def _load(self) -> bool:
-        """Go on where the last agent of this disk left off; tell whether it has left that."""
+        """Continue where the last agent of this disk stopped; return whether its state was found."""
         with contextlib.suppress(OSError, codec.CodecError, ValueError, KeyError, TypeError):
             self._places.load(ownership.read_regular(self._job.root / LOCK_FILE))
             return True
         return False
 
     def begin(self, attempt: int, looks: bool = True) -> None:
-        """Begin an attempt. `looks`: whether this agent looks for its saves."""
+        """Begin an attempt. `looks`: whether this agent scans for its checkpoints."""
         self._files, self._is_beginning_told = RankFiles(self._places.true_path), False
         self._looks = self._may_look and looks
         self._finish_by_s, self._is_last, self.looks_done = None, False, 0
@@ -168,7 +169,7 @@ class SaveScanner:
             self._begin_watch(attempt)
 
     def scan(self, ranks: NodeRanks, now_s: float) -> None:
-        """Report what a look has found, and begin the next when it is due."""
+        """Report what a scan has found, and begin the next when it is due."""
         self._report_hashed()
         self._tell_beginning(ranks, is_over=False)
         if self._looking is not None:
@@ -177,7 +178,7 @@ class SaveScanner:
             self._begin_look(ranks, now_s, ended=False)
 
     def finish(self, ranks: NodeRanks, now_s: float) -> bool:
-        """Look a last time, after all ranks have ended; return True when all that it found is reported."""
+        """Scan a last time, after all ranks have ended; return True when everything found is reported."""
         if self._finish_by_s is None:
             self._finish_by_s = now_s + LAST_SCAN_S_MAX
             self._hasher.is_hurried = True
@@ -197,11 +198,11 @@ class SaveScanner:
 
     @property
     def is_finishing(self) -> bool:
-        """Tell whether the attempt is over here except for its last look."""
+        """Whether the attempt is over here except for its last scan."""
         return self._finish_by_s is not None
 
     def discard(self, save: Save) -> None:
-        """Delete a save that the supervisor does not keep."""
+        """Delete a checkpoint that the supervisor does not keep."""
         self._thread.submit(disk.delete, save, Path(save.places[0].root))
 
     def poll(self) -> None:
@@ -270,9 +271,7 @@ class SaveScanner:
         seen = reports.SaveSeen(watch.attempt, key, series, group.main, part)
         if len(change.pieces) * SHA256_BYTES > LINE_BYTES_MAX or _bytes(seen) > LINE_BYTES_MAX:
             count = len(change.pieces)
-            self._note(
-                f"{group.main} has {count:,} files, too many to report: it is no checkpoint to begin from"
-            )
+            self._note(f"{group.main} has {count:,} files, too many to report: no restart can resume from it")
             return
         self._report(seen)
         self._hashing.append((seen, self._hasher.run(lambda pace: disk.hashed(root, change.pieces, pace))))
@@ -308,7 +307,7 @@ class SaveScanner:
         return self._lock_fd is not None and self._beginning is None
 
     def _begin_watch(self, attempt: int) -> None:
-        """Note what is there; go on where an agent left off whose ranks of this attempt have ended before."""
+        """Note what exists; continue where an agent stopped whose ranks of this attempt have ended before."""
 
         def begin() -> None:
             if not self._load() or any(watch.attempt != attempt for watch in self._places.watches):
@@ -344,7 +343,7 @@ def _look(watches: Iterable[save_places.Written], moment: Moment) -> list[_Seen]
 
 
 def _bytes(seen: reports.SaveSeen) -> int:
-    """Return how long a message about a save can become: with the sha256 of its files, and their names in its place."""
+    """Return how long a message about a checkpoint can become, with the names and the sha256 of its files."""
     hashed = sum(SHA256_BYTES + len(codec.dumps_plain(piece.name)) for piece in seen.part.pieces)
     return len(codec.dumps_kind(seen)) + hashed
 

@@ -1,17 +1,18 @@
-"""Watch over a folder in which ranks save during an attempt: which groups of files they have written, and when they are done.
+"""Checkpoint watch of a folder during an attempt: which groups of files ranks have written, and when they are complete.
 
-- What is there when the attempt begins, and does not change, belongs to earlier ones.
-- A group is reported when it has stayed the same since a look, and every rank of this node has made an optimizer step since that
-  look ended, or since its files were opened, where hooks have seen that of all of them. A script without steps has only the clock of this process: nothing may have been written for `SILENT_S`.
-- A name that is written over again and again may never settle. Its format can show that it is whole: then it is reported as that.
-- What was written before the first step (a vocabulary, a config) is no save, unless the script makes no steps at all: that
-  is known when it writes a second save of the series, or ends.
-- When the ranks have ended, all that is new is reported, with how it is known that its writing was over, if it is.
-- Times of files only tell whether a file is as it was: a file server has another clock.
-- The keys of groups begin with the watch's `prefix`, which tells equal names in several folders apart.
-- Of saves that are done at once, the newest of those with like names count: the others are said to be left out.
+- Files that exist when the attempt begins, and do not change, belong to earlier attempts.
+- A group is reported when it has not changed since a scan, and every rank of this node has made an optimizer step since that
+  scan ended, or since its files were opened, where hooks have seen all of them opened.
+- For a script without steps only the clock of this process counts: nothing may have been written for `SILENT_S`.
+- A name that is overwritten repeatedly may never settle. If its format shows that it is complete, it is reported.
+- What was written before the first step (a vocabulary, a config) is not a checkpoint, unless the script makes no steps at all:
+  that is known when it writes a second checkpoint of the series, or ends.
+- When the ranks have ended, everything new is reported, with the reason why it counts as complete, if there is one.
+- File times only show whether a file has changed: a file server has another clock.
+- The keys of groups begin with the watch's `prefix`, which distinguishes equal names in several folders.
+- Of checkpoints that are complete at once, the newest of those with like names count: the others are reported as left out.
 
-Not thread-safe: one thread looks.
+Not thread-safe: one thread scans.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ from orchestrator.core.checkpoints.save import Closing, GroupReading, Piece
 
 SILENT_S = 2.0
 REWRITTEN_S, REWRITTEN_BYTES_PER_S = 5.0, 50e6
-"""A file that is written over before the ranks' next step shows that it is whole is reported by its format alone: so seldom, and so
-many bytes in a second at most, since each is copied."""
+"""A file that is overwritten before the ranks' next step is reported by its format alone: at most this often, and at most this
+many bytes in a second, since each is copied."""
 
 UNFINISHED_S_MAX = 60.0
-"""A group that does not settle, and has not changed for this time, keeps nobody waiting."""
+"""A group that does not settle, and has not changed for this time, is not waited for."""
 
 ALIKE_DONE_MAX = 100
 DONE_MAX = 1_000
-"""How many saves whose names differ only in numbers, and how many in all, one look reports."""
+"""How many checkpoints whose names differ only in numbers, and how many in all, one scan reports."""
 
 Stamp = tuple[int, int]
 Steps: TypeAlias = Mapping[int, int]
@@ -47,8 +48,8 @@ Steps: TypeAlias = Mapping[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """When a look is made: by the monotonic clock, and what the ranks here have done. `steps`: asks for their steps, from any
-    thread."""
+    """Time and circumstances of a scan: the monotonic clock, and what the ranks here have done. `steps`: returns their steps, from
+    any thread."""
 
     now_s: float
     steps: Callable[[], Steps]
@@ -58,8 +59,8 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A group as it has been since a look. `order`: of that look; `steps`: those of the ranks when it ended; `is_early`: whether it
-    was written before the first step, None where that was made between that look and the one before."""
+    """A group as it has been since a scan. `order`: of that scan; `steps`: those of the ranks when it ended; `is_early`: whether it
+    was written before the first step, None where that was made between that scan and the previous one."""
 
     pieces: tuple[Piece, ...]
     since_s: float
@@ -70,8 +71,8 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A group that was written in this attempt. `stale`: its files that are still those of the save before; `steps`: those that
-    the rank which wrote it had made, as its hook tells, or at the end of the look that saw it first."""
+    """A group that was written in this attempt. `stale`: its files that are still those of the previous checkpoint; `steps`: those that
+    the rank which wrote it had made, as its hook notes, or at the end of the scan that saw it first."""
 
     group: names.Group
     pieces: tuple[Piece, ...]
@@ -88,7 +89,7 @@ class _Done:
     group: names.Group
     seen: Seen
     closed_by: Closing
-    # At which it was written, as hooks tell; -1: not known
+    # At which it was written, as hooks note; -1: not known
     step: int = -1
 
     @property
@@ -104,7 +105,7 @@ class _Done:
 
 @dataclass(slots=True)
 class SaveWatch:
-    """The files of one folder as they were last seen. `folders`: how it is looked into if it holds much else; else files count
+    """The files of one folder as they were last seen. `folders`: how it is scanned if it holds much else; else files count
     that fit `glob`. `leaves`: the glob of files that another watch has."""
 
     root: Path
@@ -115,23 +116,23 @@ class SaveWatch:
     attempt: int = 0
     baseline: dict[str, Stamp] = field(default_factory=dict)
     reported: dict[str, tuple[Piece, ...]] = field(default_factory=dict)
-    # Of names that are written again and again: their files when they were reported last without a fault
+    # Of names that are overwritten: their files when they were last reported without a fault
     before: dict[str, dict[str, Stamp]] = field(default_factory=dict)
-    # Of the last look: groups by key, and what it could not see
+    # Of the last scan: groups by key, and what it could not see
     seen: dict[str, Seen] = field(default_factory=dict)
     cut: str = ""
     is_unfinished: bool = False
     # Groups of a script that makes no steps, by series
     early: dict[str, set[tuple[Piece, ...]]] = field(default_factory=dict)
     looks: int = 0
-    # A group has changed in the last look, which another agent would have to know; a step had been made when it ended
+    # A group has changed in the last scan, which another agent would have to know; a step had been made when it ended
     has_changed: bool = False
     _stepped: bool = False
-    # Of names that are written over and do not settle: when their format is asked next
+    # Of names that are overwritten and do not settle: when their format is read next
     _due_s: dict[str, float] = field(default_factory=dict)
 
     def begin(self, attempt: int) -> None:
-        """Begin an attempt: what is there now belongs to earlier ones."""
+        """Begin an attempt: files that exist now belong to earlier ones."""
         found = self.folders.begin() if self.folders is not None else tree.look(self.root, self.glob)
         self.attempt = attempt
         self.baseline = {name: _stamp(piece) for name, piece in found.files.items()}
@@ -140,7 +141,7 @@ class SaveWatch:
         self._due_s = {}
 
     def look(self, moment: Moment, written: Mapping[str, int] | None = None) -> list[Change]:
-        """Return the groups whose writing seems to be over, those that were written first at the front. `written`: the files
+        """Return the groups that seem to be complete, those that were written first at the front. `written`: the files
         that hooks have seen ranks write, and at which step."""
         written, begun = written or {}, moment.steps()
         found = self._found(written)
@@ -179,9 +180,7 @@ class SaveWatch:
         self.is_unfinished, self._stepped = unfinished, any(after.values())
         counted = _newest(done)
         if left_out := len(done) - len(counted):
-            self.cut = (
-                f"{left_out:,} of {len(done):,} saves that were written at once are left out, the oldest"
-            )
+            self.cut = f"{left_out:,} of {len(done):,} checkpoints written at once are left out, the oldest"
         return [self._change(one, found) for one in counted]
 
     def _is_rewritten(
@@ -192,8 +191,8 @@ class SaveWatch:
         closed_by: Closing | None,
         moment: Moment,
     ) -> bool:
-        """Tell whether a name that is written over and does not settle is to be reported now, since its format shows that it is
-        whole."""
+        """Return whether a name that is overwritten and does not settle is to be reported now, since its format shows that it is
+        complete."""
         if moment.ended or closed_by not in (None, Closing.NONE) or seen.is_early is not False:
             self._due_s.pop(group.key, None)
             return False
@@ -206,7 +205,7 @@ class SaveWatch:
         return not reading.fault(state, sizes) and reading.has_last_word(state, sizes, 1)
 
     def _found(self, written: Mapping[str, int]) -> tree.Tree:
-        """Return what is there; files that come into sight only now are old, unless a rank has written them."""
+        """Return the files that exist; those that become visible only now are old, unless a rank has written them."""
         if self.folders is None:
             return tree.look(self.root, self.glob)
         found, shown = self.folders.look(written)
@@ -228,8 +227,8 @@ class SaveWatch:
     def _closing(
         self, group: names.Group, seen: Seen, step: int, since: int, begun: Steps, moment: Moment
     ) -> Closing | None:
-        """Return how it is known that nothing more is written to a group, `NONE` if it is not; None for one that does not count.
-        `step`: at which a file of it was opened, `since`: the last of them, -1: not known; `begun`: the steps when this look began;
+        """Return why nothing more is written to a group, `NONE` if that is not known; None for a group that does not count.
+        `step`: at which a file of it was opened, `since`: the last of them, -1: not known; `begun`: the steps when this scan began;
         ranks that make none do not count."""
         stepping = {rank: count for rank, count in begun.items() if count}
         is_early = seen.is_early if seen.is_early is not None else step == 0
@@ -251,9 +250,9 @@ class SaveWatch:
         return None
 
     def _stale(self, key: str, pieces: tuple[Piece, ...]) -> Iterator[str]:
-        """Yield the files of a group that are still those of an earlier attempt, or of the save before under this name.
+        """Yield the files of a group that are still those of an earlier attempt, or of the previous checkpoint under this name.
 
-        A save that is written in the background may be reported in part: its files are not those of another save.
+        A checkpoint that is written in the background may be reported in part: its files are not those of another checkpoint.
         """
         before = self.before.get(key, {})
         for piece in pieces:
@@ -261,7 +260,7 @@ class SaveWatch:
                 yield piece.name
 
     def dump(self) -> codec.Json:
-        """Return what another agent needs to go on if this one dies, for JSON."""
+        """Return what another agent needs to continue if this one dies, for JSON."""
         return {
             "root": str(self.root),
             "attempt": self.attempt,
@@ -273,7 +272,7 @@ class SaveWatch:
         }
 
     def load(self, data: codec.Json) -> None:
-        """Go on where another agent left off. Raises CodecError, KeyError."""
+        """Continue where another agent stopped. Raises CodecError, KeyError."""
         self.attempt = int(data["attempt"])
         self.seen = codec.unpack(dict[str, Seen], data["seen"])
         self.baseline = codec.unpack(dict[str, tuple[int, int]], data["baseline"])

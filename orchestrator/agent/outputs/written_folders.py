@@ -1,8 +1,8 @@
-"""A folder in which ranks may save among much else, as a look sees it: where they start, or one that their hooks have seen.
+"""Folders in which ranks may write checkpoints among much else: the working folder, or one in which hooks have seen writes.
 
-- A folder in which a rank has written is looked into as a whole, also behind a link.
+- A folder in which a rank has written is scanned as a whole, also behind a link.
 - Of a folder that was there when the attempt began, files count that may be checkpoints by their names. One with more than
-  `DATA_FILES_MIN` of them holds data, and is passed over.
+  `DATA_FILES_MIN` of them holds data, and is skipped.
 - A folder that ranks have made counts as a whole, but for one of more than `MADE_FILES_MAX` files without a checkpoint's mark.
 - A folder is listed again only when its own time has changed, so one with 200,000 files of data costs a call of the kernel.
 """
@@ -24,7 +24,7 @@ DATA_FILES_MIN = 100
 MADE_FILES_MAX = 1_000
 
 PASSED_OVER = frozenset(("__pycache__", "node_modules", "site-packages", "wandb"))
-"""Folders of code and of trackers, in which no script saves its checkpoints; others with a `CACHEDIR.TAG` are caches."""
+"""Folders of code and of trackers, in which no script writes checkpoints; others with a `CACHEDIR.TAG` are caches."""
 
 CACHE_TAG = "CACHEDIR.TAG"
 """The file by which a cache says that it is one, see https://bford.info/cachedir/."""
@@ -62,7 +62,7 @@ class WrittenFolders:
     _is_beginning: bool = False
 
     def begin(self) -> tree.Tree:
-        """Return what is there when an attempt begins: nothing of it is the attempt's."""
+        """Return the files that exist when an attempt begins: none of them is the attempt's."""
         self._brought = self._written = frozenset()
         self._listings.clear()
         self._is_beginning = True
@@ -71,7 +71,7 @@ class WrittenFolders:
         return found
 
     def look(self, written: Collection[str]) -> tuple[tree.Tree, set[str]]:
-        """Return what is there, and of that the files which come into sight only now, though they may be old. `written`: the
+        """Return the files that exist, and those of them that become visible only now, though they may be old. `written`: the
         files that ranks have written in this attempt, relative to the root."""
         new = frozenset(name.rpartition("/")[0] for name in written) - self._written
         self._written |= new
@@ -80,11 +80,11 @@ class WrittenFolders:
         return found, shown.difference(written)
 
     def dump(self) -> codec.Json:
-        """Return what another agent needs to go on, for JSON: which folders were brought, and in which ranks have written."""
+        """Return what another agent needs to continue, for JSON: which folders existed before, and in which ranks have written."""
         return {"brought": sorted(self._brought), "written": sorted(self._written)}
 
     def load(self, data: codec.Json) -> None:
-        """Go on where another agent left off. Raises CodecError, KeyError."""
+        """Continue where another agent stopped. Raises CodecError, KeyError."""
         self._brought = frozenset(codec.unpack(tuple[str, ...], data["brought"]))
         self._written = frozenset(codec.unpack(tuple[str, ...], data["written"]))
 

@@ -57,7 +57,7 @@ class Agent:
     def __init__(
         self, config: AgentConfig, environ: Mapping[str, str], pulse: Callable[[], None] = lambda: None
     ) -> None:
-        """`pulse` is called in each round of the loop, so that the keeper knows that it goes round."""
+        """`pulse` is called in each round of the loop, so that the monitor sees that the loop runs."""
         self._config = config
         self._pulse = pulse
         self._job = JobDir.at(config.root)
@@ -81,7 +81,7 @@ class Agent:
         self._shipper = LogShipper(self._job, config.node, self._link.chunk, self._note)
         self._attempt: NodeAttempt | None = None
         self._waiting: orders.PrepareNode | orders.Stop | None = None  # for the end of an older attempt
-        self._unstarted: orders.Start | None = None  # its ranks wait for a disk that takes nothing
+        self._unstarted: orders.Start | None = None  # its ranks wait for a full disk
         self._last_stop = 0  # the latest attempt that was ordered to stop
         self._latest = 0  # the highest attempt named in any order
         self._beat_due = 0.0
@@ -136,13 +136,13 @@ class Agent:
         return STOP_TICK_S if is_stopping or self._attempt.is_inspecting else TICK_S
 
     def _end_by_signal(self, signum: int) -> None:
-        """Stop the ranks and leave: a signal ends this agent, or its keeper died."""
+        """Stop the ranks and leave: a signal ends this agent, or its monitor died."""
         self._note(f"ended by signal {signum}")
         self._leave()
 
     def _forward_term(self) -> None:
         """Report the TERM that Slurm sends to all processes of the job: the supervisor stops the ranks in order."""
-        self._note("Slurm has told this node's processes to end")
+        self._note("Slurm has signalled this node's processes to end")
         self._link.report_signal()
 
     def _leave(self, grace_s: float = EXIT_GRACE_S) -> None:
@@ -152,7 +152,7 @@ class Agent:
         self._wake.set()
 
     def _ends_with_agent(self, ranks: NodeRanks) -> bool:
-        """Tell whether these ranks end because the agent was ended: only the agent's end is reported then."""
+        """Return whether these ranks end because the agent was ended: only the agent's end is reported then."""
         return self._leaving and ranks.how == "ended"
 
     # Orders
@@ -246,7 +246,7 @@ class Agent:
             ranks.stop(0.0, "asked")
 
     def _start(self, order: orders.Start) -> None:
-        """Start the ranks of a prepared attempt; on a disk that takes nothing, as soon as it does."""
+        """Start the ranks of a prepared attempt; on a full disk, as soon as it has room."""
         is_again, self._unstarted = self._unstarted is not None, None
         if order.attempt <= self._last_stop:
             return
@@ -353,7 +353,7 @@ class Agent:
             self._stopped(attempt)
 
     def _is_over(self, ranks: NodeRanks, now_s: float) -> bool:
-        """Drive a stop on; tell whether all processes are gone and all checkpoints are reported."""
+        """Continue a stop; return whether all processes are gone and all checkpoints are reported."""
         if not self._scanner.is_finishing and not ranks.push(self._preparation.pids):
             return False
         # An agent ended by a signal has no time to hash checkpoints.

@@ -1,4 +1,4 @@
-"""Attempt on a node: its ranks, the script that calls launchers for them, and their inspector, as long as anything of it runs."""
+"""Attempt on a node: its ranks, the script that calls launchers for them, and their inspector, while any of them runs."""
 
 from __future__ import annotations
 
@@ -60,17 +60,17 @@ class NodeAttempt:
 
     @property
     def has_script(self) -> bool:
-        """Tell whether the attempt runs a script."""
+        """Whether the attempt runs a script."""
         return self._script is not None
 
     @property
     def is_alive(self) -> bool:
-        """Tell whether a rank, or the script, has not been reaped."""
+        """Whether a rank, or the script, has not been reaped."""
         return bool(self.ranks.alive) or (self._script is not None and self._script.is_running)
 
     @property
     def is_inspecting(self) -> bool:
-        """Tell whether an inspection is under way."""
+        """Whether an inspection is under way."""
         return self._inspector is not None and self._inspector.is_inspecting
 
     def inspect(self, number: int) -> None:

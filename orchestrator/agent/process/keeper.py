@@ -1,16 +1,16 @@
-"""Keeper of an agent: its parent process, which restarts it when it dies and kills its stray processes.
+"""Monitor of an agent: its parent process, which restarts it when it dies and kills its leftover processes.
 
-The keeper is the agent's parent and the nearest subreaper above it. When the agent is killed, its processes become
-children of the keeper, which kills them and starts a new agent. When the keeper is killed, the kernel signals the agent
+The monitor is the agent's parent and the nearest subreaper above it. When the agent is killed, its processes become
+children of the monitor, which kills them and starts a new agent. When the monitor is killed, the kernel signals the agent
 (TERM), and the agent kills its ranks and leaves. When both are killed at once, the kernel kills the ranks, and the next
-keeper cleans up their descendants. So no rank outlives the pair.
+monitor cleans up their descendants. So no rank outlives the pair.
 
-An agent that stands still can neither obey nor fence its ranks. Its keeper makes a stopped one continue, and replaces one
-whose loop has not gone round for `monitor.node_timeout`.
+An agent that hangs can neither obey nor fence its ranks. Its monitor continues a stopped agent, and replaces one
+whose loop has not run for `monitor.node_timeout`.
 
-Before its first agent the keeper leases what the agent needs of the host, and holds it to the end. A keeper launched
+Before its first agent the monitor leases what the agent needs of the host, and holds it to the end. A monitor launched
 over a connection that may break starts its agent only after the line `GO`. Slurm signals all processes when it takes a
-node away; there, TERM ends neither process: the agent reports it, and gets HUP when its keeper dies.
+node away; there, TERM ends neither process: the agent reports it, and gets HUP when its monitor dies.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from orchestrator.core.wire.agent_config import AgentConfig
 from orchestrator.core.wire.tokens import is_token
 
 DEATHS_MAX = 10
-"""How often an agent may die before its keeper gives up."""
+"""How often an agent may die before its monitor gives up."""
 
 CLEANUP_S_MAX = 20.0
 """How long processes may take to vanish after SIGKILL."""
@@ -61,14 +61,14 @@ STOPPED_SHARE_MAX = 0.3
 """How long an agent may be stopped (state T), and for which share of the time after which its node counts as lost."""
 
 SILENT_S_MIN = 10.0
-"""How long an agent's loop may stand still whatever `monitor.node_timeout` is: a rank's start alone may take 5 s."""
+"""How long an agent's loop may hang even if `monitor.node_timeout` is shorter: a rank's start alone may take 5 s."""
 
 LOOKS = 10
-"""How often a keeper looks at a live agent in the time that its loop may stand still; every event wakes it at once."""
+"""How often a monitor checks a live agent in the time that its loop may hang; every event wakes it at once."""
 
 
 class Pulse:
-    """Rounds of an agent's loop, counted in memory that it shares with its keeper."""
+    """Rounds of an agent's loop, counted in memory that it shares with its monitor."""
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, mmap.PAGESIZE)
@@ -98,14 +98,14 @@ def main(run_agent: RunAgent, *, is_launched: bool = False) -> int:
     make_inside(Path(config.root), folder)
     report = _reply if is_launched else _note
     if not is_token(config.token):
-        reason = "the token that it was given is empty or torn"
+        reason = "its token is empty or incomplete"
         report(w.Failed("agent", reason, "submit the job again", "permanent"))
         return 1
     if not _locks(folder / "agent.lock"):
         _note(f"another agent of {config.node} is alive")
         report(_already_up(folder))
         return 0
-    spawn.name_process("orch-keeper")
+    spawn.name_process("orch-monitor")
     spawn.adopt_orphans()
     stock = leases.Stock(gpus.here, os.cpu_count() or 1)
     try:
@@ -130,7 +130,7 @@ def _with_node(config: AgentConfig) -> AgentConfig:
 
 
 def _leave_srun(folder: Path, node: str) -> None:
-    """Print the line that tells srun's reader the agent is up; later output goes to the node's own log."""
+    """Print the line by which srun's reader knows that the agent is up; later output goes to the node's own log."""
     print(*step_env.UP, node, flush=True)
     log_fd = os.open(folder / "agent.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for fd in (1, 2):
@@ -139,7 +139,7 @@ def _leave_srun(folder: Path, node: str) -> None:
 
 
 def _locks(lock: Path) -> bool:
-    """Take the lock that an agent and its keeper hold while they live; False when another pair holds it."""
+    """Take the lock that an agent and its monitor hold while they live; False when another pair holds it."""
     fd = locks.open_file(lock)  # never closed
     if not locks.acquire(fd, LOCK_S_MAX, LOCK_POLL_S):
         return False
@@ -148,7 +148,7 @@ def _locks(lock: Path) -> bool:
 
 
 def _note(text: object) -> None:
-    print(f"{time.strftime('%H:%M:%S')} keeper: {text}", file=sys.stderr, flush=True)
+    print(f"{time.strftime('%H:%M:%S')} monitor: {text}", file=sys.stderr, flush=True)
 
 
 def _reply(word: w.Word) -> None:
@@ -176,7 +176,7 @@ def _wait_for_go(held: leases.Leases) -> bool:
             else:
                 _note("the launcher has gone before the agent was started")
                 return False
-    _note(f"no leave to start the agent for {w.GO_S_MAX:.0f} s")
+    _note(f"no order to start the agent within {w.GO_S_MAX:.0f} s")
     return False
 
 
@@ -189,7 +189,7 @@ def _close_pipes() -> None:
 
 
 def _record(folder: Path, held: leases.Leases) -> None:
-    """Write this keeper's record, with the start time that guards against a reused pid."""
+    """Write this monitor's record, with the start time that guards against a reused pid."""
     stat = procfs.stat(os.getpid())
     record = {
         "pid": os.getpid(),
@@ -201,7 +201,7 @@ def _record(folder: Path, held: leases.Leases) -> None:
 
 
 def _already_up(folder: Path) -> w.AlreadyUp:
-    """Return the record of the running keeper, with pid 0 when it has not written one yet."""
+    """Return the record of the running monitor, with pid 0 when it has not written one yet."""
     try:
         record = codec.loads_plain((folder / "agent.json").read_bytes())
         return w.AlreadyUp(int(record["pid"]), tuple(map(str, record["gpus"])))
@@ -255,7 +255,7 @@ class _Watch:
     is_ended: bool = False
     stopped_at: float | None = None
     wakeup: tuple[int, int] = (-1, -1)
-    # The rounds of the agent's loop at the last look, and for how long there were no more
+    # The rounds of the agent's loop at the last check, and for how long there were no more
     pulse: Pulse = field(default_factory=Pulse)
     beats: int = 0
     silent_s: float = 0.0
@@ -299,8 +299,8 @@ class _Watch:
                 return status
 
     def _wait_event(self) -> None:
-        """Wait for a signal or a question about a lease; continue an agent that was stopped for too long, and end one that
-        stands still."""
+        """Wait for a signal or a question about a lease; continue an agent that was stopped for too long, and kill one
+        that hangs."""
         look_s = wait_s = self._silent_s_max / LOOKS
         began_s = time.monotonic()
         stopped_s_max = min(STOPPED_S_MAX, STOPPED_SHARE_MAX * self.node_timeout_s)
@@ -314,9 +314,9 @@ class _Watch:
                 self.held.answer(fd)
         if self.stopped_at is not None and not ready:
             self.stopped_at = None  # a further stop is noticed again
-            _note(f"the agent was stopped, by a signal, for {stopped_s_max:.0f} s: it is let go on")
+            _note(f"the agent was stopped by a signal for {stopped_s_max:.0f} s: continued")
             os.kill(self.agent_pid, signal.SIGCONT)
-        # A keeper that was itself held up has seen no silence of its agent.
+        # A monitor that was itself held up cannot judge its agent's silence.
         self._look(min(time.monotonic() - began_s, look_s))
 
     @property
@@ -324,14 +324,14 @@ class _Watch:
         return max(self.node_timeout_s, SILENT_S_MIN)
 
     def _look(self, waited_s: float) -> None:
-        """Kill an agent whose loop stands still, unless it waits for a disk: then it could not end."""
+        """Kill an agent whose loop hangs, unless it waits for a disk: then it could not end."""
         stat = procfs.stat(self.agent_pid)
         if self.pulse.beats != self.beats or stat is None or stat.state == "D":
             self.beats, self.silent_s = self.pulse.beats, 0.0
             return
         self.silent_s += waited_s
         if self.silent_s >= self._silent_s_max:
-            _note(f"the agent's loop has stood still for {self.silent_s:.0f} s: it is replaced")
+            _note(f"the agent's loop has not run for {self.silent_s:.0f} s: replaced")
             self.silent_s = 0.0
             os.kill(self.agent_pid, signal.SIGKILL)
 
@@ -355,7 +355,7 @@ def _how(status: int) -> str:
 
 def clean_up_processes(tag: str, *, is_keeper: bool = False) -> list[int]:
     """Kill all processes of earlier agents of a job's node, by their tag; return the pids that are still alive after
-    `CLEANUP_S_MAX`. To a keeper, which adopts what they leave, all its descendants are theirs but those of another job.
+    `CLEANUP_S_MAX`. To a monitor, which adopts what they leave, all its descendants are theirs but those of another job.
     Resource trackers have time to do their work."""
     began_s = time.monotonic()
     while True:

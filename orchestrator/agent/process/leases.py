@@ -1,7 +1,7 @@
 """Leases of a host's GPUs and slots: sockets that one process holds, and the kernel frees when it ends.
 
 Each GPU and each slot is a unix socket in the abstract namespace. Only one process of any user can bind its name, no
-file stays behind, and no daemon is needed. A process that finds a name taken connects to it and reads who holds it. The
+file stays behind, and no daemon is needed. A process that finds a name in use connects to it and reads its holder. The
 names belong to a network namespace: jobs in containers with networks of their own do not see each other's leases.
 """
 
@@ -110,7 +110,7 @@ def acquire(needs: Needs, who: Holder, stock: Stock) -> Leases:
 
 
 def held(stock: Stock, text: str) -> tuple[HeldLeases, ...]:
-    """Return what jobs hold on this host now. `text`: of /proc/net/unix, which lists the names without binding any."""
+    """Return the leases that jobs hold on this host now. `text`: of /proc/net/unix, which lists the names without binding any."""
     marked = [line.rpartition(f"@{stock.prefix}/") for line in text.splitlines()]
     names = list(dict.fromkeys(name for _, mark, name in marked if mark and name != "turn"))
     gpus: Sequence[Gpu] = ()
@@ -135,7 +135,7 @@ def _take_gpus(count: int, who: Holder, stock: Stock) -> Leases:
     try:
         gpus = stock.gpus()
     except HostError as err:
-        reason = f"{counted(count, 'GPU')} wanted, none can be had: {err}"
+        reason = f"{counted(count, 'GPU')} wanted, none available: {err}"
         fix = "install the NVIDIA driver there, or take the host off the list"
         raise RequestFailed("lease", reason, fix) from err
     if len(gpus) < count:
@@ -217,8 +217,8 @@ def _choosing_alone(prefix: str) -> Iterator[None]:
     while (lock := _try_bind("turn", prefix)) is None:
         if time.monotonic() > deadline_s:
             [holder] = _holders(["turn"], prefix)
-            reason = f"another launch on this host has been choosing for {CHOOSE_S_MAX:.0f} s: {holder}"
-            raise RequestFailed("lease", reason, "it is tried again", "busy")
+            reason = f"another launch on this host has been leasing for {CHOOSE_S_MAX:.0f} s: {holder}"
+            raise RequestFailed("lease", reason, "orch tries again", "busy")
         time.sleep(CHOOSE_POLL_S)
     with lock:
         yield
@@ -254,8 +254,10 @@ def _busy(what: str, holders: dict[str, Holder | None], who: Holder) -> RequestF
     reasons = [f"{_grouped(names)} held by {holder}" for holder, names in things.items()]
     own = next((holder for holder in things if holder.job == who.job), None)
     if own is not None:  # waiting does not help
-        reasons.append(f"this very job has them as {own.node}: name each machine once in the list of hosts")
-    return RequestFailed("lease", "; ".join([what, *reasons]), "it is tried again when they are free", "busy")
+        reasons.append(
+            f"this job already holds them as {own.node}: name each machine once in the list of hosts"
+        )
+    return RequestFailed("lease", "; ".join([what, *reasons]), "orch tries again when they are free", "busy")
 
 
 def _by_holder(holders: dict[str, Holder | None]) -> dict[Holder, list[str]]:

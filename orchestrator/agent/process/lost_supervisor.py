@@ -1,14 +1,14 @@
 """What an agent does without its supervisor: it fences its ranks, and on Slurm it requeues the job or leaves.
 
-Fence: only steps prove that the gang is whole, since a cut-off rank may write logs without end. Ranks without a step
-in their attempt have a limit of their own. So have ranks that have long made steps without contact: their supervisor is
-away, as on a closed laptop. The supervisor knows all these times, and waits longer itself.
+Fence: only steps prove that the gang is complete, since a cut-off rank may keep writing logs. Ranks without a step
+in their attempt have a limit of their own. So have ranks that have stepped for long without contact: their supervisor is
+disconnected, as on a closed laptop. The supervisor knows all these times, and waits longer itself.
 
 With --no-kill a job whose first node is lost keeps running without its batch script, until the time limit. So an agent
 without contact asks Slurm whether the host of the batch script is still among the job's nodes. If not, no supervisor
 ever returns to this allocation, and the agent requeues the job.
 
-When Slurm reaches none of a job's nodes it requeues the job by itself, but a whole gang still makes steps and is not
+When Slurm reaches none of a job's nodes it requeues the job by itself, but a complete gang still makes steps and is not
 fenced. Its agents still reach the job folder, which names the job's present allocation.
 """
 
@@ -24,7 +24,7 @@ from orchestrator.core.slurm import scontrol, step_env
 from orchestrator.core.wire import orders
 
 AWAY_S = 90.0
-"""For how long ranks must have made steps without contact until their supervisor counts as away. It has ended a
+"""For how long ranks must have made steps without contact until their supervisor counts as disconnected. It has ended a
 connection without heartbeats long before, and then expects the longer time, see `brain.scheduling.fence`."""
 
 
@@ -42,7 +42,7 @@ def alone_s_max(has_pending: bool) -> float:
 
 class Fence:
     """The times (s) that hold for this agent: `base_s` until the supervisor sends others, None for no fence at all;
-    `away_s` while the supervisor is away, if that is longer."""
+    `away_s` while the supervisor is disconnected, if that is longer."""
 
     def __init__(self, base_s: float | None, away_s: float = 0.0) -> None:
         self._quiet_s, self._away_s = base_s, away_s
@@ -59,11 +59,11 @@ class Fence:
     def over_s(self, ranks: NodeRanks, proved_at: float, connected_at: float, now_s: float) -> float | None:
         """Return the time (s) without contact and step if it is over the limit, else None.
 
-        A supervisor that was connected since is not away: it may know of that connection, though no contact was proved.
+        A supervisor that was connected since is not disconnected: it may know of that connection, though no contact was proved.
         """
         if self._quiet_s is None or now_s - max(proved_at, ranks.progress_at) <= self._quiet_s:
             return None
-        ranks.heartbeats()  # this process may have been stopped while its ranks went on
+        ranks.heartbeats()  # this process may have been stopped while its ranks kept running
         quiet_s = now_s - max(proved_at, ranks.progress_at)
         longer_s = self._away_s if ranks.progress_at - max(proved_at, connected_at) > AWAY_S else 0.0
         limit_s = max(self._quiet_s, longer_s if ranks.last_step_ns() else self._alone_s)
@@ -116,7 +116,7 @@ class NewerAllocation:
 
 
 class LostSupervisor:
-    """Checks on the job while the agent has no contact."""
+    """Checks of the job while the agent has no contact."""
 
     def __init__(
         self, environ: Mapping[str, str], newer: NewerAllocation, fence_s: float, note: Callable[[str], None]
@@ -132,7 +132,7 @@ class LostSupervisor:
         self._thread: threading.Thread | None = None
 
     def check(self, no_contact_s: float) -> bool:
-        """Check on the job after this time without contact; tell whether the agent must leave at once.
+        """Check the job after this time without contact; return whether the agent must leave at once.
 
         It must leave when the job is in another allocation: the next attempt there starts as soon as this one must have
         ended.
@@ -140,7 +140,7 @@ class LostSupervisor:
         self._check_batch_host(no_contact_s)
         other = self._newer_allocation.check() if no_contact_s > self._fence_s else ""
         if other:
-            what = f"no contact for {no_contact_s:.0f} s, and the job goes on in allocation {other}"
+            what = f"no contact for {no_contact_s:.0f} s, and the job now runs in allocation {other}"
             self._note(f"{what}: leaving")
         return bool(other)
 

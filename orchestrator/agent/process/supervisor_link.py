@@ -1,7 +1,7 @@
 """Connection of an agent to its supervisor: dials, greets, receives orders, resends unacknowledged reports, redials.
 
-Acknowledgements of fresh heartbeats prove contact, counted from when the heartbeat was sent: so the agent counts itself
-as lost before the supervisor does.
+Acknowledgements of fresh heartbeats prove contact, counted from when the heartbeat was sent: so the agent considers itself
+lost before the supervisor does.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class SupervisorLink:
 
     @property
     def connected(self) -> bool:
-        """Tell whether a connection is open, which proves nothing about its other end."""
+        """Whether a connection is open, which proves nothing about its other end."""
         return self._line is not None
 
     @property
@@ -111,7 +111,7 @@ class SupervisorLink:
 
     @property
     def has_pending(self) -> bool:
-        """Tell whether a report that must arrive is not acknowledged yet."""
+        """Whether a report that must arrive is not acknowledged yet."""
         return bool(self._outbox.pending())
 
     async def keep(self) -> None:
@@ -139,7 +139,7 @@ class SupervisorLink:
         """Print why there is no connection, once for each reason: a night without one must not fill the disk."""
         if text != self._complaint:
             self._complaint = text
-            print(f"{time.strftime('%H:%M:%S')} line: {text}", file=sys.stderr, flush=True)
+            print(f"{time.strftime('%H:%M:%S')} connection: {text}", file=sys.stderr, flush=True)
 
     def _addresses(self) -> list[tuple[str, int]]:
         """Return the addresses to dial, likely ones first: a file names the new one when the supervisor has moved.
@@ -167,7 +167,7 @@ class SupervisorLink:
                 catching_up.cancel()
 
     def _has_caught_up(self, source: connection.Line) -> bool:
-        """Send pending reports, in order, as many as the connection takes at once; tell whether those are all."""
+        """Send pending reports, in order, as many as the connection takes at once; return whether all were sent."""
         for seq, report in self._outbox.pending():
             if seq <= self._sent:
                 continue
@@ -208,7 +208,7 @@ class SupervisorLink:
         self._send(report, self._outbox.keep(report))
 
     def chunk(self, chunk: reports.Chunk, raw: bytes) -> bool:
-        """Send bytes of a file, if a connection is open; tell whether they were sent."""
+        """Send bytes of a file, if a connection is open; return whether they were sent."""
         return self._send(chunk, raw=raw)
 
     def beat(

@@ -1,1 +1,1 @@
-"""Ranks of a node: how they begin, and what they tell."""
+"""Ranks of a node: their start, their processes, and what is measured of them."""

@@ -1,6 +1,6 @@
 """Environment that `accelerate launch` would give the ranks of this node, by the code of the installed Accelerate.
 
-The stand-in for `accelerate launch` runs this file on each node, by the Python of the call. Accelerate reads its options and its
+The shim for `accelerate launch` runs this file on each node, by the Python of the call. Accelerate reads its options and its
 configuration and prepares a launch as it always does; in place of the launch, the variables that it would have set are
 printed. Those that orch sets itself, and those of the job file's `env`, are left out.
 
@@ -84,7 +84,7 @@ def _environment(launch: Any, settings: dict[str, Any]) -> dict[str, str]:
     except (Exception, SystemExit) as err:
         why = " ".join(str(err).split()) or type(err).__name__
         raise SystemExit(f"orch: {which} cannot launch: {why}") from err
-    raise SystemExit(f"orch: {which} starts no local processes; orch cannot take the place of such a launch")
+    raise SystemExit(f"orch: {which} starts no local processes; orch cannot replace such a launch")
 
 
 def _read_line(launch: Any, settings: dict[str, Any]) -> Any:

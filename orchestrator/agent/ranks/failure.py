@@ -23,7 +23,7 @@ def of_exit(folder: Path, log: Path, pid: int, exit_code: int) -> Failure | None
     """Return why a rank died: the hook's error file, else the last traceback in its log, else the log's last line.
 
     A script may have caught and logged exceptions, or its workers may have died of theirs: a rank that a signal killed
-    did not die of those, and an uncaught exception always exits with code 1. A shell tells the signal of its script by
+    did not die of those, and an uncaught exception always exits with code 1. A shell passes the signal of its script on in
     its code. Code 0: the exception whose traceback is the last thing that the rank has printed.
     """
     own_file = folder / ERROR_FILE.format(pid)
@@ -135,16 +135,16 @@ def forget_errors(node_folder: Path) -> None:
 
 _HEAD = "Traceback (most recent call last):"
 _NESTED = re.compile(r"Traceback \(most recent call last\):|^.*ray::.*$", re.MULTILINE)
-"""What the text of an exception has in it that tells of another process: DataLoader's, mp.spawn's, Ray's."""
+"""Marks, in the text of an exception, of one in another process: DataLoader's, mp.spawn's, Ray's."""
 
 _REMOTE = re.compile(r"^\S*(?:RemoteTraceback: |InstantiationException$)", re.MULTILINE)
-"""Those whose cause tells of it: multiprocessing's, concurrent.futures', joblib's; and hydra's, which only names its cause."""
+"""Marks in the cause of an exception: multiprocessing's, concurrent.futures', joblib's; and hydra's, which only names its cause."""
 
 _CHILD = re.compile(
     r"(?:ProcessExitedException|ChildFailedError|CalledProcessError): |DataLoader worker \(pid.*exited unexpectedly"
 )
 _SHM = re.compile(r"</torch_\d+\w*>: No space[^\n]*|out of shared memory|shared memory \(shm\)")
-"""What torch says where a batch has no room in /dev/shm."""
+"""torch's messages where a batch has no room in /dev/shm."""
 
 TAIL_BYTES = 64 << 10
 TRACEBACK_CHARS_MAX = 20_000
@@ -201,7 +201,7 @@ def of_a_fatal_signal(folder: Path, log: Path, pid: int, signum: int) -> Failure
 
 def _in_order(dump: str) -> tuple[str, Frame | None]:
     """Return the stacks of a fatal signal as Python prints tracebacks, the thread that it hit last, and the user's place
-    there. A thread of C code has no stack: then the main thread, the last one of a dump, stands for it."""
+    there. A thread of C code has no stack: then the main thread, the last one of a dump, is used."""
     threads = [thread for thread in stack_dump.parse(dump) if thread.frames]
     threads.sort(key=lambda thread: thread.current)
     text = stack_dump.as_traceback(threads, stack_dump.source_line)
@@ -235,7 +235,7 @@ def _ending(log: Path) -> tuple[str, Failure | None, list[str]]:
 
 
 def _tail(log: Path) -> str:
-    """Return the last lines, whole unless one is longer than all of it: the mask would not find half a secret."""
+    """Return the last complete lines, unless one is longer than the tail: the mask would not find half a secret."""
     try:
         with ownership.regular_file(log) as file:
             begin = max(0, log.stat().st_size - TAIL_BYTES)

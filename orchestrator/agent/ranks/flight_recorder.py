@@ -1,7 +1,7 @@
-"""Flight recorder of a rank, from torch's worker server: the collectives entered, and whether Python still runs.
+"""Flight recorder of a rank, from torch's worker server: the collectives entered, and whether Python code still runs.
 
 The hook starts the worker server on a unix socket in the rank's folder, and torch answers there from its flight
-recorder even while Python stands still. Queries go one at a time, each with a limit, and never in the agent's loop:
+recorder even while Python code is blocked. Queries go one at a time, each with a limit, and never in the agent's loop:
 `WorkerServerClient.start_query` begins one.
 """
 
@@ -72,7 +72,7 @@ class Entry:
     is_p2p: bool
     # Its backend lists point-to-point operations, too.
     lists_p2p: bool
-    # The time limit of the collective; None where torch does not tell it.
+    # The time limit of the collective; None where torch does not report it.
     limit_s: float | None = None
 
 
@@ -234,12 +234,12 @@ class WorkerServerClient:
 
 
 class OwnWork:
-    """The time that a rank works by itself in a step, read from its trace from time to time.
+    """Local compute time of a rank in a step, read from its trace periodically.
 
     From the end of a step until the rank enters the next collective, no rank waits for another: this covers loading
     the batch, the forward pass, and the backward pass up to the first bucket under DDP; under FSDP, which gathers
     before it computes, only loading the batch. What comes after depends on other ranks, too. So a rank that waits
-    never looks slow, and a slow one does as far as that part goes. Point-to-point operations (pipelines) are waiting
+    never looks slow, and a slow one looks slow in that part. Point-to-point operations (pipelines) are waits
     that no trace shows: a step with such operations does not count.
     """
 
@@ -269,7 +269,7 @@ def own_work_s(ends: Sequence[StepEnd], entries: Sequence[Entry]) -> float | Non
     for before, end in itertools.pairwise(ends):
         first = bisect.bisect_left(times_ns, before.time_ns)
         inside = begun[first : bisect.bisect_right(times_ns, end.time_ns)]
-        # A trace that begins in the middle of a step does not tell which collective was the step's first.
+        # A trace that begins in the middle of a step does not show which collective was the step's first.
         if inside and first > 0 and not _is_mixed(before, end, inside):
             durations_s.append((inside[0].created_ns - before.time_ns) / 1e9)
     return statistics.median(durations_s) if len(durations_s) >= OWN_STEPS_MIN else None

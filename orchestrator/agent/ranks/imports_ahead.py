@@ -95,7 +95,7 @@ class Reads(os._Environ):  # type: ignore[type-arg]
 
 
 def is_set_again() -> bool:
-    """Tell whether the module that asks for a variable is one of `RANK_ZERO`."""
+    """Return whether the module that asks for a variable is one of `RANK_ZERO`."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_code.co_name != "<module>":
         frame = frame.f_back
@@ -103,13 +103,13 @@ def is_set_again() -> bool:
 
 
 def rank_zero() -> "list[Any]":
-    """Return the functions that `RANK_ZERO` tells of, each with its variables."""
+    """Return the functions that `RANK_ZERO` names, each with its variables."""
     loaded = [(sys.modules[name], names) for name, names in RANK_ZERO.items() if name in sys.modules]
     return [(getattr(module, "rank_zero_only", None), names) for module, names in loaded]
 
 
 def is_installed(root: str, own: str) -> "bool | None":
-    """Tell whether a top-level module is an installed one, rather than Python's own or missing; None where neither is
+    """Return whether a top-level module is an installed one, rather than Python's own or missing; None where neither is
     certain."""
     from importlib.machinery import PathFinder
     from importlib.util import find_spec

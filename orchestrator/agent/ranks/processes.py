@@ -1,6 +1,6 @@
-"""Rank processes of one attempt on this node: started, observed, stopped, with no process left behind.
+"""Rank processes of one attempt on this node: started, observed, and stopped with all their descendants.
 
-Times are this host's monotonic seconds. Nothing here blocks: the agent calls `push` until it returns that all are gone.
+Times are this host's monotonic seconds. Nothing here blocks: the agent calls `push` until it returns True.
 """
 
 from __future__ import annotations
@@ -73,11 +73,11 @@ class RankProcess:
 
     @property
     def exited(self) -> bool:
-        """Tell whether the process was reaped."""
+        """Whether the process was reaped."""
         return self.exit_code is not None
 
     def is_exiting(self) -> bool:
-        """Tell whether the process that trains is exiting and has not yet ended."""
+        """Return whether the process that trains is exiting and has not yet ended."""
         pid = self.counter.exiting_pid()
         stat = procfs.stat(pid) if pid is not None else None
         # The rank leads a session, so that a later process with the same pid is not taken for its own.
@@ -105,12 +105,12 @@ class NodeRanks:
     kill_at: float = 0.0
     # When resource trackers are killed, too; 0 before anything is
     trackers_at: float = 0.0
-    # When the gang was last certainly whole. A step proves that all ranks had made the one before it, and no more: the last
-    # that a rank needs of its peers may have been on its way when they were cut off.
+    # When the gang was last certainly complete. A step proves only that all ranks had made the previous one: the last data
+    # that a rank needs of its peers may have been in transit when they were cut off.
     progress_at: float = 0.0
     oom_kills: int = 0
     stepped: bool = False
-    # The process groups that have until `kill_at`, and which processes were told to end.
+    # The process groups that have until `kill_at`, and which processes were signalled to end.
     graced: frozenset[int] = frozenset()
     told: set[int] = field(default_factory=set)
     signum: int = signal.SIGTERM
@@ -137,11 +137,11 @@ class NodeRanks:
 
     @property
     def awaits_start(self) -> bool:
-        """Tell whether a launcher was called for ranks that are not started."""
+        """Whether a launcher was called for ranks that are not started."""
         return self.call is not None and not self.processes and self.want is RanksGoal.RUN
 
     def renew(self, call: RankCall) -> None:
-        """Make way for the ranks of the next launcher call, and kill what those before have left behind."""
+        """Prepare for the ranks of the next launcher call, and kill the leftover processes of the previous ranks."""
         sessions = {process.pid for process in self.processes}
         for pid in process_tags.descendants(os.getpid(), self.tag) if sessions else ():
             stat = procfs.stat(pid)
@@ -248,7 +248,7 @@ class NodeRanks:
         tree = procfs.children() if self.alive else {}
         for process in self.alive:
             self._tell(spawn.scripts_of(process.pid, process.counter.read().pid, tree, signum))
-            _signal_group(process.pid, signal.SIGCONT)  # a stopped process acts on it only when it goes on
+            _signal_group(process.pid, signal.SIGCONT)  # a stopped process acts on it only when it continues
 
     def _tell(self, pids: Iterable[int]) -> None:
         for pid in pids:
@@ -260,7 +260,7 @@ class NodeRanks:
         """Continue a stop; return True when no process of the attempt is left. `spared` pids are not killed, and resource
         trackers not before they had time to do their work.
 
-        What a rank and its scripts leave at their end is told to end then. A shell with a trap may end before its script.
+        Processes that a rank and its scripts leave behind are signalled to end then. A shell with a trap may end before its script.
         """
         now_s = time.monotonic()
         below = process_tags.descendants(os.getpid(), self.tag)
@@ -305,7 +305,7 @@ class NodeRanks:
 
     @property
     def all_ended_well(self) -> bool:
-        """Tell whether every rank ended with code 0, and so had finished what it was writing."""
+        """Whether every rank ended with code 0, and so had finished what it was writing."""
         return all(process.exit_code == 0 for process in self.processes)
 
     def close(self) -> None:
@@ -316,7 +316,7 @@ class NodeRanks:
 
 
 def _is_reapable(pid: int) -> bool:
-    """Tell whether a child in state Z has ended and can be reaped.
+    """Return whether a child in state Z has ended and can be reaped.
 
     A child whose main thread has ended while others run is in state Z, too, and cannot be reaped.
     """

@@ -31,7 +31,7 @@ NCCL, Lightning and submitit, so they are real-time signals."""
 
 @dataclass(frozen=True)
 class Count:
-    """A number that a line names, with the option as it stands there."""
+    """A number in a command line, with its option as written."""
 
     number: int
     option: str

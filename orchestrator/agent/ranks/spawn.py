@@ -1,5 +1,5 @@
 """Program of a rank: its start as a new interpreter, where it is no fork of a template (see `warm`), and the processes in it
-that a warning to save is for.
+that get a warning to save a checkpoint.
 
 Each program leads a session of its own, and dies with its agent (PR_SET_PDEATHSIG). Its output goes straight to a file, so that
 no reader can slow it or lose a byte of it.
@@ -112,13 +112,13 @@ _SHELLS = frozenset({"ash", "bash", "busybox", "dash", "fish", "ksh", "ksh93", "
 
 
 def scripts_of(first: int, stepped: int, tree: Mapping[int, list[int]], signum: int) -> list[int]:
-    """Return the processes of a rank that a warning to save is for. Its helpers, such as the workers of a DataLoader, must
+    """Return the processes of a rank that get a warning to save a checkpoint. Its helpers, such as the workers of a DataLoader, must
     outlive the warning: the script needs them until it has saved.
 
     `first`: the rank's first process; `stepped`: the one that has made steps, 0 for none; `tree`: a fresh result of
     `procfs.children`.
 
-    | what runs | whom the warning is for |
+    | what runs | which processes get the warning |
     |---|---|
     | a process has made steps | the first process of its program |
     | else Python, also in a shell line or a wrapper such as `uv run` | that process, and none that it has started |
@@ -155,7 +155,7 @@ def _trainer(first: int, stepped: int, tree: Mapping[int, list[int]]) -> list[in
 
 
 def _is_of_parent(pid: int, parent: int) -> bool:
-    """Tell whether a process runs no program of its own: it is a fork, or was started by `multiprocessing`."""
+    """Return whether a process runs no program of its own: it is a fork, or was started by `multiprocessing`."""
     own, parents = (procfs.text(Path(f"/proc/{which}/cmdline")) for which in (pid, parent))
     return own == parents or "multiprocessing" in own
 

@@ -51,7 +51,7 @@ class Thread:
 
     @property
     def callers(self) -> tuple[tuple[str, int], ...]:
-        """File and line of all frames but the innermost: these stand still during one call."""
+        """File and line of all frames but the innermost: these do not change during one call."""
         return tuple((frame.file, frame.line) for frame in self.frames[1:])
 
 
@@ -98,7 +98,7 @@ def own_stack(text: str) -> Thread | None:
 
 
 def is_users(frame: Frame) -> bool:
-    """Tell whether a frame is the user's code, not a package's or Python's own."""
+    """Return whether a frame is the user's code, not a package's or Python's own."""
     return LIBRARY.search(frame.file) is None
 
 

@@ -154,7 +154,7 @@ class StepCounter:
         return observations.Framework(ALONE_WITH[number - 1]) if 0 < number <= len(ALONE_WITH) else None
 
     def made_no_step(self) -> bool:
-        """Tell whether the rank ends without a step though its script trains."""
+        """Return whether the rank ends without a step though its script trains."""
         return self._words[NO_STEP_WORD] == 1 and self.read() == NO_STEP
 
     def exiting_pid(self) -> int | None:

@@ -1,7 +1,7 @@
 """Agent's side of a warm start: the template process of a node, and the forks it makes in place of new interpreters.
 
-A template is never needed: where it is not ready in time, dies, does not answer, or says that ranks must start fresh, they
-are started by `spawn` as ever, and `why_fresh` says why.
+A template is optional: where it is not ready in time, dies, does not answer, or reports that ranks must start fresh, they
+are started by `spawn`, and `why_fresh` has the reason.
 """
 
 from __future__ import annotations
@@ -143,12 +143,12 @@ class Template:
 
     @property
     def is_importing(self) -> bool:
-        """Tell whether it is not known yet whether this template can fork ranks; it is for a limited time."""
+        """Whether it is not known yet whether this template can fork ranks; it is for a limited time."""
         return self.pid != 0 and not self.is_ready and time.monotonic() - self.began_at < IMPORT_S_MAX
 
     @property
     def is_gone(self) -> bool:
-        """Tell whether it has died after it was ready, and another may be begun."""
+        """Whether it has died after it was ready, and another may be begun."""
         return not self.pid and not self.why_fresh
 
     @property
@@ -156,7 +156,7 @@ class Template:
         return f"its template died; see {self.folder / 'template' / 'template.log'}"
 
     def poll(self) -> None:
-        """Take what the template has said without waiting."""
+        """Read the template's reply without waiting."""
         answer = self._receive(0.0)
         if answer is None or self.is_ready:
             return
@@ -175,7 +175,7 @@ class Template:
     def fork(self, program: spawn.Program) -> int:
         """Fork a rank and return its pid, a child of this process; 0 when a new interpreter must do.
 
-        Raises OSError where it cannot be told whether the rank was forked.
+        Raises OSError where it is unknown whether the rank was forked.
         """
         if not self.is_ready or self._line is None:
             return 0
@@ -243,7 +243,7 @@ def _listed(template: Template) -> str:
 
 
 def _late_fork(ticket: Path) -> int:
-    """Keep a rank that was ordered and has not been heard of from starting; return its pid if it has started already, else
+    """Prevent the start of a rank that was ordered and did not answer; return its pid if it has started already, else
     0. Raises OSError where neither is certain: a second rank must not be started on a guess."""
     try:
         ticket.unlink()
@@ -279,7 +279,7 @@ class Starter:
 
     @property
     def forks(self) -> bool:
-        """Tell whether the ranks are forks of the template."""
+        """Whether the ranks are forks of the template."""
         return self._template.is_ready
 
     @property
@@ -301,11 +301,11 @@ class Starter:
 
     @property
     def is_importing(self) -> bool:
-        """Tell whether a start is to wait for the template."""
+        """Whether a start is to wait for the template."""
         return self._template.is_importing
 
     def poll(self) -> None:
-        """Take what the template has said."""
+        """Read the template's reply."""
         self._template.poll()
 
     def start(self, program: spawn.Program) -> int:
@@ -313,7 +313,7 @@ class Starter:
         return self._template.fork(program) or spawn.start(program)
 
     def ended(self, pid: int) -> bool:
-        """Tell whether a process that was reaped is the template, and note its end."""
+        """Return whether a process that was reaped is the template, and note its end."""
         is_template = 0 < pid == self._template.pid
         if is_template:
             self._template.ended()

@@ -2,7 +2,7 @@
 away.
 
 Hints are signals to this process (USR1: the time limit is near; TERM: the end) and an agent's report that its node's
-processes were told to end: where a grace period begins, Slurm signals the steps and not the batch script.
+processes were signalled to end: where a grace period begins, Slurm signals the steps and not the batch script.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ def grant_of(job: JobDir, environ: Mapping[str, str]) -> Grant | None:
     deadline_s = time.monotonic() + RECORD_S_MAX
     while job_id not in (ids := _ids(job)):
         if time.monotonic() > deadline_s:
-            raise NotOursError(f"Slurm job {job_id} does not stand in {job.slurm}")
+            raise NotOursError(f"Slurm job {job_id} is not listed in {job.slurm}")
         time.sleep(RECORD_POLL_S)
     if ids[-1] != job_id:
-        raise NotOursError(f"this is Slurm job {job_id}, and the job goes on in Slurm job {ids[-1]}")
+        raise NotOursError(f"this is Slurm job {job_id}, and the job now runs in Slurm job {ids[-1]}")
     try:
         nodes = expand(environ.get("SLURM_JOB_NODELIST", ""))
     except ValueError as err:

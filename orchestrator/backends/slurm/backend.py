@@ -95,7 +95,7 @@ class SlurmBackend(Backend):
         return failures
 
     def agent_death(self, node: str) -> str | None:
-        """Return what shows that the node's agent died: its srun says so, or has ended by itself."""
+        """Return the evidence that the node's agent died: its srun reports it, or has ended by itself."""
         step = self._latest.get(node)
         if step is None or node in self._wanted:
             return None

@@ -53,8 +53,8 @@ def requeue(job_id: str, avoid: Iterable[str]) -> str:
 
 
 def _too_few_without(names: str, job: Mapping[str, str]) -> str:
-    """Say that a partition has too few nodes without those named: Slurm would hold the job for ever, also once they are
-    back. Empty where there are enough, or that cannot be told."""
+    """Describe the shortage of a partition without the named nodes: Slurm would hold the job for ever, also once they are
+    back. Empty where there are enough, or that is unknown."""
     partition = command_output.fields(
         scontrol.ask("--oneliner", "show", "partition", job.get("Partition", ""))[0]
     )

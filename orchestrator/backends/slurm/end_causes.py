@@ -43,7 +43,7 @@ class ShownJob:
 
     @property
     def is_running(self) -> bool:
-        """Tell whether it keeps its nodes."""
+        """Whether it keeps its nodes."""
         return self.stage is job_states.Stage.RUNNING and not self.is_preempted
 
     @property
@@ -145,10 +145,10 @@ def of_limit(job: ShownJob | None, announced_s: float) -> Ending | None:
 
 def unexplained(job: ShownJob | None, kill_left_s: float) -> Ending | None:
     """Return the ending that an unexplained TERM means. Where Slurm ends the job, it was cancelled: Slurm explains every
-    other end. Where Slurm is silent or its answer does not tell, the job is to go on if it gets nodes again."""
+    other end. Where Slurm does not answer or gives no reason, the job is to resume if it gets nodes again."""
     if job is None or job.stage is job_states.Stage.UNKNOWN:
         return Ending(
-            Cause.REQUEUED, "its processes were told to end, and Slurm does not say why", kill_left_s
+            Cause.REQUEUED, "its processes were signalled to end, and Slurm gives no reason", kill_left_s
         )
     if job.is_running:
         return None

@@ -1,7 +1,7 @@
-"""Fate of the agents that one srun has started, read from srun's output in a file, so that srun can outlive us.
+"""State of the agents that one srun has started, read from srun's output in a file, so that srun can outlive the supervisor.
 
 srun puts the number of the task before each line of a task's output. Its own messages name the node that they are about,
-or say that the whole step has ended. The first line of a keeper proves that it is up, see `core/slurm/step_env.py`.
+or say that the whole step has ended. The first line of a monitor proves that it is up, see `core/slurm/step_env.py`.
 """
 
 from __future__ import annotations
@@ -118,14 +118,14 @@ class Step:
         elif launch := _LAUNCH.match(line):
             self._note(launch[1], Fate.FAILED, launch[2])
         elif lost := _LOST.match(line):
-            self._note(lost[1], Fate.LOST, "Slurm has given it up: node failure")
+            self._note(lost[1], Fate.LOST, "Slurm reports a node failure")
         elif line.startswith(_ABORTED):
             self._is_aborted = True
         elif (error := _ERROR.match(line)) and not any(noise in line for noise in _NOISE):
             self.complaints = [*self.complaints, error[1]][-WORDS_MAX:]
 
     def _read_task(self, task: int, text: str) -> None:
-        """Read a task's line: its keeper reports that it is up, or the launch script reports why there is none."""
+        """Read a task's line: its monitor reports that it is up, or the launch script reports why there is none."""
         if task >= len(self.nodes):
             return
         words = text.split()
@@ -135,7 +135,7 @@ class Step:
             self.seen[self.nodes[task]].word = text
 
     def _note(self, nodes: str, fate: Fate, word: str) -> None:
-        """Note srun's message about nodes. Before a keeper is up, the end of its task is a failed launch; a message of the
+        """Note srun's message about nodes. Before a monitor is up, the end of its task is a failed launch; a message of the
         node itself explains it better."""
         try:
             names = expand(nodes)

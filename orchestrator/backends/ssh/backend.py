@@ -1,6 +1,6 @@
 """Backend `ssh`: agents on hosts over SSH, with one connection and one thread for each host. It makes no decisions.
 
-The supervisor's calls only record wishes (`HostWish`). The workers fulfil them in their own time; `failures`,
+The supervisor's calls only record what is wanted (`HostWish`). The workers do it in their own time; `failures`,
 `agent_death`, `reason` and the copier report the outcome.
 """
 
@@ -95,11 +95,11 @@ class HostSession:
         return AgentSeen(True, agent.boot_id)
 
     def reach(self, config: AgentConfig) -> AgentSeen:
-        """Tell the agent where to dial, and check whether it is there."""
+        """Send the agent the address to dial, and check whether it lives."""
         return reach(self.connection, self.payload.launcher(config.node), config)
 
     def is_alive(self, answer_s_max: float) -> bool:
-        """Tell whether the far end answers within `answer_s_max`."""
+        """Return whether the far end answers within `answer_s_max`."""
         return self.connection.is_alive(answer_s_max)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Conversation of the launching side with a host: staged replies over one command's input and output.
+"""Bootstrap session of the launching side with a host: staged replies over one command's input and output.
 
 Each stage has a limit; each failure names its stage, the reason and a fix. What a login shell prints on its own is
 noise: it is skipped, and kept as evidence.
@@ -35,7 +35,7 @@ STEP_S_MAX = 30.0
 """How long a step of a check may take, unless it has a limit of its own."""
 
 LAUNCH_S_MAX = 3600.0
-"""Limit of a whole conversation, whatever signs of life it gives."""
+"""Limit of a session, even while the host shows signs of life."""
 
 END_S_MAX = 5.0
 CLOCK_S_MAX = 60.0
@@ -48,25 +48,25 @@ EVIDENCE_CHARS_MAX = 400
 
 LIMITS_S = {
     "shell": SHELL_S_MAX, "python": PYTHON_S_MAX, "folder": FOLDER_S_MAX, "copy": STALL_S_MAX, "lease": LEASE_S_MAX,
-    "agent": AGENT_S_MAX, "look": SURVEY_S_MAX, "sweep": CLEAN_UP_S_MAX, "check": STEP_S_MAX,
+    "agent": AGENT_S_MAX, "survey": SURVEY_S_MAX, "cleanup": CLEAN_UP_S_MAX, "check": STEP_S_MAX,
 }  # fmt: skip
 
 _STUCK = {
     "shell": (
-        "its login shell has not let us in",
-        "see whether `ssh HOST true` comes back, and what ~/.bashrc does",
+        "its login shell has not run the command",
+        "check whether `ssh HOST true` returns, and what ~/.bashrc does",
     ),
     "python": (
         "no Python has answered",
-        "see whether `python3 --version` comes back there; a network disk may hang",
+        "check whether `python3 --version` returns there; a network disk may hang",
     ),
     "folder": (
-        "the job's folder could not be made",
+        "the job's folder could not be created",
         "a network disk may hang: set ssh.remote_dir to a local one",
     ),
-    "copy": ("the copy has made no headway", "see to the network and the disk there"),
-    "lease": ("nothing was leased", "see whether `nvidia-smi -L` comes back there"),
-    "agent": ("the agent has given no sign", ""),
+    "copy": ("the copy has made no progress", "check the network and the disk there"),
+    "lease": ("no lease was granted", "check whether `nvidia-smi -L` returns there"),
+    "agent": ("the agent has not answered", ""),
 }
 
 _REPLIES = codec.by_kind(w.Word)
@@ -113,7 +113,7 @@ CLOCKS = Clocks()
 
 
 class Conversation:
-    """One conversation with a host, always in some stage, which has until `_deadline_s`."""
+    """One session with a host, always in some stage, which has until `_deadline_s`."""
 
     def __init__(self, remote: Remote, sentinel: bytes, bundle: bytes, clocks: Clocks) -> None:
         self.clocks = clocks
@@ -153,7 +153,7 @@ class Conversation:
                 case w.Failed():
                     raise LaunchError(reply.stage, reply.reason, reply.fix, Retryable(reply.trouble))
                 case _:
-                    raise self._fault(f"it said {type(reply).__name__} out of turn")
+                    raise self._fault(f"unexpected reply {type(reply).__name__}")
 
     def send(self, data: bytes) -> None:
         """Write to the host. Raises LaunchError."""
@@ -197,7 +197,7 @@ class Conversation:
                 try:
                     reply: w.Word = codec.loads_kind(_REPLIES, text)
                 except (codec.CodecError, UnicodeDecodeError) as err:
-                    raise self._fault(f"it said what cannot be understood: {err}") from err
+                    raise self._fault(f"its reply cannot be read: {err}") from err
                 return reply
 
     def _line(self) -> bytes:
@@ -222,11 +222,11 @@ class Conversation:
         self._noise_bytes += len(data)
         if self._noise_bytes > NOISE_BYTES_MAX:
             raise self._fault(
-                "its shell prints without end", "look at what ~/.bashrc there prints", Retryable.PERMANENT
+                "its login shell prints without end", "check what ~/.bashrc there prints", Retryable.PERMANENT
             )
 
     def notes(self, clock_s: float) -> tuple[str, ...]:
-        """Return what was odd in a conversation that succeeded."""
+        """Return the oddities of a session that succeeded."""
         notes = []
         if self._noise:
             notes.append(f"its login shell prints on its own: {' | '.join(self._noise)}"[:EVIDENCE_CHARS_MAX])
@@ -259,9 +259,9 @@ class Conversation:
         if code is None:
             return self._fault("the connection broke")
         if self._stage == "shell":
-            fix = "`ssh HOST true` must end with code 0 there: look at its ~/.bashrc and at the user's login shell"
+            fix = "`ssh HOST true` must end with code 0 there: check its ~/.bashrc and the user's login shell"
             return self._fault(
-                f"its login shell ended with code {code} before it let us in", fix, Retryable.PERMANENT
+                f"its login shell ended with code {code} before it ran the command", fix, Retryable.PERMANENT
             )
         return self._fault(f"it ended with code {code}")
 

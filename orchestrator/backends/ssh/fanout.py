@@ -1,7 +1,7 @@
 """Fan-out: one task of the submit side on many hosts over SSH, in parallel and bounded.
 
-Rules: a host that does not answer is a result, never an exception; one bad host delays no other; a host keeps only what
-the task itself leaves there.
+Rules: a host that does not answer is a result, never an exception; one bad host delays no other; a host keeps only the files
+that the task itself leaves there.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def fan_out(
     for host in dict.fromkeys(hosts):
         threading.Thread(target=work, args=(host,), daemon=True).start()
         results[host] = LaunchError(
-            "connect", f"no answer within {limit_s:g} s", "look at the host, or try again"
+            "connect", f"no answer within {limit_s:g} s", "check the host, or try again"
         )
     for _ in range(len(results)):
         try:
@@ -83,7 +83,7 @@ def each(
 ) -> dict[str, T | LaunchError]:
     """Run `work` on each host over a connection of its own; return its results, or why it failed, in the hosts' order.
 
-    `at_once`: on so many hosts at the same time; `failed` hears of a failure at once, in the host's own thread.
+    `at_once`: the number of concurrent hosts; `failed` is called on a failure at once, in the host's own thread.
     """
     import paramiko
 
@@ -126,8 +126,8 @@ def gpus_each(hosts: Sequence[str], ssh: PlannedSsh, where: str) -> int:
     results = each(hosts[:GPU_HOSTS_MAX], ssh, _gpus, limit_s=ALL_ASKED_S_MAX)
     counts = {host: result for host, result in results.items() if isinstance(result, int)}
     if not counts:
-        what = "no host said how many GPUs it has\n" + failures_text(results)
-        raise ClusterError(what, where, "mend the hosts, or set gpus_per_node or procs_per_node")
+        what = "no host reported how many GPUs it has\n" + failures_text(results)
+        raise ClusterError(what, where, "fix the hosts, or set gpus_per_node or procs_per_node")
     if len(set(counts.values())) > 1:
         named = ", ".join(f"{host} {count}" for host, count in list(counts.items())[:SHOWN_MAX])
         fix = "set gpus_per_node, or gpus= for each host in ssh.hosts_file"
@@ -160,7 +160,7 @@ def _gpus(connection: Connection, host: str) -> int:
         return len(gpus.listed("\n".join(lines)))
     last = " ".join(line for line in lines[-3:] if not line.startswith("orch-gpus"))[-WORDS_CHARS_MAX:]
     raise LaunchError(
-        "shell", f"nvidia-smi fails: {last or 'no word why'}", "mend the driver", Retryable.PERMANENT
+        "shell", f"nvidia-smi fails: {last or 'no reason given'}", "fix the driver", Retryable.PERMANENT
     )
 
 

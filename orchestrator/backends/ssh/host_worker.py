@@ -310,7 +310,7 @@ class HostWorker:
             self._schedule.note_agent_check(self._clock.now_s())
 
     def _reach(self, number: int) -> None:
-        """Tell the agent where to dial and note it when the agent is certainly dead."""
+        """Send the agent the address to dial; note when the agent is certainly dead."""
         config = self._config()
         session, address = self._open(config)
         presence = session.reach(replace(config, address=address))
@@ -339,7 +339,7 @@ class HostWorker:
         return self._seen.session
 
     def _forward(self, channel: paramiko.Channel, address: str) -> None:
-        """The host's agent dials: forward its bytes to the supervisor, unless too many connections are open."""
+        """Forward a connection of the host's agent to the supervisor, unless too many are open."""
         with self._changed:
             forwards = [forward for forward in self._seen.forwards if not forward.is_over]
             if len(forwards) >= FORWARDS_MAX:
@@ -386,5 +386,5 @@ class HostWorker:
 def _evidence(presence: AgentSeen, last_boot_id: str) -> str:
     if last_boot_id not in ("", presence.boot_id):
         return "the host was restarted"
-    last_words = f"its last words: {presence.words}" if presence.words else "it left no word"
-    return f"its agent is not running any more; {last_words}"
+    last_words = f"its last output: {presence.words}" if presence.words else "no output"
+    return f"its agent is no longer running; {last_words}"

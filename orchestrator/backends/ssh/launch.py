@@ -1,6 +1,6 @@
-"""Launch of an agent on a host: one conversation with the host's launch script, over one channel.
+"""Launch of an agent on a host: one session with the host's launch script, over one channel.
 
-A host keeps an agent only after it reported that its leases are held and was told to go. If the connection breaks after
+A host keeps an agent only after it reported that its leases are held and received `GO`. If the connection breaks after
 that, the next launch finds the agent alive.
 """
 
@@ -128,7 +128,7 @@ def launch_agent(
 
 
 def reach(line: Line, launcher: Launcher, config: AgentConfig, clocks: Clocks = CLOCKS) -> w.AgentSeen:
-    """Tell a node's agent to dial `config.address` from now on; return whether it is there. Raises LaunchError."""
+    """Redirect a node's agent to `config.address`; return whether the agent lives. Raises LaunchError."""
     request = w.Reach(config.root, launcher.blob, config.node, config.address)
     with _conversing(line, launcher, request, clocks) as conversation:
         _begin(conversation)
@@ -137,10 +137,10 @@ def reach(line: Line, launcher: Launcher, config: AgentConfig, clocks: Clocks = 
 
 
 def clean_up(line: Line, launcher: Launcher, root: str, job: str, clocks: Clocks = CLOCKS) -> w.CleanedUp:
-    """End what an ended job left running on a host, and remove its folder there. Raises LaunchError."""
+    """End the leftover processes of an ended job on a host, and remove its folder there. Raises LaunchError."""
     with _conversing(line, launcher, w.CleanUp(root, launcher.blob, job), clocks) as conversation:
         _begin(conversation)
-        conversation.enter("sweep")
+        conversation.enter("cleanup")
         return conversation.expect(w.CleanedUp)
 
 
@@ -153,7 +153,7 @@ def survey(
 
 
 class Visit:
-    """A visit of a host, once it is surveyed: steps of a check, one after another."""
+    """Session with a surveyed host: steps of a check, one after another."""
 
     def __init__(self, conversation: Conversation, survey: Survey) -> None:
         self._conversation = conversation
@@ -170,14 +170,14 @@ class Visit:
 def visiting(
     line: Line, launcher: Launcher, root: str, programs: tuple[str, ...], clocks: Clocks = CLOCKS
 ) -> Iterator[Visit]:
-    """Survey a host as `survey` does, and give a visit for further steps. Raises LaunchError."""
+    """Survey a host as `survey` does, and yield a session for further steps. Raises LaunchError."""
     with _conversing(line, launcher, w.SurveyHost(root, launcher.blob, programs), clocks) as conversation:
         yield Visit(conversation, _surveyed(conversation))
 
 
 def _surveyed(conversation: Conversation) -> Survey:
     python, clock_s, error_s = _begin(conversation)
-    conversation.enter("look")
+    conversation.enter("survey")
     host = conversation.expect(w.HostSurveyed)
     return Survey(python.version, clock_s, error_s, conversation.notes(clock_s), host)
 
@@ -194,7 +194,7 @@ def _begin(conversation: Conversation) -> tuple[w.PythonFound, float, float]:
 
 
 def _go(conversation: Conversation) -> int:
-    """Let a keeper that holds its leases start its agent; return its pid."""
+    """Let a monitor that holds its leases start its agent; return its pid."""
     conversation.enter("agent")
     conversation.send(w.GO + b"\n")
     return conversation.expect(w.KeeperUp).pid
@@ -202,7 +202,7 @@ def _go(conversation: Conversation) -> int:
 
 @contextlib.contextmanager
 def _conversing(line: Line, launcher: Launcher, request: w.Request, clocks: Clocks) -> Iterator[Conversation]:
-    """Begin a conversation, and end it whatever happens."""
+    """Begin a session, and end it whatever happens."""
     mark = f"orch-{secrets.token_hex(8)}"
     remote = line.run(_COMMAND.format(mark=mark))
     try:

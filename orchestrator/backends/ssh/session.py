@@ -1,4 +1,4 @@
-"""What a host worker works with: the session with its host, the state of the host, limits on what hosts do at once, a clock."""
+"""Session with a host, its wanted and observed state, limits on concurrent work, and a clock: what a host worker uses."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class Session(Protocol):
         its start."""
 
     def reach(self, config: AgentConfig) -> AgentSeen:
-        """Tell the agent where it may dial, and check whether it is there."""
+        """Send the agent the address to dial, and check whether it lives."""
 
     def is_alive(self, answer_s_max: float) -> bool:
-        """Tell whether the far end answers within `answer_s_max`."""
+        """Return whether the far end answers within `answer_s_max`."""
 
     def close(self) -> None:
         """Hang up."""
@@ -63,7 +63,7 @@ class HostWish:
     is_closing: bool = False
 
     def is_latest(self, number: int) -> bool:
-        """Tell whether an action for wish `number` is still wanted."""
+        """Return whether an action for wish `number` is still wanted."""
         return self.number == number and not self.is_closing
 
 
@@ -121,7 +121,7 @@ class WorkerDependencies:
     forward: Callable[[paramiko.Channel, str, Callable[[], None]], Forward]
     launches: ConcurrencyLimit
     reconnects: ConcurrencyLimit
-    # Tells whether copies use a node's connection.
+    # Returns whether copies use a node's connection.
     busy: Callable[[str], bool]
     # Wakes the supervisor.
     wake: Callable[[], None]

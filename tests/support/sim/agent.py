@@ -259,7 +259,7 @@ class Agent:
             return
         is_copy = self.world.travels  # one that is bad is brought again
         if order.resume is not None and self._is_spoiled(order.resume) and not is_copy:
-            reason = "the checkpoint to start from is not whole on this host"
+            reason = "the checkpoint to resume from is not complete on this host"
             self.post(reports.PrepareFailed(attempt, reason, "", order.resume.save))
             return
         hosts, first = self.world.night.hosts, ranks[:1] == (0,)

@@ -104,9 +104,9 @@ def _plain(rank: Rank) -> Stance:
             phase="rendezvous",
         )
     if rank.serves:
-        return Stance(observations.Activity.SLEEPING, "train.py:5 serve", "in sleep(), again and again")
+        return Stance(observations.Activity.SLEEPING, "train.py:5 serve", "in sleep(), in a loop")
     if gang.stepping:
         return Stance(observations.Activity.PROGRESSING, "train.py:9 step")
     if gang.world.night.polls:
-        return Stance(observations.Activity.SLEEPING, "train.py:6 meet", "in sleep(), again and again")
+        return Stance(observations.Activity.SLEEPING, "train.py:6 meet", "in sleep(), in a loop")
     return Stance(observations.Activity.WAITING_FOR_RANKS, "train.py:9 step", "in all_reduce")

@@ -52,4 +52,4 @@ def test_a_pipe_in_place_of_a_node_s_log_is_not_waited_for(job: JobDir) -> None:
     os.mkfifo(folder / "agent.log")
     with pytest.raises(LaunchError, match=r"agent\.log"):
         backend.launch(fake_host.config(root=str(job.root)))
-    assert [backend.agent_death("node-0") for _ in range(2)] == [None, "its agent ended; it left no word"]
+    assert [backend.agent_death("node-0") for _ in range(2)] == [None, "its agent ended; no output"]

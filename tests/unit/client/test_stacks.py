@@ -260,7 +260,7 @@ def test_ranks_with_gpus_are_shown_with_how_busy_those_are() -> None:
 
 
 def test_what_an_exiting_rank_does_is_said_once() -> None:
-    words = "has finished its script, and is still there (state S)"
+    words = "has finished its script and has not exited (state S)"
     leaves = _look(0, observations.Activity.EXITING, why=words, where="", stack=(), still_s=0.0)
     text = cells.plain(stack_view.stacks({**_taken(), "ranks": [stacks.rank_json(leaves, "gpu00")]}))
     assert f"rank 0 on gpu00: exiting: {words}\n" in text

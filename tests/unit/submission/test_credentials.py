@@ -94,7 +94,7 @@ def test_no_agent_works_with_a_token_that_is_empty_or_torn(
     line = io.TextIOWrapper(io.BytesIO(codec.dumps(config).encode() + b"\n"))
     monkeypatch.setattr(sys, "stdin", line)
     assert keeper.main(lambda _, pulse: pytest.fail("an agent was started"), is_launched=True) == 1
-    assert "the token that it was given is empty or torn" in capfd.readouterr().out
+    assert "its token is empty or incomplete" in capfd.readouterr().out
     job = JobDir(tmp_path)
     job.secrets.mkdir()
     (job.secrets / "token").write_text(token)

@@ -28,7 +28,7 @@ def _outline() -> Outline:
     given = Layers({}, added, added)
     other = Layers({"OMP_NUM_THREADS": "4"}, added, {"OMP_NUM_THREADS": "4", **added})
     fault = NodeOutline(
-        "gpu3", "gpu3", (), "", "connect: no answer within 15 s", "look at the host, or try again"
+        "gpu3", "gpu3", (), "", "connect: no answer within 15 s", "check the host, or try again"
     )
     return Outline(
         "gpt", "ssh", "16 ranks on 2 nodes, out of 3 hosts, on 16 GPUs", "python3 train.py --lr 0.1", 16, 256,

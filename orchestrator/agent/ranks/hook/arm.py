@@ -31,7 +31,7 @@ _ONLY_COUNTS = ("--multiprocessing-fork", "from multiprocessing.forkserver impor
 
 
 def may_arm(environ: "Mapping[str, str]", argv: "list[str]") -> bool:
-    """Tell whether this process may arm: it is a rank's, and not the resource tracker of `multiprocessing`."""
+    """Return whether this process may arm: it is a rank's, and not the resource tracker of `multiprocessing`."""
     if not environ.get(RANK_DIR_ENV) or "RANK" not in environ:
         return False
     return not any(_RESOURCE_TRACKER in arg for arg in argv)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 _MAIN_THREAD = _thread.get_ident()  # Python's start imports this module
-GIVEN: "dict[str, str]" = {}  # where a rank was told to meet the others
+GIVEN: "dict[str, str]" = {}  # the rendezvous that the rank was given
 MESSAGE_CHARS_MAX = 4_000
 TRACEBACK_CHARS_MAX = 20_000
 
@@ -126,7 +126,7 @@ def record_of(value: BaseException) -> str:
 
 
 def other_rendezvous() -> str:
-    """Say where the first Python of the rank, which has formed no process group, meets others elsewhere than it was told; empty
+    """Describe how the rendezvous of the rank's first Python, which has formed no process group, differs from the given one; empty
     where it does not."""
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
     is_apart = c10d is not None and not c10d._world.pg_map

@@ -1,8 +1,8 @@
 """Files that a process of a rank opens: checkpoints that it reads before its first step, and what it writes that may be one.
 
-Python's audit events tell of each `open` and rename; torch and safetensors open files in C++ and Rust, so functions of theirs
-are replaced by ones that tell the names first. A record is a line in the rank's folder. By these the agent knows where a script saves, wherever that is, at
-which step, and which checkpoint the script has begun from.
+Python's audit events report each `open` and rename; torch and safetensors open files in C++ and Rust, so functions of theirs
+are wrapped to report the names first. A record is a line in the rank's folder. From these the agent knows where and at which
+step a script writes checkpoints, and which checkpoint it has begun from.
 """
 
 # No pathlib: it would cost every interpreter start 5 ms.
@@ -65,7 +65,7 @@ REPLACED = (
 arguments. torch calls the first one before it saves."""
 
 NOT_SAVED = ("/dev/", "/proc/", "/sys/", sys.prefix + os.sep, sys.base_prefix + os.sep)
-"""Where no script saves; nor in the folder of the rank, which is orch's."""
+"""Folders in which no script writes checkpoints; the rank's own folder, which is orch's, is another."""
 
 
 class Files:
@@ -74,7 +74,7 @@ class Files:
     def __init__(
         self, folder: str, notes: "HookNotes", step: "Callable[[], int]", *, is_child: bool = False
     ) -> None:
-        """`step`: tells how many steps of the script this process has made; `is_child`: as in `Steps`."""
+        """`step`: returns how many steps of the script this process has made; `is_child`: as in `Steps`."""
         self._file, self._own = os.path.join(folder, FILES_FILE), folder + os.sep
         self._notes = notes
         self._step = step
@@ -143,7 +143,7 @@ class Files:
             os.close(fd)
 
     def _replace(self, module: str, name: str, flags: int) -> bool:
-        """Replace a function of a library that is there by then; tell whether it is."""
+        """Wrap a function of a library that is loaded; return whether it is."""
         names = getattr(sys.modules.get(module), "__dict__", {})
         function = names.get(name)
         if function is None:
@@ -160,7 +160,7 @@ class Files:
 
 
 def may_be_saved(name: str) -> bool:
-    """Tell whether a file may belong to a checkpoint, by its ending, or by a word in its name."""
+    """Return whether a file may belong to a checkpoint, by its ending, or by a word in its name."""
     last = name.rpartition("/")[2].lower()
     _, dot, ending = last.rpartition(".")
     if ending in ENDINGS:

@@ -152,7 +152,7 @@ class Groups:
 
 
 def has_other_gang() -> bool:
-    """Tell whether a library other than torch.distributed's process groups may connect this process to others."""
+    """Return whether a library other than torch.distributed's process groups may connect this process to others."""
     modules = sys.modules
     for module in OTHER_GANGS:  # half as long as `any`
         if module in modules:
@@ -162,7 +162,7 @@ def has_other_gang() -> bool:
 
 
 def works_with_others() -> bool:
-    """Tell whether this process is in a process group with another one. Raises for another torch.
+    """Return whether this process is in a process group with another one. Raises for another torch.
 
     Accelerate on CPUs, unless it is told so, forms a group and then takes each process for the only one: it counts as
     soon as it has run a collective.

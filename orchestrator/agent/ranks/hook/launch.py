@@ -1,8 +1,8 @@
 """Launchers that a Python starts or is, and gangs that orch has not started.
 
-1. Where PATH does not lead to a stand-in, as in `python -m torch.distributed.run` or `/opt/env/bin/torchrun`, a Python of a
-   node's script is the launcher: it becomes the stand-in before it has imported anything.
-2. Where such a Python calls torch's launcher or Accelerate's in its own process, as `tune run` does, a stand-in runs in place of
+1. Where PATH does not lead to a shim, as in `python -m torch.distributed.run` or `/opt/env/bin/torchrun`, a Python of a
+   node's script is the launcher: it becomes the shim before it has imported anything.
+2. Where such a Python calls torch's launcher or Accelerate's in its own process, as `tune run` does, a shim runs in place of
    that call.
 3. Where it trains, or enters a process group of several, it is noted for the agent. So are torch's launcher below a rank, and
    each process of a rank that trains in a group: see `agent/launch/gangs.py`.
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from typing import Any
 
 FOLDER_ENV = "ORCH_LAUNCH_DIR"
-"""The variable with the folder of the stand-ins; set for what a node's script starts, and not for ranks."""
+"""The variable with the folder of the shims; set for what a node's script starts, and not for ranks."""
 
 REAL_ENV = "ORCH_LAUNCH_REAL"
-"""Set for a real launcher that a stand-in has passed a call on to."""
+"""Set for a real launcher that a shim has passed a call on to."""
 
 PYTHON_ENV = "ORCH_LAUNCH_PYTHON"
-"""The Python that would have run the launcher, for the stand-in that takes its place."""
+"""The Python that would have run the launcher, for the shim that takes its place."""
 
 NAMES = (
     "torchrun",
@@ -39,7 +39,7 @@ NAMES = (
     "mpirun",
     "mpiexec",
 )
-"""The programs that have a stand-in."""
+"""The programs that have a shim."""
 
 MODULES = {
     "torch.distributed.run": "torchrun",
@@ -50,14 +50,14 @@ MODULES = {
     "lightning.fabric.cli": "lightning.fabric.cli",
     "lightning_fabric.cli": "lightning.fabric.cli",
 }
-"""The same as modules behind `python -m`, each with the name of its stand-in."""
+"""The same as modules behind `python -m`, each with the name of its shim."""
 
 _FLAGS = "bBdEhiIOPqRsStuvVx?"
-"""Python's options without a value, which may stand in one word: -um MODULE."""
+"""Python's options without a value, which may be combined in one word: -um MODULE."""
 
 
 def launcher_of(argv: "list[str]") -> "tuple[str, list[str]]":
-    """Return the stand-in for a Python process with this command line, and the words for it; "" for no launcher."""
+    """Return the shim for a Python process with this command line, and the words for it; "" for no launcher."""
     at = 1
     while at < len(argv) and argv[at].startswith("-"):
         option, at = argv[at][1:].lstrip(_FLAGS), at + 1
@@ -72,20 +72,20 @@ def launcher_of(argv: "list[str]") -> "tuple[str, list[str]]":
 
 
 def hand_over(argv: "list[str]") -> None:
-    """Become the stand-in if this process is a launcher that a node's script has started."""
+    """Become the shim if this process is a launcher that a node's script has started."""
     folder = os.environ.get(FOLDER_ENV, "")
     name, words = launcher_of(argv)
     if not folder or not name or REAL_ENV in os.environ:
         return
     program = folder + "/" + name
-    # The polyglot of a stand-in that Python itself runs has the same name, and starts no launcher.
+    # The polyglot of a shim that Python itself runs has the same name, and starts no launcher.
     if os.path.exists(program) and not any(word.startswith(folder + "/") for word in argv[:3]):  # noqa: PTH110
         os.environ[PYTHON_ENV] = sys.executable
         os.execv(program, [program, *words])
 
 
 GANGS_FILE = "gangs.jsonl"
-"""Notes for the agent: in the folder of the stand-ins, or in that of the attempt, beside the folders of its ranks. A line has
+"""Notes for the agent: in the folder of the shims, or in that of the attempt, beside the folders of its ranks. A line has
 `rank`, the name of a rank's folder (empty: of the script), `what`, and the `words` of its program."""
 
 LAUNCHES, TRAINS, IN_GROUP = "torch.distributed.run", "trains", "rank {} of {}"
@@ -158,7 +158,7 @@ class ScriptImports:
 
 
 def handing_over(launch: "Callable[..., Any]") -> "Callable[..., Any]":
-    """Return torch's launcher as one that a stand-in takes the place of."""
+    """Return a replacement of torch's launcher that runs a shim."""
 
     def launch_agent(config: "Any", entrypoint: "Any", args: "Any", *more: "Any", **options: "Any") -> "Any":
         if callable(entrypoint):  # no other process can run it: its processes are noted as a gang
@@ -175,7 +175,7 @@ def handing_over(launch: "Callable[..., Any]") -> "Callable[..., Any]":
 
 
 def handing_over_accelerate(launch: "Callable[..., Any]") -> "Callable[..., Any]":
-    """Return Accelerate's launcher as one that a stand-in takes the place of, with the options that are not at their defaults."""
+    """Return a replacement of Accelerate's launcher that runs a shim with the options that are not at their defaults."""
 
     def launch_command(args: "Any") -> None:
         import itertools
@@ -197,7 +197,7 @@ def handing_over_accelerate(launch: "Callable[..., Any]") -> "Callable[..., Any]
 
 
 def stand_in(name: str, words: "list[str]") -> None:
-    """Run the stand-in for a launcher to its end."""
+    """Run the shim for a launcher to its end."""
     import subprocess
 
     program = os.environ[FOLDER_ENV] + "/" + name
@@ -205,7 +205,7 @@ def stand_in(name: str, words: "list[str]") -> None:
 
 
 def noting_group(form: "Callable[..., Any]") -> "Callable[..., Any]":
-    """Return torch's function that forms the process group as one that notes it first: it may wait for others in vain."""
+    """Return a wrapper of torch's function that forms the process group: it notes the call first, since that may never return."""
     import functools
 
     @functools.wraps(form)
@@ -220,7 +220,7 @@ def noting_group(form: "Callable[..., Any]") -> "Callable[..., Any]":
 
 
 def noting_steps(register: "Callable[..., Any]") -> "Callable[..., Any]":
-    """Have steps noted, and return torch's function as it is."""
+    """Note the steps of optimizers, and return torch's function unchanged."""
     import itertools
 
     made = itertools.count(1).__next__

@@ -25,7 +25,7 @@ PENDING_HANDLER = "orch_pending"  # of torch's worker server: the exception that
 # The step file is an array of little-endian u64: a header of 128 bytes, the time of step n at n % RING_STEPS, then a
 # row of ROW_WORDS words for each step. Here a step is one of any optimizer. A group's column holds one more than the
 # number of collectives that the group had entered by the end of that step, 0 where it is not known. OPTIMIZER_COLUMN
-# tells whose step it was: OPTIMIZERS_MAX * (the number of steps of that optimizer) + the optimizer's number, 0 where it
+# names the optimizer of the step: OPTIMIZERS_MAX * (the number of steps of that optimizer) + the optimizer's number, 0 where it
 # is not known. SCRIPT_STEP_COLUMN: the script's step, see `ScriptSteps`. GROUPS_FILE assigns the columns for the
 # generation in GROUPS_WORD, which is odd while columns change. EXITING_WORD: when the process EXITING_PID_WORD was about
 # to exit. THREAD_WORD: the kernel's id of the thread that made the last step. ALONE_WORD: one of ALONE_WITH, counted from

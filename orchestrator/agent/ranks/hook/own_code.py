@@ -1,6 +1,6 @@
-"""Imports of the code that was copied at submit: what leads to the folder that a job was submitted from leads to the copy.
+"""Imports of the code that was copied at submit: imports from the folder that a job was submitted from are redirected to the copy.
 
-Editable installs, absolute entries of PYTHONPATH and `sys.path.insert` name that folder, where people go on editing. What the copy
+Editable installs, absolute entries of PYTHONPATH and `sys.path.insert` name that folder, where people keep editing. What the copy
 does not have, such as a compiled extension, is imported from there all the same; so is what another loader than Python's own finds.
 `imports.txt` has a line for each such file, and each of another folder that is neither Python's nor an installed package's: the
 time of its last change in ns, and its path as a Python text in ASCII.
@@ -63,7 +63,7 @@ class OwnCode:
                 with open(self._notes, "a") as file:
                     file.write(f"{os.stat(path).st_mtime_ns} {path!a}\n")
             except OSError:
-                pass  # without it, why says less
+                pass  # without it, orch why shows less
 
     def _places(self, entry: str) -> "list[str]":
         """Return the copy of a folder, and the folder."""

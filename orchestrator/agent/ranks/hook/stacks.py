@@ -19,7 +19,7 @@ class Stacks:
 
     The first is `faulthandler`'s, which answers in C code, too, and while the GIL is held. It must only interrupt a
     thread that is in C code: in the middle of a call of a Python function the frames are not complete, and Python 3.11
-    to 3.13 dies of reading them (up to one look in 30). So a thread that runs gets the next signal first, which Python
+    to 3.13 dies of reading them (up to one dump in 30). So a thread that runs gets the next signal first, which Python
     answers between two instructions, in its main thread. `faulthandler` does not write the stacks of all threads: one
     of them may end, and its state be freed, while the handler reads it.
 
@@ -43,7 +43,7 @@ class Stacks:
         self._unregister = faulthandler.unregister  # in C: it needs no frame
         self._faulthandlers_signal, self._running_signal = signal_number, signal_number + 1
         _signal.signal(self._running_signal, self._write)
-        _signal.siginterrupt(self._running_signal, False)  # system calls go on, as under `faulthandler`
+        _signal.siginterrupt(self._running_signal, False)  # system calls continue, as under `faulthandler`
 
     def _write(self, signal_number: int, frame: "FrameType | None") -> None:
         """Write the stack that the signal has interrupted, as `faulthandler` does."""

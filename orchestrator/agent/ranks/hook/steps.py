@@ -115,7 +115,7 @@ class ScriptSteps:
 
 
 def fills_state() -> bool:
-    """Tell whether torch itself makes the present step, to fill the state of an optimizer before it saves or loads that."""
+    """Return whether torch itself makes the present step, to fill the state of an optimizer before it saves or loads that."""
     if STATE_MODULE not in sys.modules:
         return False
     frame = sys._getframe(1)
@@ -129,13 +129,13 @@ def fills_state() -> bool:
 
 
 def is_data_worker() -> bool:
-    """Tell whether this process is a worker of a DataLoader: steps there are none of the training."""
+    """Return whether this process is a worker of a DataLoader: steps there are none of the training."""
     worker_info = getattr(sys.modules.get("torch.utils.data"), "get_worker_info", None)
     return worker_info is not None and worker_info() is not None
 
 
 def is_training() -> bool:
-    """Tell whether torch is imported for a script that calls `backward`: its text is a hint, which no verdict follows from."""
+    """Return whether torch is imported for a script that calls `backward`: its text is a hint, which no verdict follows from."""
     path = sys.argv[0] if sys.argv else ""  # Python has taken `__file__` away by then
     if "torch" not in sys.modules or not os.path.isfile(path):
         return False

@@ -232,7 +232,7 @@ def _offer(
         why = f"{who} got too many keys and hung up after {len(tried)} ({', '.join(tried)})"
         fix = f"name the right one: `IdentityFile …` and `IdentitiesOnly yes` for {target.host} in ~/.ssh/config"
         raise LaunchError("auth", why, fix, Retryable.PERMANENT) from err
-    why = f"{who} takes the key {tried[-1]}, but wants {', '.join(further)} as well"
+    why = f"{who} accepts the key {tried[-1]}, but requires {', '.join(further)} as well"
     raise LaunchError("auth", why, "allow this key alone for this user there", Retryable.PERMANENT)
 
 
@@ -246,9 +246,12 @@ def _refused(target: Target, tried: list[str], methods: list[str], keys: Offered
     if keys.locked:
         also = f"; the key {keys.locked[0]} is encrypted and not in ssh-agent{also}"
     if "publickey" not in methods:
-        why, fix = f"{who} takes no keys, only {offers}", "set `PubkeyAuthentication yes` in its sshd_config"
+        why, fix = (
+            f"{who} accepts no keys, only {offers}",
+            "set `PubkeyAuthentication yes` in its sshd_config",
+        )
     elif tried:
-        why = f"{who} takes none of the keys {', '.join(tried)}; it lets people in by {offers}"
+        why = f"{who} accepts none of the keys {', '.join(tried)}; its login methods are {offers}"
         fix = f"put a key there: {copy_command}; or name the right one or the right user in ~/.ssh/config"
         if refusals:
             fix = "ssh-agent must sign here: ssh-add the key again, without -h and -c; or name a key in a file (IdentityFile)"

@@ -158,7 +158,7 @@ class Connection:
             ) from err
 
     def is_alive(self, answer_s_max: float = ALIVE_S_MAX) -> bool:
-        """Tell whether the host answers; closes the connection when it does not answer in time."""
+        """Return whether the host answers; closes the connection when it does not answer in time."""
         if not self.is_open:
             return False
         try:
@@ -218,14 +218,14 @@ class Connection:
         try:
             channel = self._transport.open_session(timeout=CHANNEL_S_MAX)
         except (paramiko.SSHException, EOFError, OSError) as err:
-            why = f"{host} opens no session: {str(err) or type(err).__name__}"
-            raise LaunchError(stage, why, "look at MaxSessions in its sshd_config if this stays") from err
+            why = f"{host} does not open a session: {str(err) or type(err).__name__}"
+            raise LaunchError(stage, why, "check MaxSessions in its sshd_config if this persists") from err
         try:
             _within(CHANNEL_S_MAX, functools.partial(begin, channel))
         except (TimeoutError, paramiko.SSHException, EOFError, OSError) as err:
             channel.close()
-            why = f"{host} opens a session, but runs nothing in it: {str(err) or type(err).__name__}"
-            raise LaunchError(stage, why, f"see whether `ssh {host} true` comes back") from err
+            why = f"{host} opens a session but runs no command: {str(err) or type(err).__name__}"
+            raise LaunchError(stage, why, f"check whether `ssh {host} true` returns") from err
         return channel
 
     def _request(self, s_max: float, ask: Callable[[], T]) -> T:
@@ -369,7 +369,7 @@ def _skip_to(channel: paramiko.Channel, mark: bytes) -> None:
             raise HostError("its shell did not answer") from err
         greeting += more
         if not more or len(greeting) > NOISE_BYTES_MAX:
-            raise HostError(f"its shell said {greeting[-200:].decode(errors='replace').strip()!r}")
+            raise HostError(f"its shell printed {greeting[-200:].decode(errors='replace').strip()!r}")
 
 
 ChannelTaker = Callable[[paramiko.Channel], None]

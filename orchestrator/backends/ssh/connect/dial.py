@@ -22,12 +22,12 @@ WORDS_BYTES_MAX = 4096
 
 _log = logging.getLogger("paramiko")
 _log.addHandler(logging.NullHandler())
-_log.setLevel(logging.CRITICAL + 1)  # the errors raised here say the same in better words
+_log.setLevel(logging.CRITICAL + 1)  # the errors raised here say the same, with a fix
 _log.propagate = False
 
 
 class RefusedForNow(LaunchError):
-    """An sshd that turns the connection away before the login: others use it, or its patience with this address is over."""
+    """An sshd that turns the connection away before the login: others use it, or it penalizes this address."""
 
 
 class GreetedLine:
@@ -49,7 +49,7 @@ class GreetedLine:
 
 
 def where(target: Target) -> str:
-    """Return the address of a target in words."""
+    """Return the address of a target, for messages."""
     return f"{target.hostname} port {target.port}"
 
 
@@ -131,12 +131,14 @@ def shake_hands(
     if len(said) == 1 and not said[0].startswith("SSH-"):
         why = f"{where(target)} turned the connection away: {said[0][:LINE_CHARS_MAX]}"
         fix = (
-            "in its sshd_config: `PerSourcePenalties` (failed logins from this address, whoever's, count for some time) "
+            "in its sshd_config: `PerSourcePenalties` (failed logins from this address, from any user, count for some time) "
             "and `MaxStartups`"
         )
         raise RefusedForNow("connect", why, fix)
     if proxy is not None:
-        why = f"the ProxyCommand `{target.proxy_command}` ended: {proxy.words() or 'it left no word'}"
+        why = f"the ProxyCommand `{target.proxy_command}` ended: {proxy.words() or 'no output'}"
         raise LaunchError("connect", why, f"try it by hand; `ssh -G {target.host}` shows where it comes from")
     why = f"{where(target)} hung up before the login: {str(failure or '') or 'no reason given'}"
-    raise LaunchError("connect", why, "look at MaxStartups in its sshd_config, and at firewalls that ban")
+    raise LaunchError(
+        "connect", why, "check MaxStartups in its sshd_config, and firewalls that ban addresses"
+    )

@@ -73,15 +73,15 @@ _lock = threading.Lock()
 
 
 def _is_known(target: Target, key: paramiko.PKey) -> bool:
-    """Tell whether a key is known. Raises LaunchError when it is revoked, or differs from the known one."""
+    """Return whether a key is known. Raises LaunchError when it is revoked, or differs from the known one."""
     exact, loose, text = _find(target, target.key_name), _find(target, *_portless(target)), key.get_base64()
     for known in (*exact, *loose):
         if known.marker == "@revoked" and known.key == text:
-            fix = "do not trust this host before its administrator has said why"
+            fix = "do not trust this host until its administrator explains why"
             raise _refusal(key, f"is revoked by {known.where}", fix)
     plain = _plain(exact)
     if plain and all(known.kind not in KINDS for known in plain):
-        what = f"is not in known_hosts; the one in {plain[0].where} is of the type {plain[0].kind}, which is not read here"
+        what = f"is not in known_hosts; the one in {plain[0].where} is of the type {plain[0].kind}, which orch cannot read"
         fix = f"compare the fingerprint with the host's own, then: {_add_command(target, key)}"
         raise _refusal(key, what, fix)
     if plain and all(known.key != text for known in plain):
@@ -94,7 +94,7 @@ def _is_known(target: Target, key: paramiko.PKey) -> bool:
         raise _refusal(
             key,
             f"{what} the one in {(same or plain)[0].where}: "
-            "the host was reinstalled, or something stands between it and you",
+            "the host was reinstalled, or another machine answers in its place",
             f"only if it was reinstalled: {' && '.join((*removals, _add_command(target, key)))}",
         )
     return any(known.key == text for known in (*plain, *_plain(loose)))
@@ -125,7 +125,7 @@ def _add_command(target: Target, key: paramiko.PKey) -> str:
 def _append(target: Target, key: paramiko.PKey) -> None:
     file = next(iter(target.user_known_hosts), Path(os.devnull))
     if file == Path(os.devnull):
-        what = "is new, and with this UserKnownHostsFile there is no place to keep it"
+        what = "is new, and with this UserKnownHostsFile there is no file to store it in"
         raise _refusal(key, what, _add_command(target, key))
     name = paramiko.HostKeys.hash_host(target.key_name) if target.hash_known_hosts else target.key_name
     line = f"{name} {key.get_name()} {key.get_base64()}\n".encode()
@@ -136,7 +136,7 @@ def _append(target: Target, key: paramiko.PKey) -> None:
             torn = size_bytes and os.pread(out.fileno(), 1, size_bytes - 1) != b"\n"
             out.write(b"\n" * bool(torn) + line)  # in one call: others append too
     except OSError as err:
-        what = f"is new and cannot be kept: {err.strerror}: {file}"
+        what = f"is new and cannot be stored: {err.strerror}: {file}"
         raise _refusal(key, what, f"make {_short(file)} writable") from err
 
 
@@ -166,7 +166,7 @@ def _read(path: Path, names: tuple[str, ...]) -> Iterator[Known]:
 
 
 def _is_about(patterns: str, name: str) -> bool:
-    """Tell whether the first field of a line names a host: in clear, by patterns, or hashed."""
+    """Return whether the first field of a line names a host: in clear, by patterns, or hashed."""
     if patterns.startswith("|1|"):
         try:
             return paramiko.HostKeys.hash_host(name, patterns) == patterns
@@ -177,7 +177,7 @@ def _is_about(patterns: str, name: str) -> bool:
 
 
 def _fits(pattern: str, name: str) -> bool:
-    """Tell whether a name matches a pattern of OpenSSH's, in which only `*` and `?` are special."""
+    """Return whether a name matches a pattern of OpenSSH's, in which only `*` and `?` are special."""
     return fnmatch.fnmatchcase(name, pattern.replace("[", "[[]"))
 
 

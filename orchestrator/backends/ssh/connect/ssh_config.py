@@ -75,13 +75,13 @@ def home() -> Path:
 
 
 def has_own_home() -> bool:
-    """Tell whether HOME differs from the home folder of the user database, which OpenSSH uses."""
+    """Return whether HOME differs from the home folder of the user database, which OpenSSH uses."""
     return home() != Path(pwd.getpwuid(os.getuid()).pw_dir)
 
 
 def _resolve(host: str, user: str | None, port: int | None, through: Target | None, depth: int) -> Target:
     if depth > JUMPS_MAX:
-        raise _bad(f"ProxyJump leads through more than {JUMPS_MAX} hosts, perhaps in a circle", host)
+        raise _bad(f"ProxyJump leads through more than {JUMPS_MAX} hosts, perhaps in a loop", host)
     if not host or host.startswith("-") or any(char.isspace() for char in host):
         raise _bad(f"{host!r} is not a host name", host)
     options = _options(host, user, port)
@@ -185,6 +185,4 @@ def _fill_in(value: str, tokens: dict[str, str]) -> str:
 
 
 def _bad(what: str, host: str) -> LaunchError:
-    return LaunchError(
-        "config", what, f"mend ~/.ssh/config; `ssh -G {host}` reads it again", Retryable.PERMANENT
-    )
+    return LaunchError("config", what, f"fix ~/.ssh/config; `ssh -G {host}` checks it", Retryable.PERMANENT)

@@ -4,7 +4,7 @@ Rules: one copy at a time for each host and direction, the newest first, since o
 their hosts. With a speed limit only one copy moves at a time, so that the limit holds for all together. Fetched bytes are
 compared on their way: rsync compares its own check sum of each file, after which the host is asked whether the files are
 still as they were; SFTP's are hashed as they come. They are synced to the disk before the copy is reported. A broken copy
-is begun again while it is wanted; a copy that cannot succeed is reported in words for a person.
+is begun again while it is wanted; a copy that cannot succeed is reported with the reason.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class CopyQueue:
         wake: Wake,
         copy_mb_s: float | None,
     ) -> None:
-        """`connection_of` may open a connection, and wait for it; `has_rsync` tells whether a host has rsync; `wake` is
+        """`connection_of` may open a connection, and wait for it; `has_rsync` returns whether a host has rsync; `wake` is
         called from threads when a copy has ended; `copy_mb_s` limits all copies together, in 10^6 bytes a second."""
         self._connection_of = connection_of
         self._has_rsync = has_rsync
@@ -108,7 +108,7 @@ class CopyQueue:
             return {task.copy.key: task.done_bytes for task in self._running}
 
     def busy(self, node: str) -> bool:
-        """Tell whether anything is, or will be, copied from or to a host."""
+        """Return whether anything is, or will be, copied from or to a host."""
         with self._changed:
             return any(task.copy.node == node for task in [*self._waiting, *self._running])
 
@@ -194,7 +194,7 @@ class CopyQueue:
         now_s = time.monotonic()
         task.unreached_s = now_s if task.unreached_s is None else task.unreached_s
         if now_s - task.unreached_s > LINE_S_MAX:
-            return f"{task.copy.node} was out of reach for {LINE_S_MAX / 60:.0f} min"
+            return f"{task.copy.node} was unreachable for {LINE_S_MAX / 60:.0f} min"
         self._put_back(task)
         return None
 
@@ -272,12 +272,12 @@ def _settle(task: CopyTask, entry: Piece) -> None:
             os.utime(path, ns=(entry.mtime_ns, entry.mtime_ns))
             return
     except FileNotFoundError as err:
-        raise HostError(f"{entry.name} is not a file any more on {task.copy.node}") from err
+        raise HostError(f"{entry.name} is no longer a file on {task.copy.node}") from err
     except OSError as err:
         raise HostError(f"{path} on this machine: {err.strerror}") from err
     raise HostError(f"{entry.name} was written again on {task.copy.node} before it was copied")
 
 
 def _differs(mtime_ns: int, expected_ns: int) -> bool:
-    """Tell whether a file came with another time than that of its piece, as far as tools and disks keep fractions."""
+    """Return whether a file came with another time than that of its piece, as far as tools and disks keep fractions."""
     return not disk.is_same_time(mtime_ns, expected_ns) and abs(mtime_ns - expected_ns) > COARSE_NS

@@ -100,9 +100,9 @@ class CopyTask:
     def damaged(self, name: str) -> Exception:
         """Return what it means that a file came with other bytes than it has on its host: once more, or never."""
         if name in self._damaged:
-            return HostError(f"{name} came damaged from {self.copy.node} twice")
+            return HostError(f"{name} arrived damaged from {self.copy.node} twice")
         self._damaged.append(name)
-        return Broken(f"{name} was damaged on its way")
+        return Broken(f"{name} was damaged in transit")
 
 
 def fits(path: Path, entry: Piece) -> bool:

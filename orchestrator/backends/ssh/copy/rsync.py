@@ -23,7 +23,7 @@ from orchestrator.core.errors import HostError
 OUTPUT_BYTES_MAX = 16_384
 END_S_MAX = 5.0
 PARTIAL = ".orch-partial"
-"""Folder next to a fetched file for its begun part after a broken connection; removed once the file is whole."""
+"""Folder next to a fetched file for its begun part after a broken connection; removed once the file is complete."""
 
 DIFFERS = b"orch-differs:"
 
@@ -130,7 +130,7 @@ def _watch(out: IO[bytes], task: CopyTask) -> bytes:
         if done and int(done[-1]) > task.done_bytes:
             task.done_bytes, moved_s = int(done[-1]), time.monotonic()
         if time.monotonic() - moved_s > STALL_S_MAX:
-            raise Broken(f"not a byte was copied for {STALL_S_MAX:.0f} s")
+            raise Broken(f"no byte was copied for {STALL_S_MAX:.0f} s")
 
 
 def _finish(process: subprocess.Popen[bytes]) -> None:
@@ -166,5 +166,5 @@ def _error(code: int, output: bytes, task: CopyTask) -> Exception:
         where = f"on {copy.node}" if fetches else "on this machine"
         return HostError(f"it was deleted {where} before it was copied ({last})")
     if code in _LINE_CODES:
-        return Broken(f"the line broke ({last})")
+        return Broken(f"the connection broke ({last})")
     return Unfit(f"rsync ended with code {code} ({last})")

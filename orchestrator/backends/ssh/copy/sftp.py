@@ -1,7 +1,7 @@
 """Copies by SFTP over an open connection, for hosts without rsync and for `orch collect`: file by file, each atomically.
 
 Files are sent by SFTP with many requests in flight, and fetched as the output of a command. A file is written under a
-temporary name and renamed when it is whole. A file that is already here as expected is not copied again.
+temporary name and renamed when it is complete. A file that is already here as expected is not copied again.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def blocks(read: Callable[[int], bytes], size_bytes: int) -> Iterator[bytes]:
     while received_bytes < size_bytes:
         block = read(min(READ_BYTES, size_bytes - received_bytes))
         if not block:
-            raise Broken(f"{received_bytes} of {size_bytes} bytes came")
+            raise Broken(f"{received_bytes} of {size_bytes} bytes arrived")
         received_bytes += len(block)
         yield block
 
@@ -169,7 +169,7 @@ def _send(session: Session, name: str) -> None:
 
 
 def _is_there(sftp: paramiko.SFTPClient, path: PurePosixPath, about: os.stat_result) -> bool:
-    """Tell whether a host has still the file that it has written itself."""
+    """Return whether a host has still the file that it has written itself."""
     try:
         there = sftp.stat(os.fsencode(path))
     except FileNotFoundError:
@@ -226,10 +226,10 @@ def _refused(err: Exception, session: Session, name: str) -> Exception:
     channel, node = session.sftp.get_channel(), session.task.copy.node
     is_broken = not isinstance(err, OSError) or isinstance(err, TimeoutError | ConnectionError)
     if is_broken or channel is None or channel.closed:
-        return Broken(f"the line broke: {str(err) or type(err).__name__}")
+        return Broken(f"the connection broke: {str(err) or type(err).__name__}")
     path = session.path(name)
     if isinstance(err, FileNotFoundError):
-        return HostError(f"{path} is not there on {node}")
+        return HostError(f"{path} does not exist on {node}")
     if not isinstance(err, OSError) or err.errno is None:
         return HostError(
             f"{path} cannot be written on {node}, where no space may be left (its sftp-server: {err})"

@@ -219,7 +219,7 @@ WORDS = {
         "import threading, time\ndef rest(): time.sleep(3600)\nthreading.Thread(target=rest).start()",
         r"waits for its other threads to end, one of them at case_\d+.py:2 rest",
     ),
-    "a poll with a limit": (f"{SERVES}import select\nwhile True: select.select([mine], [], [], 0.5)", r"in select\(\), with a time limit, again and again"),
+    "a poll with a limit": (f"{SERVES}import select\nwhile True: select.select([mine], [], [], 0.5)", r"in select\(\), with a time limit, in a loop"),
     "a C call that keeps the GIL": ("import itertools\nsum(itertools.repeat(1, 10**12))", "computes at one place|in C code"),
 }  # fmt: skip
 

@@ -66,7 +66,7 @@ def test_the_use_of_gpus_is_told_by_process() -> None:
     assert known.share(74) == (None, "nvidia-smi does not say which GPU the process uses")
     assert gpu_use.NOTHING.share(71) == (
         None,
-        "nvidia-smi is not there, so the use of GPUs is not known",
+        "nvidia-smi is not installed, so GPU use is not known",
     )
 
 

@@ -217,7 +217,7 @@ def test_a_thread_that_cannot_write_its_stack_is_not_taken_to_be_in_c_code(tmp_p
     with running(rank, full + RUNS) as process:
         for _ in range(3):
             (stack,) = take_stacks(process.pid, rank)
-            assert stack.text.startswith("no Python stack to be had")
+            assert stack.text.startswith("no Python stack available")
         assert process.poll() is None
 
 

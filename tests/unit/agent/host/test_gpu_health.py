@@ -31,7 +31,7 @@ def test_a_table_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     health = read(tmp_path, monkeypatch, f"case $1 in *gpu=*) echo '{row}';; *) echo '{apps}';; esac")
     (gpu,) = health.gpus
     assert (gpu.model, gpu.driver, gpu.memory_mib, gpu.ecc_errors) == ("A100", "535.1", 40960, UNKNOWN)
-    assert gpu.slowdowns == ("its power supply brakes it",)
+    assert gpu.slowdowns == ("its power supply slows it down",)
     assert (health.users[0].pid, health.users[0].memory_mib) == (os.getpid(), 512) and health.users[0].command
     assert health.xids == ("[1.0] NVRM: Xid (PCI:0000:3b:00): 79, gone",)
 

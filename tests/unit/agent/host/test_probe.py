@@ -81,7 +81,7 @@ def test_who_says_nothing_is_given_up_in_time(monkeypatch: pytest.MonkeyPatch) -
         port = silent.getsockname()[1]
         _, missed = _probe("127.0.0.1", port=port)
         assert missed == (
-            f"127.0.0.1:{port} from 127.0.0.1 took the connection and said nothing for 0.2 s (another machine?)",
+            f"127.0.0.1:{port} from 127.0.0.1 accepted the connection and sent nothing for 0.2 s (another machine?)",
         )
 
 

@@ -90,9 +90,9 @@ def test_the_one_task_of_a_job_of_one_rank_is_its_training_where_it_may_be_one()
 
 
 REFUSED = {
-    "torchrun --nproc-per-node 8 train.py": "--nproc-per-node 8 asks for 8 ranks on each node, and the job has 2",
-    "torchrun --nnodes=3 train.py": "--nnodes=3 asks for 3 nodes, and the job has 2",
-    "srun -n 6 python train.py": "-n 6 asks for 6 ranks, and the job has 4; write gpus_per_node: 3",
+    "torchrun --nproc-per-node 8 train.py": "--nproc-per-node 8 asks for 8 ranks on each node, but the job has 2",
+    "torchrun --nnodes=3 train.py": "--nnodes=3 asks for 3 nodes, but the job has 2",
+    "srun -n 6 python train.py": "-n 6 asks for 6 ranks, but the job has 4; either set gpus_per_node: 3",
     "srun --container-image=x torchrun train.py": "--container-image=x: for ranks in a container write",
     "srun -lYN2 python train.py": "srun has no option -YN2",
     "mpirun -n 2 python r.py a : -n 2 python r.py b": "starts several programs",
@@ -100,7 +100,7 @@ REFUSED = {
     "torchrun --node-ranks 1 train.py": "has no option --node-ranks",
     "torchrun --nnodes 2": "names no program",
     "torchrun --nnodes": "needs a value",
-    "torchrun -m --no-python a": "cannot stand together",
+    "torchrun -m --no-python a": "cannot be used together",
 }
 
 

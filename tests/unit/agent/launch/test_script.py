@@ -106,7 +106,7 @@ def test_a_call_hands_on_its_words_as_they_are_and_what_its_process_would_have_h
 
 REFUSED = {
     "a call while ranks run": ("torchrun python & sleep 1; torchrun python", "one gang at a time", True),
-    "a launcher past orch": ("env -i /bin/bash -c 'exec -a torchrun sleep 60'", "runs past orch: torchrun 60", True),
+    "a launcher past orch": ("env -i /bin/bash -c 'exec -a torchrun sleep 60'", "runs without orch: torchrun 60", True),
     "a folder that is gone": ("mkdir gone; cd gone; rmdir ../gone; torchrun python", "and there is no such folder", True),
     "a stand-in that is killed": ("timeout -s KILL 2 torchrun python; sleep 60", "ended by its script", False),
 }  # fmt: skip

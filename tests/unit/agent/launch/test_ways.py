@@ -181,8 +181,8 @@ ENDS = {
     "no launcher, a module": ("python -m pkg.cli x", ["write entrypoint: -m pkg.cli x"]),
     "no launcher, a text": ("python - < alone.py", ["write entrypoint: FILE.py"]),
     "not one gang": ("python own.py --nproc-per-node=8 train.py", ["asks for 8 ranks", "the job has 2"]),
-    "past all nets": ("unset PYTHONPATH; exec -a torchrun bash -c 'sleep 60; :'", ["runs past orch"]),
-    "past all nets, no name": ("TORCHELASTIC_RUN_ID=1 bash -c 'sleep 60; :'", ["runs past orch"]),
+    "past all nets": ("unset PYTHONPATH; exec -a torchrun bash -c 'sleep 60; :'", ["runs without orch"]),
+    "past all nets, no name": ("TORCHELASTIC_RUN_ID=1 bash -c 'sleep 60; :'", ["runs without orch"]),
     "nohup": ("nohup torchrun train.py > log 2>&1 &", ["left in the background: "]),
     "setsid": ("setsid nohup sleep 60 < /dev/null &> log & disown; sleep 0.3", ["left in the background: sleep 60"]),
 }  # fmt: skip

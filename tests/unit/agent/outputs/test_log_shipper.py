@@ -273,10 +273,10 @@ def test_a_file_that_was_cut_off_goes_on_at_home_and_one_that_vanished_is_droppe
     ship.sent.clear()
     assert home.rank_log(1, 0).read_bytes().endswith(b"012 more\nnew\n")
     assert [note.removeprefix("logs/attempt-001/") for note in ship.notes] == [
-        "rank-00000.log has 3 bytes, and 16 of it were sent: it was cut off, and goes on from its new beginning",
-        "rank-00000.idx has 0 bytes, and 16 of it were sent: no more of it is sent",
-        "rank-00001.log is gone: no more of it is sent",
-        "rank-00000.log has 4 bytes, and 9 of it were sent: it was cut off, and goes on from its new beginning",
+        "rank-00000.log has 3 bytes, but 16 were sent: it was truncated, and shipping continues from its new beginning",
+        "rank-00000.idx has 0 bytes, but 16 were sent: shipping it stops",
+        "rank-00001.log is gone: shipping it stops",
+        "rank-00000.log has 4 bytes, but 9 were sent: it was truncated, and shipping continues from its new beginning",
     ]
     os.truncate(log, 1)
     later = _shipper(ship)

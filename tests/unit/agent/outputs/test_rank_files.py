@@ -109,7 +109,7 @@ def test_a_file_that_two_jobs_write_is_told_of_while_both_run(tmp_path: Path) ->
     two = _job(tmp_path, "two", one.root / "code" / "outputs" / "last.pt")
     fix = "fix: give each job a folder of its own"
     assert rank_files.shared(two) == (
-        f"{one.id} runs, too, and writes the same file, {outputs}/last.pt; {fix}",
+        f"{one.id} is running, too, and writes the same file, {outputs}/last.pt; {fix}",
     )
     assert len(rank_files.shared(one)) == 1
     one.ended.touch()

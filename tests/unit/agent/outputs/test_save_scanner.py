@@ -240,7 +240,7 @@ def test_a_save_that_does_not_fit_into_a_message_is_named_and_left(
 
     found = play(tmp_path, act)
     assert found.mains == ["step_6.pt"] and not found.scanner.is_unfinished
-    assert found.notes == ["step_5 has 20 files, too many to report: it is no checkpoint to begin from"]
+    assert found.notes == ["step_5 has 20 files, too many to report: no restart can resume from it"]
 
 
 def test_what_is_not_seen_whole_is_noted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

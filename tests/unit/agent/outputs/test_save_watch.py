@@ -293,7 +293,7 @@ def test_of_many_saves_at_once_the_newest_of_like_names_count_and_the_others_are
     monkeypatch.setattr(save_watch, "ALIKE_DONE_MAX", 2)
     place.write("model_7.ckpt", *(f"step_{number}.pt" for number in range(1, 6)))
     assert place.looks() == ["step_4.pt", "step_5.pt", "model_7.ckpt"]
-    assert place.watch.cut == "3 of 6 saves that were written at once are left out, the oldest"
+    assert place.watch.cut == "3 of 6 checkpoints written at once are left out, the oldest"
     assert place.looks() == [], "for good"
 
 

@@ -356,13 +356,15 @@ def test_a_save_that_is_not_as_it_was_on_this_host_is_not_started_from(tmp_path:
     found = _prepared(tmp_path, order)
     if deep:
         assert isinstance(found, reports.PrepareFailed)
-        assert "not whole on this host: a.pt differs from what was saved (sha256)" in found.reason
+        assert "not complete on this host: a.pt differs from what was saved (sha256)" in found.reason
         assert not path.exists(), "it is a copy, to be brought here again"
     else:
         assert found == reports.Prepared(2, "", 0, ())
         path.unlink()
     found = _prepared(tmp_path, order)
-    assert isinstance(found, reports.PrepareFailed) and "not whole on this host: a.pt is gone" in found.reason
+    assert (
+        isinstance(found, reports.PrepareFailed) and "not complete on this host: a.pt is gone" in found.reason
+    )
 
 
 def test_torn_saves_are_moved_out_of_the_scripts_way_before_an_attempt(tmp_path: Path) -> None:

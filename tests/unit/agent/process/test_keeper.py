@@ -100,7 +100,7 @@ def test_a_keeper_without_leave_ends_by_itself(tmp_path: Path) -> None:
     one = Keeper(tmp_path, go_s_max=0.1)
     assert one.word() == w.Leased(())
     assert one.word() is None and one.process.wait(WAIT_S_MAX) == 1
-    assert "no leave to start" in one.log.read_text()
+    assert "no order to start" in one.log.read_text()
     one.end()
 
 
@@ -153,7 +153,7 @@ def test_an_agent_that_stays_stopped_is_let_go_on(tmp_path: Path) -> None:
     fake_host.wait_for(lambda: "agent has" in one.log.read_text(), "the agent")
     (agent,) = procfs.descendants(one.process.pid)
     os.kill(agent, signal.SIGSTOP)
-    fake_host.wait_for(lambda: "it is let go on" in one.log.read_text(), "the keeper's word")
+    fake_host.wait_for(lambda: "continued" in one.log.read_text(), "the keeper's word")
     fake_host.wait_for(lambda: (stat := procfs.stat(agent)) is not None and stat.state == "S", "its going on")
     one.end()
 
@@ -202,7 +202,7 @@ def test_an_agent_whose_loop_stands_still_is_replaced_and_one_whose_loop_goes_ro
         capture_output=True, timeout=WAIT_S_MAX, cwd=Path(keeper.__file__).parents[2],
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("it is replaced") == 1
+    assert done.stderr.count("s: replaced") == 1
 
 
 DIES_ONCE = """

@@ -218,7 +218,7 @@ def test_two_hosts_of_a_job_that_are_one_machine_do_not_share_gpus(held: list[Le
     held.append(leases.acquire(Needs(2, 0, 0), ME, here))
     with _Answering(held[0]):
         refusal = _refusal(Needs(2, 0, 0), here, leases.me("job-a", "host-2"))
-    assert refusal.reason.endswith("has them as host-1: name each machine once in the list of hosts")
+    assert refusal.reason.endswith("holds them as host-1: name each machine once in the list of hosts")
 
 
 @pytest.mark.slow

@@ -123,7 +123,7 @@ def test_an_agent_goes_only_after_the_time_of_the_fence_and_says_where_its_job_i
     assert _seen(newer_allocation, monkeypatch) == "8.2"
     assert not lost_supervisor.check(FENCE_S) and notes == []
     assert lost_supervisor.check(FENCE_S + 1.0)
-    assert notes == ["no contact for 37 s, and the job goes on in allocation 8.2: leaving"]
+    assert notes == ["no contact for 37 s, and the job now runs in allocation 8.2: leaving"]
 
 
 def test_a_job_folder_that_does_not_answer_stops_nobody(

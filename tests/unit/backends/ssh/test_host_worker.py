@@ -162,7 +162,7 @@ def test_an_agent_that_is_gone_is_told_once_and_no_way_kept_for_it(world: World)
     world.host.agent = False
     world.clock.advance(3.0)
     world.clock.until_rest(lambda: worker.check(w.HostAction.CHECK_AGENT))
-    assert worker.take_evidence() == "its agent is not running any more; it left no word"
+    assert worker.take_evidence() == "its agent is no longer running; no output"
     assert worker.take_evidence() is None
     assert world.woken == 1
     world.clock.advance(61.0)
@@ -196,7 +196,7 @@ def test_an_agent_that_does_not_dial_is_looked_for(world: World) -> None:
         "ask",
         "reach 127.0.0.1:30000",
     ]
-    assert worker.take_evidence() == "its agent is not running any more; it left no word"
+    assert worker.take_evidence() == "its agent is no longer running; no output"
 
 
 def test_an_agent_that_hangs_up_has_its_connection_asked(world: World) -> None:

@@ -259,10 +259,10 @@ def test_a_word_that_is_lost_after_the_leave_to_go_is_an_error_of_the_agent(kind
 
 
 WORDS: dict[str, tuple[Kind, int, str]] = {
-    "hangs in its shell": (Kind.HANGS, 0, "its login shell has not let us in for 20 s"),
-    "ends in its shell": (Kind.EXITS, 0, "its login shell ended with code 3 before it let us in"),
+    "hangs in its shell": (Kind.HANGS, 0, "its login shell has not run the command for 20 s"),
+    "ends in its shell": (Kind.EXITS, 0, "its login shell ended with code 3 before it ran the command"),
     "is cut": (Kind.BREAKS, 2, "the connection broke"),
-    "talks": (Kind.TALKS, 1, "its shell prints without end"),
+    "talks": (Kind.TALKS, 1, "its login shell prints without end"),
     "fails": (Kind.FAILS, 3, "so it is"),
 }
 
@@ -310,9 +310,9 @@ def test_a_command_without_a_channel_is_the_connection_s_own_error(code: Code) -
 
         def __init__(self) -> None:
             def run(command: str) -> FakeHost:
-                raise LaunchError("shell", "opens no session")
+                raise LaunchError("shell", "does not open a session")
 
             self.run = run
 
-    with pytest.raises(LaunchError, match="opens no session"):
+    with pytest.raises(LaunchError, match="does not open a session"):
         launch_agent(Refusing(), Launch(Launcher("", b""), code, fake_host.config()))

@@ -96,7 +96,7 @@ def test_a_rank_that_does_not_exit_is_ended_as_any_other() -> None:
         story.hear(story.exited(1, 0, None, count=9), beat(0, 9, exiting=True))
         return story
 
-    stays = look(0, observations.Activity.EXITING, why="has finished its script, and is still there")
+    stays = look(0, observations.Activity.EXITING, why="has finished its script and has not exited")
     assert none_of(silence(left(), stays, for_s=1790.0), d.Judge)
     assert "rank 0 on n0: has finished its script" in judged(left(), stays, for_s=1900.0).summary
     assert not none_of(silence(left(hang_timeout_s=20.0), stays, for_s=25.0), d.Judge)

@@ -245,8 +245,8 @@ def test_what_a_host_that_is_lost_had_on_its_way_does_not_hold_up_the_next_attem
 
 def test_a_copy_that_fails_leaves_its_save_gone_with_the_reason(world: DeskWorld) -> None:
     world.save({"step_10.pt": state(10)})
-    world.arrive("n0", "n0 was out of reach for 60 min")
-    assert (world.latest().state, world.latest().why) == (GONE, "n0 was out of reach for 60 min")
+    world.arrive("n0", "n0 was unreachable for 60 min")
+    assert (world.latest().state, world.latest().why) == (GONE, "n0 was unreachable for 60 min")
     assert not world.facts.saves[1].is_coming
 
 
